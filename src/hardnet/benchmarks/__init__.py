@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks against the alternatives and the peers, as ratios."""

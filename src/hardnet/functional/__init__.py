@@ -1,0 +1,1 @@
+"""Differentiable functions on plain tensors: the mathematics, and where the speed lives."""

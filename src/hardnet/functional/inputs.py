@@ -1,0 +1,76 @@
+"""Checks of shape, dtype and device shared by the functions on affine rows: no look at values, no sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import DeviceError, DTypeError, ShapeError, sentence
+
+
+def require_float(name: str, tensor: object) -> None:
+    """Refuse anything that is not a floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(sentence(name, "a tensor", type(tensor).__name__, "wrap it in torch.as_tensor"))
+    if not tensor.is_floating_point():
+        raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
+
+
+def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:
+    """Refuse a tensor of another dtype or device than raw; 0-dim numbers follow raw as in torch."""
+    require_float(name, tensor)
+    if tensor.dtype != raw.dtype:
+        remedy = f"move the constraint or the network with .to({raw.dtype})"
+        raise DTypeError(sentence(name, f"the dtype of raw, {raw.dtype}", tensor.dtype, remedy))
+    if tensor.device != raw.device:
+        remedy = f"move the constraint or the network with .to('{raw.device}')"
+        raise DeviceError(sentence(name, f"the device of raw, {raw.device}", tensor.device, remedy))
+
+
+def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size:
+    """Join the batch shape so far with that of another argument; a batch never broadcasts along rows."""
+    try:
+        return torch.broadcast_shapes(batch, own)
+    except RuntimeError:
+        expected = f"batch dimensions that broadcast with {tuple(batch)}"
+        raise ShapeError(sentence(name, expected, tuple(own))) from None
+
+
+def check_matrix(raw: Tensor, A: Tensor) -> torch.Size:
+    """Check raw ``(*batch, n)`` against A ``(m, n)`` or ``(*batch, m, n)``; return the joint batch shape."""
+    require_float("raw", raw)
+    if raw.dim() == 0:
+        raise ShapeError(sentence("raw", "shape (*batch, n)", tuple(raw.shape), "give it an output dimension"))
+    require_like("A", A, raw)
+    if A.dim() < 2 or A.shape[-1] != raw.shape[-1]:
+        expected = f"shape (m, {raw.shape[-1]}) or (*batch, m, {raw.shape[-1]})"
+        raise ShapeError(sentence("A", expected, tuple(A.shape), f"raw has shape {tuple(raw.shape)}"))
+    return broadcast_batch("A", raw.shape[:-1], A.shape[:-2])
+
+
+def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) -> Tensor | None:
+    """Check one bound ``(m,)`` or ``(*batch, m)``; a number or 0-dim tensor stands for every row."""
+    if bound is None:
+        return None
+    if not isinstance(bound, Tensor):
+        return raw.new_full((m,), float(bound))
+    if bound.dim() == 0:
+        require_float(name, bound)
+        return bound.to(dtype=raw.dtype, device=raw.device).expand(m)
+    require_like(name, bound, raw)
+    if bound.shape[-1] != m:
+        remedy = "a bound needs one entry per row of A"
+        raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m})", tuple(bound.shape), remedy))
+    return bound
+
+
+def check_affine(
+    raw: Tensor, A: Tensor, lower: Tensor | float | None, upper: Tensor | float | None
+) -> tuple[torch.Size, Tensor | None, Tensor | None]:
+    """Check all four arguments of ``lower <= A y <= upper``; return the joint batch shape and the bounds."""
+    batch, m = check_matrix(raw, A), A.shape[-2]
+    lower, upper = check_bound("lower", lower, raw, m), check_bound("upper", upper, raw, m)
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if bound is not None:
+            batch = broadcast_batch(name, batch, bound.shape[:-1])
+    return batch, lower, upper

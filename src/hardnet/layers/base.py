@@ -1,0 +1,65 @@
+"""A layer says how a set is enforced: it maps (raw, x) to y. One paper, one file."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from hardnet.errors import UnsupportedSetError
+from hardnet.sets.base import ConstraintSet
+
+
+class Guarantee(StrEnum):
+    """What a layer promises about y in C(x)."""
+
+    EXACT = "exact"  # for every finite input, up to rounding of the dtype
+    TOLERANCE = "tolerance"  # to a stated tolerance, with a reported residual
+    ASYMPTOTIC = "asymptotic"  # in the limit of iterations
+    NONE = "none"
+
+
+class Layer(nn.Module):
+    """Enforcement of one set: ``y = layer(raw, x)``.
+
+    A subclass states the class attributes below, implements `refusal` and `forward`, and is otherwise an
+    ordinary module. Build it as ``Layer(constraint, **options)``; a set outside its class is refused there.
+    """
+
+    name: ClassVar[str]
+    """The name that ``HardNet(net, constraint, method=name)`` takes."""
+    accepts: ClassVar[str]
+    """The class of sets, in one phrase for people."""
+    guarantee: ClassVar[Guarantee]
+    """What holds for y."""
+    identity_inside: ClassVar[bool] = True
+    """Whether a raw output already in C(x) is returned unchanged, bit for bit."""
+    differentiable_numbers: ClassVar[bool] = True
+    """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""
+
+    def __init__(self, constraint: ConstraintSet) -> None:
+        super().__init__()
+        reason = self.refusal(constraint)
+        if reason is not None:
+            raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
+        self.constraint = constraint
+
+    @classmethod
+    @abstractmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Why this layer cannot enforce the set, and what would work instead; None where it can."""
+
+    @property
+    def raw_dim(self) -> int | None:
+        """How many numbers the network must emit per sample; None where only the data tells."""
+        return self.constraint.dim
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        """The network to run in front of this layer: `net` itself, unless the method changes hidden layers."""
+        return net
+
+    @abstractmethod
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x)."""

@@ -1,0 +1,1 @@
+"""Problems: data, constraint, loss and known answer; no method inside."""

@@ -1,0 +1,148 @@
+"""A set says what is allowed: it maps the input x to the numbers of C(x)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
+
+if TYPE_CHECKING:
+    from hardnet.sets.intersection import Intersection
+
+Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
+"""What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
+
+
+class AffineRows(NamedTuple):
+    """The polyhedron ``lower <= A y <= upper`` as numbers; an absent bound is infinite.
+
+    Attributes:
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)`` or ``(*batch, m)`` or None.
+        upper: ``(m,)`` or ``(*batch, m)`` or None.
+    """
+
+    A: Tensor
+    lower: Tensor | None
+    upper: Tensor | None
+
+
+class ConstraintSet(nn.Module):
+    """C(x), a subset of R^n whose numbers may depend on the input x.
+
+    A set implements `numbers` (evaluate at x), `residual` (how far each row of these numbers is violated)
+    and `scale` (the size of the terms of each row, which rounding is relative to). A polyhedral set adds
+    `rows`; a set with a projection of its own adds `project`. Numbers and points are plain tensors, so that
+    a certificate can evaluate the same formulas in float64 whatever the model's dtype.
+    """
+
+    polyhedral: bool = False
+    """Whether `rows` describes the whole set."""
+    projectable: bool = False
+    """Whether `project` is available: the set's own exact Euclidean projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions: dict[str, Callable[[Any], Tensor]] = {}
+        self._constants: list[str] = []
+
+    @property
+    def dim(self) -> int | None:
+        """The output dimension n, or None where only a function of x knows it."""
+        return None
+
+    @property
+    def constant(self) -> bool:
+        """Whether no number of the set depends on x and none is learned, so that factors may be kept."""
+        own = not self._functions and not list(self.parameters(recurse=False))
+        fixed = not any(self._buffers[name].requires_grad for name in self._constants)  # pyright: ignore[reportOptionalMemberAccess]
+        return own and fixed and all(_is_constant(child) for child in self.children())
+
+    @abstractmethod
+    def numbers(self, x: Any, like: Tensor) -> Any:
+        """The numbers of C(x) as a NamedTuple of tensors; `like` ``(*batch, n)`` gives n, dtype and device."""
+
+    @abstractmethod
+    def residual(self, numbers: Any, y: Tensor) -> Tensor:
+        """How far y violates each row of `numbers`: ``(*batch, rows)``, zero where the row holds."""
+
+    @abstractmethod
+    def scale(self, numbers: Any, y: Tensor) -> Tensor:
+        """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""
+
+    def rows(self, numbers: Any, like: Tensor) -> AffineRows:
+        """The set as affine rows; only where `polyhedral` is True."""
+        raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
+
+    def project(self, numbers: Any, raw: Tensor) -> Tensor:
+        """The Euclidean projection of raw ``(*batch, n)``, differentiable; only where `projectable` is True."""
+        raise UnsupportedSetError(f"{type(self).__name__} has no projection of its own")
+
+    def affine(self, x: Any, like: Tensor) -> AffineRows:
+        """`numbers` and `rows` in one step: the affine rows of C(x)."""
+        return self.rows(self.numbers(x, like), like)
+
+    def violation(self, y: Tensor, x: Any = None) -> Tensor:
+        """How far y violates each row of C(x): ``(*batch, rows)``, in the dtype of y."""
+        return self.residual(self.numbers(x, y), y)
+
+    def forward(self, y: Tensor, x: Any = None) -> Tensor:
+        """The same as `violation`, so that a set can be called like any module."""
+        return self.violation(y, x)
+
+    def __and__(self, other: ConstraintSet) -> Intersection:
+        """The intersection of two sets."""
+        from hardnet.sets.intersection import Intersection
+
+        return Intersection([self, other])
+
+    def _take(self, name: str, value: Number | None) -> None:
+        """Keep one argument under `name`: a buffer (constant), a parameter or module (learned), or a function."""
+        if isinstance(value, nn.Module | nn.Parameter) or value is None:
+            setattr(self, name, value)
+        elif callable(value):
+            self._functions[name] = value
+        else:
+            self._constants.append(name)
+            self.register_buffer(name, _as_constant(name, value))
+
+    def _given(self, name: str) -> bool:
+        """Whether the argument was given at all."""
+        return name in self._functions or getattr(self, name, None) is not None
+
+    def _shape(self, name: str) -> torch.Size | None:
+        """The shape of an argument known at construction, else None."""
+        value = None if name in self._functions else getattr(self, name, None)
+        return value.shape if isinstance(value, Tensor) else None
+
+    def _number(self, name: str, x: Any, like: Tensor) -> Tensor:
+        """The argument evaluated at x; a 0-dim constant follows the dtype and device of `like`."""
+        function = self._functions.get(name)
+        value = function if function is not None else getattr(self, name)
+        if isinstance(value, Tensor):
+            return value.to(like) if value.dim() == 0 else value
+        if x is None:
+            owner = type(self).__name__
+            raise ShapeError(sentence("x", f"an input, since '{name}' of {owner} is a function of it", None))
+        value = value(x)
+        if not isinstance(value, Tensor):
+            raise DTypeError(sentence(name, "a function that returns a tensor", type(value).__name__))
+        return value
+
+
+def _as_constant(name: str, value: Any) -> Tensor:
+    """A constant as a float tensor: tensors keep their dtype; Python numbers become float64."""
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    if not tensor.is_floating_point():
+        raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
+    return tensor
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """A child that is itself a constant set, or a module without parameters that is never called, is constant."""
+    return isinstance(module, ConstraintSet) and module.constant

@@ -1,0 +1,80 @@
+"""Boxes: ``lower <= y <= upper``, coordinate by coordinate."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ShapeError, sentence
+from hardnet.functional.inputs import check_bound
+from hardnet.sets.base import AffineRows, ConstraintSet, Number
+
+
+class BoxNumbers(NamedTuple):
+    """``lower <= y <= upper``; an absent bound is infinite."""
+
+    lower: Tensor | None
+    upper: Tensor | None
+
+
+class Box(ConstraintSet):
+    """``lower(x) <= y <= upper(x)``.
+
+    Args:
+        lower: ``(n,)`` or a number for all coordinates, or a function that returns ``(*batch, n)``.
+        upper: Like `lower`; an absent bound is infinite.
+    """
+
+    polyhedral = True
+    projectable = True
+
+    def __init__(self, lower: Number | None = None, upper: Number | None = None) -> None:
+        super().__init__()
+        if lower is None and upper is None:
+            raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
+        self._take("lower", lower)
+        self._take("upper", upper)
+
+    @property
+    def dim(self) -> int | None:
+        """n, where a bound is a constant vector."""
+        shapes = (self._shape(name) for name in ("lower", "upper"))
+        return next((shape[-1] for shape in shapes if shape), None)
+
+    def numbers(self, x: Any, like: Tensor) -> BoxNumbers:
+        """``lower(x), upper(x)``, each ``(*batch, n)`` or ``(n,)`` or None."""
+        n = like.shape[-1]
+        bounds = (
+            check_bound(name, self._number(name, x, like), like, n) if self._given(name) else None
+            for name in ("lower", "upper")
+        )
+        return BoxNumbers(*bounds)
+
+    def rows(self, numbers: BoxNumbers, like: Tensor) -> AffineRows:
+        """The rows of the identity."""
+        identity = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+        return AffineRows(identity, numbers.lower, numbers.upper)
+
+    def residual(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
+        """``relu(y - upper) + relu(lower - y)``."""
+        total = torch.zeros_like(y)
+        if numbers.upper is not None:
+            total = total + (y - numbers.upper).clamp_min(0)
+        if numbers.lower is not None:
+            total = total + (numbers.lower - y).clamp_min(0)
+        return total
+
+    def scale(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
+        """``max(|lower|, |upper|)``: a clamp adds nothing up, so only the bound itself can round."""
+        size = y.abs()
+        for side in numbers:
+            if side is not None:
+                size = torch.maximum(size, torch.where(side.isfinite(), side.abs(), 0).expand_as(size))
+        return size
+
+    def project(self, numbers: BoxNumbers, raw: Tensor) -> Tensor:
+        """``clamp(raw, lower, upper)``."""
+        y = raw if numbers.lower is None else torch.maximum(raw, numbers.lower)
+        return y if numbers.upper is None else torch.minimum(y, numbers.upper)

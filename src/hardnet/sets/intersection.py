@@ -1,0 +1,87 @@
+"""Intersections: ``y in C_1(x) and y in C_2(x) and ...``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.errors import ShapeError, sentence
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+
+class Intersection(ConstraintSet):
+    """The points that lie in every member; nested intersections are flattened.
+
+    Args:
+        members: Two or more sets of the same output dimension.
+    """
+
+    def __init__(self, members: Sequence[ConstraintSet]) -> None:
+        super().__init__()
+        flat: list[ConstraintSet] = []
+        for member in members:
+            flat.extend(member.parts if isinstance(member, Intersection) else [member])
+        known = {member.dim for member in flat if member.dim is not None}
+        if len(known) > 1:
+            raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
+        self.members = nn.ModuleList(flat)
+
+    @property
+    def parts(self) -> list[ConstraintSet]:
+        """The members as a typed list."""
+        return [cast(ConstraintSet, member) for member in self.members]
+
+    @property
+    def constant(self) -> bool:
+        """Whether every member is constant."""
+        return all(part.constant for part in self.parts)
+
+    @property
+    def polyhedral(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every member is polyhedral, so that their rows can be stacked."""
+        return all(part.polyhedral for part in self.parts)
+
+    @property
+    def dim(self) -> int | None:
+        """The first output dimension that a member knows."""
+        return next((part.dim for part in self.parts if part.dim is not None), None)
+
+    def numbers(self, x: Any, like: Tensor) -> tuple[Any, ...]:
+        """The numbers of each member."""
+        return tuple(part.numbers(x, like) for part in self.parts)
+
+    def residual(self, numbers: tuple[Any, ...], y: Tensor) -> Tensor:
+        """The rows of all members, in order."""
+        return _join([part.residual(own, y) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def scale(self, numbers: tuple[Any, ...], y: Tensor) -> Tensor:
+        """The scales of all members, in order."""
+        return _join([part.scale(own, y) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def rows(self, numbers: tuple[Any, ...], like: Tensor) -> AffineRows:
+        """The affine rows of all members, stacked."""
+        stack = [part.rows(own, like) for part, own in zip(self.parts, numbers, strict=True)]
+        A = _join([rows.A for rows in stack], dim=-2)
+        return AffineRows(A, _join_bounds(stack, "lower", -torch.inf), _join_bounds(stack, "upper", torch.inf))
+
+
+def _join(pieces: list[Tensor], dim: int = -1) -> Tensor:
+    """Concatenate along `dim` after broadcasting the batch dimensions, which constants lack."""
+    core = 2 if dim == -2 else 1
+    batch = torch.broadcast_shapes(*(piece.shape[:-core] for piece in pieces))
+    return torch.cat([piece.expand(*batch, *piece.shape[-core:]) for piece in pieces], dim=dim)
+
+
+def _join_bounds(stack: list[AffineRows], side: str, absent: float) -> Tensor | None:
+    """Stack one side's bounds; None where no member has one."""
+    bounds = [getattr(rows, side) for rows in stack]
+    if all(bound is None for bound in bounds):
+        return None
+    full = [
+        rows.A.new_full((rows.A.shape[-2],), absent) if bound is None else bound
+        for rows, bound in zip(stack, bounds, strict=True)
+    ]
+    return _join(full)

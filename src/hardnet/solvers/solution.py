@@ -1,0 +1,35 @@
+"""What a solver returns: the value, how it ended, and how good it is. The caller raises or looks."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Status(IntEnum):
+    """How one sample of a batched solve ended (stored as int8 in `Solution.status`)."""
+
+    SOLVED = 0
+    INFEASIBLE = 1
+    NOT_CONVERGED = 2
+    INVALID = 3  # NaN or infinite data, or lower > upper
+
+
+class Solution(NamedTuple):
+    """The outcome of a batched solve, sample by sample.
+
+    Attributes:
+        y: Solution, ``(*batch, n)``.
+        dual: Multipliers, ``(*batch, m)``; positive at the upper bound, negative at the lower.
+        status: `Status` of each sample, ``(*batch)`` int8.
+        iterations: Iterations spent on each sample, ``(*batch)`` int.
+        residual: Scale-free KKT residual, ``(*batch)``.
+    """
+
+    y: Tensor
+    dual: Tensor
+    status: Tensor
+    iterations: Tensor
+    residual: Tensor

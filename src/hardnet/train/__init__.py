@@ -1,0 +1,1 @@
+"""Training: one readable loop over stacked seeds, with checkpoints."""
