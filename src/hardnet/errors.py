@@ -70,9 +70,7 @@ class InfeasibleError(SampleError, ValueError):
         rows: For each of these samples, the rows that contradict each other.
     """
 
-    def __init__(
-        self, message: str, samples: Sequence[object] = (), rows: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def __init__(self, message: str, samples: Sequence[object] = (), rows: Sequence[Sequence[int]] = ()) -> None:
         """Keep the samples and, for each of them, its conflicting rows."""
         super().__init__(message, samples)
         self.rows = [list(conflict) for conflict in rows]
