@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -45,6 +46,7 @@ class Layer(nn.Module):
         if reason is not None:
             raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
         self.constraint = constraint
+        self.register_load_state_dict_post_hook(_refactor_after_load)
 
     @classmethod
     @abstractmethod
@@ -60,6 +62,23 @@ class Layer(nn.Module):
         """The network to run in front of this layer: `net` itself, unless the method changes hidden layers."""
         return net
 
+    def refactor(self) -> None:
+        """Rebuild what is kept of a constant set, such as a factor of A; a layer that keeps nothing does nothing.
+
+        A layer that keeps factors calls this at the end of its `__init__`; afterwards it is called after every
+        move of dtype or device and after every load of a state dict, so that a factor never goes stale.
+        """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.refactor()
+        return self
+
     @abstractmethod
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x)."""
+
+
+def _refactor_after_load(layer: Layer, _: object) -> None:
+    """A named function, not a lambda, so that layers can be pickled."""
+    layer.refactor()

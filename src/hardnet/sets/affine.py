@@ -74,6 +74,11 @@ class Affine(ConstraintSet):
         _, lower, upper = check_affine(like, numbers.A, numbers.lower, numbers.upper)
         return AffineRows(numbers.A, lower, upper)
 
+    def fixed_matrix(self, like: Tensor) -> Tensor | None:
+        """A, where it is one constant matrix for all samples."""
+        A = self._fixed("A")
+        return None if A is None or A.dim() != 2 else A
+
     def residual(self, numbers: AffineRows, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``."""
         return affine_residual(self.rows(numbers, y), y)

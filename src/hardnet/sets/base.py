@@ -59,9 +59,8 @@ class ConstraintSet(nn.Module):
     @property
     def constant(self) -> bool:
         """Whether no number of the set depends on x and none is learned, so that factors may be kept."""
-        own = not self._functions and not list(self.parameters(recurse=False))
-        fixed = not any(self._buffers[name].requires_grad for name in self._constants)  # pyright: ignore[reportOptionalMemberAccess]
-        return own and fixed and all(_is_constant(child) for child in self.children())
+        learned = self._functions or list(self.parameters(recurse=False)) or list(self.children())
+        return not learned and all(self._fixed(name) is not None for name in self._constants)
 
     @abstractmethod
     def numbers(self, x: Any, like: Tensor) -> Any:
@@ -78,6 +77,10 @@ class ConstraintSet(nn.Module):
     def rows(self, numbers: Any, like: Tensor) -> AffineRows:
         """The set as affine rows; only where `polyhedral` is True."""
         raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
+
+    def fixed_matrix(self, like: Tensor) -> Tensor | None:
+        """The A of `rows` where it is constant, so that its factor can be kept (bounds may depend on x); else None."""
+        return None
 
     def project(self, numbers: Any, raw: Tensor) -> Tensor:
         """The Euclidean projection of raw ``(*batch, n)``, differentiable; only where `projectable` is True."""
@@ -111,6 +114,11 @@ class ConstraintSet(nn.Module):
             self._constants.append(name)
             self.register_buffer(name, _as_constant(name, value))
 
+    def _fixed(self, name: str) -> Tensor | None:
+        """The argument where it is a constant that asks for no gradient, else None."""
+        value = self._buffers.get(name) if name in self._constants else None
+        return None if value is None or value.requires_grad else value
+
     def _given(self, name: str) -> bool:
         """Whether the argument was given at all."""
         return name in self._functions or getattr(self, name, None) is not None
@@ -141,8 +149,3 @@ def _as_constant(name: str, value: Any) -> Tensor:
     if not tensor.is_floating_point():
         raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
     return tensor
-
-
-def _is_constant(module: nn.Module) -> bool:
-    """A child that is itself a constant set, or a module without parameters that is never called, is constant."""
-    return isinstance(module, ConstraintSet) and module.constant

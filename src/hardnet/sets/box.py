@@ -54,8 +54,11 @@ class Box(ConstraintSet):
 
     def rows(self, numbers: BoxNumbers, like: Tensor) -> AffineRows:
         """The rows of the identity."""
-        identity = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-        return AffineRows(identity, numbers.lower, numbers.upper)
+        return AffineRows(self.fixed_matrix(like), numbers.lower, numbers.upper)
+
+    def fixed_matrix(self, like: Tensor) -> Tensor:
+        """The identity."""
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
     def residual(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
         """``relu(y - upper) + relu(lower - y)``."""

@@ -67,6 +67,12 @@ class Intersection(ConstraintSet):
         A = _join([rows.A for rows in stack], dim=-2)
         return AffineRows(A, _join_bounds(stack, "lower", -torch.inf), _join_bounds(stack, "upper", torch.inf))
 
+    def fixed_matrix(self, like: Tensor) -> Tensor | None:
+        """The matrices of all members, stacked, where every one is constant."""
+        stack = [part.fixed_matrix(like) for part in self.parts]
+        fixed = [A for A in stack if A is not None]
+        return _join(fixed, dim=-2) if len(fixed) == len(stack) else None
+
 
 def _join(pieces: list[Tensor], dim: int = -1) -> Tensor:
     """Concatenate along `dim` after broadcasting the batch dimensions, which constants lack."""
