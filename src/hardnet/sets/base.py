@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ class ConstraintSet(nn.Module):
 
     polyhedral: bool = False
     """Whether `rows` describes the whole set."""
+    stored_as: ClassVar[dict[str, str]] = {}
+    """Constructor arguments that are stored under another attribute (for `hn.save`)."""
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
 
@@ -55,6 +57,13 @@ class ConstraintSet(nn.Module):
     def dim(self) -> int | None:
         """The output dimension n, or None where only a function of x knows it."""
         return None
+
+    def origin(self) -> Tensor | None:
+        """The zero point ``(n,)`` in the dtype and device of the set's constants; None where n is not known."""
+        like = next((value for value in self.buffers() if value.dim() > 0), None)
+        if self.dim is None:
+            return None
+        return torch.zeros(self.dim, dtype=torch.float64) if like is None else like.new_zeros(self.dim)
 
     @property
     def constant(self) -> bool:

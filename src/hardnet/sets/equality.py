@@ -18,6 +18,8 @@ class Equality(Affine):
         b: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
     """
 
+    stored_as = {"b": "lower"}
+
     def __init__(self, A: Number, b: Number) -> None:
         super().__init__(A, lower=b)
 

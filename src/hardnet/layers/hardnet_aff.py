@@ -1,0 +1,60 @@
+"""HardNet-Aff (Min & Azizan, 2025): affine rows in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hardnet.functional import enforce_affine, factorize
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.base import ConstraintSet
+
+
+class HardNetAff(Layer):
+    """``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``.
+
+    Every violated row moves to its bound, every satisfied row keeps its value, and nothing moves across the null
+    space of A. Needs linearly independent rows (m <= n). The factor of a constant A is computed once.
+
+    Args:
+        constraint: A polyhedral set: `Affine`, `Equality`, `Box`, or `&` of these.
+        strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "aff"
+    accepts = "affine rows lower(x) <= A(x) y <= upper(x), linearly independent (m <= n)"
+    guarantee = Guarantee.EXACT
+
+    factor: Tensor | None
+
+    def __init__(self, constraint: ConstraintSet, *, strict: bool = False, on_invalid: str = "raise") -> None:
+        super().__init__(constraint)
+        self.strict = strict
+        self.on_invalid = on_invalid
+        self.register_buffer("factor", None, persistent=False)
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only polyhedral sets; a constant A must not have more rows than columns."""
+        if not constraint.polyhedral:
+            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+        like = constraint.origin()
+        A = None if like is None else constraint.fixed_matrix(like)
+        if A is not None and A.shape[-2] > A.shape[-1]:
+            m, n = A.shape[-2:]
+            return f"it has {m} rows for {n} outputs, and the closed form needs m <= n; use method='projection'"
+        return None
+
+    def refactor(self) -> None:
+        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call."""
+        like = self.constraint.origin()
+        A = None if like is None else self.constraint.fixed_matrix(like)
+        self.factor = None if A is None else factorize(A)
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
+        rows = self.constraint.affine(x, raw)
+        return enforce_affine(raw, *rows, factor=self.factor, strict=self.strict, on_invalid=self.on_invalid)

@@ -1,0 +1,64 @@
+"""HardNet(net, constraint): a network and an enforcement layer, joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.layers.auto import build_layer
+from hardnet.layers.base import Layer
+from hardnet.sets.base import ConstraintSet
+
+
+class HardNet(nn.Module):
+    """``y = layer(net(x), x)``, so that ``model(x)`` is in C(x).
+
+    An ordinary module: it moves, copies, pickles, compiles and saves like any other, and it enforces unless the
+    call itself asks not to.
+
+    Args:
+        net: Any module that maps x to raw outputs ``(*batch, raw_dim)``.
+        constraint: The set C(x).
+        method: ``"auto"``, the name of a method, or a layer built on this constraint.
+
+    Example:
+        >>> import torch, hardnet as hn
+        >>> net = torch.nn.Linear(3, 2)
+        >>> model = hn.HardNet(net, hn.Affine(torch.tensor([[1.0, 1.0]]), upper=lambda x: x[..., :1]))
+        >>> y = model(torch.randn(5, 3))
+    """
+
+    def __init__(self, net: nn.Module, constraint: ConstraintSet, method: str | Layer = "auto") -> None:
+        super().__init__()
+        if not isinstance(net, nn.Module):
+            raise DTypeError(sentence("net", "an nn.Module", type(net).__name__))
+        if not isinstance(constraint, ConstraintSet):
+            remedy = "build one with hn.Affine, hn.Box, ... or subclass hn.sets.ConstraintSet"
+            raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
+        self.layer = build_layer(constraint, method)
+        self.net = self.layer.prepare(net)
+
+    @property
+    def constraint(self) -> ConstraintSet:
+        """The set that the layer enforces."""
+        return self.layer.constraint
+
+    @property
+    def method(self) -> str:
+        """The name of the method that enforces."""
+        return self.layer.name
+
+    def forward(self, x: Any, enforce: bool = True) -> Tensor:
+        """The enforced output, or with ``enforce=False`` (the paper's warm start) the raw one of this call."""
+        raw = self.net(x)
+        self._check(raw)
+        return self.layer(raw, x) if enforce else raw
+
+    def _check(self, raw: Tensor) -> None:
+        """Refuse a network that emits another number of outputs than the method needs."""
+        width = self.layer.raw_dim
+        if width is not None and raw.shape[-1:] != (width,):
+            expected = f"{width} outputs per sample for method '{self.method}'"
+            raise ShapeError(sentence("net", expected, tuple(raw.shape), "change the network's last layer"))
