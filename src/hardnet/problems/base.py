@@ -1,0 +1,152 @@
+"""A problem is data, a constraint, a loss and its metrics; no method and no network lives in it.
+
+Every tensor is float64 with any leading batch dimensions: the trainer stacks its seeds in front, so inputs are
+``(seeds, batch, input_dim)`` and what is returned per sample is ``(seeds, batch)``.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.metrics import summarise
+from hardnet.sets.base import ConstraintSet
+
+Policy = Callable[[Tensor], Tensor]
+"""From inputs ``(*batch, input_dim)`` to outputs ``(*batch, output_dim)``: a network, enforced or raw."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The hidden blocks of the backbone: Linear, then BatchNorm if asked, ReLU, then Dropout if asked."""
+
+    sizes: tuple[int, ...] = (200, 200)
+    batch_norm: bool = False
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class DC3Settings:
+    """The settings of the published DC3 baseline.
+
+    Attributes:
+        steps: Correction steps in training, run in testing too.
+        test_steps: Further steps in testing, until no residual exceeds `tolerance`.
+        step_size: Of the correction.
+        momentum: Of the correction, in heavy-ball form.
+        predicted: Outputs that the network predicts, the rest being solved from the equalities; None without
+            completion.
+        flipped_lower: Whether the published code gives the lower-bound residual's gradient the wrong sign here.
+        tolerance: Of the further steps in testing.
+    """
+
+    steps: int
+    step_size: float
+    test_steps: int = 0
+    momentum: float = 0.5
+    predicted: tuple[int, ...] | None = None
+    flipped_lower: bool = False
+    tolerance: float = 1e-4
+
+
+def violation_metrics(residual: Tensor, prefix: str = "") -> dict[str, Tensor]:
+    """``max, mean, #{> 1e-4}`` over the rows, then the mean over the samples, of ``(*leading, samples, rows)``."""
+    names = (f"{prefix}max_violation", f"{prefix}mean_violation", f"{prefix}violated")
+    return {name: value.mean(-1) for name, value in zip(names, summarise(residual), strict=True)}
+
+
+class Problem(ABC):
+    """Data, constraint, loss and metrics of one experiment.
+
+    Attributes:
+        name: As the command line spells it.
+        input_dim: Numbers in one input x.
+        encoded_dim: Numbers in ``encode(x)``, which the network sees.
+        output_dim: Numbers in one output y.
+        train: Training inputs ``(samples, input_dim)``; `validation` and `test` likewise.
+        constraint: The set C(x).
+        hidden: The backbone's hidden blocks.
+        batch_size: Of the published training.
+        soft_weight: Weight of the squared residuals in the loss of every method but NN.
+        warm_epochs: Epochs that HardNet-Aff trains without its layer.
+        dc3: The published DC3 settings.
+        objective: The metric that training lowers.
+        loop_budget: Iterations that `bounded_loss` should be given at first; 1 where the loss has no loop.
+    """
+
+    name: str
+    input_dim: int
+    encoded_dim: int
+    output_dim: int
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    constraint: ConstraintSet
+    dc3: DC3Settings
+    batch_size: int
+    soft_weight: float
+    hidden: Hidden = Hidden()
+    warm_epochs: int = 0
+    objective: ClassVar[str]
+    loop_budget: ClassVar[int] = 1
+
+    def encode(self, x: Tensor) -> Tensor:
+        """What the network sees of x; x itself unless the problem says otherwise."""
+        return x
+
+    @abstractmethod
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0) -> Tensor:
+        """Objective plus ``soft_weight * sum residual^2`` per sample: ``(*leading, samples)``.
+
+        A weight of zero skips the residuals altogether.
+        """
+
+    def bounded_loss(self, policy: Policy, x: Tensor, soft_weight: float, budget: int) -> tuple[Tensor, Tensor]:
+        """The loss in a fixed number of operations without host sync, for graph capture.
+
+        Args:
+            policy: The network.
+            x: ``(*leading, samples, input_dim)``.
+            soft_weight: As in `loss`.
+            budget: Iterations of the inner loop, where the problem has one.
+
+        Returns:
+            The loss, and which samples would have needed a larger budget (their loss is then too small).
+        """
+        loss = self.loss(policy, x, soft_weight)
+        return loss, torch.zeros_like(loss, dtype=torch.bool)
+
+    @abstractmethod
+    def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
+        """The metrics of the paper's table, each ``(*leading,)``, means over the samples.
+
+        They contain `objective` and ``max_violation``, which is zero when every constraint holds.
+        """
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy of the problem on another device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | nn.Module):
+                setattr(moved, name, copy.deepcopy(value).to(device))
+        return moved
+
+
+def random_state(seed: int) -> Any:
+    """Numpy's legacy generator, which the published data sets were drawn from."""
+    import numpy as np
+
+    return np.random.RandomState(seed)
+
+
+def split(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Training, validation and test parts in order: 83.34, 8.33 and the rest in per cent, as published."""
+    total = samples.shape[0]
+    train, validation = int(total * 0.8334), int(total * 0.0833)
+    return samples[:train], samples[train : train + validation], samples[train + validation :]
