@@ -63,15 +63,19 @@ class Intersection(ConstraintSet):
 
     def rows(self, numbers: tuple[Any, ...], like: Tensor) -> AffineRows:
         """The affine rows of all members, stacked."""
-        stack = [part.rows(own, like) for part, own in zip(self.parts, numbers, strict=True)]
-        A = _join([rows.A for rows in stack], dim=-2)
-        return AffineRows(A, _join_bounds(stack, "lower", -torch.inf), _join_bounds(stack, "upper", torch.inf))
+        return stack_rows([part.rows(own, like) for part, own in zip(self.parts, numbers, strict=True)])
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The matrices of all members, stacked, where every one is constant."""
         stack = [part.fixed_matrix(like) for part in self.parts]
         fixed = [A for A in stack if A is not None]
         return _join(fixed, dim=-2) if len(fixed) == len(stack) else None
+
+
+def stack_rows(stack: list[AffineRows]) -> AffineRows:
+    """The rows of several polyhedra, one below the other."""
+    A = _join([rows.A for rows in stack], dim=-2)
+    return AffineRows(A, _join_bounds(stack, "lower", -torch.inf), _join_bounds(stack, "upper", torch.inf))
 
 
 def _join(pieces: list[Tensor], dim: int = -1) -> Tensor:

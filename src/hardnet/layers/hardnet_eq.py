@@ -1,0 +1,166 @@
+"""HardNet-Aff with the equalities solved first (Min & Azizan, 2025, Appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import RankError, UnsupportedSetError, name_samples
+from hardnet.functional import enforce_affine
+from hardnet.functional.completion import (
+    Completion,
+    Partition,
+    choose_partition,
+    complete,
+    factorize_completion,
+    matvec,
+    partition_of,
+    singular,
+)
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import members
+from hardnet.sets.affine import Affine
+from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.sets.equality import Equality
+from hardnet.sets.intersection import stack_rows
+
+
+class Split(NamedTuple):
+    """C(x) as equalities ``C y = d`` and the rows of every other member (None where there is none)."""
+
+    C: Tensor
+    d: Tensor
+    rows: AffineRows | None
+
+
+class HardNetEq(Layer):
+    """``y_P = enforce(raw)``, ``y_O = C_O⁻¹ (d - C_P y_P)``: a block solved for, the rest enforced.
+
+    The network predicts the n - e free outputs P. In them the inequalities read
+    ``lower - A_O C_O⁻¹ d <= (A_P - A_O C_O⁻¹ C_P) y_P <= upper - A_O C_O⁻¹ d``, which the closed form enforces.
+    Distances are measured in the free outputs only, and C_O(x) must be invertible at every x for one and the same
+    choice of columns; where it is not, `HardNetAff` treats equalities as rows without that limit.
+
+    Args:
+        constraint: `Equality`, or `&` of equalities with other affine rows.
+        completed: The e outputs that the equalities determine. Chosen by a pivoted QR where C is constant; needed
+            where C depends on x, together with `dim` where the set does not know it.
+        dim: n, where only a function of x knows it.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "aff-eq"
+    accepts = "equalities C(x) y = d(x) with an invertible block, and affine rows on the remaining outputs"
+    guarantee = Guarantee.EXACT
+    identity_inside = False  # raw lives in the free outputs
+
+    predicted: Tensor
+    completed: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        completed: Sequence[int] | None = None,
+        dim: int | None = None,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        self.on_invalid = on_invalid
+        partition = self._partition(completed, constraint.dim if dim is None else dim)
+        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on it
+        self.register_buffer("completed", partition.completed)
+        self.factor: Completion | None = None
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only affine rows, with at least one `Equality` among them."""
+        parts = members(constraint)
+        if not all(isinstance(part, Affine) or part.polyhedral for part in parts):
+            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+        if not any(isinstance(part, Equality) for part in parts):
+            return "it has no hn.Equality to solve for; use method='aff'"
+        return None
+
+    @property
+    def raw_dim(self) -> int:
+        """N - e: the free outputs."""
+        return self.predicted.numel()
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return self.predicted.numel() + self.completed.numel()
+
+    def refactor(self) -> None:
+        """Factorise C where it is constant; otherwise it is factorised at each call."""
+        C = self._fixed_equalities()
+        self.factor = None if C is None else factorize_completion(C, self._columns)
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x)."""
+        like = raw.new_zeros(*raw.shape[:-1], self.dim)
+        C, d, rows = self._split(x, like)
+        factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
+        if self.on_invalid == "raise":
+            self._require_invertible(factor)
+        free = raw if rows is None else self._enforce_free(raw, d, rows, factor)
+        return complete(free, d, factor, self._columns)
+
+    @property
+    def _columns(self) -> Partition:
+        return Partition(self.predicted, self.completed)
+
+    def _enforce_free(self, raw: Tensor, d: Tensor, rows: AffineRows, factor: Completion) -> Tensor:
+        """Enforce the other rows in the free outputs, where the equalities have shifted their bounds."""
+        A_free = rows.A.index_select(-1, self.predicted)
+        A_solved = rows.A.index_select(-1, self.completed)
+        shift = matvec(A_solved, matvec(factor.inverse, d))
+        bounds = (None if bound is None else bound - shift for bound in (rows.lower, rows.upper))
+        return enforce_affine(raw, A_free - A_solved @ factor.slope, *bounds, on_invalid=self.on_invalid)
+
+    def _split(self, x: Any, like: Tensor) -> Split:
+        """The equalities and the other rows of C(x)."""
+        parts = members(self.constraint)
+        equal = stack_rows([part.affine(x, like) for part in parts if isinstance(part, Equality)])
+        other = [part.affine(x, like) for part in parts if not isinstance(part, Equality)]
+        return Split(equal.A, cast(Tensor, equal.lower), stack_rows(other) if other else None)
+
+    def _fixed_equalities(self) -> Tensor | None:
+        """C where every equality's matrix is constant."""
+        like = self.constraint.origin()
+        parts = [part for part in members(self.constraint) if isinstance(part, Equality)]
+        pieces = [None if like is None else part.fixed_matrix(like) for part in parts]
+        fixed = [piece for piece in pieces if piece is not None]
+        return torch.cat(fixed) if len(fixed) == len(pieces) else None
+
+    def _partition(self, completed: Sequence[int] | None, n: int | None) -> Partition:
+        """The given columns, or the best-conditioned block of a constant C."""
+        C = self._fixed_equalities()
+        if completed is not None and n is not None:
+            free = [column for column in range(n) if column not in set(completed)]
+            return partition_of(free, n, torch.device("cpu") if C is None else C.device)
+        if C is None:
+            raise UnsupportedSetError(
+                "method 'aff-eq' cannot choose columns of a C that depends on x: pass hn.layers.HardNetEq(constraint, "
+                "completed=[...], dim=n), or use method='aff', which needs no choice"
+            )
+        return choose_partition(C)
+
+    def _require_invertible(self, factor: Completion) -> None:
+        """Name the samples where the chosen block is singular, with its condition number (CPU only: no sync)."""
+        if factor.condition.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        bad = singular(factor)
+        if bad.any():
+            samples = [i[0] if len(i) == 1 else tuple(i) for i in bad.nonzero().tolist()]
+            worst = factor.condition[bad].max().item()
+            raise RankError(
+                f"C: expected an invertible block of columns {self.completed.tolist()} for every sample, got condition "
+                f"number {worst:.1e} in sample {name_samples(samples)}; complete other columns or use method='aff'",
+                samples,
+            )

@@ -1,0 +1,183 @@
+"""The contract of sets and layers as functions: for hardnet's own and for users' own.
+
+Each clause raises `ContractError` with one sentence that says which promise is broken and by how much.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.certificate import check
+from hardnet.errors import HardNetError
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.base import ConstraintSet
+
+
+class ContractError(AssertionError):
+    """A set or a layer breaks a promise of the contract."""
+
+
+def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
+    """Prove the contract of a set at points y ``(batch, n)``, inside and outside of it.
+
+    Residuals are non-negative and one per row; the scale bounds what rounding may do; affine rows, where the set has
+    them, say the same as the residual; a projection of its own lands inside; a sample is judged alone.
+    """
+    numbers = constraint.numbers(x, y)
+    residual, scale = constraint.residual(numbers, y), constraint.scale(numbers, y)
+    _require(residual.shape == scale.shape, f"residual {tuple(residual.shape)} and scale {tuple(scale.shape)} differ")
+    _require(residual.shape[:-1] == y.shape[:-1], f"residual has batch {tuple(residual.shape[:-1])}")
+    _require(bool((residual >= 0).all()), "a residual is negative or NaN at a finite point")
+    _require(bool((scale >= 0).all()), "a scale is negative or NaN at a finite point")
+    if constraint.polyhedral:
+        _check_rows(constraint, numbers, y, residual)
+    if constraint.projectable:
+        _require(check(constraint, constraint.project(numbers, y), x).ok, "the set's own projection leaves the set")
+    alone = torch.stack([constraint.violation(y[i : i + 1], _at(x, i))[0] for i in range(len(y))])
+    _require(torch.allclose(alone, residual), "the residual of a sample depends on its batch")
+
+
+def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, compiled: bool = False) -> None:
+    """Prove the contract of a layer on a batch raw ``(batch, raw_dim)`` in float64.
+
+    Args:
+        layer: The layer under test.
+        x: The input that its set depends on (first dimension: the batch), or None.
+        raw: Raw outputs, some of them outside C(x).
+        gradients: Whether to run `torch.autograd.gradcheck` to raw and, where it is a float tensor, to x.
+        compiled: Whether to compare with the layer under `torch.compile`.
+    """
+    y = layer(raw, x)
+    _require(y.dtype == raw.dtype and y.device == raw.device, f"{raw.dtype} on {raw.device} came back as {y.dtype}")
+    _require(bool(y.isfinite().all()), "a finite raw output came back non-finite")
+    _check_feasible(layer, y, x)
+    _check_identity(layer, x, raw, y)
+    _check_independence(layer, x, raw, y)
+    _check_bad_sample(layer, x, raw, y)
+    _check_copies(layer, x, raw, y)
+    _check_float32(layer, x, raw)
+    _require(layer(raw[:0], _at(x, slice(0, 0))).shape == y[:0].shape, "an empty batch does not come back empty")
+    if gradients:
+        _check_gradients(layer, x, raw)
+    if compiled:
+        _check_compiled(layer, x, raw, y)
+
+
+def _require(holds: bool, sentence: str) -> None:
+    """Raise the broken promise."""
+    if not holds:
+        raise ContractError(sentence)
+
+
+def _at(x: Any, index: Any) -> Any:
+    """One sample (kept as a batch) or a slice of x, where x is a tensor."""
+    if not isinstance(x, Tensor):
+        return x
+    return x[index : index + 1] if isinstance(index, int) else x[index]
+
+
+def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Tensor) -> None:
+    """``relu(A y - upper) + relu(lower - A y)`` of the rows is the residual of the set."""
+    rows = constraint.rows(numbers, y)
+    product = (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+    above = 0 if rows.upper is None else (product - rows.upper).clamp_min(0)
+    below = 0 if rows.lower is None else (rows.lower - product).clamp_min(0)
+    _require(torch.allclose(above + below + 0 * product, residual), "the affine rows disagree with the residual")
+
+
+def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
+    """An output is in C(x) to rounding where the layer promises it."""
+    if layer.guarantee in (Guarantee.EXACT, Guarantee.TOLERANCE):
+        tolerance = None if layer.guarantee is Guarantee.EXACT else 1e-8
+        certificate = check(layer.constraint, y, x, tolerance=tolerance)
+        _require(certificate.ok, f"an output is not in C(x): {certificate}")
+
+
+def _check_identity(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """A raw output clearly inside C(x) is returned unchanged, bit for bit, where the method promises it."""
+    if not layer.identity_inside or raw.shape != y.shape:
+        return
+    with torch.no_grad():
+        middle = (layer(raw, x) + layer(-raw, x)) / 2
+        inside = _clearly_inside(layer.constraint, middle, x)
+        again = layer(middle, x)
+    _require(torch.equal(again[inside], middle[inside]), "a raw output already in C(x) was changed")
+
+
+def _clearly_inside(constraint: ConstraintSet, y: Tensor, x: Any) -> Tensor:
+    """Samples that stay in C(x) under small steps in random directions, so that rounding cannot decide."""
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
+    for _ in range(8):
+        step = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
+        inside &= (constraint.violation(y + 1e-6 * step, x) == 0).all(-1)
+    return inside
+
+
+def _check_independence(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """The result for a sample does not depend on the values of the other samples, nor on the batch size."""
+    with torch.no_grad():
+        other = raw.clone()
+        other[1:] = other[1:] * -3 + 0.5
+        _require(torch.equal(layer(other, x)[:1], y[:1]), "a sample's result changed with its batch mates")
+        alone = torch.cat([layer(raw[i : i + 1], _at(x, i)) for i in range(len(raw))])
+    _require(torch.allclose(alone, y, rtol=1e-9, atol=1e-11), "a sample's result changed with the size of its batch")
+
+
+def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """NaN in gives an error, or NaN for that sample alone."""
+    bad = raw.clone()
+    bad[0, 0] = torch.nan
+    try:
+        with torch.no_grad():
+            result = layer(bad, x)
+    except HardNetError:
+        return
+    _require(bool(result[0].isnan().any()), "a NaN raw output came back as a number")
+    _require(torch.equal(result[1:], y[1:]), "a NaN sample changed the results of its batch mates")
+
+
+def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """A deep copy, a reloaded state dict and an unpickled layer all enforce the same."""
+    with torch.no_grad():
+        twin = copy.deepcopy(layer)
+        twin.load_state_dict(layer.state_dict())
+        _require(torch.equal(twin(raw, x), y), "a deep copy with a reloaded state dict gives another result")
+        buffer = io.BytesIO(pickle.dumps(layer))
+        _require(torch.equal(pickle.load(buffer)(raw, x), y), "an unpickled layer gives another result")
+
+
+def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
+    """The layer moved to float32 takes and returns float32, and keeps its promise to rounding of float32."""
+    single = copy.deepcopy(layer).to(torch.float32)
+    x = x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
+    with torch.no_grad():
+        y = single(raw.float(), x)
+    _require(y.dtype == torch.float32, f"float32 came back as {y.dtype}")
+    if layer.guarantee is Guarantee.EXACT:
+        certificate = check(single.constraint, y, x)
+        worst = (certificate.violation / (certificate.tolerance + 1e-30)).max()
+        _require(bool(worst < 1e3), f"a float32 output is not in C(x): {certificate}")
+
+
+def _check_gradients(layer: Layer, x: Any, raw: Tensor) -> None:
+    """Gradients to raw, and through the numbers of the set to x, agree with finite differences."""
+    leaf = raw.detach().clone().requires_grad_()
+    if layer.differentiable_numbers and isinstance(x, Tensor) and x.dtype == raw.dtype:
+        moved = x.detach().clone().requires_grad_()
+        torch.autograd.gradcheck(lambda r, u: layer(r, u), (leaf, moved))
+    else:
+        torch.autograd.gradcheck(lambda r: layer(r, x), (leaf,))
+
+
+def _check_compiled(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """The compiled layer gives the same results."""
+    with torch.no_grad():
+        result = torch.compile(layer, backend="aot_eager", fullgraph=True)(raw, x)
+    _require(torch.allclose(result, y, rtol=1e-9, atol=1e-11), "the compiled layer gives another result")
