@@ -131,10 +131,10 @@ class Problem(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """A copy of the problem on another device."""
-        moved = copy.copy(self)
+        moved, memo = copy.copy(self), {}
         for name, value in vars(self).items():
             if isinstance(value, Tensor | nn.Module):
-                setattr(moved, name, copy.deepcopy(value).to(device))
+                setattr(moved, name, copy.deepcopy(value, memo).to(device))
         return moved
 
 

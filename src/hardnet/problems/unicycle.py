@@ -56,10 +56,9 @@ class Unicycle(Problem):
     loss_cap = 20000.0
     loop_budget = 80
     dc3 = DC3Settings(steps=5, step_size=1e-7, test_steps=5)
-    constraint: Barriers
 
     def __init__(self) -> None:
-        self.constraint = Barriers()
+        self.constraint = self.barriers = Barriers()
         self.train, self.validation, self.test = split(initial_states())
         self.state_weight = torch.tensor([100.0, 100.0, 0.0, 0.1, 0.1], dtype=torch.float64)
         self.control_weight = 0.1
@@ -161,7 +160,7 @@ class Unicycle(Problem):
 
     def _residual(self, x: Tensor, y: Tensor) -> Tensor:
         """``relu(A y - upper)`` of the two barriers, as sums of products rather than batched 2x2 products."""
-        A, upper = self.constraint.both(x)
+        A, upper = self.barriers.both(x)
         return ((A * y.unsqueeze(-2)).sum(-1) - upper).clamp_min(0)
 
 
