@@ -1,0 +1,214 @@
+"""DC3 (Donti, Rolnick & Kolter, 2021): complete the equalities, then correct the inequalities by descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import HardNetError, NonFiniteError, RankError, ShapeError, name_samples, sentence
+from hardnet.functional.completion import Partition, choose_partition, partition_of, singular
+from hardnet.functional.correction import Descent, exact_step, largest_step
+from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import equalities_at, known_equalities, known_matrix
+from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+
+class DC3(Layer):
+    """``y_O = A_O^-1 (b - A_P z)``, then `steps` of ``z <- z - step grad |violation|^2 - momentum (last move)``.
+
+    The network predicts n - e numbers; the e equalities determine the rest exactly, before and after the descent.
+    Without equalities, or with ``completion=False``, the descent runs on all n outputs and on all rows. The steps are
+    differentiated through. Inequalities hold in the limit of many steps only: read the certificate.
+
+    Args:
+        constraint: A polyhedral set. Equalities are `Equality` rows and constant rows with equal bounds.
+        completion: Whether to solve the equalities for some outputs; by default, where there are any.
+        predicted: The coordinates that the network predicts; by default the complement of the best-conditioned
+            columns. Needed where A of the equalities depends on x.
+        dim: n, where only a function of x knows it.
+        steps: Correction steps in training and in evaluation.
+        extra_steps: Further steps in evaluation, each sample stopping by itself at `tolerance`.
+        step: Step size, or ``"auto"`` for ``1 / (2 sigma_max(G)^2)``; where A depends on x, sigma_max^2 is bounded
+            from above by at most a factor of ``min(m, n)^(1/16)``. Far larger steps diverge.
+        momentum: Weight of the previous move.
+        tolerance: Largest violation at which a sample stops during the extra steps.
+        published_sign: Push violated lower bounds the wrong way, as the published piecewise-box baseline of the
+            HardNet paper does. For reproducing its numbers only.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "dc3"
+    accepts = "affine rows lower(x) <= A(x) y <= upper(x), any number of them, equalities by completion"
+    guarantee = Guarantee.ASYMPTOTIC
+    identity_inside = False  # with completion, raw is not in the space of y
+
+    predicted: Tensor
+    completed: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        completion: bool | None = None,
+        predicted: Sequence[int] | None = None,
+        dim: int | None = None,
+        steps: int = 10,
+        extra_steps: int = 0,
+        step: float | Literal["auto"] = "auto",
+        momentum: float = 0.5,
+        tolerance: float = 1e-4,
+        published_sign: bool = False,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        _check_options(step, steps, extra_steps)
+        self.descent = Descent(0.0 if step == "auto" else step, momentum, steps, 0, tolerance, published_sign)
+        self.automatic_step, self.extra_steps = step == "auto", extra_steps
+        self.on_invalid = on_invalid
+        self.dim = constraint.dim if dim is None else dim
+        equalities = known_equalities(constraint)
+        self.completion = (predicted is not None or bool(equalities)) if completion is None else completion
+        partition = _choose(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
+        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
+        self.register_buffer("completed", partition.completed)
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only polyhedral sets."""
+        if constraint.polyhedral:
+            return None
+        return (
+            f"{type(constraint).__name__} is not a set of affine rows; use method='cvx', or 'rayen' if it is constant"
+        )
+
+    @property
+    def raw_dim(self) -> int | None:
+        """The n outputs, less one for each completed equality."""
+        return self.predicted.numel() if self.completion else self.dim
+
+    @property
+    def partition(self) -> Partition | None:
+        """Which coordinates are predicted and completed; None without completion."""
+        return Partition(self.predicted, self.completed) if self.completion else None
+
+    def refactor(self) -> None:
+        """Reduce the rows where A is constant; otherwise they are reduced at each call."""
+        self._index: tuple[Tensor, Tensor] | None = None
+        self._kept: Reduced | None = None
+        like = self.constraint.origin()
+        A = None if like is None else self.constraint.fixed_matrix(like)
+        if A is None:
+            return
+        if not bool(A.isfinite().all()):
+            raise NonFiniteError(sentence("A", "finite numbers", "NaN or inf in a constant matrix"))
+        if self.completion:
+            self._index = self._split_index(known_equalities(self.constraint) or [], A)
+        kept = self._reduce(A.double())
+        self._kept = _cast(kept._replace(step=exact_step(kept.G)), A.dtype)
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
+        like = self._template(raw)
+        rows = self.constraint.affine(x, like)
+        if self.completion and self._index is None:
+            self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
+        reduced = self._reduce(rows.A) if self._kept is None else self._kept
+        y = poison(self._run(raw, rows, reduced), crossed(rows))
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))
+        return y
+
+    def _run(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> Tensor:
+        """Descend with the options, and with the extra steps in evaluation."""
+        descent = self.descent._replace(extra_steps=0 if self.training else self.extra_steps)
+        if self.automatic_step:
+            descent = descent._replace(step=largest_step(reduced.G) if reduced.step is None else reduced.step)
+        if self._index is None:
+            return complete_and_correct(raw, None, rows.lower, rows.upper, reduced, None, descent)
+        equal, unequal = self._index
+        b, lower, upper = _select(rows.lower, equal), _select(rows.lower, unequal), _select(rows.upper, unequal)
+        return complete_and_correct(raw, b, lower, upper, reduced, self.partition, descent)
+
+    def _reduce(self, A: Tensor) -> Reduced:
+        """Split the rows of A and eliminate the completed coordinates; without completion, keep all rows."""
+        if self._index is None:
+            return reduce_rows(None, A, None)
+        equal, unequal = self._index
+        return reduce_rows(A.index_select(-2, equal), A.index_select(-2, unequal), self.partition)
+
+    def _split_index(self, equal: list[int], A: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows that are completed and the rows that are descended on."""
+        if len(equal) != self.completed.numel():
+            expected = f"{len(equal)} completed outputs, one per equality row"
+            got = f"{self.completed.numel()} ({self.raw_dim} of {self.dim} are predicted)"
+            raise ShapeError(sentence("predicted", expected, got))
+        unequal = [row for row in range(A.shape[-2]) if row not in set(equal)]
+        first, second = (torch.tensor(rows, dtype=torch.long, device=A.device) for rows in (equal, unequal))
+        return first, second
+
+    def _template(self, raw: Tensor) -> Tensor:
+        """A tensor of the shape of y, without memory of its own."""
+        if self.raw_dim is not None and raw.shape[-1:] != (self.raw_dim,):
+            remedy = f"method 'dc3' needs {self.raw_dim} network outputs for this set"
+            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        return raw if not self.completion else raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0)
+
+    def _diagnose(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> HardNetError:
+        """Why some sample of y is NaN."""
+        found = diagnose_inputs(raw, rows)
+        if found is not None:
+            return found
+        bad = None if reduced.completion is None else sample_indices(singular(reduced.completion))
+        if bad is not None and reduced.completion is not None:
+            worst = reduced.completion.condition.max().item()
+            where = f" in samples {name_samples(bad)}" if bad else ""
+            text = f"the columns {self.completed.tolist()} of the equalities, which are solved for, are singular"
+            return RankError(f"predicted: {text}{where} (condition {worst:.1e}); predict other coordinates", bad)
+        return NonFiniteError("the correction diverged: lower the step, or use step='auto'")
+
+
+_NO_PARTITION = Partition(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
+
+
+def _choose(
+    constraint: ConstraintSet, n: int | None, equalities: list[int] | None, predicted: Sequence[int] | None
+) -> Partition:
+    """The given partition, or the one that pivoting finds where A is known."""
+    A = known_matrix(constraint)
+    device = torch.device("cpu") if A is None else A.device
+    if predicted is not None and n is not None:
+        if len(set(predicted)) < len(predicted) or not all(0 <= column < n for column in predicted):
+            raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{n - 1}", list(predicted)))
+        return partition_of(list(predicted), n, device)
+    if A is None or equalities is None or n is None:
+        remedy = "pass predicted=[...], and dim=n where A is a function of x"
+        raise ShapeError(sentence("predicted", "the coordinates that the network predicts", predicted, remedy))
+    return choose_partition(A[equalities])
+
+
+def _check_options(step: float | str, steps: int, extra_steps: int) -> None:
+    """Refuse a step that is no step size, and negative counts."""
+    if step != "auto" and not (isinstance(step, int | float) and step > 0):
+        raise ValueError(sentence("step", "a positive number or 'auto'", repr(step)))
+    if steps < 0 or extra_steps < 0:
+        raise ValueError(sentence("steps, extra_steps", "counts of at least 0", f"{steps}, {extra_steps}"))
+
+
+def _select(bound: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The bounds of some rows."""
+    return None if bound is None else bound.index_select(-1, rows)
+
+
+def _cast(reduced: Reduced, dtype: torch.dtype) -> Reduced:
+    """The reduction, computed in float64, in the dtype of the set."""
+    completion = reduced.completion
+    if completion is not None:
+        completion = type(completion)(*(tensor.to(dtype) for tensor in completion))
+    rest = {name: value.to(dtype) for name, value in reduced._asdict().items() if isinstance(value, Tensor)}
+    return reduced._replace(completion=completion, **rest)

@@ -1,0 +1,77 @@
+"""What a layer in plain torch does with invalid samples: NaN for these alone, then one look where it is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import BoundsError, HardNetError, NonFiniteError, name_samples
+from hardnet.sets.base import AffineRows
+
+
+def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
+    """NaN in every coordinate of the samples that are `bad` ``(*batch)`` or not finite; the others bit for bit."""
+    sound = y.isfinite().all(dim=-1)
+    if bad is not None:
+        sound = sound & ~bad
+    return torch.where(sound.unsqueeze(-1), y, torch.nan)
+
+
+def crossed(rows: AffineRows) -> Tensor | None:
+    """Whether some lower bound exceeds its upper bound, ``(*batch)``; None where a side has no bounds."""
+    if rows.lower is None or rows.upper is None:
+        return None
+    return (rows.lower > rows.upper).any(dim=-1)
+
+
+def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) -> None:
+    """Raise what `diagnose` finds, where y holds NaN and a look is free: eager mode on a CPU, outside vmap."""
+    if torch.compiler.is_compiling() or y.device.type != "cpu":
+        return
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    if bool(y.isnan().any()):
+        error = diagnose()
+        if error is not None:
+            raise error
+
+
+def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
+    """The error of a non-finite raw or A, or of crossed bounds, naming the samples; None where all are sound."""
+    for name, value, core in (("raw", raw, 1), ("A", rows.A, 2)):
+        samples = sample_indices(~value.isfinite().flatten(value.dim() - core).all(dim=-1))
+        if samples is not None:
+            return NonFiniteError(f"{name}: expected finite numbers, got NaN or inf{_where(samples)}", samples)
+    for name, bound, absent in (("lower", rows.lower, torch.inf), ("upper", rows.upper, -torch.inf)):
+        samples = None if bound is None else sample_indices((bound.isnan() | (bound == absent)).any(dim=-1))
+        if samples is not None:
+            return NonFiniteError(
+                f"{name}: expected numbers or {-absent}, got NaN or {absent}{_where(samples)}", samples
+            )
+    bad = crossed(rows)
+    samples = None if bad is None else sample_indices(bad)
+    if samples is not None:
+        return BoundsError(
+            f"lower: expected lower <= upper, got a lower bound above its upper{_where(samples)}", samples
+        )
+    return None
+
+
+def sample_indices(bad: Tensor) -> list[object] | None:
+    """The indices of the bad samples: ints for one batch dimension, tuples for several, empty for none of them.
+
+    None where no sample is bad; an empty list where the bad value is a constant shared by all samples.
+    """
+    if not bool(bad.any()):
+        return None
+    if bad.dim() == 0:
+        return []
+    index = bad.nonzero().tolist()
+    return [entry[0] for entry in index] if bad.dim() == 1 else [tuple(entry) for entry in index]
+
+
+def _where(samples: list[object]) -> str:
+    """`` in samples 0, 3``, or nothing where the value is shared by all samples."""
+    return f" in samples {name_samples(samples)}" if samples else ""

@@ -1,0 +1,36 @@
+"""The baselines that enforce nothing: a plain network, and one whose loss carries a penalty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.base import ConstraintSet
+
+
+class NoEnforcement(Layer):
+    """``y = raw``: the plain network, which ignores the constraint."""
+
+    name = "none"
+    accepts = "any set"
+    guarantee = Guarantee.NONE
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """No set is refused, since none is enforced."""
+        return None
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Return raw itself."""
+        return raw
+
+
+class Soft(NoEnforcement):
+    """``y = raw``, trained with ``weight * sum_i violation_i(y)^2`` in the loss (`hardnet.metrics.penalty`).
+
+    The penalty pulls the outputs towards C(x) where there is data; at a given sample nothing holds.
+    """
+
+    name = "soft"
