@@ -1,0 +1,108 @@
+"""The contract of the design over every layer and set, and proof that each clause can fail."""
+
+import pytest
+import torch
+
+import hardnet as hn
+from hardnet.testing import ContractError, check_layer, check_set
+from tests.cases import CASES, constant_rows, moving_rows
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_layer_keeps_the_contract(case):
+    x, raw = case.data()
+    check_layer(case.layer(), x, raw, gradients=case.gradients, compiled=case.compiled)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_set_keeps_the_contract(case):
+    x, raw = case.data()
+    layer = case.layer()
+    with torch.no_grad():
+        y = layer(raw, x)
+    check_set(layer.constraint, y, x)
+    check_set(layer.constraint, y + 1.0, x)
+
+
+def test_every_layer_has_a_case():
+    assert {case.layer().name for case in CASES} >= set(hn.layers.LAYERS) - {"none", "soft", "police"}
+
+
+class Broken(hn.layers.HardNetAff):
+    """HardNet-Aff with one promise broken on purpose."""
+
+    def __init__(self, constraint, fault):
+        super().__init__(constraint)
+        self.fault = fault
+
+    def forward(self, raw, x=None):
+        return self.fault(super().forward(raw, x), raw, x)
+
+
+def infeasible(y, raw, x):
+    return y + 1e-6
+
+
+def wrong_dtype(y, raw, x):
+    return y.float()
+
+
+def never_identity(y, raw, x):
+    return y * (1 - 1e-15)
+
+
+def batch_coupled(y, raw, x):
+    return y + 0 * y if raw.shape[0] < 2 else y * (1 + 1e-13 * raw[1:].mean().sign().detach())
+
+
+def hides_nan(y, raw, x):
+    return y.nan_to_num()
+
+
+def spreads_nan(y, raw, x):
+    return y + 0 * y.sum()
+
+
+def drops_gradient(y, raw, x):
+    return y.detach() + 0 * raw.sum()
+
+
+@pytest.mark.parametrize(
+    ("fault", "promise"),
+    [
+        (infeasible, "not in C"),
+        (wrong_dtype, "came back as"),
+        (never_identity, "was changed|not in C"),
+        (batch_coupled, "batch mates"),
+        (spreads_nan, "batch mates"),
+        (hides_nan, "came back as a number"),
+    ],
+)
+def test_a_broken_promise_is_found(fault, promise):
+    _, raw = CASES[0].data()
+    layer = Broken(constant_rows(), fault)
+    layer.on_invalid = "nan"
+    with pytest.raises(ContractError, match=promise):
+        check_layer(layer, None, raw)
+
+
+def test_a_dropped_gradient_is_found():
+    _, raw = CASES[0].data()
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        check_layer(Broken(constant_rows(), drops_gradient), None, raw)
+
+
+class Mirrored(hn.Affine):
+    """A set whose residual disagrees with its rows."""
+
+    def residual(self, numbers, y):
+        return super().residual(numbers, -y)
+
+
+def test_a_set_that_contradicts_itself_is_found():
+    x, raw = CASES[1].data()
+    good = moving_rows()
+    check_set(good, raw, x)
+    bad = Mirrored(constant_rows().A, lower=0.0)
+    with pytest.raises(ContractError, match="disagree"):
+        check_set(bad, raw)

@@ -1,0 +1,69 @@
+"""The core imports and works with torch alone; optional packages are asked for by the name of their extra."""
+
+import subprocess
+import sys
+import textwrap
+
+CORE = textwrap.dedent("""
+    import importlib.abc, sys
+
+    allowed = {"torch", "hardnet", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
+               "filelock", "fsspec", "setuptools", "pkg_resources", "_distutils_hack", "functorch", "torchgen"}
+
+    class Refuse(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            top = name.partition(".")[0]
+            if top in sys.stdlib_module_names or top.startswith("_") or top in allowed:
+                return None
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Refuse())
+""")
+
+WORK = textwrap.dedent("""
+    import torch
+    import hardnet as hn
+
+    A = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
+    net = torch.nn.Linear(4, 3).double()
+    x = torch.randn(16, 4, dtype=torch.float64)
+    for constraint in (
+        hn.Affine(A, upper=lambda x: x[..., :2]),
+        hn.Affine(A, -0.1, 0.1) & hn.Box(-1.0, 1.0),
+        hn.Equality(A, torch.ones(2, dtype=torch.float64)),
+        hn.Box(0.0, 1.0),
+    ):
+        model = hn.HardNet(net, constraint)
+        y = model(x)
+        y.sum().backward()
+        assert hn.check(constraint, y, x).ok, (model.method, hn.check(constraint, y, x))
+    print("core works")
+""")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_core_needs_torch_alone():
+    result = run(CORE + WORK)
+    assert result.returncode == 0, result.stderr
+    assert "core works" in result.stdout
+
+
+def test_the_guard_refuses_other_packages():
+    result = run(CORE + "import numpy")
+    assert result.returncode != 0
+    assert "No module named 'numpy'" in result.stderr
+
+
+def test_saving_without_safetensors_names_the_extra(tmp_path):
+    code = f"""
+import torch, hardnet as hn
+model = hn.HardNet(torch.nn.Linear(2, 2), hn.Box(0.0, 1.0))
+try:
+    hn.save(model, {str(tmp_path / "model")!r})
+except hn.errors.MissingExtraError as error:
+    print(error)
+"""
+    assert "pip install 'hardnet[save]'" in run(CORE + code).stdout
