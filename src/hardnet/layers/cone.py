@@ -1,0 +1,89 @@
+"""Homogeneous inequalities by generators (Frerix, Nießner & Cremers, 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.generators import cone_generators
+from hardnet.functional.inputs import require_like
+from hardnet.layers.base import Guarantee
+from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows, refuse_other_sets
+from hardnet.sets.base import ConstraintSet
+
+
+class Cone(TableLayer):
+    """``y = rays' |beta| + lineality' gamma`` with ``raw = (beta, gamma)``, so that ``A y <= 0``.
+
+    The generators of the cone are computed once: in closed form where the rows are independent, else by double
+    description. The absolute value keeps a gradient on both sides. A raw output is a list of coefficients, not a
+    point, so the network must emit `raw_dim` numbers and nothing is left unchanged inside the cone.
+
+    Args:
+        constraint: Constant rows with every finite bound 0: ``Affine(A, upper=0)``, ``Box(lower=0)``, ...
+        limit: Largest number of generators to accept.
+        box: Scale y down so that ``|y_i| <= box``; legal because a cone is closed under positive scaling.
+    """
+
+    name = "cone"
+    accepts = "constant homogeneous rows A y <= 0, A y >= 0, A y = 0"
+    guarantee = Guarantee.EXACT
+    identity_inside = False
+    differentiable_numbers = False
+
+    rays: Tensor
+    lineality: Tensor
+
+    def __init__(self, constraint: ConstraintSet, *, limit: int = 10_000, box: float | None = None) -> None:
+        super().__init__(constraint)
+        if box is not None and not box > 0:
+            raise UnsupportedSetError(f"box: expected a positive size, got {box}")
+        self.limit = limit
+        self.box = box
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only constant rows whose finite bounds are zero."""
+        reason = refuse_other_sets(constraint, "method='aff' or 'projection'")
+        rows = constant_rows(constraint)
+        if reason is not None or rows is None:
+            return reason
+        for side in (rows.lower, rows.upper):
+            wrong = ((side != 0) & ~side.isinf()).nonzero().flatten().tolist()
+            if wrong:
+                value = side[wrong[0]].item()
+                got = "a function of x" if value != value else f"{value:g}"
+                return f"cone rows need bounds of 0, and row {wrong[0]} has {got}; use method='aff' or 'projection'"
+        return None
+
+    @property
+    def raw_dim(self) -> int:
+        """One coefficient per ray and per line."""
+        return len(self.rays) + len(self.lineality)
+
+    def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
+        """The rays and lines of the cone."""
+        above = rows.upper.isfinite() & ~rows.equality
+        below = rows.lower.isfinite() & ~rows.equality
+        inequalities = torch.cat([rows.A[above], -rows.A[below]])
+        rays, lineality = cone_generators(inequalities, rows.A[rows.equality], limit=self.limit)
+        if len(rays) + len(lineality) == 0:
+            reason = "its only point is 0, so there is nothing to learn; return zeros, or relax a row"
+            raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
+        return {"rays": rays, "lineality": lineality}
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map coefficients raw ``(*batch, raw_dim)`` to y ``(*batch, n)`` in the cone."""
+        require_like("generators", self.rays, raw)
+        if raw.shape[-1:] != (self.raw_dim,):
+            expected = f"shape (*batch, {self.raw_dim}), one coefficient per generator"
+            raise ShapeError(sentence("raw", expected, tuple(raw.shape), "change the network's last layer"))
+        count = len(self.rays)
+        y = raw[..., :count].abs() @ self.rays + raw[..., count:] @ self.lineality
+        if self.box is None:
+            return y
+        return y / (y.abs().amax(dim=-1, keepdim=True) / self.box).clamp_min(1)

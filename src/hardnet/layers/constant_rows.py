@@ -1,0 +1,111 @@
+"""Affine rows whose matrix A is constant, and layers that prepare tables from them once, in float64."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.layers.base import Layer
+from hardnet.layers.equality_rows import known_equalities, members
+from hardnet.sets.affine import Affine
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.box import Box
+from hardnet.sets.equality import Equality
+
+
+class ConstantRows(NamedTuple):
+    """What construction knows of ``lower(x) <= A y <= upper(x)``, on the CPU in float64.
+
+    Attributes:
+        A: ``(m, n)``.
+        lower: ``(m,)``; -inf where absent, NaN where only x knows.
+        upper: ``(m,)``; inf where absent, NaN where only x knows.
+        equality: ``(m,)`` bool: the rows whose two bounds are known to be one number.
+    """
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    equality: Tensor
+
+
+def constant_rows(constraint: ConstraintSet) -> ConstantRows | None:
+    """The rows of a polyhedral set whose A is constant; None for any other set."""
+    like = constraint.origin() if constraint.polyhedral else None
+    A = None if like is None else constraint.fixed_matrix(like)
+    if like is None or A is None:
+        return None
+    parts = members(constraint)
+    lower, upper = (torch.cat([_known_bound(part, side, like) for part in parts]) for side in ("lower", "upper"))
+    equality = torch.zeros(len(A), dtype=torch.bool)
+    equality[known_equalities(constraint) or []] = True
+    return ConstantRows(_double(A), lower, upper, equality)
+
+
+def refuse_other_sets(constraint: ConstraintSet, instead: str) -> str | None:
+    """Why a set has no `constant_rows`, and what to use instead; None where it has."""
+    if not constraint.polyhedral:
+        return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+    if constraint.origin() is None:
+        return f"the number of outputs is not known, since A depends on x; use {instead}"
+    if constant_rows(constraint) is None:
+        return f"A depends on x or is learned, and this method prepares a constant A once; use {instead}"
+    return None
+
+
+class TableLayer(Layer):
+    """A layer that prepares tables from its constant rows once.
+
+    The tables are kept in float64 and rounded to the dtype of the set: rounding A to float32 could make dependent
+    rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other numbers.
+    """
+
+    _source: ConstantRows | None = None
+    _exact: dict[str, Tensor]
+
+    @abstractmethod
+    def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
+        """The offline work: tables by name, on the CPU in float64; each becomes a buffer of that name."""
+
+    def refactor(self) -> None:
+        """Prepare the tables where the rows are new, and round them to the dtype and device of the set."""
+        rows, like = constant_rows(self.constraint), self.constraint.origin()
+        if rows is None or like is None:
+            return
+        if self._source is None or not _equal_when_rounded(self._source, rows, like.dtype):
+            self._source, self._exact = rows, self.prepare_tables(rows)
+        for name, table in self._exact.items():
+            self.register_buffer(name, table.to(like), persistent=False)
+
+
+def _known_bound(part: ConstraintSet, side: str, like: Tensor) -> Tensor:
+    """One side of the bounds of one set, with NaN where only x knows."""
+    matrix = part.fixed_matrix(like)
+    count = 0 if matrix is None else len(matrix)
+    absent = torch.full((count,), -torch.inf if side == "lower" else torch.inf, dtype=torch.float64)
+    if part.constant:
+        bound = getattr(part.affine(None, like), side)
+    elif isinstance(part, Affine | Box) and not isinstance(part, Equality):
+        bound = part._fixed(side) if part._given(side) else absent
+        bound = torch.full_like(absent, torch.nan) if bound is None else bound
+    else:
+        bound = torch.full_like(absent, torch.nan)
+    if bound is None:
+        return absent
+    return torch.full_like(absent, torch.nan) if bound.dim() > 1 else _double(bound).expand(count)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """A copy on the CPU in float64."""
+    return tensor.detach().to(device="cpu", dtype=torch.float64, copy=True)
+
+
+def _equal_when_rounded(kept: ConstantRows, now: ConstantRows, dtype: torch.dtype) -> bool:
+    """Whether `now` is what `kept` becomes in a dtype."""
+    return all(
+        old.shape == new.shape and torch.equal(old.to(dtype).nan_to_num(7.0), new.to(dtype).nan_to_num(7.0))
+        for old, new in zip(kept, now, strict=True)
+    )
