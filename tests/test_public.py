@@ -1,0 +1,40 @@
+"""The public surface is the promise of the design, and the API page names all of it."""
+
+from pathlib import Path
+
+import pytest
+
+import hardnet as hn
+
+PROMISED = (
+    "Affine Equality Box Simplex Ball Quadratic SecondOrderCone LMI Cvxpy HardNet explain methods check save load "
+    "functional solvers testing errors layers sets metrics"
+).split()
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_name(name):
+    assert hasattr(hn, name)
+    assert name in hn.__all__
+
+
+@pytest.mark.parametrize("name", ["enforce_affine", "project_affine"])
+def test_promised_function(name):
+    assert hasattr(hn.functional, name)
+
+
+def test_promised_methods():
+    promised = "aff aff-eq projection cvx dc3 soft none rayen linsat cdgm cone police kkt-hpinn acnet"
+    assert set(hn.layers.LAYERS) == set(promised.split())
+
+
+@pytest.mark.parametrize("name", [n for n in hn.__all__ if not n.startswith("_")])
+def test_api_page_names_everything(name):
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    assert f"hn.{name}" in page
+
+
+def test_error_family():
+    for name in ("ShapeError", "DTypeError", "NonFiniteError", "BoundsError", "RankError", "InfeasibleError"):
+        assert issubclass(getattr(hn.errors, name), hn.errors.HardNetError)
+    assert issubclass(hn.errors.UnsupportedSetError, ValueError)
