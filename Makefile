@@ -1,45 +1,41 @@
-# Each target sets up what it needs on a fresh machine.
+# Each target sets up what it needs on a fresh machine, and runs the built wheel, not the source tree.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench docs lint clean
+.PHONY: demo test bench docs lint wheel clean
 
-demo: $(VENV)/demo-ready
-	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs
+demo: $(VENV)/experiments-ready wheel
+	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs --fresh
 	$(BIN)/hardnet report runs
 
-test: $(VENV)/test-ready lint
+test: $(VENV)/dev-ready wheel lint
 	$(BIN)/python -m pytest tests -n 2
 
-lint: $(VENV)/test-ready
+lint: $(VENV)/dev-ready
 	$(BIN)/ruff check src tests examples
 	$(BIN)/ruff format --check src tests examples
-	$(BIN)/basedpyright src
+	$(BIN)/basedpyright
 
-bench: $(VENV)/bench-ready
+bench: $(VENV)/bench-ready wheel
 	$(BIN)/hardnet bench affine
 	$(BIN)/hardnet bench projection
 	$(BIN)/hardnet bench training
 
-docs: $(VENV)/demo-ready
+docs: $(VENV)/experiments-ready wheel
 	$(BIN)/python -m hardnet.experiments.readme
+
+# the package itself is built and installed anew each time; its dependencies only when they change
+wheel: $(VENV)/python-ready
+	$(PIP) --no-deps --force-reinstall .
 
 $(VENV)/python-ready:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/demo-ready: $(VENV)/python-ready pyproject.toml constraints.txt
-	$(PIP) -e '.[experiments]'
-	touch $@
-
-$(VENV)/test-ready: $(VENV)/python-ready pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]'
-	touch $@
-
-$(VENV)/bench-ready: $(VENV)/python-ready pyproject.toml constraints.txt
-	$(PIP) -e '.[bench]'
+$(VENV)/%-ready: $(VENV)/python-ready pyproject.toml constraints.txt
+	$(PIP) '.[$*]'
 	touch $@
 
 clean:
