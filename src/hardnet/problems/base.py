@@ -77,6 +77,7 @@ class Problem(ABC):
         warm_epochs: Epochs that HardNet-Aff trains without its layer.
         dc3: The published DC3 settings.
         objective: The metric that training lowers.
+        violation: The metric that is zero when every constraint holds.
         loop_budget: Iterations that `bounded_loss` should be given at first; 1 where the loss has no loop.
     """
 
@@ -94,6 +95,7 @@ class Problem(ABC):
     hidden: Hidden = Hidden()
     warm_epochs: int = 0
     objective: ClassVar[str]
+    violation: ClassVar[str] = "max_violation"
     loop_budget: ClassVar[int] = 1
 
     def encode(self, x: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ class Problem(ABC):
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
         """The metrics of the paper's table, each ``(*leading,)``, means over the samples.
 
-        They contain `objective` and ``max_violation``, which is zero when every constraint holds.
+        Those that `objective` and `violation` name are among them.
         """
 
     def to(self, device: torch.device | str) -> Self:
