@@ -1,1 +1,27 @@
-"""Training: one readable loop over stacked seeds, with checkpoints."""
+"""Training: one readable loop over stacked seeds; checkpoint and resume; captured steps on a GPU."""
+
+from hardnet.train.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from hardnet.train.distributed import World, joined, local_device
+from hardnet.train.loop import History, Settings, Task, Training, stacked_net
+from hardnet.train.progress import Bars, Display, Silence, bars
+from hardnet.train.stacked import StackedMLP, streams_of
+
+__all__ = [
+    "Bars",
+    "Display",
+    "History",
+    "Settings",
+    "Silence",
+    "StackedMLP",
+    "Task",
+    "Training",
+    "World",
+    "bars",
+    "joined",
+    "load_checkpoint",
+    "local_device",
+    "save_checkpoint",
+    "stacked_net",
+    "streams_of",
+    "write_atomically",
+]

@@ -1,0 +1,87 @@
+"""Several processes share every batch: each takes its rows, and the summed gradients make the same step everywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.train.stacked import StackedBatchNorm
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together: this one's `rank` among `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, start: int, stop: int) -> slice:
+        """This process's rows of the batch ``start:stop``: consecutive, and at most one more than another's."""
+        count = stop - start
+        return slice(start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of `value` over the processes, differentiable: gradients are summed over them too."""
+        return value if self.size == 1 else _Total.apply(value)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over the processes, in one transfer."""
+        if self.size == 1:
+            return
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def synchronise_statistics(self, model: nn.Module) -> None:
+        """Let batch normalisation see the whole batch, not this process's rows alone."""
+        if self.size > 1:
+            for module in model.modules():
+                if isinstance(module, StackedBatchNorm):
+                    module.total = self.total
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the processes; each process's loss depends on it, so the gradients are summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        total = value.detach().clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Total.forward(ctx, gradient)
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[World]:
+    """The world that ``torchrun`` set up in the environment, or this process alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield World()
+        return
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def local_device(device: torch.device) -> torch.device:
+    """This process's own GPU where ``torchrun`` started one process per GPU."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,0 +1,202 @@
+"""One readable training loop over stacked seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hardnet.errors import HardNetError, sentence
+from hardnet.train.batches import Batches
+from hardnet.train.distributed import World
+from hardnet.train.stacked import StackedMLP
+
+if TYPE_CHECKING:
+    from hardnet.model import HardNet
+
+Policy = Callable[[Tensor], Tensor]
+
+
+class Task(Protocol):
+    """What training needs of a problem; ``hardnet.problems.Problem`` has it."""
+
+    train: Tensor
+    validation: Tensor
+    objective: str
+    violation: str
+    loop_budget: int
+
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float) -> Tensor:
+        """The loss per sample."""
+        ...
+
+    def bounded_loss(self, policy: Policy, x: Tensor, soft_weight: float, budget: int) -> tuple[Tensor, Tensor]:
+        """The loss per sample in a fixed number of operations, and which samples needed more."""
+        ...
+
+    def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
+        """The metrics, each one number per seed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Attributes:
+        epochs: Passes over the training samples.
+        batch_size: Samples per step; the last step of an epoch takes what is left.
+        soft_weight: Weight of the squared residuals in the loss.
+        warm_epochs: Epochs before the layer is switched on (the paper's warm start).
+        learning_rate: Of Adam.
+        judge_every: Epochs between two entries of the history.
+        judge_last: How many of the last epochs all enter the history.
+    """
+
+    epochs: int
+    batch_size: int
+    soft_weight: float = 0.0
+    warm_epochs: int = 0
+    learning_rate: float = 1e-4
+    judge_every: int = 10
+    judge_last: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be counted with."""
+        for name in ("epochs", "batch_size", "judge_every"):
+            if getattr(self, name) < 1:
+                raise HardNetError(sentence(name, "at least 1", getattr(self, name)))
+
+    def judged(self, epoch: int) -> bool:
+        """Whether the epoch of this index enters the history."""
+        return epoch % self.judge_every == 0 or epoch >= self.epochs - max(1, self.judge_last)
+
+
+@dataclass
+class History:
+    """Learning curves: one entry per judged epoch, one number per seed in each."""
+
+    epoch: list[int] = field(default_factory=list)
+    loss: list[list[float]] = field(default_factory=list)
+    objective: list[list[float]] = field(default_factory=list)
+    violation: list[list[float]] = field(default_factory=list)
+
+
+class Training:
+    """A run in progress: the model, Adam, the seeds' streams, how far it is, and what was seen on the way.
+
+    The loss is summed over the batch and over the seeds; the seeds' parameters are disjoint, so each seed's
+    gradient is its own.
+
+    Args:
+        task: Data, loss and metrics.
+        model: A `HardNet` around a `StackedMLP`, on the device of the data.
+        streams: The generators that initialised the network, one per seed.
+        settings: How to train.
+        world: The processes that share the batches.
+    """
+
+    def __init__(
+        self, task: Task, model: HardNet, streams: Sequence[Generator], settings: Settings, world: World | None = None
+    ) -> None:
+        self.task, self.model, self.streams, self.settings = task, model, list(streams), settings
+        self.world = world or World()
+        self.world.synchronise_statistics(model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = _adam(self.parameters, settings.learning_rate)
+        self.batches = Batches(task.train, self.streams, stacked_net(model))
+        self.history = History()
+        self.epoch = 0
+        self.seconds = 0.0
+        self._steps = self._choose_steps()
+
+    def run(self, watch: Callable[[Training], bool] | None = None) -> bool:
+        """Train to the last epoch; `watch` is called after each epoch and stops the run by returning True.
+
+        Returns:
+            Whether the last epoch was reached.
+        """
+        while self.epoch < self.settings.epochs:
+            started = time.perf_counter()
+            loss = self._train_epoch()
+            self.seconds += time.perf_counter() - started
+            if self.settings.judged(self.epoch):
+                self._judge(loss)
+            self.epoch += 1
+            if watch is not None and watch(self):
+                break
+        return self.epoch >= self.settings.epochs
+
+    def loss(self, x: Tensor, enforce: bool) -> Tensor:
+        """The loss per sample ``(seeds, batch)``."""
+        return self.task.loss(partial(self.model, enforce=enforce), x, self.settings.soft_weight)
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the layer is on in this epoch."""
+        return self.epoch >= self.settings.warm_epochs
+
+    def _train_epoch(self) -> Tensor:
+        self.model.train()
+        self.batches.shuffle()
+        loss = self._steps(self.enforced)
+        if loss.is_cuda:
+            torch.cuda.synchronize(loss.device)
+        return self.world.total(loss)
+
+    @torch.no_grad()
+    def _judge(self, loss: Tensor) -> None:
+        self.model.eval()
+        metrics = self.task.evaluate(partial(self.model, enforce=self.enforced), self.task.validation)
+        self.history.epoch.append(self.epoch)
+        self.history.loss.append(loss.tolist())
+        self.history.objective.append(metrics[self.task.objective].tolist())
+        self.history.violation.append(metrics[self.task.violation].tolist())
+
+    def _choose_steps(self) -> Callable[[bool], Tensor]:
+        """Replay captured steps on a GPU; run them one by one where graphs do not reach."""
+        if self.task.train.is_cuda and self.world.size == 1:
+            from hardnet.train.capture import CapturedSteps
+
+            return CapturedSteps(self)
+        return self._eager_steps
+
+    def _eager_steps(self, enforce: bool) -> Tensor:
+        """One epoch, step by step; the summed loss of each seed."""
+        count, size = self.batches.samples.shape[0], self.settings.batch_size
+        summed = self.batches.samples.new_zeros(len(self.streams))
+        for start in range(0, count, size):
+            x = self.batches.take(self.world.share(start, min(start + size, count)))
+            loss = self.loss(x, enforce).sum(1)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.sum().backward()
+            self.world.sum_gradients(self.parameters)
+            self.optimizer.step()
+            summed += loss.detach()
+        return summed
+
+
+def stacked_net(model: nn.Module) -> StackedMLP:
+    """The stacked network inside a model."""
+    for module in model.modules():
+        if isinstance(module, StackedMLP):
+            return module
+    raise HardNetError(sentence("model", "a model around a StackedMLP", type(model).__name__))
+
+
+def _adam(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
+    """One fused Adam for all seeds, its state in place from the start so that a graph or a checkpoint can hold it."""
+    captured = parameters[0].is_cuda
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate, fused=True, capturable=captured)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer

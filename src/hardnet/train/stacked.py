@@ -1,0 +1,169 @@
+"""Networks of several seeds as one: weights ``(seeds, in, out)``, data ``(seeds, batch, n)``.
+
+The seeds share nothing but the launch: each has its own weights, its own normalisation statistics and its own
+stream of random numbers, so that a seed's numbers do not depend on which other seeds are stacked with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hardnet.errors import ShapeError, sentence
+
+Encode = Callable[[Tensor], Tensor]
+WeightBias = tuple[Tensor, Tensor]
+
+
+def streams_of(seeds: Sequence[int]) -> list[Generator]:
+    """One CPU generator per seed; it initialises the seed's network and then orders its batches."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def initial_linears(sizes: Sequence[int], stream: Generator, dtype: torch.dtype) -> list[WeightBias]:
+    """The weights ``(out, in)`` and biases ``(out,)`` that torch would give the Linear layers of one seed.
+
+    First every layer draws torch's default weight and bias in order, then every weight is drawn again,
+    Kaiming-normal (fan-in, gain sqrt 2). The draws equal those after ``torch.manual_seed`` without touching
+    the global generator.
+    """
+    linears: list[WeightBias] = []
+    for fan_in, fan_out in pairwise(sizes):
+        weight = nn.init.kaiming_uniform_(torch.empty(fan_out, fan_in, dtype=dtype), a=math.sqrt(5), generator=stream)
+        bound = 1 / math.sqrt(fan_in)
+        bias = torch.empty(fan_out, dtype=dtype).uniform_(-bound, bound, generator=stream)
+        linears.append((weight, bias))
+    for weight, _ in linears:
+        nn.init.kaiming_normal_(weight, generator=stream)
+    return linears
+
+
+class StackedLinear(nn.Module):
+    """``x W + b`` for each seed.
+
+    Args:
+        linears: Weight ``(out, in)`` and bias ``(out,)`` of each seed.
+    """
+
+    def __init__(self, linears: Sequence[WeightBias]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([weight.T for weight, _ in linears]).contiguous())
+        self.bias = nn.Parameter(torch.stack([bias for _, bias in linears]).unsqueeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(seeds, batch, in)`` to ``(seeds, batch, out)``."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class StackedBatchNorm(nn.Module):
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, with the statistics of each seed over its own batch.
+
+    Attributes:
+        total: Adds a tensor up over the processes that share a batch; None where one process holds it all.
+    """
+
+    def __init__(self, seeds: int, width: int, dtype: torch.dtype, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.total: Callable[[Tensor], Tensor] | None = None
+        self.weight = nn.Parameter(torch.ones(seeds, 1, width, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(seeds, 1, width, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(seeds, 1, width, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(seeds, 1, width, dtype=dtype))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x ``(seeds, batch, width)``: by the batch in training, by the running statistics in testing."""
+        mean, var = self._moments(x) if self.training else (self.running_mean, self.running_var)
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        return torch.addcmul(self.bias - mean * scale, x, scale)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of the batch; the running statistics move towards them (variance unbiased)."""
+        if self.total is None:
+            var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+            count: Tensor | int = x.shape[1]
+        else:
+            count = self.total(x.new_full((), x.shape[1]))
+            mean = self.total(x.sum(1, keepdim=True)) / count
+            var = self.total((x - mean).square().sum(1, keepdim=True)) / count
+        self._follow(mean.detach(), var.detach(), count)
+        return mean, var
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor, count: Tensor | int) -> None:
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
+
+
+class StackedDropout(nn.Module):
+    """``x * mask / keep`` in training; the mask ``(seeds, batch, width)`` is drawn by the training loop.
+
+    Attributes:
+        mask: The samples' kept units (bool). None means that nothing is dropped.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop units of x ``(seeds, batch, width)`` by the mask."""
+        if not self.training or self.mask is None:
+            return x
+        return x * self.mask.to(x.dtype).mul_(1 / (1 - self.rate))
+
+
+class StackedMLP(nn.Module):
+    """Linear layers with ReLU between them, one network per seed; optionally BatchNorm and Dropout when hidden.
+
+    Args:
+        sizes: Widths ``(in, hidden, ..., out)``; `in` counts the encoded input.
+        streams: One CPU generator per seed; each is advanced by the initialisation of its seed.
+        batch_norm: Whether hidden layers are Linear, BatchNorm, ReLU instead of Linear, ReLU.
+        dropout: The share of hidden units dropped in training, after the ReLU.
+        encode: Maps x to the features that the first layer takes.
+        dtype: Of weights and outputs.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        streams: Sequence[Generator],
+        *,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        encode: Encode | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        if len(sizes) < 2 or not streams:
+            raise ShapeError(sentence("sizes and streams", "two widths and one seed at least", (sizes, len(streams))))
+        by_seed = [initial_linears(sizes, stream, dtype) for stream in streams]
+        self.linears = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
+        norms = [StackedBatchNorm(len(streams), width, dtype) for width in sizes[1:-1]] if batch_norm else []
+        self.norms = nn.ModuleList(norms)
+        self.dropouts = nn.ModuleList(StackedDropout(dropout) for _ in sizes[1:-1]) if dropout > 0 else nn.ModuleList()
+        self.sizes, self.seeds, self.encode = tuple(sizes), len(streams), encode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
+        features = x if self.encode is None else self.encode(x)
+        if features.dim() == 2:
+            features = features.expand(self.seeds, *features.shape)
+        for layer in range(len(self.linears) - 1):
+            features = self._hidden(layer, features)
+        return self.linears[-1](features)
+
+    def _hidden(self, layer: int, features: Tensor) -> Tensor:
+        features = self.linears[layer](features)
+        if self.norms:
+            features = self.norms[layer](features)
+        features = torch.relu(features)
+        return self.dropouts[layer](features) if self.dropouts else features

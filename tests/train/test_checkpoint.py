@@ -1,0 +1,132 @@
+"""Checkpoints: killed at any moment, a run goes on bit for bit; anything else is refused."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+
+from hardnet.errors import FileError
+from hardnet.train import load_checkpoint, save_checkpoint
+from hardnet.train.checkpoint import write_atomically
+
+IDENTITY = {"problem": "toy", "seeds": [1, 2, 3]}
+
+WORKER = """
+import sys, pathlib, torch
+torch.set_num_threads(1)
+import toy
+from hardnet.train import save_checkpoint
+path = pathlib.Path(sys.argv[1])
+def watch(training):
+    save_checkpoint(training, path, {"problem": "toy", "seeds": [1, 2, 3]})
+    return False
+toy.training(epochs=100000).run(watch)
+"""
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, stop):
+    whole = toy.training()
+    whole.run()
+    first = toy.training()
+    first.run(lambda training: training.epoch == stop)
+    save_checkpoint(first, tmp_path / "c.safetensors", IDENTITY)
+    second = toy.training()
+    load_checkpoint(second, tmp_path / "c.safetensors", IDENTITY)
+    assert second.epoch == stop
+    second.run()
+    assert_same(toy.numbers(whole), toy.numbers(second))
+
+
+def test_killed_without_warning_it_resumes_bit_for_bit(tmp_path):
+    path = tmp_path / "c.safetensors"
+    command = [sys.executable, "-c", WORKER, str(path)]
+    worker = subprocess.Popen(command, env={"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"})
+    _wait_for(path, worker)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    resumed = toy.training(epochs=100000)
+    load_checkpoint(resumed, path, IDENTITY)
+    end = resumed.epoch + 3
+    resumed.run(lambda training: training.epoch == end)
+    whole = toy.training(epochs=100000)
+    whole.run(lambda training: training.epoch == end)
+    assert_same(toy.numbers(whole), toy.numbers(resumed))
+
+
+def _wait_for(path, worker):
+    deadline = time.monotonic() + 60
+    while not path.exists() and worker.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(toy.training(), path, IDENTITY)
+    return path
+
+
+def test_a_checkpoint_of_another_run_is_refused(saved):
+    message = r"a checkpoint of another run; it differs in seeds \(saved \[1, 2, 3\], asked \[7\]\)"
+    with pytest.raises(FileError, match=message):
+        load_checkpoint(toy.training(), saved, IDENTITY | {"seeds": [7]})
+
+
+def test_a_checkpoint_of_another_network_is_refused(saved):
+    with pytest.raises(FileError, match="a checkpoint of another network"):
+        load_checkpoint(toy.training(deep=False), saved, IDENTITY)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 1000])
+def test_a_cut_file_is_refused(saved, keep):
+    saved.write_bytes(saved.read_bytes()[:keep])
+    with pytest.raises(FileError, match=r"corrupt checkpoint; .*; delete it to start over"):
+        load_checkpoint(toy.training(), saved, IDENTITY)
+
+
+def test_a_flipped_bit_is_noticed(saved):
+    content = bytearray(saved.read_bytes())
+    content[-20] ^= 1
+    saved.write_bytes(bytes(content))
+    with pytest.raises(FileError, match="its numbers do not match their digest"):
+        load_checkpoint(toy.training(), saved, IDENTITY)
+
+
+def test_a_foreign_safetensors_file_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.zeros(2)}, tmp_path / "c.safetensors")
+    with pytest.raises(FileError, match="expected a checkpoint of format hardnet-checkpoint-1, got None"):
+        load_checkpoint(toy.training(), tmp_path / "c.safetensors", IDENTITY)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(FileError, match="corrupt checkpoint"):
+        load_checkpoint(toy.training(), tmp_path / "none.safetensors", IDENTITY)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    monkeypatch.setattr("os.fsync", _no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+def _no_space(_):
+    raise OSError(28, "No space left on device")
