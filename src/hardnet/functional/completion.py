@@ -47,10 +47,20 @@ def choose_partition(A: Tensor) -> Partition:
         RankError: The rows of A are linearly dependent, so that no choice of e columns is invertible.
     """
     rows, columns = A.shape
+    taken = independent_columns(A, torch.finfo(A.dtype).eps)
+    if len(taken) < rows:
+        raise RankError(
+            f"A: expected {rows} linearly independent equality rows, got rank {len(taken)}; drop the redundant rows"
+        )
+    return partition_of([column for column in range(columns) if column not in taken], columns, A.device)
+
+
+def independent_columns(A: Tensor, eps: float) -> list[int]:
+    """The columns of A ``(m, n)`` that pivoting takes, best first, until the rest is rounding of relative size eps."""
     rest = A.detach().to("cpu", torch.float64).clone()
-    threshold = max(rows, columns) * torch.finfo(A.dtype).eps * rest.norm(dim=0).max().item()
+    threshold = max(A.shape) * eps * rest.norm(dim=0).max().item()
     taken: list[int] = []
-    for _ in range(min(rows, columns)):
+    for _ in range(min(A.shape)):
         norms = rest.norm(dim=0)
         norms[taken] = -1
         best = int(norms.argmax())
@@ -59,11 +69,7 @@ def choose_partition(A: Tensor) -> Partition:
         direction = rest[:, best] / norms[best]
         rest -= torch.outer(direction, direction @ rest)
         taken.append(best)
-    if len(taken) < rows:
-        raise RankError(
-            f"A: expected {rows} linearly independent equality rows, got rank {len(taken)}; drop the redundant rows"
-        )
-    return partition_of([column for column in range(columns) if column not in taken], columns, A.device)
+    return taken
 
 
 def partition_of(predicted: list[int], n: int, device: torch.device) -> Partition:

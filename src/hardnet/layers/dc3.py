@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, RankError, ShapeError, name_samples, sentence
-from hardnet.functional.completion import Partition, choose_partition, partition_of, singular
+from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.functional.completion import Partition
 from hardnet.functional.correction import Descent, exact_step, largest_step
 from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import equalities_at, known_equalities, known_matrix
-from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities
+from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 
@@ -73,7 +73,7 @@ class DC3(Layer):
         self.dim = constraint.dim if dim is None else dim
         equalities = known_equalities(constraint)
         self.completion = (predicted is not None or bool(equalities)) if completion is None else completion
-        partition = _choose(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
+        partition = choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
         self.register_buffer("completed", partition.completed)
         self.refactor()
@@ -162,34 +162,12 @@ class DC3(Layer):
     def _diagnose(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> HardNetError:
         """Why some sample of y is NaN."""
         found = diagnose_inputs(raw, rows)
-        if found is not None:
-            return found
-        bad = None if reduced.completion is None else sample_indices(singular(reduced.completion))
-        if bad is not None and reduced.completion is not None:
-            worst = reduced.completion.condition.max().item()
-            where = f" in samples {name_samples(bad)}" if bad else ""
-            text = f"the columns {self.completed.tolist()} of the equalities, which are solved for, are singular"
-            return RankError(f"predicted: {text}{where} (condition {worst:.1e}); predict other coordinates", bad)
-        return NonFiniteError("the correction diverged: lower the step, or use step='auto'")
+        if found is None and reduced.completion is not None:
+            found = diagnose_singular(reduced.completion, Partition(self.predicted, self.completed))
+        return found or NonFiniteError("the correction diverged: lower the step, or use step='auto'")
 
 
 _NO_PARTITION = Partition(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-
-
-def _choose(
-    constraint: ConstraintSet, n: int | None, equalities: list[int] | None, predicted: Sequence[int] | None
-) -> Partition:
-    """The given partition, or the one that pivoting finds where A is known."""
-    A = known_matrix(constraint)
-    device = torch.device("cpu") if A is None else A.device
-    if predicted is not None and n is not None:
-        if len(set(predicted)) < len(predicted) or not all(0 <= column < n for column in predicted):
-            raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{n - 1}", list(predicted)))
-        return partition_of(list(predicted), n, device)
-    if A is None or equalities is None or n is None:
-        remedy = "pass predicted=[...], and dim=n where A is a function of x"
-        raise ShapeError(sentence("predicted", "the coordinates that the network predicts", predicted, remedy))
-    return choose_partition(A[equalities])
 
 
 def _check_options(step: float | str, steps: int, extra_steps: int) -> None:

@@ -1,12 +1,16 @@
-"""Which rows of a polyhedral set are equalities, as its construction tells; shared by the completing layers."""
+"""Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import RankError, ShapeError, name_samples, sentence
+from hardnet.functional.completion import Completion, Partition, choose_partition, partition_of, singular
+from hardnet.layers.invalid import sample_indices
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import Intersection
@@ -54,6 +58,51 @@ def known_matrix(constraint: ConstraintSet) -> Tensor | None:
     pieces = [None if like is None else _matrix(part, like) for part in members(constraint)]
     known = [piece.detach() for piece in pieces if piece is not None]
     return torch.cat(known) if len(known) == len(pieces) else None
+
+
+def only_equalities(constraint: ConstraintSet) -> bool:
+    """Whether the set is affine and every row of it is an equality, as its construction tells."""
+    if not constraint.polyhedral:
+        return False
+    like = constraint.origin()
+    index = known_equalities(constraint)
+    if index is None or like is None:
+        return all(isinstance(part, Equality) for part in members(constraint))
+    return len(index) == sum(row_count(part, like) or 0 for part in members(constraint))
+
+
+def choose_columns(
+    constraint: ConstraintSet, n: int | None, equalities: list[int] | None, predicted: Sequence[int] | None
+) -> Partition:
+    """The given predicted outputs and their complement, or the partition that pivoting finds where A is known."""
+    A = known_matrix(constraint)
+    if predicted is not None and n is not None:
+        if len(set(predicted)) < len(predicted) or not all(0 <= column < n for column in predicted):
+            raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{n - 1}", list(predicted)))
+        return partition_of(list(predicted), n, torch.device("cpu") if A is None else A.device)
+    if A is None or equalities is None or n is None:
+        remedy = "pass predicted=[...], and dim=n where A is a function of x"
+        raise ShapeError(sentence("predicted", "the coordinates that the network predicts", predicted, remedy))
+    return choose_partition(A[equalities])
+
+
+def diagnose_singular(completion: Completion, partition: Partition) -> RankError | None:
+    """The error of the samples whose solved columns are singular, with the columns that pivoting would take there."""
+    bad = singular(completion)
+    samples = sample_indices(bad)
+    if samples is None:
+        return None
+    first = tuple(bad.nonzero()[0].tolist())
+    columns = torch.cat([completion.A_predicted, completion.A_completed], dim=-1)[first]
+    names = torch.cat([partition.predicted, partition.completed])
+    try:
+        better = f"solve for {sorted(names[choose_partition(columns).completed].tolist())} instead"
+    except RankError:
+        better = "its rows are linearly dependent; use method='projection'"
+    where = f" in samples {name_samples(samples)}" if samples else ""
+    worst = completion.condition.nan_to_num(torch.inf).max().item()
+    text = f"the columns {partition.completed.tolist()} of the equalities, which are solved for, are singular{where}"
+    return RankError(f"predicted: {text} (condition {worst:.1e}); {better}", samples)
 
 
 def row_count(part: ConstraintSet, like: Tensor) -> int | None:

@@ -1,0 +1,148 @@
+"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities return the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import choose_columns, diagnose_singular, known_equalities, only_equalities
+from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+Transform = Callable[[Tensor, Any], Tensor]
+"""A change of variables: (outputs, x) to outputs."""
+
+
+class ACnet(Layer):
+    """``y_direct = raw``, ``y_residual = C_r^-1 (b - C_d raw)`` for ``C(x) y = b(x)``.
+
+    The loss is taken on the full output, so that the error of the residual outputs trains the direct ones. A law that
+    is nonlinear in the natural variables but linear after a change of variables (masses instead of concentrations,
+    fluxes instead of rates) is written as a set in the linear variables; `from_linear` maps the result back.
+
+    Args:
+        constraint: Equalities alone: `Equality`, `&` of these, or constant rows with equal bounds.
+        residuals: The outputs that the equalities return, one per row; by default the best-conditioned columns.
+            Needed where C depends on x.
+        dim: n, where only a function of x knows it.
+        from_linear: ``(linear, x) -> natural`` outputs, differentiable; by default they are the same.
+        to_linear: Its inverse ``(natural, x) -> linear``; a sample where the two disagree is refused.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "acnet"
+    accepts = "equalities C(x) y = b(x) with independent rows, linear after a change of variables"
+    guarantee = Guarantee.EXACT
+    identity_inside = False  # raw is the direct outputs only
+
+    predicted: Tensor
+    completed: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        residuals: Sequence[int] | None = None,
+        dim: int | None = None,
+        from_linear: Transform | None = None,
+        to_linear: Transform | None = None,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        if (from_linear is None) != (to_linear is None):
+            got = "one without the other"
+            raise ValueError(sentence("from_linear, to_linear", "a function and its inverse, or neither", got))
+        self.from_linear, self.to_linear, self.on_invalid = from_linear, to_linear, on_invalid
+        self.dim = constraint.dim if dim is None else dim
+        direct = None if residuals is None or self.dim is None else _complement(residuals, self.dim)
+        partition = choose_columns(constraint, self.dim, known_equalities(constraint), direct)
+        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
+        self.register_buffer("completed", partition.completed)
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only equalities."""
+        if only_equalities(constraint):
+            return None
+        return "it has rows that are not equalities; use method='aff-eq', or 'projection' for any affine rows"
+
+    @property
+    def raw_dim(self) -> int:
+        """The direct outputs: n less one per equality."""
+        return self.predicted.numel()
+
+    def refactor(self) -> None:
+        """Factorise the residual columns where C is constant; refuse them where they are singular."""
+        self._kept: Completion | None = None
+        like = self.constraint.origin()
+        C = None if like is None else self.constraint.fixed_matrix(like)
+        if C is None:
+            return
+        self._require_square(C)
+        kept = factorize_completion(C.double(), self._partition)
+        error = diagnose_singular(kept, self._partition)
+        if error is not None:
+            raise error
+        if kept.condition > 1e8:
+            warnings.warn(f"residuals: condition number {kept.condition:.1e}", ConditionWarning, stacklevel=3)
+        self._kept = Completion(*(tensor.to(C.dtype) for tensor in kept))
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``."""
+        if raw.shape[-1:] != (self.raw_dim,):
+            remedy = f"method 'acnet' needs {self.raw_dim} network outputs for this set"
+            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        rows = self.constraint.affine(x, raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0))
+        if rows.lower is None:
+            raise ShapeError(sentence("constraint", "right-hand sides", None))
+        self._require_square(rows.A)
+        factor = factorize_completion(rows.A, self._partition) if self._kept is None else self._kept
+        linear = complete(raw, rows.lower, factor, self._partition)
+        natural, disagree = self._map_back(linear, x)
+        y = poison(natural, disagree)
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, disagree))
+        return y
+
+    @property
+    def _partition(self) -> Partition:
+        return Partition(self.predicted, self.completed)
+
+    def _map_back(self, linear: Tensor, x: Any) -> tuple[Tensor, Tensor | None]:
+        """The natural outputs, and where ``to_linear(from_linear(linear))`` is not linear to half the digits."""
+        if self.from_linear is None or self.to_linear is None:
+            return linear, None
+        natural = self.from_linear(linear, x)
+        gap = (self.to_linear(natural, x) - linear).abs().amax(dim=-1).detach()
+        size = linear.abs().amax(dim=-1).detach().clamp_min(1)
+        return natural, ~(gap <= torch.finfo(linear.dtype).eps ** 0.5 * size)
+
+    def _require_square(self, C: Tensor) -> None:
+        """As many residual outputs as rows."""
+        if C.shape[-2] != self.completed.numel():
+            got = f"{self.completed.tolist()} for {C.shape[-2]} rows"
+            raise ShapeError(sentence("residuals", "one output per equality row", got))
+
+    def _diagnose(self, raw: Tensor, rows: AffineRows, factor: Completion, disagree: Tensor | None) -> HardNetError:
+        """Why some sample of y is NaN."""
+        found = diagnose_inputs(raw, rows) or diagnose_singular(factor, self._partition)
+        samples = None if disagree is None else sample_indices(disagree)
+        if found is None and samples is not None:
+            text = "from_linear, to_linear: expected inverses of each other, got another point after the round trip"
+            return NonFiniteError(f"{text} in samples {samples}", samples)
+        return found or NonFiniteError("raw: expected numbers that do not overflow the residual outputs, got inf")
+
+
+def _complement(residuals: Sequence[int], n: int) -> list[int]:
+    """The direct outputs."""
+    if len(set(residuals)) < len(residuals) or not all(0 <= column < n for column in residuals):
+        raise ShapeError(sentence("residuals", f"distinct outputs in 0..{n - 1}", list(residuals)))
+    return [column for column in range(n) if column not in set(residuals)]

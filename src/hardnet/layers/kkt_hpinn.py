@@ -1,0 +1,101 @@
+"""KKT-hPINN (Chen, Constante-Flores & Li, 2024): the projection onto ``A x + B y = b`` as two fixed matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, name_samples, sentence
+from hardnet.functional.completion import independent_columns, matvec
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import only_equalities
+from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+
+class KKThPINN(Layer):
+    """``y = raw - B^+ (B raw - b(x))`` for ``B y = b(x)`` with one constant B; the paper has ``b(x) = b - A x``.
+
+    This is the Euclidean projection onto the equalities. x and y must be in the units that the equalities are written
+    in: for normalised outputs ``y = mean + scale * y'`` write ``B diag(scale)`` and ``b - B mean``. Redundant rows that
+    agree are dropped; samples where they contradict each other are refused.
+
+    Args:
+        constraint: Equalities alone with a constant matrix; the right-hand side may depend on x.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "kkt-hpinn"
+    accepts = "equalities B y = b(x) with a constant B"
+    guarantee = Guarantee.EXACT
+
+    def __init__(self, constraint: ConstraintSet, *, on_invalid: str = "raise") -> None:
+        super().__init__(constraint)
+        self.on_invalid = on_invalid
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only equalities, only with a constant matrix."""
+        if not only_equalities(constraint):
+            return "it has rows that are not equalities; use method='aff', or 'projection' for any affine rows"
+        like = constraint.origin()
+        if like is None or constraint.fixed_matrix(like) is None:
+            return "its matrix is learned or depends on x; use method='aff', which is the same map for any A(x)"
+        return None
+
+    def refactor(self) -> None:
+        """Keep the independent rows, their pseudo-inverse, and how the other rows follow from them."""
+        like = self.constraint.origin()
+        B = None if like is None else self.constraint.fixed_matrix(like)
+        if B is None:
+            return
+        _require_rows_of_outputs(B)
+        double = B.double()
+        self._kept = torch.tensor(independent_columns(double.mT, torch.finfo(B.dtype).eps), device=B.device)
+        rows = double[self._kept]
+        pseudo_inverse = torch.linalg.pinv(rows)
+        self._rows, self._pseudo_inverse = rows.to(B.dtype), pseudo_inverse.to(B.dtype)
+        dependence = double @ pseudo_inverse  # B = dependence @ independent rows
+        dependence[self._kept] = torch.eye(len(rows), dtype=double.dtype, device=B.device)
+        self._dependence = dependence.to(B.dtype)
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; the second pass removes the rounding of B^+."""
+        rows = self.constraint.affine(x, raw)
+        right = rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])
+        b = right.index_select(-1, self._kept)
+        y = raw - matvec(self._pseudo_inverse, matvec(self._rows, raw) - b)
+        y = y - matvec(self._pseudo_inverse, matvec(self._rows, y) - b)
+        contradiction = self._contradiction(right, b)
+        y = poison(y, contradiction)
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw, rows, contradiction))
+        return y
+
+    def _contradiction(self, right: Tensor, b: Tensor) -> Tensor:
+        """Whether a redundant row asks for another number than the rows it follows from, beyond rounding."""
+        gap = (matvec(self._dependence, b) - right).abs()
+        size = matvec(self._dependence.abs(), b.abs()) + right.abs()
+        limit = 64 * self._dependence.shape[0] * torch.finfo(right.dtype).eps
+        return ~(gap <= limit * size).all(dim=-1)
+
+    def _diagnose(self, raw: Tensor, rows: AffineRows, contradiction: Tensor) -> HardNetError:
+        """Why some sample of y is NaN."""
+        found = diagnose_inputs(raw, rows)
+        samples = sample_indices(contradiction)
+        if found is None and samples is not None:
+            where = f" in samples {name_samples(samples)}" if samples else ""
+            return InfeasibleError(f"b: expected redundant rows that agree, got a contradiction{where}", samples)
+        return found or NonFiniteError("raw: expected numbers that do not overflow, got inf after the projection")
+
+
+def _require_rows_of_outputs(B: Tensor) -> None:
+    """Every row must involve an output, and be finite."""
+    if not bool(B.isfinite().all()):
+        raise NonFiniteError(sentence("B", "finite numbers", "NaN or inf in a constant matrix"))
+    empty = (B == 0).all(dim=-1).nonzero().flatten().tolist()
+    if empty:
+        raise RankError(sentence("B", "rows that involve y", f"zero rows {empty}", "drop them: they only restrict x"))

@@ -1,0 +1,95 @@
+"""KKT-hPINN: known answers, redundant rows, agreement with the Euclidean projection, errors."""
+
+import copy
+
+import pytest
+import torch
+
+from hardnet.errors import InfeasibleError, NonFiniteError, RankError, UnsupportedSetError
+from hardnet.layers.kkt_hpinn import KKThPINN
+from hardnet.sets import Affine, Equality
+
+F64 = torch.float64
+
+
+def number(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def balance():
+    """A x + B y = b with A = -1, B = (1, 1), b = 0: two flows that add up to the input."""
+    return Equality(number([1.0, 1.0]), lambda x: x)
+
+
+def test_known_answer():
+    y = KKThPINN(balance())(number([0.2, 0.4]), number([1.0]))
+    torch.testing.assert_close(y, number([0.4, 0.6]), rtol=0, atol=1e-15)
+
+
+def test_projects_orthogonally_and_a_second_time_changes_nothing():
+    B = random(3, 7)
+    layer = KKThPINN(Equality(B, lambda x: x))
+    x, raw = random(2, 5, 3, seed=1), random(2, 5, 7, seed=2)
+    y = layer(raw, x)
+    assert layer.constraint.violation(y, x).max() < 1e-14
+    null = torch.linalg.svd(B).Vh[3:]
+    assert ((y - raw) @ null.mT).abs().max() < 1e-14
+    torch.testing.assert_close(layer(y, x), y, rtol=0, atol=1e-14)
+
+
+def test_redundant_rows_that_agree_are_dropped():
+    B = number([1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 2.0, 1.0])
+    layer = KKThPINN(Equality(B, lambda x: torch.cat([x, x.sum(-1, keepdim=True)], dim=-1)))
+    x = random(4, 2)
+    assert layer.constraint.violation(layer(random(4, 3, seed=1), x), x).max() < 1e-14
+
+
+def test_constant_rows_with_equal_bounds_count_as_equalities():
+    layer = KKThPINN(Affine(number([1.0, 1.0]), number(1.0), number(1.0)))
+    torch.testing.assert_close(layer(number([0.2, 0.4])), number([0.4, 0.6]))
+
+
+def test_gradients_to_raw_and_through_the_right_hand_side():
+    layer = KKThPINN(Equality(random(2, 4), lambda x: x.sin()))
+    torch.autograd.gradcheck(layer, (random(3, 4, seed=1).requires_grad_(), random(3, 2, seed=2).requires_grad_()))
+
+
+def test_the_factor_follows_moves_and_loads():
+    layer, other = (KKThPINN(Equality(random(2, 4, seed=seed), number(1.0, 2.0))) for seed in (0, 1))
+    raw = random(3, 4)
+    assert not torch.equal(other(raw), layer(raw))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(raw), layer(raw))
+    single = copy.deepcopy(layer).float()
+    assert single.constraint.violation(single(raw.float())).max() < 1e-5
+
+
+def test_nan_stays_in_its_sample():
+    layer = KKThPINN(balance(), on_invalid="nan")
+    raw = number([0.0, 0.0], [torch.nan, 0.0])
+    y = layer(raw, number([1.0], [1.0]))
+    assert y[1].isnan().all()
+    assert torch.equal(y[0], layer(torch.zeros(2, 2, dtype=F64), number([1.0], [1.0]))[0])
+
+
+def test_errors():
+    with pytest.raises(UnsupportedSetError, match="it has rows that are not equalities; use method='aff'"):
+        KKThPINN(Affine(number([1.0, 1.0]), upper=number(1.0)))
+    with pytest.raises(UnsupportedSetError, match="its matrix is learned or depends on x; use method='aff'"):
+        KKThPINN(Equality(lambda x: x, number(1.0)))
+    with pytest.raises(RankError, match=r"B: expected rows that involve y, got zero rows \[1\]; drop them"):
+        KKThPINN(Equality(number([1.0, 1.0], [0.0, 0.0]), number(1.0, 0.0)))
+    with pytest.raises(NonFiniteError, match="B: expected finite numbers"):
+        KKThPINN(Equality(number([torch.inf, 1.0]), number(1.0)))
+    twice = KKThPINN(Equality(number([1.0, 1.0], [2.0, 2.0]), lambda x: x))
+    with pytest.raises(InfeasibleError, match="redundant rows that agree, got a contradiction in samples 1") as caught:
+        twice(random(2, 2), number([1.0, 2.0], [1.0, 3.0]))
+    assert caught.value.samples == [1]
+    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 0"):
+        twice(number([torch.nan, 0.0]), number([1.0, 2.0]))
+    with pytest.raises(NonFiniteError, match="raw: expected numbers that do not overflow"):
+        KKThPINN(balance())(number([1.5e308, 1.5e308]), number([1.0]))
