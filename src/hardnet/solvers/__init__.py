@@ -1,5 +1,16 @@
 """Algorithms on plain tensors, without autograd: each returns a Solution, sample by sample."""
 
+from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.conic import project_intersection
 from hardnet.solvers.solution import Solution, Status
 
-__all__ = ["Solution", "Status"]
+__all__ = [
+    "Block",
+    "Intervals",
+    "Quadratics",
+    "SecondOrder",
+    "SemiDefinite",
+    "Solution",
+    "Status",
+    "project_intersection",
+]

@@ -1,0 +1,58 @@
+"""The ball ``|y - center| <= radius``: exact projection in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
+from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+
+
+def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_invalid: Policy = "raise") -> Tensor:
+    """``center + (raw - center) min(1, radius / |raw - center|)``.
+
+    Args:
+        raw: ``(*batch, n)``.
+        center: ``(n,)`` or ``(*batch, n)``.
+        radius: A number, or ``(*batch)``; not negative. A radius of zero gives the center.
+        on_invalid: What NaN or a negative radius give on a CPU in eager mode: an error, or NaN for that sample.
+    """
+    radius = _check(raw, center, radius)
+    reach = radius.unsqueeze(-1)
+    offset = raw - center
+    outside = torch.linalg.vector_norm(offset.detach(), dim=-1, keepdim=True) > reach
+    # the norm is taken of a harmless vector where it is not used: at zero its gradient is NaN
+    distance = torch.linalg.vector_norm(torch.where(outside, offset, 1.0), dim=-1, keepdim=True)
+    y = torch.where(outside, center + offset * (reach / distance), raw)
+    bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
+    y = torch.where(bad.unsqueeze(-1), torch.nan, _drawn_in(y, center, reach))
+    if on_invalid == "raise" and look_is_free(y):
+        refuse(bad & ~offset.isfinite().all(-1), NonFiniteError, "raw, center: expected finite numbers, got NaN or inf")
+        refuse(bad, BoundsError, "radius: expected a finite number >= 0, got a negative or non-finite one")
+    return y
+
+
+def _drawn_in(y: Tensor, center: Tensor, reach: Tensor) -> Tensor:
+    """Undo the rounding that may leave y outside by an ulp or two: shrink the offset by that much."""
+    offset = (y - center).detach()
+    excess = torch.linalg.vector_norm(offset, dim=-1, keepdim=True) > reach
+    shrunk = center.detach() + offset * (1 - 2 * torch.finfo(y.dtype).eps)
+    return keep_value(y, torch.where(excess, shrunk, y))
+
+
+def _check(raw: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
+    """Check shape, dtype and device of all arguments; return the radius as a tensor."""
+    require_float("raw", raw)
+    require_like("center", center, raw)
+    if raw.dim() == 0 or center.dim() == 0 or center.shape[-1] != raw.shape[-1]:
+        expected = f"shape (n,) or (*batch, n) with the n of raw, {tuple(raw.shape)}"
+        raise ShapeError(sentence("center", expected, tuple(center.shape)))
+    batch = broadcast_batch("center", raw.shape[:-1], center.shape[:-1])
+    if not isinstance(radius, Tensor):
+        return raw.new_tensor(float(radius))
+    radius = radius.to(raw) if radius.dim() == 0 else radius
+    require_like("radius", radius, raw)
+    broadcast_batch("radius", batch, radius.shape)
+    return radius

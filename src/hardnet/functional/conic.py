@@ -1,0 +1,201 @@
+"""The exact projection onto any intersection of blocks, and its derivative by the implicit function theorem.
+
+At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.cones`),
+
+    W = I + sum_i dual_i D2G_i + rows' diag((1 - delta) / delta) rows   over the rows that bend,
+    C = rows with delta = 0,      N = W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1,
+
+the cotangent of raw is ``u = N g``; that of every number of the set is the gradient of
+``weight . G(y) - dual . DG(y) u`` at fixed y, with ``weight = -Q (S^+ C W^-1 g + bend rows u)``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, NotConvergedWarning, SampleError, ShapeError, sentence
+from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.samples import Policy, refuse
+from hardnet.solvers.blocks import Block, Intervals, Quadratics
+from hardnet.solvers.conic import project_intersection as solve
+from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.stack import Saddle, Stack
+
+
+@torch.compiler.disable
+def project_intersection(
+    raw: Tensor,
+    blocks: Sequence[Block],
+    *,
+    tolerance: float = 1e-9,
+    on_infeasible: Policy = "raise",
+    on_invalid: Policy = "raise",
+) -> Tensor:
+    """``argmin |y - raw|`` subject to every block, differentiable in raw and in every number.
+
+    Samples are independent. The solver works in float64 whatever the dtype of raw; a raw output inside the set (to
+    rounding) is returned bit for bit. A sample that stops above `tolerance` is reported by a `NotConvergedWarning`.
+
+    Args:
+        raw: ``(*batch, n)``.
+        blocks: `Intervals`, `SecondOrder`, `SemiDefinite`, `Quadratics`; each tensor with or without batch dimensions.
+        tolerance: Scale-free KKT residual below which a sample counts as solved.
+        on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone.
+        on_invalid: What NaN, lower > upper or a P that is not positive semidefinite give: an error, or NaN.
+    """
+    batch, flat, kinds = _flatten(raw, blocks)
+    y, status, residual = _Project.apply(raw.expand(*batch, -1).reshape(-1, raw.shape[-1]), kinds, tolerance, *flat)
+    status, residual = status.reshape(batch), residual.reshape(batch)
+    if on_invalid == "raise":
+        _raise_invalid(raw, blocks, status == Status.INVALID)
+    if on_infeasible == "raise":
+        text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
+        refuse(status == Status.INFEASIBLE, InfeasibleError, text)
+    _warn(status == Status.NOT_CONVERGED, residual, tolerance)
+    return y.reshape(*batch, -1)
+
+
+def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
+    """The same projection with its `Solution` (status, residual, iterations and multipliers), without gradients."""
+    batch, flat, kinds = _flatten(raw, blocks)
+    rounding = torch.finfo(raw.dtype).eps
+    found = solve(
+        raw.expand(*batch, -1).reshape(-1, raw.shape[-1]), _gather(kinds, flat), tolerance=tolerance, rounding=rounding
+    )
+    return Solution(*(field.reshape(*batch, *field.shape[1:]) for field in found))
+
+
+def _flatten(raw: Tensor, blocks: Sequence[Block]) -> tuple[torch.Size, list[Tensor], list[type[Block]]]:
+    """Join the batch dimensions; every tensor then leads with B, or with 1 where it is constant."""
+    require_float("raw", raw)
+    if raw.dim() == 0:
+        raise ShapeError(sentence("raw", "shape (*batch, n)", tuple(raw.shape), "give it an output dimension"))
+    batch = raw.shape[:-1]
+    named = [
+        (name, field, core)
+        for block in blocks
+        for (name, field), core in zip(block._asdict().items(), block.cores, strict=True)
+    ]
+    for name, field, core in named:
+        require_like(name, field, raw)
+        batch = broadcast_batch(name, batch, field.shape[: field.dim() - core])
+    flat = [_lead(field, core, batch) for _, field, core in named]
+    return batch, flat, [type(block) for block in blocks]
+
+
+def _lead(field: Tensor, core: int, batch: torch.Size) -> Tensor:
+    """One leading batch dimension: 1 for a constant, else the product of `batch`."""
+    own = field.shape[field.dim() - core :]
+    if field.dim() == core:
+        return field.unsqueeze(0)
+    return field.expand(*batch, *own).reshape(batch.numel(), *own)
+
+
+def _gather(kinds: Sequence[type[Block]], flat: Sequence[Tensor]) -> list[Block]:
+    """Cut a flat list of tensors back into blocks."""
+    fields = iter(flat)
+    return [kind(*(next(fields) for _ in kind.cores)) for kind in kinds]
+
+
+def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
+    """Say which of the three reasons makes the samples invalid."""
+    if not bool(bad.any()):
+        return
+    refuse(bad & ~raw.isfinite().all(-1), NonFiniteError, "raw: expected finite numbers, got NaN or infinite")
+    for block in blocks:
+        if isinstance(block, Intervals):
+            crossed = (block.lower > block.upper).any(-1) | (block.lower == torch.inf).any(-1)
+            crossed = (crossed | (block.upper == -torch.inf).any(-1)).expand(bad.shape)
+            refuse(bad & crossed, BoundsError, "lower: expected lower <= upper, got a lower bound above its upper")
+        if isinstance(block, Quadratics) and bool(block.P.isfinite().all()):
+            text = "P: expected a positive semidefinite matrix, got a negative eigenvalue"
+            least = torch.linalg.eigvalsh((block.P + block.P.mT).double() / 2)[..., 0]
+            refuse(bad & (least < 0).expand(bad.shape), SampleError, f"{text} ({least.min().item():.3g})")
+    refuse(bad, NonFiniteError, "the numbers of the set: expected finite numbers, got NaN or infinite")
+
+
+def _warn(bad: Tensor, residual: Tensor, tolerance: float) -> None:
+    """One warning for all samples that stopped early."""
+    count = int(bad.sum())
+    if count:
+        worst = residual[bad].max().item()
+        text = f"{count} of {bad.numel()} projections stopped at a residual of up to {worst:.2g} (tolerance {tolerance:g})"
+        remedy = "the set may have an empty interior; the points returned are feasible only to about that residual"
+        warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
+
+
+class _Project(torch.autograd.Function):
+    """Solve in float64; differentiate the optimality conditions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, *fields: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``(y, status, residual)``; samples without an answer are NaN."""
+        found = solve(raw, _gather(kinds, fields), tolerance=tolerance, rounding=torch.finfo(raw.dtype).eps)
+        answered = (found.status == Status.SOLVED) | (found.status == Status.NOT_CONVERGED)
+        y = torch.where(answered.unsqueeze(-1), found.y, torch.nan)
+        ctx.save_for_backward(y, found.dual, *fields)
+        ctx.kinds = kinds
+        ctx.mark_non_differentiable(found.status, found.residual)
+        return y.to(raw.dtype), found.status, found.residual
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """``u = N g`` to raw, and the pairing's gradient to every number."""
+        y, dual, *fields = ctx.saved_tensors
+        bad = y.isnan().any(-1, keepdim=True)
+        y, dual = torch.where(bad, 0.0, y), torch.where(bad, 0.0, dual)
+        blocks = _gather(ctx.kinds, [_sound(field.detach().double()) for field in fields])
+        u, weight = _adjoint(blocks, y, dual, torch.where(bad, 0.0, grad.double()))
+        needed = [i for i, field in enumerate(fields) if ctx.needs_input_grad[3 + i]]
+        grads: list[Tensor | None] = [None] * len(fields)
+        for i, found in zip(needed, _number_grads(ctx.kinds, fields, needed, (y, u, weight, dual)), strict=True):
+            grads[i] = found
+        u = torch.where(bad & (grad != 0), torch.nan, u.to(grad.dtype))  # no answer has no derivative either
+        return u if ctx.needs_input_grad[0] else None, None, None, *grads
+
+
+def _sound(field: Tensor) -> Tensor:
+    """NaN of invalid samples as zero: LAPACK refuses a whole batch for one of them. Infinite bounds stay."""
+    return torch.where(field.isnan(), torch.zeros_like(field), field)
+
+
+def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The cotangents of raw ``(B, n)`` and of the values G ``(B, r)``."""
+    stack = Stack(blocks, y)
+    factor, unit = stack.factor(y), stack.scaled(y)
+    lean = dual * factor
+    z = unit.value(y) + lean
+    size = lean.abs().amax(-1, keepdim=True)
+    tolerance = 1e-10 * (1 + size) + 8 * torch.finfo(y.dtype).eps * z.abs().amax(-1, keepdim=True)
+    tolerance = torch.where(size == 0, torch.inf, tolerance)  # raw was inside: only equalities are tight
+    linear, frames = unit.linear(y, z, tolerance)
+    saddle = Saddle(unit.curvature(y, lean), linear)
+    u, pull = saddle.reduce(grad)
+    bent = saddle.bend * (linear.rows @ u.unsqueeze(-1)).squeeze(-1)
+    return u, -unit.restore(frames, pull + bent) / factor
+
+
+def _number_grads(
+    kinds: list[type[Block]], fields: list[Tensor], needed: list[int], at: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> Sequence[Tensor]:
+    """The gradient of ``weight . G(y) - dual . DG(y) u`` to the needed numbers, in their own dtype."""
+    if not needed:
+        return []
+    y, u, weight, dual = at
+    with torch.enable_grad():
+        leaves = [field.detach().double().requires_grad_(i in needed) for i, field in enumerate(fields)]
+        blocks = _gather(kinds, leaves)
+        stack = Stack([type(block)(*(field.detach() for field in block)) for block in blocks], y)
+        cuts = zip(blocks, stack.split(weight), stack.split(dual), strict=True)
+        total = torch.stack([block.pairing(y, u, own, lean) for block, own, lean in cuts]).sum()
+    found = torch.autograd.grad(total, [leaves[i] for i in needed])
+    return [gradient.to(fields[i].dtype) for i, gradient in zip(needed, found, strict=True)]

@@ -1,0 +1,40 @@
+"""Bad samples: NaN for these alone; then, where a look is free, the error that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import SampleError, name_samples
+
+Policy = Literal["raise", "nan"]
+"""What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
+
+
+def look_is_free(y: Tensor) -> bool:
+    """Whether values may be looked at: eager mode on a CPU, outside vmap."""
+    if torch.compiler.is_compiling() or y.device.type != "cpu":
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def sample_indices(bad: Tensor) -> list[object]:
+    """The indices of the bad samples of a mask ``(*batch)``: ints for one batch dimension, else tuples."""
+    index = bad.nonzero().tolist()
+    return [entry[0] if len(entry) == 1 else tuple(entry) for entry in index]
+
+
+def refuse(bad: Tensor, error: Callable[..., SampleError], text: str) -> None:
+    """Raise `error` with `text` and the samples of the mask `bad` ``(*batch)``, if there are any."""
+    if bool(bad.any()):
+        samples = sample_indices(bad)
+        where = f" in sample {name_samples(samples)}" if bad.dim() else ""
+        raise error(f"{text}{where}", samples)
+
+
+def keep_value(y: Tensor, value: Tensor) -> Tensor:
+    """The bits of `value` with the gradient of y."""
+    return value.detach() + (y - y.detach())

@@ -1,0 +1,50 @@
+"""The simplex ``{y >= 0, sum(y) = total}``: exact projection by sorting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
+from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+
+
+def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Policy = "raise") -> Tensor:
+    """``argmin |y - raw|  s.t.  y >= 0, sum(y) = total``: ``y = relu(raw - shift)``.
+
+    With raw sorted downwards, ``shift = max_k (raw_1 + ... + raw_k - total) / k``. Sums run in float64.
+
+    Args:
+        raw: ``(*batch, n)``.
+        total: A number, or ``(*batch)``; not negative. A total of zero gives the origin.
+        on_invalid: What NaN or a negative total give on a CPU in eager mode: an error, or NaN for that sample.
+    """
+    total = _check(raw, total)
+    exact, wanted = raw.double(), total.double()
+    ordered = exact.sort(dim=-1, descending=True).values
+    count = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=torch.float64)
+    shift = ((ordered.cumsum(-1) - wanted.unsqueeze(-1)) / count).amax(-1, keepdim=True)
+    y = (exact - shift).clamp_min(0).to(raw.dtype)
+    slack = 4 * torch.finfo(raw.dtype).eps * (exact.abs().sum(-1) + wanted.abs())
+    inside = (exact >= 0).all(-1) & ((exact.sum(-1) - wanted).abs() <= slack)
+    y = keep_value(y, torch.where(inside.unsqueeze(-1), raw, y))
+    bad = ~((wanted >= 0) & wanted.isfinite() & raw.isfinite().all(-1))
+    y = torch.where(bad.unsqueeze(-1), torch.nan, y)
+    if on_invalid == "raise" and look_is_free(y):
+        refuse(bad & ~raw.isfinite().all(-1), NonFiniteError, "raw: expected finite numbers, got NaN or infinite")
+        refuse(bad, BoundsError, "total: expected a finite number >= 0, got a negative or non-finite one")
+    return y
+
+
+def _check(raw: Tensor, total: Tensor | float) -> Tensor:
+    """Check shape, dtype and device of both arguments; return the total as a tensor."""
+    require_float("raw", raw)
+    if raw.dim() == 0 or raw.shape[-1] == 0:
+        raise ShapeError(sentence("raw", "shape (*batch, n) with n >= 1", tuple(raw.shape)))
+    if not isinstance(total, Tensor):
+        return raw.new_tensor(float(total))
+    total = total.to(raw) if total.dim() == 0 else total
+    require_like("total", total, raw)
+    broadcast_batch("total", raw.shape[:-1], total.shape)
+    return total
