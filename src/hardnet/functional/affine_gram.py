@@ -1,0 +1,122 @@
+"""HardNet-Aff for many rows: Cholesky of the row-scaled Gram matrix, QR for the samples that need it.
+
+``(D A A' D) = C C'`` with ``D = diag(1 / |a_i|)``. Its error grows with cond(A)², so every sample is looked at: where
+the smallest pivot says that this is too much, the sample alone is solved again by QR of its A' (eager, on a CPU).
+Where no value may be looked at (compiled code, an accelerator) the Gram matrix is formed in float64 and the answer
+refined twice with its residual, which contracts the error by cond(A)² eps each time; a sample that does not
+contract is NaN. Samples never share a decision.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.affine_bounds import bound_gradients, moved, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import times_transposed as times_t
+from hardnet.functional.affine_pinv import pseudo_inverse
+
+Saved = tuple[Tensor, ...]
+SAFE_PIVOT = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
+
+
+def may_look(tensor: Tensor) -> bool:
+    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+
+
+def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
+    """``y = raw + A' (A A')⁻¹ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
+    violation = signed_violation(times(A, raw), lower, upper)
+    C, scale, doubtful = factorise(A)
+    q = solve(C, scale, violation)
+    step = times_t(A, q)
+    for _ in range(refinements(A)):
+        rest = violation - times(A, step)
+        correction = solve(C, scale, rest)
+        q, step = q + correction, step + times_t(A, correction)
+    if may_look(A):
+        q, step = settle_forward(A, violation, doubtful, q, step)
+    else:
+        lost = (doubtful | not_contracted(A, violation, step)).unsqueeze(-1)
+        scale, step = torch.where(lost, torch.nan, scale), torch.where(lost, torch.nan, step)
+    return moved(raw, step), (C, scale, doubtful, violation, q, step)
+
+
+def backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
+    C, scale, doubtful, violation, q, step = saved
+    w = solve(C, scale, times(A, gradient))
+    across = gradient - times_t(A, w)
+    for _ in range(refinements(A)):
+        correction = solve(C, scale, times(A, across))
+        w, across = w + correction, across - times_t(A, correction)
+    if may_look(A):
+        w, across = settle_backward(A, gradient, doubtful, w, across)
+    active = torch.where(violation == 0, 0, w)
+    grad_matrix = outer_sum(A, (q, -w, -active), (across, step, raw)) if wants_matrix else None
+    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
+
+
+def refinements(A: Tensor) -> int:
+    """How many corrections with the residual: none in float64 where doubtful samples get QR, two where none may."""
+    if not may_look(A):
+        return 2
+    return 0 if A.dtype == torch.float64 else 1
+
+
+def factorise(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """C ``(B, m, m)`` and the row scale ``(B, m)`` of ``D A A' D = C C'``, and which samples are doubtful ``(B,)``."""
+    rows = A if may_look(A) or A.device.type == "mps" else A.double()
+    gram = torch.bmm(rows, rows.mT)
+    scale = gram.diagonal(dim1=-2, dim2=-1).rsqrt()
+    gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+    C, failed = torch.linalg.cholesky_ex(gram)
+    smallest = C.diagonal(dim1=-2, dim2=-1).amin(-1).square()
+    sure = 64 * A.shape[-2] * torch.finfo(C.dtype).eps if not may_look(A) else SAFE_PIVOT[A.dtype]
+    doubtful = (smallest > sure).logical_not_().logical_or_(failed != 0)
+    return C, scale, doubtful
+
+
+def solve(C: Tensor, scale: Tensor, right: Tensor) -> Tensor:
+    """``(A A')⁻¹ r = D C⁻' C⁻¹ D r`` for r ``(B, m)``, in the dtype of r."""
+    solution = (right * scale).unsqueeze(-1)
+    solution = torch.linalg.solve_triangular(C, solution, upper=False)
+    solution = torch.linalg.solve_triangular(C.mT, solution, upper=True).squeeze(-1)
+    return solution.mul_(scale).to(right.dtype)
+
+
+def settle_forward(A: Tensor, violation: Tensor, doubtful: Tensor, q: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the doubtful samples: ``step = P' s, q = P step`` with ``P = A⁺'`` by QR."""
+    if not doubtful.any():
+        return q, step
+    P, s = pseudo_inverse(A[doubtful]), violation[doubtful]
+    exact = times_t(P, s)
+    exact = exact + times_t(P, s - times(A[doubtful], exact))
+    return put(q, doubtful, times(P, exact)), put(step, doubtful, exact)
+
+
+def settle_backward(A: Tensor, gradient: Tensor, doubtful: Tensor, w: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the doubtful samples: ``w = P g, across = g - A' w`` with ``P = A⁺'`` by QR."""
+    if not doubtful.any():
+        return w, across
+    rows, g = A[doubtful], gradient[doubtful]
+    P = pseudo_inverse(rows)
+    exact = times(P, g)
+    exact = exact + times(P, g - times_t(rows, exact))
+    return put(w, doubtful, exact), put(across, doubtful, g - times_t(rows, exact))
+
+
+def not_contracted(A: Tensor, violation: Tensor, step: Tensor) -> Tensor:
+    """Whether the residual ``s - A step`` of a sample ``(B,)`` stayed above what refinement leaves of good samples."""
+    rest = (violation - times(A, step)).abs()
+    size = torch.linalg.vector_norm(A, dim=-1) * torch.linalg.vector_norm(step, dim=-1, keepdim=True)
+    return (rest > torch.finfo(A.dtype).eps ** 0.5 * size).any(-1)
+
+
+def put(target: Tensor, where: Tensor, values: Tensor) -> Tensor:
+    """The samples of `target` chosen by the mask `where`, replaced by `values`."""
+    return target.index_put((where,), values)

@@ -1,0 +1,96 @@
+"""HardNet-Aff for few rows: Gram-Schmidt on the rows, unrolled over m, elementwise over the batch.
+
+The batch is the last dimension, so that every operation runs over contiguous samples. With ``A = L R``, L unit
+lower triangular, the rows of R orthogonal (modified Gram-Schmidt) and ``D = R R'`` diagonal,
+
+    A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s.
+
+The error grows with cond(A) and not with its square, the size of a row does not matter, and nothing here looks at a
+value, so that the same lines serve the eager, the compiled and the accelerator path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.affine_bounds import bound_gradients, moved, signed_violation
+
+Saved = tuple[Tensor, ...]
+
+
+def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
+    """``y = raw + A⁺ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
+    rows, output = A.permute(1, 2, 0).contiguous(), raw.t().contiguous()
+    violation = signed_violation((rows * output).sum(1), _batch_last(lower), _batch_last(upper))
+    R, L, inverse = orthogonalise(rows)
+    weights = substitute(L, violation).mul_(inverse)
+    step = combine(weights, R)
+    if rows.shape[0] > 1:  # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings
+        correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
+        step, weights = step.add_(combine(correction, R)), weights.add_(correction)
+    return moved(raw, step.t()), (R, L, inverse, violation, weights, step)
+
+
+def backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
+    R, L, inverse, violation, weights, step = saved
+    incoming = gradient.t().contiguous()
+    inside = (R * incoming).sum(1).mul_(inverse)
+    w = substitute_transposed(L, inside)
+    active = torch.where(violation == 0, 0, w)
+    grad_raw = gradient - combine((L * active.unsqueeze(1)).sum(0).add_(active), R).t()  # A' = R' L'
+    grad_lower, grad_upper = bound_gradients(violation, w)
+    grad_matrix = None
+    if wants_matrix:
+        across = incoming - combine(inside, R)
+        grad_matrix = substitute_transposed(L, weights).unsqueeze(1) * across
+        grad_matrix.addcmul_(w.unsqueeze(1), step.unsqueeze(0), value=-1)
+        grad_matrix.addcmul_(active.unsqueeze(1), raw.t().unsqueeze(0), value=-1)
+        grad_matrix = grad_matrix.permute(2, 0, 1)
+    return grad_raw, grad_matrix, grad_lower.t(), grad_upper.t()
+
+
+def orthogonalise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``A = L R`` of rows ``(m, n, B)``: R, L below its diagonal ``(m, m, B)``, and 1 / diag(D), NaN if dependent."""
+    m, n, samples = rows.shape
+    R, L = rows.clone(), rows.new_zeros(m, m, samples)
+    squares = []
+    for k in range(m):
+        squares.append((R[k] * R[k]).sum(0))
+        if k + 1 < m:
+            multiplier = (R[k + 1 :] * R[k]).sum(1).div_(squares[k])
+            R[k + 1 :].addcmul_(multiplier.unsqueeze(1), R[k].unsqueeze(0), value=-1)
+            L[k + 1 :, k] = multiplier
+    D = torch.stack(squares)
+    size = (L * L * D).sum(1).add_(D)  # the squared lengths of the rows of A
+    tolerance = (4 * n * torch.finfo(rows.dtype).eps) ** 2
+    return R, L, torch.where((tolerance * size < D) & (D > 0), D.reciprocal(), torch.nan)
+
+
+def substitute(L: Tensor, right: Tensor) -> Tensor:
+    """``L⁻¹ r``, column by column."""
+    solution = right.clone()
+    for k in range(L.shape[0] - 1):
+        solution[k + 1 :].addcmul_(L[k + 1 :, k], solution[k].unsqueeze(0), value=-1)
+    return solution
+
+
+def substitute_transposed(L: Tensor, right: Tensor) -> Tensor:
+    """``L⁻' r``, row by row from the last."""
+    solution = right.clone()
+    for k in range(L.shape[0] - 1, 0, -1):
+        solution[:k].addcmul_(L[k, :k], solution[k].unsqueeze(0), value=-1)
+    return solution
+
+
+def combine(weights: Tensor, rows: Tensor) -> Tensor:
+    """``sum_k w_k a_k``: weights ``(m, B)`` and rows ``(m, n, B)`` to ``(n, B)``."""
+    return (rows * weights.unsqueeze(1)).sum(0)
+
+
+def _batch_last(bound: Tensor | None) -> Tensor | None:
+    """A bound ``(B, m)`` or ``(m,)`` as ``(m, B)`` or ``(m, 1)``."""
+    return None if bound is None else bound.unsqueeze(-1) if bound.dim() == 1 else bound.t()

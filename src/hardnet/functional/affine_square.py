@@ -1,0 +1,38 @@
+"""HardNet-Aff where A is square: one pivoted LU of the row-scaled matrix, since ``A⁺ = A⁻¹``.
+
+No Gram matrix is formed, so the error grows with cond(A), and no component of the gradient lies across the rows:
+``g - A⁺ A g = 0`` leaves two of the three terms of the gradient of A.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.affine_bounds import bound_gradients, moved, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import times_transposed as times_t
+
+Saved = tuple[Tensor, ...]
+
+
+def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
+    """``y = raw + A⁻¹ s`` for raw ``(B, n)``, A ``(B, n, n)``, bounds ``(B, n)`` or ``(n,)``."""
+    violation = signed_violation(times(A, raw), lower, upper)
+    scale = torch.linalg.vector_norm(A, dim=-1).reciprocal_()
+    LU, pivots, _ = torch.linalg.lu_factor_ex(A * scale.unsqueeze(-1))
+    smallest = LU.diagonal(dim1=-2, dim2=-1).abs().amin(-1, keepdim=True)
+    tolerance = 4 * A.shape[-1] * torch.finfo(A.dtype).eps
+    scale = torch.where(smallest > tolerance, scale, torch.nan)
+    step = torch.linalg.lu_solve(LU, pivots, (violation * scale).unsqueeze(-1)).squeeze(-1)
+    return moved(raw, step), (LU, pivots, scale, violation, step)
+
+
+def backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
+    LU, pivots, scale, violation, step = saved
+    w = torch.linalg.lu_solve(LU, pivots, gradient.unsqueeze(-1), adjoint=True).squeeze(-1) * scale
+    active = torch.where(violation == 0, 0, w)
+    grad_matrix = outer_sum(A, (-w, -active), (step, raw)) if wants_matrix else None
+    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
