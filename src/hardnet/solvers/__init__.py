@@ -2,6 +2,7 @@
 
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.solvers.conic import project_intersection
+from hardnet.solvers.projection import project_affine
 from hardnet.solvers.solution import Solution, Status
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "SemiDefinite",
     "Solution",
     "Status",
+    "project_affine",
     "project_intersection",
 ]

@@ -1,0 +1,186 @@
+"""The Euclidean projection onto ``lower <= A y <= upper``, for any rows, with its implicit derivative.
+
+With J the strictly active rows (and all equalities), N the projector on the null space of A_J, and g the
+cotangent of y,
+
+    u = N g,   w = (A_J')^+ g:     raw receives u,  the active bounds w,  A_J  -dual u' - w y'.
+
+Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
+dual and w by the pseudo-inverse, so that duplicates share evenly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.implicit import implicit_vjp
+from hardnet.functional.inputs import check_affine
+from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
+from hardnet.functional.samples import look_is_free
+from hardnet.solvers.active import solve_active
+from hardnet.solvers.problem import multiply
+from hardnet.solvers.projection import flatten, solve
+from hardnet.solvers.solution import Status
+
+
+@torch.compiler.disable
+def project_affine(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    *,
+    on_infeasible: Literal["raise", "nearest", "nan"] = "raise",
+    on_invalid: Literal["raise", "nan"] = "raise",
+) -> Tensor:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
+
+    Any number of rows: more than n, dependent, duplicated, redundant, equalities (lower == upper). The solver works in
+    float64 whatever the dtype. A raw output inside the set (to rounding) is returned bit for bit, and a sample's
+    answer does not depend on its batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
+        upper: Like `lower`; None is +inf.
+        on_infeasible: What an empty set gives: an `InfeasibleError` with the rows that contradict each other;
+            the compromise with the least sum of squared distances to the rows; or NaN for that sample alone.
+        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error, or NaN for that sample alone.
+
+    Returns:
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
+    """
+    _, lower, upper = check_affine(raw, A, lower, upper)
+    y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper)  # pyright: ignore[reportGeneralTypeIssues]
+    failed = status != Status.SOLVED
+    if look_is_free(raw) or raw.device.type != "cpu":
+        if bool(failed.any()):
+            if on_invalid == "raise":
+                raise_invalid(raw, A, lower, upper, status == Status.INVALID)
+            if on_infeasible == "raise":
+                raise_infeasible(status == Status.INFEASIBLE, dual)
+            warn_not_converged(status == Status.NOT_CONVERGED, residual)
+    if on_infeasible == "nearest":
+        return y
+    return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)
+
+
+class _Projection(torch.autograd.Function):
+    """y and, without derivative, dual, side, status and residual; saves O(n + m) numbers a sample beside A."""
+
+    @staticmethod
+    def forward(
+        raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Solve in float64."""
+        batch, flat = flatten(raw, A, lower, upper)
+        found = solve(*flat)
+        y = found.y.to(raw.dtype).view(*batch, raw.shape[-1])
+        dual, side = (part.view(*batch, A.shape[-2]) for part in (found.dual, found.side.to(torch.int8)))
+        return y, dual, side, found.status.view(batch), found.residual.view(batch)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep what the derivative reads."""
+        y, dual, side, status, residual = output
+        ctx.save_for_backward(*inputs, y, dual, side, status)
+        ctx.mark_non_differentiable(dual, side, status, residual)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
+        if grads[0] is None:
+            return None, None, None, None
+        return _gradients(grads[0], *ctx.saved_tensors, needed=ctx.needs_input_grad)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """The mapped dimension becomes the first batch dimension."""
+        cores = (1, 2, 1, 1)
+        depth = max(
+            tensor.dim() - core - (dim is not None)
+            for tensor, core, dim in zip(inputs, cores, in_dims, strict=True)
+            if tensor is not None
+        )
+        joined = (_lead(*parts, depth) for parts in zip(inputs, in_dims, cores, strict=True))
+        return _Projection.apply(*joined), (0,) * 5  # pyright: ignore[reportReturnType]
+
+
+def _lead(tensor: Tensor | None, dim: int | None, core: int, depth: int) -> Tensor | None:
+    """Move the mapped dimension to the front, before `depth` batch dimensions."""
+    if tensor is None or dim is None:
+        return tensor
+    tensor = tensor.movedim(dim, 0)
+    missing = depth - (tensor.dim() - 1 - core)
+    return tensor.reshape(tensor.shape[0], *(1,) * missing, *tensor.shape[1:])
+
+
+def _gradients(
+    grad: Tensor,
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    y: Tensor,
+    dual: Tensor,
+    side: Tensor,
+    status: Tensor,
+    *,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The cotangents of raw, A, lower and upper."""
+    batch, (flat_raw, rows, low, high) = flatten(raw, A, lower, upper)
+    sound = (status == Status.SOLVED) | (status == Status.NOT_CONVERGED) | (status == Status.INFEASIBLE)
+    sound = sound.reshape(-1, 1)
+    if not bool(sound.all()):  # numbers of invalid samples may be NaN
+        rows = rows if rows.dim() == 2 else torch.where(sound.unsqueeze(-1), rows, 0.0)
+    tight = low == high
+    side = side.reshape(low.shape)
+    active = ((side != 0) | tight) & sound
+    cotangent = torch.where(sound & ~grad.reshape(flat_raw.shape).isnan(), grad.double().reshape(flat_raw.shape), 0.0)
+    u, w = implicit_vjp(cotangent, rows, active)
+    found = (_flat(y, sound), _flat(dual, sound))
+    if torch.is_grad_enabled():  # a derivative of this derivative is asked for
+        found = _resolved(flat_raw, rows, low, high, side, active)
+    shares = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
+    return (
+        _reduce(u, batch, raw) if needed[0] else None,
+        _matrix_gradient(u, w, *found, batch, A) if needed[1] else None,
+        _reduce(w * shares[0], batch, lower) if needed[2] and lower is not None else None,
+        _reduce(w * shares[1], batch, upper) if needed[3] and upper is not None else None,
+    )
+
+
+def _flat(tensor: Tensor, sound: Tensor) -> Tensor:
+    return torch.where(sound, tensor.double().reshape(len(sound), -1), 0.0)
+
+
+def _resolved(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, side: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor]:
+    """y and dual as differentiable functions of the numbers, on the active set that was found."""
+    bound = torch.where(side > 0, upper, lower)
+    target = torch.where(active, multiply(A, raw) - torch.where(active, bound, 0.0), 0.0)
+    dual = solve_active(A, active, target)
+    return raw - multiply(A.mT, dual), dual
+
+
+def _matrix_gradient(u: Tensor, w: Tensor, y: Tensor, dual: Tensor, batch: torch.Size, A: Tensor) -> Tensor:
+    """``-dual u' - w y'``; for a shared A the sum over the batch, without a matrix per sample."""
+    if A.dim() == 2:
+        return -(dual.mT @ u + w.mT @ y).to(A.dtype)
+    left, right = torch.stack([dual, w], -1), torch.stack([u, y], -2)
+    return _reduce(torch.bmm(-left, right), batch, A)
+
+
+def _reduce(gradient: Tensor, batch: torch.Size, like: Tensor) -> Tensor:
+    """Sum over the batch dimensions that `like` was shared along, in its dtype."""
+    core = gradient.shape[1:]
+    return gradient.reshape(*batch, *core).sum_to_size(like.shape).to(like.dtype)

@@ -1,0 +1,125 @@
+"""Linear algebra on the active rows J of each sample: ``(A_J A_J')^+`` without ragged shapes.
+
+Rows are scaled to length one first, so that the pseudo-inverse does not depend on how a row is scaled. Samples are
+grouped by their number of active rows, rounded up to a fixed ladder of sizes: the work follows the active rows and a
+sample's answer depends on its own size alone. A Cholesky factor serves independent rows; where one of its pivots
+says that rows are nearly dependent, a singular value decomposition of the rows takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.problem import multiply
+
+NEARLY_DEPENDENT = 1e-8
+"""Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
+CHUNK_ENTRIES = 1 << 23
+"""Most entries of one gathered block of rows, so that memory stays bounded for any batch."""
+
+
+def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """``v = u + A_J'w`` with ``A_J u = 0``: the tangent u and the multipliers ``w = (A_J')^+ v``, zero off J.
+
+    Args:
+        vector: v, ``(B, n)``.
+        A: ``(m, n)`` or ``(B, m, n)``.
+        active: J as a mask, ``(B, m)``.
+    """
+    product = multiply(A, vector)
+
+    def exact(rows: Tensor, samples: Tensor, _: Tensor) -> Tensor:
+        U, S, Vh = _decompose(rows)
+        return _apply(U, _inverse(S, rows) * _apply(Vh, vector[samples]))
+
+    multiplier = _solve(A, active, product, exact)
+    return vector - multiply(A.mT, multiplier), multiplier
+
+
+def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
+    """``w = (A_J A_J')^+ target_J`` for unit rows, zero off J: ``(B, m)``; arguments as in `split`."""
+
+    def exact(rows: Tensor, _: Tensor, right: Tensor) -> Tensor:
+        U, S, _ = _decompose(rows)
+        return _apply(U, _inverse(S, rows).square() * _apply(U.mT, right))
+
+    return _solve(A, active, target, exact)
+
+
+def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Solve group by group; ``exact(unit rows, samples, scaled target)`` serves the nearly dependent samples."""
+    result = torch.zeros_like(target)
+    for samples, size in _groups(active, A.shape[-1]):
+        index, kept = _first_rows(active[samples], size)
+        rows = None if A.dim() == 2 else _gather(A, samples, index)
+        gram = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
+        length = torch.where(kept, gram.diagonal(dim1=-2, dim2=-1), 1.0).clamp_min(torch.finfo(A.dtype).tiny).sqrt()
+        scale = kept / length
+        unit = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2) + torch.diag_embed((~kept).to(gram))
+        right = target[samples].gather(-1, index) * scale
+        factor, info = torch.linalg.cholesky_ex(unit)
+        solved = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
+        trusted = (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).square().amin(-1) > NEARLY_DEPENDENT)
+        doubtful = (~trusted).nonzero().squeeze(-1)
+        if len(doubtful):
+            chosen = samples[doubtful]
+            block = _gather(A, chosen, index[doubtful]) * scale[doubtful].unsqueeze(-1)
+            solved = solved.index_copy(0, doubtful, exact(block, chosen, right[doubtful]))
+        spread = torch.zeros_like(result[samples]).scatter_add(-1, index, solved * scale)
+        result = result.index_copy(0, samples, spread)
+    return result
+
+
+def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
+    """Samples with the same rounded number of active rows, in chunks: by size on a CPU, one size on a GPU."""
+    count = active.sum(-1)
+    sizes = _ladder(count, active.shape[-1])
+    if active.device.type != "cpu":
+        sizes = sizes.amax().expand_as(sizes) if len(sizes) else sizes
+    for size in sizes.unique().tolist():
+        if size == 0:
+            continue
+        samples = (sizes == size).nonzero().squeeze(-1)
+        for chunk in samples.split(max(1, CHUNK_ENTRIES // (size * max(size, n)))):
+            yield chunk, size
+
+
+def _ladder(count: Tensor, m: int) -> Tensor:
+    """Round up to 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and at most m."""
+    power = torch.ldexp(torch.ones_like(count, dtype=torch.float64), torch.frexp(count.double()).exponent)
+    rounded = torch.where(count <= 0.5 * power, 0.5 * power, torch.where(count <= 0.75 * power, 0.75 * power, power))
+    return torch.where(count <= 2, count, rounded.long()).clamp_max(m)
+
+
+def _first_rows(active: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Indices of the active rows first, ``(b, size)``, and which of them are really active."""
+    if size == active.shape[-1]:
+        return torch.arange(size, device=active.device).expand(active.shape), active
+    index = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :size]
+    return index, active.gather(-1, index)
+
+
+def _gather(A: Tensor, samples: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` of the samples: ``(b, size, n)``."""
+    if A.dim() == 2:
+        return A[index]
+    if index.shape[-1] == A.shape[-2]:
+        return A if len(samples) == len(A) else A[samples]
+    return A[samples.unsqueeze(-1), index]
+
+
+def _decompose(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.linalg.svd(rows, full_matrices=False)
+
+
+def _inverse(singular: Tensor, rows: Tensor) -> Tensor:
+    """``1/s`` where s is above rounding of the largest, else 0."""
+    cut = max(rows.shape[-2:]) * torch.finfo(rows.dtype).eps * singular[..., :1]
+    return torch.where(singular > cut, 1 / singular, 0.0)
+
+
+def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,211 @@
+"""The Euclidean projection onto ``lower <= A y <= upper``: which algorithm serves which sample.
+
+1. A sample inside the set is returned as it came.
+2. One row has a closed form.
+3. The rest goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
+4. The optimality conditions of every answer are checked; what fails is settled by proximal steps, which also
+   decide whether the set is empty.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers import compiled
+from hardnet.solvers.active import split
+from hardnet.solvers.optimality import SOLVED, kkt_residual
+from hardnet.solvers.pivoting import pivot
+from hardnet.solvers.problem import Problem, multiply, standard_form
+from hardnet.solvers.proximal import settle
+from hardnet.solvers.solution import Solution, Status
+
+STRICT = 1e-11
+"""Part of the sample's size above which a multiplier makes its row strictly active."""
+CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
+"""Most entries of the tableaus that one run of pivoting holds."""
+
+
+class Outcome(NamedTuple):
+    """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
+
+    y: Tensor
+    dual: Tensor
+    side: Tensor
+    status: Tensor
+    iterations: Tensor
+    residual: Tensor
+
+
+def project_affine(
+    raw: Tensor, A: Tensor, lower: Tensor | None = None, upper: Tensor | None = None, *, backend: str = "auto"
+) -> Solution:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``, with what the solver knows about it.
+
+    Shapes as in `hardnet.functional.project_affine`; no autograd, nothing raised for bad samples: look at
+    ``.status``. For an empty set y is the compromise with the least sum of squared distances to the rows, and
+    ``.dual`` is a certificate of emptiness.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
+        upper: ``(m,)`` or ``(*batch, m)``; None is +inf.
+        backend: ``"auto"``, ``"daqp"`` (needs the extra ``qp``) or ``"torch"``.
+    """
+    with torch.no_grad():
+        batch, flat = flatten(raw, A, lower, upper)
+        found = solve(*flat, backend=backend)
+    y, dual = found.y.to(raw.dtype).view(*batch, -1), found.dual.to(raw.dtype).view(*batch, -1)
+    rest = (part.view(batch) for part in (found.status, found.iterations, found.residual))
+    return Solution(y, dual, *rest)
+
+
+def flatten(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
+) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """One flat batch in float64: raw ``(B, n)``, A ``(m, n)`` or ``(B, m, n)``, bounds ``(B, m)`` with infinities."""
+    m, n = A.shape[-2:]
+    shapes = [raw.shape[:-1], A.shape[:-2], *(bound.shape[:-1] for bound in (lower, upper) if bound is not None)]
+    batch = torch.broadcast_shapes(*shapes)
+    raw = raw.double().expand(*batch, n).reshape(-1, n)
+    A = A.double()
+    shared = A.dim() == 2 or A.shape[:-2].numel() == 1 < batch.numel()
+    A = A.reshape(m, n) if shared else A.expand(*batch, m, n).reshape(-1, m, n)
+    ends = []
+    for bound, absent in ((lower, -torch.inf), (upper, torch.inf)):
+        full = raw.new_full((m,), absent) if bound is None else bound.double()
+        ends.append(full.expand(*batch, m).reshape(-1, m))
+    return batch, (raw, A, ends[0], ends[1])
+
+
+def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto") -> Outcome:
+    """Project a flat batch in float64 (see `flatten`), in the units that came in."""
+    valid = _valid(raw, A, lower, upper)
+    if not bool(valid.all()):
+        raw, A, lower, upper = _harmless(valid, raw, A, lower, upper)
+    problem = standard_form(raw, A, lower, upper)
+    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
+    result = _unchanged(problem, valid)
+    todo = (~inside & valid).nonzero().squeeze(-1)
+    if len(todo):
+        part = problem if len(todo) == len(raw) else problem.take(todo)
+        result = _place(result, todo, _answer(part, backend))
+    y = torch.where(inside.unsqueeze(-1), raw, result.y * problem.unit.unsqueeze(-1))
+    bad = ~valid.unsqueeze(-1)
+    dual = (result.dual * problem.unit.unsqueeze(-1)).masked_fill(bad, torch.nan)
+    return result._replace(y=y.masked_fill(bad, torch.nan), dual=dual)
+
+
+def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Finite raw and A, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
+    numbers = raw.isfinite().all(-1) & A.norm(dim=(-2, -1)).isfinite()
+    return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+
+
+def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    """Replace the numbers of invalid samples by zeros and open bounds, which no solver stumbles over."""
+    row = valid.unsqueeze(-1)
+    A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
+    bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
+    return torch.where(row, raw, 0.0), A, *bounds
+
+
+def _unchanged(problem: Problem, valid: Tensor) -> Outcome:
+    """Every sample as it came: right for the samples inside, and the place for the others' answers."""
+    zero = torch.zeros_like(problem.lower)
+    count = torch.zeros_like(valid, dtype=torch.long)
+    status = torch.where(valid, int(Status.SOLVED), int(Status.INVALID)).to(torch.int8)
+    residual = torch.where(valid, 0.0, torch.nan).to(zero)
+    return Outcome(problem.raw, zero, zero, status, count, residual)
+
+
+def _place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
+    return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(result, part, strict=True)))
+
+
+def _answer(problem: Problem, backend: str) -> Outcome:
+    """Solve the samples outside the set, check them, and settle those that fail the check."""
+    y, dual, iterations, finished = _first_answer(problem, backend)
+    residual = kkt_residual(problem, y, dual)
+    solved = finished & (residual <= SOLVED)
+    outcome = Outcome(
+        y, dual, _side(problem, dual), torch.zeros_like(iterations, dtype=torch.int8), iterations, residual
+    )
+    outcome = _share(problem, outcome)
+    failed = (~solved).nonzero().squeeze(-1)
+    return _place(outcome, failed, _careful(problem.take(failed))) if len(failed) else outcome
+
+
+def _first_answer(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if problem.lower.shape[-1] == 1:
+        return _one_row(problem)
+    on_cpu = problem.raw.device.type == "cpu"
+    if backend == "daqp" or (backend == "auto" and on_cpu and compiled.available()):
+        return compiled.solve_compiled(problem)
+    return _by_pivoting(problem)
+
+
+def _one_row(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``y = raw - a (a'raw - clamp(a'raw)) / |a|^2``."""
+    excess = problem.product - problem.product.clamp(problem.lower, problem.upper)
+    dual = excess / problem.norm.square()
+    y = problem.raw - problem.A.reshape(-1, problem.raw.shape[-1]) * dual
+    ones = torch.ones_like(dual[:, 0], dtype=torch.long)
+    return y, dual, ones, ones.bool()
+
+
+def _by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Batched pivoting, in chunks whose tableaus fit the cache (CPU) or the memory (GPU)."""
+    batch, m = problem.lower.shape
+    size = max(1, CACHE_ENTRIES.get(problem.raw.device.type, 1 << 27) // (m * m))
+    parts = [_pivot_chunk(problem.take(slice(first, first + size))) for first in range(0, batch, size)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
+
+
+def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    norm = problem.norm
+    gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
+    gram = gram.expand(len(problem.raw), -1, -1).clone() if problem.shared else gram
+    scaled = (part / norm for part in (problem.product, problem.lower, problem.upper, problem.slack))
+    found = pivot(gram, *scaled, limit=10 * sum(problem.A.shape[-2:]) + 50)
+    dual = found.dual / norm
+    return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
+
+
+def _side(problem: Problem, dual: Tensor) -> Tensor:
+    """The sign of each multiplier that is more than rounding."""
+    weight = dual * problem.norm
+    strict = weight.abs() > STRICT * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
+    return torch.where(strict, weight.sign(), 0.0)
+
+
+def _share(problem: Problem, outcome: Outcome) -> Outcome:
+    """Where rows touch y without a multiplier, spread the multipliers by the pseudo-inverse if their signs allow."""
+    product = multiply(problem.A, outcome.y)
+    slack = 10 * problem.slack
+    touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
+    touch = torch.where(problem.equality, 1.0, touch)
+    chosen = ((touch != 0) & (outcome.side == 0)).any(-1).nonzero().squeeze(-1)
+    if len(chosen) == 0:
+        return outcome
+    part, touch = problem.take(chosen), touch[chosen]
+    old = Outcome(*(field[chosen] for field in outcome))
+    _, dual = split(part.raw - old.y, part.A, (touch != 0) | (old.side != 0))
+    side = _side(part, dual)
+    residual = kkt_residual(part, old.y, dual)
+    better = (residual <= SOLVED) & ((side * touch >= 0) | part.equality).all(-1)
+    keep = better.unsqueeze(-1)
+    shared = old._replace(dual=torch.where(keep, dual, old.dual), side=torch.where(keep, side, old.side))
+    return _place(outcome, chosen, shared._replace(residual=torch.where(better, residual, old.residual)))
+
+
+def _careful(problem: Problem) -> Outcome:
+    """Proximal steps for samples that the first answer left open."""
+    found = settle(problem)
+    residual = kkt_residual(problem, found.y, torch.where(found.infeasible.unsqueeze(-1), 0.0, found.dual))
+    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    status = torch.where(found.infeasible, int(Status.INFEASIBLE), status).to(torch.int8)
+    return Outcome(found.y, found.dual, found.side, status, found.iterations, residual)

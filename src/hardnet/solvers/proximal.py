@@ -1,0 +1,115 @@
+"""The careful way for the few: proximal steps on the dual, which need no independent rows and no feasible point.
+
+Each step solves the problem with Gram matrix ``G + I/weight`` and product ``A raw + dual/weight`` (an augmented
+Lagrangian step), which pivoting can always finish. On a polyhedron finitely many steps reach the projection.
+On an empty set the multipliers run off along a certificate of emptiness, while y settles at the compromise: the
+point nearest to raw among those with the least sum of squared distances to the rows' half-spaces.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.active import solve_active, split
+from hardnet.solvers.optimality import SOLVED, kkt_residual
+from hardnet.solvers.pivoting import pivot
+from hardnet.solvers.problem import Problem, multiply
+
+STEPS = 24
+FIRST_WEIGHT, LAST_WEIGHT = 1e4, 1e8
+PARALLEL = 1e-14
+"""Two unit rows are parallel when their product is this close to one."""
+
+
+class Settled(NamedTuple):
+    """Where the careful way ended.
+
+    Attributes:
+        y: Projection, or the compromise where the set is empty, ``(B, n)``.
+        dual: Multipliers, or the certificate of emptiness: ``A'dual = 0`` with the bounds on the wrong side, ``(B, m)``.
+        side: Rows that hold y: +1 at (or beyond) the upper bound, -1 the lower, 0 free, ``(B, m)``.
+        iterations: Pivots spent, ``(B,)``.
+        infeasible: ``(B,)``.
+    """
+
+    y: Tensor
+    dual: Tensor
+    side: Tensor
+    iterations: Tensor
+    infeasible: Tensor
+
+
+def settle(problem: Problem) -> Settled:
+    """Solve, or prove empty, every sample of a (small) problem."""
+    A, norm = problem.A.expand(len(problem.raw), -1, -1), problem.norm.expand_as(problem.lower)
+    unit = problem._replace(A=A / norm.unsqueeze(-1), lower=problem.lower / norm, upper=problem.upper / norm)
+    unit = unit._replace(norm=torch.ones_like(norm), product=problem.product / norm)
+    gram = torch.bmm(unit.A, unit.A.mT)
+    certificate = _parallel_conflict(unit, gram)
+    infeasible = (certificate != 0).any(-1)
+    dual, side = torch.zeros_like(norm), torch.zeros_like(norm)
+    iterations = torch.zeros(len(norm), dtype=torch.long, device=norm.device)
+    y = unit.raw
+    weight = FIRST_WEIGHT
+    for _ in range(STEPS):
+        previous, (dual, side, steps) = dual, _proximal_step(unit, gram, dual, weight)
+        iterations = iterations + steps
+        y, refined = polish(unit, unit.raw - multiply(unit.A.mT, dual), side)
+        solved = kkt_residual(unit, y, refined) <= SOLVED
+        fresh = _proves_empty(unit, dual - previous, y) & ~infeasible & ~solved
+        certificate = torch.where(fresh.unsqueeze(-1), dual - previous, certificate)
+        infeasible = infeasible | fresh
+        if bool((solved | (infeasible & ~fresh)).all()):
+            break
+        weight = min(10 * weight, LAST_WEIGHT)
+    found = certificate / certificate.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(norm.dtype).tiny)
+    multipliers = torch.where(infeasible.unsqueeze(-1), found, refined)
+    return Settled(y, multipliers / norm, side, iterations, infeasible)
+
+
+def polish(problem: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+    """``y - A_J^+(A_J y - b_J)``, twice, and the multipliers ``(A_J')^+(raw - y)``: exact on the active set."""
+    active = side != 0
+    bound = torch.where(side > 0, problem.upper, problem.lower)
+    for _ in range(2):
+        missing = torch.where(active, multiply(problem.A, y) - bound, 0.0)
+        y = y - multiply(problem.A.mT, solve_active(problem.A, active, missing))
+    return y, split(problem.raw - y, problem.A, active)[1]
+
+
+def _proximal_step(problem: Problem, gram: Tensor, dual: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    m = gram.shape[-1]
+    regular = gram + torch.eye(m, dtype=gram.dtype, device=gram.device) / weight
+    slack = problem.slack
+    moved = pivot(regular, problem.product + dual / weight, problem.lower, problem.upper, slack, 20 * m + 100)
+    return moved.dual, moved.side, moved.steps
+
+
+def _proves_empty(problem: Problem, ray: Tensor, y: Tensor) -> Tensor:
+    """Farkas: ``A'ray = 0`` while ``sum(upper ray+) - sum(lower ray-) < 0`` contradicts every y: ``(B,)``."""
+    ray = ray / ray.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(ray.dtype).tiny)
+    ray = torch.where(ray.abs() > 1e-9, ray, 0.0)
+    bound = torch.where(ray > 0, problem.upper, problem.lower)
+    value = torch.where(ray != 0, ray * bound, 0.0).sum(-1)
+    leak = multiply(problem.A.mT, ray).abs().sum(-1) * (1 + y.abs().amax(-1))
+    return value < -(1e-10 + 100 * leak)
+
+
+def _parallel_conflict(problem: Problem, gram: Tensor) -> Tensor:
+    """The first pair of parallel rows whose intervals are disjoint, as a certificate; zero where there is none."""
+    m = gram.shape[-1]
+    parallel = gram.abs() > 1 - PARALLEL
+    same = gram > 0
+    low = torch.where(same, problem.lower.unsqueeze(-2), -problem.upper.unsqueeze(-2))
+    slack = problem.slack.unsqueeze(-1) + problem.slack.unsqueeze(-2)
+    clash = (parallel & (low - problem.upper.unsqueeze(-1) > 10 * slack)).flatten(1)  # row i above: lower_j > upper_i
+    found, pair = clash.max(-1)
+    first, second = pair // m, pair % m
+    aligned = same.flatten(1).gather(-1, pair.unsqueeze(-1)).squeeze(-1)
+    value = torch.where(found, 1.0, 0.0).to(gram)
+    certificate = torch.zeros_like(problem.lower).scatter(-1, first.unsqueeze(-1), value.unsqueeze(-1))
+    other = torch.where(aligned, -value, value).unsqueeze(-1)
+    return certificate.scatter_add(-1, second.unsqueeze(-1), other)
