@@ -5,19 +5,21 @@ import sys
 import textwrap
 
 CORE = textwrap.dedent("""
-    import importlib.abc, sys
+    import importlib.machinery, sys
 
     allowed = {"torch", "hardnet", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
                "filelock", "fsspec", "setuptools", "pkg_resources", "_distutils_hack", "functorch", "torchgen"}
 
-    class Refuse(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            top = name.partition(".")[0]
-            if top in sys.stdlib_module_names or top.startswith("_") or top in allowed:
-                return None
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    class CoreOnly(importlib.machinery.PathFinder):
+        # the ordinary finder, blind to every installed package but torch and what torch itself needs
 
-    sys.meta_path.insert(0, Refuse())
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            top = name.partition(".")[0]
+            seen = top in sys.stdlib_module_names or top.startswith("_") or top in allowed
+            return super().find_spec(name, path, target) if seen else None
+
+    sys.meta_path[:] = [CoreOnly if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
 """)
 
 WORK = textwrap.dedent("""

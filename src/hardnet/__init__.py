@@ -1,6 +1,45 @@
 """hardnet: neural networks whose outputs satisfy hard, input-dependent constraints by construction."""
 
-from hardnet import errors, functional, layers, sets, solvers
-from hardnet.sets import Affine, Box, Equality
+from hardnet import errors, functional, layers, metrics, sets, solvers, testing
+from hardnet.certificate import Certificate, check
+from hardnet.layers import explain
+from hardnet.model import HardNet
+from hardnet.sets import (
+    LMI,
+    Affine,
+    Ball,
+    Box,
+    Cvxpy,
+    Equality,
+    Quadratic,
+    SecondOrderCone,
+    Simplex,
+)
+from hardnet.storage import load, save
 
-__all__ = ["Affine", "Box", "Equality", "errors", "functional", "layers", "sets", "solvers"]
+__version__ = "0.1.0"
+
+__all__ = [
+    "LMI",
+    "Affine",
+    "Ball",
+    "Box",
+    "Certificate",
+    "Cvxpy",
+    "Equality",
+    "HardNet",
+    "Quadratic",
+    "SecondOrderCone",
+    "Simplex",
+    "check",
+    "errors",
+    "explain",
+    "functional",
+    "layers",
+    "load",
+    "metrics",
+    "save",
+    "sets",
+    "solvers",
+    "testing",
+]

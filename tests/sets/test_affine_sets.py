@@ -50,8 +50,8 @@ def test_rows_of_an_intersection_are_stacked():
     x, y = draw(4, 3, seed=1), draw(4, 3, seed=2)
     rows = both.affine(x, y)
     assert rows.A.shape == (4, 6, 3)
-    assert torch.equal(rows.lower[0], torch.tensor([-torch.inf] * 2 + [-1.0] * 3 + [0.0], dtype=D))
-    assert torch.equal(rows.upper[0], torch.tensor([1.0] * 2 + [torch.inf] * 3 + [0.0], dtype=D))
+    assert torch.equal(rows.lower, torch.tensor([-torch.inf] * 2 + [-1.0] * 3 + [0.0], dtype=D))
+    assert torch.equal(rows.upper, torch.tensor([1.0] * 2 + [torch.inf] * 3 + [0.0], dtype=D))
     assert both.violation(y, x).shape == (4, 6)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from hardnet.functional import enforce_affine, factorize
@@ -29,7 +30,9 @@ class HardNetAff(Layer):
 
     factor: Tensor | None
 
-    def __init__(self, constraint: ConstraintSet, *, strict: bool = False, on_invalid: str = "raise") -> None:
+    def __init__(
+        self, constraint: ConstraintSet, *, strict: bool = False, on_invalid: Literal["raise", "nan"] = "raise"
+    ) -> None:
         super().__init__(constraint)
         self.strict = strict
         self.on_invalid = on_invalid
@@ -49,10 +52,13 @@ class HardNetAff(Layer):
         return None
 
     def refactor(self) -> None:
-        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call."""
+        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call.
+
+        So is an A in half precision, whose factor must not be rounded to eight bits.
+        """
         like = self.constraint.origin()
         A = None if like is None else self.constraint.fixed_matrix(like)
-        self.factor = None if A is None else factorize(A)
+        self.factor = factorize(A) if A is not None and A.dtype in (torch.float32, torch.float64) else None
 
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""

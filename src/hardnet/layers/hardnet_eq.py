@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class HardNetEq(Layer):
         *,
         completed: Sequence[int] | None = None,
         dim: int | None = None,
-        on_invalid: str = "raise",
+        on_invalid: Literal["raise", "nan"] = "raise",
     ) -> None:
         super().__init__(constraint)
         self.on_invalid = on_invalid

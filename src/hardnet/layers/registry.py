@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from hardnet.layers.acnet import ACnet
 from hardnet.layers.base import Layer
+from hardnet.layers.dc3 import DC3
 from hardnet.layers.hardnet_aff import HardNetAff
+from hardnet.layers.hardnet_eq import HardNetEq
+from hardnet.layers.kkt_hpinn import KKThPINN
+from hardnet.layers.soft import NoEnforcement, Soft
 
-LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in (HardNetAff,)}
+METHODS: tuple[type[Layer], ...] = (HardNetAff, HardNetEq, DC3, KKThPINN, ACnet, Soft, NoEnforcement)
+LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in METHODS}
