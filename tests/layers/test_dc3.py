@@ -9,6 +9,7 @@ from hardnet.errors import BoundsError, NonFiniteError, RankError, ShapeError, U
 from hardnet.layers.dc3 import DC3
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.simplex import Simplex
 
 F64 = torch.float64
 
@@ -146,6 +147,13 @@ def test_equalities_may_be_rows_with_equal_constant_bounds():
     assert layer.raw_dim == 2
     assert (layer(random(5, 2)) @ number(1.0, 1.0, 0.0) - 1).abs().max() < 1e-14
     assert DC3(rows, completion=False).raw_dim == 3
+
+
+def test_the_sum_of_a_simplex_is_completed_for_any_total():
+    layer = DC3(Simplex(3, total=lambda x: x[..., 0]))
+    assert layer.raw_dim == 2
+    x = number([1.0], [4.0])
+    torch.testing.assert_close(layer(random(2, 2), x).sum(-1, keepdim=True), x, rtol=1e-15, atol=1e-15)
 
 
 def test_gradients_reach_raw_matrices_and_bounds():

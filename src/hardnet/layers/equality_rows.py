@@ -14,6 +14,7 @@ from hardnet.layers.invalid import sample_indices
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.simplex import Simplex
 
 
 def members(constraint: ConstraintSet) -> list[ConstraintSet]:
@@ -24,8 +25,8 @@ def members(constraint: ConstraintSet) -> list[ConstraintSet]:
 def known_equalities(constraint: ConstraintSet) -> list[int] | None:
     """The equality rows among the stacked rows; None where the number of rows is only known at x.
 
-    Every row of an `Equality` counts, and so does every row of a constant set whose two bounds agree. Bounds that
-    are functions of x and happen to agree do not: their equality would have to be looked up sample by sample.
+    Every row of an `Equality` counts, the sum of a `Simplex`, and every row of a constant set whose bounds agree.
+    Bounds that are functions of x and happen to agree do not: that would have to be looked up sample by sample.
     """
     like = constraint.origin()
     if like is None:
@@ -124,6 +125,8 @@ def _own_equalities(part: ConstraintSet, count: int, like: Tensor) -> list[int]:
     """The equality rows of one set."""
     if isinstance(part, Equality):
         return list(range(count))
+    if isinstance(part, Simplex):
+        return [count - 1]
     if not part.constant:
         return []
     _, lower, upper = part.affine(None, like)

@@ -1,0 +1,186 @@
+"""RAYEN (Tordesillas et al., 2023): rays from an interior point, cut at the boundary of a constant convex set.
+
+The same layer holds its relatives: the ray shift of Konstantinov & Utkin (2023) and the soft radial map.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, name_samples, sentence
+from hardnet.functional.completion import matvec
+from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
+from hardnet.functional.inputs import require_like
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import members
+from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.curved import CurvedSet, block_of
+from hardnet.solvers.blocks import Block, Intervals
+from hardnet.solvers.interior import THIN, affine_hull, cutting, halfspaces, hull_of, interior_point, least_slack
+
+Radial = Literal["clip", "soft", "boundary", "sigmoid"]
+RawAs = Literal["displacement", "point"]
+
+
+class Rayen(Layer):
+    """``y = y0 + N v / max(1, gauge(v))``: go from the interior point y0 along v, and stop at the boundary.
+
+    y0 and the basis N of the affine hull are found once, offline. Where the displacement v stays inside the set it is
+    kept; outside, only the component along the ray loses its gradient. The set must be constant.
+
+    Args:
+        constraint: Constant rows, quadratics, second-order cones, balls, matrix inequalities, or `&` of these.
+        radial: ``"clip"`` as published; ``"soft"`` is ``v / (1 + gauge)``, which stays strictly inside and loses no
+            gradient; ``"boundary"`` is ``v / gauge``, always on the boundary; ``"sigmoid"`` is Konstantinov & Utkin's
+            ``sigmoid(s) r / gauge(r)`` for raw = (s, r). The last two need a set that is bounded along every ray.
+        raw_as: Whether raw is the ``"displacement"`` v, of as many numbers as the affine hull has dimensions, or a
+            ``"point"`` of all n coordinates, with ``v = N'(raw - y0)``.
+        interior: y0 ``(n,)``, where it is known: it must satisfy every inequality strictly. It saves the offline
+            programs, which need the extra ``offline``.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "rayen"
+    accepts = "constant convex sets with an interior: affine rows, quadratics, second-order cones, LMIs, and & of these"
+    guarantee = Guarantee.EXACT
+    identity_inside = False  # raw is a displacement from y0
+    differentiable_numbers = False  # the set is constant
+
+    center: Tensor
+    basis: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        radial: Radial = "clip",
+        raw_as: RawAs = "displacement",
+        interior: Tensor | None = None,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        if radial not in get_args(Radial):
+            raise ValueError(sentence("radial", f"one of {get_args(Radial)}", repr(radial)))
+        if raw_as not in get_args(RawAs) or (raw_as == "point" and radial == "sigmoid"):
+            raise ValueError(sentence("raw_as", "'displacement', or 'point' without radial='sigmoid'", repr(raw_as)))
+        self.radial, self.raw_as, self.on_invalid = radial, raw_as, on_invalid
+        self._exact = self._look_offline(interior)
+        like = self._like()
+        self.register_buffer("center", self._exact[0].to(like))  # persistent: the trained weights rely on both
+        self.register_buffer("basis", self._exact[1].to(like))
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only constant sets that are made of known blocks."""
+        for part in members(constraint):
+            if not (part.polyhedral or isinstance(part, CurvedSet)):
+                return f"{type(part).__name__} has no gauge in closed form; use method='cvx'"
+        if not constraint.constant:
+            return (
+                "it depends on x or is learned, and its interior point is found once; use method='projection' or 'cvx'"
+            )
+        if constraint.dim is None:
+            return "its dimension is not known; give one bound as a vector"
+        return None
+
+    @property
+    def raw_dim(self) -> int:
+        """The dimension of the affine hull, one more for the sigmoid's scalar; n where raw is a point."""
+        if self.raw_as == "point":
+            return self.basis.shape[0]
+        return self.basis.shape[1] + (self.radial == "sigmoid")
+
+    def refactor(self) -> None:
+        """Prepare the gauge of every piece about y0, in float64, and round it to the dtype of the set."""
+        if any(not torch.equal(exact.to(own), own) for exact, own in zip(self._exact, self._kept(), strict=True)):
+            self._exact = tuple(own.detach().to("cpu", torch.float64) for own in self._kept())  # loaded from a file
+        y0, basis = self._exact
+        linear, curved = self._blocks()
+        rows = cutting(halfspaces(linear, len(y0)), basis, torch.finfo(self.center.dtype).eps)
+        slack = least_slack(rows, curved, y0)
+        if not slack > 0:
+            got = f"a slack of {slack:.1e} in {self.center.dtype}"
+            raise UnsupportedSetError(sentence("interior", "a point strictly inside the set", got))
+        gauges = gauges_about(y0, basis, rows.A, rows.b, curved)
+        self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
+        require_like("center", self.center, raw)
+        if raw.shape[-1:] != (self.raw_dim,):
+            remedy = f"method 'rayen' needs {self.raw_dim} network outputs for this set"
+            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        v = self._displacement(raw)
+        gauge = largest_gauge(self._gauges, v)
+        y = self.center + matvec(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
+        if self.raw_as == "point" and self.radial == "clip" and self.basis.shape[0] == self.basis.shape[1]:
+            y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point of the set is returned bit for bit
+        y = poison(y, gauge.isnan())
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw))
+        return y
+
+    def _displacement(self, raw: Tensor) -> Tensor:
+        """The displacement v, ``(*batch, k)``."""
+        if self.raw_as == "point":
+            return matvec(self.basis.mT, raw - self.center)
+        return raw[..., 1:] if self.radial == "sigmoid" else raw
+
+    def _factor(self, raw: Tensor, v: Tensor, gauge: Tensor) -> Tensor:
+        """How much of v is kept, ``(*batch)``; NaN where a ray never meets the boundary that it should end at."""
+        if self.radial == "clip":
+            return 1 / gauge.clamp_min(1)
+        if self.radial == "soft":
+            return 1 / (1 + gauge)
+        meets = gauge > 0
+        kept = torch.where(meets, 1 / torch.where(meets, gauge, 1), torch.nan)
+        kept = torch.where((v == 0).all(dim=-1), 0, kept)  # no direction: the interior point itself
+        return kept * raw[..., 0].sigmoid() if self.radial == "sigmoid" else kept
+
+    def _look_offline(self, interior: Tensor | None) -> tuple[Tensor, ...]:
+        """y0 and the basis of the affine hull, on the CPU in float64."""
+        linear, curved = self._blocks()
+        rows = halfspaces(linear, self.constraint.dim or 0)
+        if interior is None:
+            hull = affine_hull(rows)
+            return interior_point(hull, curved), hull.basis
+        hull, y0 = hull_of(rows), interior.detach().to("cpu", torch.float64)
+        if y0.shape != hull.point.shape:
+            raise ShapeError(sentence("interior", f"shape {tuple(hull.point.shape)}", tuple(y0.shape)))
+        slack, off = least_slack(rows, curved, y0), (rows.C @ y0 - rows.d).abs().amax().item() if len(rows.C) else 0.0
+        if not slack > THIN or off > 1e-9 * (1 + y0.abs().max().item()):
+            got = f"slack {slack:.2g} and equalities off by {off:.2g}"
+            remedy = "leave it out, and it is computed"
+            raise UnsupportedSetError(sentence("interior", "a point strictly inside every inequality", got, remedy))
+        return y0, hull.basis
+
+    def _blocks(self) -> tuple[list[Intervals], list[Block]]:
+        """The linear and the curved pieces of the set, on the CPU in float64."""
+        like = self._like()
+        blocks = [block_of(part, part.numbers(None, like), like) for part in members(self.constraint)]
+        exact = [type(block)(*(field.detach().to("cpu", torch.float64) for field in block)) for block in blocks]
+        return [own for own in exact if isinstance(own, Intervals)], [
+            own for own in exact if not isinstance(own, Intervals)
+        ]
+
+    def _like(self) -> Tensor:
+        """The origin in the dtype and device of the set, whose dimension `refusal` has made sure of."""
+        origin = self.constraint.origin()
+        return torch.zeros(0, dtype=torch.float64) if origin is None else origin
+
+    def _kept(self) -> tuple[Tensor, Tensor]:
+        return self.center, self.basis
+
+    def _diagnose(self, raw: Tensor) -> HardNetError:
+        """Why some sample of y is NaN."""
+        samples = sample_indices(~raw.isfinite().all(dim=-1))
+        if samples is not None:
+            where = f" in samples {name_samples(samples)}" if samples else ""
+            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{where}", samples)
+        text = f"raw: expected rays that meet the boundary with radial='{self.radial}', got an unbounded one"
+        return NonFiniteError(f"{text}; use radial='clip' or 'soft'")
