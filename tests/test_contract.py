@@ -73,7 +73,7 @@ def drops_gradient(y, raw, x):
         (infeasible, "not in C"),
         (wrong_dtype, "came back as"),
         (never_identity, "was changed|not in C"),
-        (batch_coupled, "batch mates"),
+        (batch_coupled, "batch mates|was changed"),
         (spreads_nan, "batch mates"),
         (hides_nan, "came back as a number"),
     ],
