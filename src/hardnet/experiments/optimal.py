@@ -24,7 +24,7 @@ class Optimum(NamedTuple):
     Attributes:
         value: ``(samples,)``.
         point: ``(samples, n)``: where it is attained.
-        milliseconds: Mean time of one solve.
+        milliseconds: Mean processor time of one solve.
     """
 
     value: Tensor
@@ -136,7 +136,7 @@ def _follow(x: Tensor, controls: Tensor) -> Tensor:
 def _solve_all(x: Tensor, starts: list[Tensor], run: Callable[..., Any], solver: Any) -> Optimum:
     """Solve every sample from every start and keep its best converged end."""
     values, points = torch.full((len(x),), torch.inf, dtype=torch.float64), torch.zeros_like(starts[0])
-    began = time.perf_counter()
+    began = time.process_time()
     for start in starts:
         for index, (parameter, guess) in enumerate(zip(x, start, strict=True)):
             end = run(parameter.numpy(), guess.numpy())
@@ -144,5 +144,5 @@ def _solve_all(x: Tensor, starts: list[Tensor], run: Callable[..., Any], solver:
             if solver.stats()["success"] and value < values[index]:
                 values[index] = value
                 points[index] = torch.from_numpy(end["x"].full().ravel())
-    elapsed = time.perf_counter() - began
+    elapsed = time.process_time() - began
     return Optimum(values, points, 1e3 * elapsed / (len(x) * len(starts)))

@@ -1,0 +1,214 @@
+"""The paper's figures from result files: learned functions, trajectories, gradient paths, learning curves."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.errors import MissingExtraError
+from hardnet.experiments.results import Result
+from hardnet.problems import Piecewise
+from hardnet.problems.barrier import OBSTACLES
+from hardnet.problems.gradient_path import CEILING, TARGETS
+
+COLOURS = {
+    "nn": "#7f8fa6",
+    "soft": "#e0a100",
+    "dc3": "#c0504d",
+    "dc3-tuned": "#e08e79",
+    "aff": "#1a7f5a",
+    "projection": "#2f6db5",
+    "cbf-qp": "#7d4fa3",
+    "optimal": "#111111",
+}
+OTHERS = ("#008b8b", "#a0522d", "#6a5acd", "#d02090", "#556b2f", "#b8860b")
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "grid.color": "#e8e8e8",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "hardnet",
+}
+Draw = Callable[[Any], None]
+"""Draws on an empty matplotlib figure."""
+
+
+def colour(method: str) -> str:
+    """The same colour for a method in every figure."""
+    return COLOURS.get(method) or OTHERS[sum(method.encode()) % len(OTHERS)]
+
+
+def render(draw: Draw, size: tuple[float, float], form: str) -> bytes:
+    """Draw on a new figure and return it as ``"svg"`` or ``"png"``; no global state of matplotlib is changed."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("matplotlib", "experiments") from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        stream = io.BytesIO()
+        figure.savefig(stream, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
+    return stream.getvalue()
+
+
+def save(draw: Draw, size: tuple[float, float], path: Path) -> str:
+    """Write ``path.svg`` and ``path.png``; return the SVG text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing = render(draw, size, "svg")
+    path.with_suffix(".svg").write_bytes(drawing)
+    path.with_suffix(".png").write_bytes(render(draw, size, "png"))
+    return drawing.decode()
+
+
+def learned_functions(problem: Piecewise, results: Sequence[Result]) -> Draw:
+    """Each method's function for its first seed, before training and after it, over the forbidden regions."""
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, moment, title in zip(panels, ("first", "last"), ("before training", "after training"), strict=True):
+            _piecewise_background(panel, problem)
+            for result in results:
+                _learned(panel, problem, result, moment)
+            panel.set_title(title, fontsize=9)
+            panel.set_xlabel("x")
+            panel.legend(loc="lower center", ncols=2)
+        panels[0].set_ylabel("y")
+
+    return draw
+
+
+def _learned(panel: Any, problem: Piecewise, result: Result, moment: str) -> None:
+    """One curve, with its mean squared error in the legend."""
+    seeds = result.figures.get(moment, {}).get("y")
+    if not seeds:
+        return
+    x, target = problem.test.squeeze(-1), problem.target(problem.test).squeeze(-1)
+    y = torch.tensor(seeds[0], dtype=torch.float64)
+    label = f"{result.label} ({(y - target).square().mean():.2f})"
+    front = 3 if result.method == "aff" else 2
+    panel.plot(x.tolist(), y.tolist(), color=colour(result.method), lw=1.4, label=label, zorder=front)
+
+
+def _piecewise_background(panel: Any, problem: Piecewise) -> None:
+    """The forbidden regions, the true function and the training samples."""
+    x, target = problem.test, problem.target(problem.test).squeeze(-1)
+    low, high = allowed_interval(problem)
+    bottom, top = -7.0, 7.0
+    grid = x.squeeze(-1).tolist()
+    panel.fill_between(grid, bottom, low.clamp_min(bottom).tolist(), color="#f3d9d6", lw=0, step="mid")
+    panel.fill_between(grid, high.clamp_max(top).tolist(), top, color="#f3d9d6", lw=0, step="mid", label="forbidden")
+    panel.plot(grid, target.tolist(), color="black", lw=1, ls="--", label="true function", zorder=2.5)
+    samples = problem.train.squeeze(-1).tolist(), problem.target(problem.train).squeeze(-1).tolist()
+    panel.plot(*samples, "o", ms=3.5, mfc="white", mec="black", mew=0.7, label="training samples", zorder=4)
+    panel.set_ylim(bottom, top)
+    panel.set_xlim(-2, 2)
+
+
+def allowed_interval(problem: Piecewise) -> tuple[torch.Tensor, torch.Tensor]:
+    """The interval that each grid point allows, from ``lower <= a y <= upper`` with ``a = ±1``."""
+    rows = problem.constraint.affine(problem.test, torch.zeros_like(problem.test))
+    sign = rows.A.reshape(-1).expand(len(problem.test))
+    endless = torch.full_like(sign, torch.inf)
+    lower = -endless if rows.lower is None else rows.lower.squeeze(-1)
+    upper = endless if rows.upper is None else rows.upper.squeeze(-1)
+    return torch.where(sign > 0, lower, -upper), torch.where(sign > 0, upper, -lower)
+
+
+def trajectories(results: Sequence[Result], references: Sequence[dict[str, Any]]) -> Draw:
+    """The paths of the first test state under each method (first seed) and reference, with the mean cost."""
+
+    def draw(figure: Any) -> None:
+        from matplotlib.patches import Ellipse
+
+        panel = figure.subplots()
+        for cx, cy, rx, ry in OBSTACLES:
+            panel.add_patch(Ellipse((cx, cy), 2 * rx, 2 * ry, color="#d9d9d9", zorder=1))
+        for row in references:
+            _trajectory(panel, row["trajectory"], row["method"], row["label"], row["metrics"]["cost"], "--")
+        for result in results:
+            paths = result.figures.get("last", {}).get("trajectory")
+            if paths:
+                _trajectory(panel, paths[0], result.method, result.label, result.metrics["cost"], "-")
+        panel.plot([0], [0], "*", color="black", ms=9, zorder=5)
+        panel.annotate("goal", (0, 0), textcoords="offset points", xytext=(6, 5), fontsize=8)
+        panel.set_aspect("equal")
+        panel.set_xlabel("$p_x$")
+        panel.set_ylabel("$p_y$")
+        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+    return draw
+
+
+def _trajectory(panel: Any, path: list[list[float]], method: str, label: str, cost: list[float], line: str) -> None:
+    text = f"{label} ({statistics.fmean(cost):.0f})"
+    across, along = zip(*path, strict=True)
+    panel.plot(across, along, line, color=colour(method), lw=1.5, label=text, zorder=3)
+    panel.plot(across[:1], along[:1], "o", color="black", ms=3, zorder=4)
+
+
+def descent_paths(paths: Sequence[dict[str, Any]]) -> Draw:
+    """Raw and enforced outputs along each descent; samples share a colour, the constraint forbids the top."""
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(2, 2, sharex=True, sharey=True)
+        for panel, path in zip(panels.flat, paths, strict=True):
+            _descent(panel, path)
+        panels[1, 0].legend(loc="lower left", ncols=1)
+
+    return draw
+
+
+def _descent(panel: Any, path: dict[str, Any]) -> None:
+    panel.axhspan(CEILING, 3, color="#f3d9d6", lw=0)
+    for sample, shade in zip(range(path["samples"]), ("#2f6db5", "#1a7f5a"), strict=False):
+        for kind, style, name in (("raw", ":", "network"), ("y", "-", "enforced")):
+            across, along = zip(*(step[sample] for step in path[kind]), strict=True)
+            panel.plot(
+                across, along, style, color=shade, marker=".", ms=2.5, lw=1.2, label=f"{name}, sample {sample + 1}"
+            )
+        panel.plot(*TARGETS[sample], "*", color=shade, ms=11, mec="black", mew=0.5)
+    count = "one sample" if path["samples"] == 1 else "two samples"
+    panel.set_title(f"{count}, learning rate {path['learning_rate']:g}", fontsize=9)
+    panel.set_ylim(-0.4, 1.7)
+
+
+def learning_curves(results: Sequence[Result], objective: str, limit: float | None) -> Draw:
+    """Objective and largest violation on the validation set: the mean over the seeds and their range."""
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        for result in results:
+            _curve(left, result, "objective")
+            _curve(right, result, "violation")
+        if limit is not None:
+            left.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
+        left.set_yscale("log" if objective == "mse" else "linear")
+        right.set_yscale("symlog", linthresh=1e-12)
+        right.set_ylim(bottom=0)
+        for panel, title in ((left, objective), (right, "largest violation")):
+            panel.set_title(title, fontsize=9)
+            panel.set_xlabel("epoch")
+        left.legend()
+
+    return draw
+
+
+def _curve(panel: Any, result: Result, name: str) -> None:
+    epochs, curves = result.history.get("epoch", []), result.history.get(name, [])
+    if not epochs:
+        return
+    shade = colour(result.method)
+    panel.plot(epochs, [statistics.fmean(values) for values in curves], color=shade, lw=1.4, label=result.label)
+    panel.fill_between(epochs, list(map(min, curves)), list(map(max, curves)), color=shade, alpha=0.18, lw=0)

@@ -1,0 +1,207 @@
+"""One self-contained page: every table and figure beside the paper's, and what made them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardnet.errors import FileError
+from hardnet.experiments import figures, limits, paper, tables
+from hardnet.experiments.results import Result, read_result
+from hardnet.experiments.specs import PAPER
+from hardnet.experiments.style import CSS
+from hardnet.problems import PROBLEMS, Piecewise
+
+ABOUT: dict[str, str] = {
+    "pwc": "A function on [-2, 2] from 50 samples on [-1.2, 1.2]; outside them only the constraints speak.",
+    "pwcfull": "The same function from 50 samples on the whole of [-2, 2].",
+    "pwcbox": "A function on [-2, 2] from 10 samples, bounded from both sides, on one piece by an equality.",
+    "opt": "min ½ y'Qy + p'sin y subject to A y ≤ b and C y = x: 100 variables, 50 inequalities, 50 equalities, "
+    "833 test instances.",
+    "cbf": "A unicycle drives to the origin past two obstacles; barrier functions bound its control. 84 test states, "
+    "cost and violations integrated over one second.",
+    "gradient": "Gradient descent through HardNet-Aff on y₂ ≤ 0.9. One sample at learning rate 0.01 stalls on the "
+    "boundary, where the remaining error is normal to it; a second sample or a larger rate frees it.",
+}
+REFERENCES = ("cbf-qp", "optimal")
+"""Controllers without a network that the trajectory figure shows."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one experiment."""
+
+    name: str
+    results: list[Result]
+    table: tables.Table | None
+    drawings: list[tuple[str, str]]
+    """File name without ending, and SVG text."""
+
+
+def write_report(runs_dir: Path, out: Path | None = None) -> Path:
+    """Write the page, and beside it the tables as Markdown and the figures as SVG and PNG.
+
+    Args:
+        runs_dir: Folder with ``<problem>/<method>.json``; whatever is there is shown.
+        out: The page; ``report.html`` in `runs_dir` by default, or in `out` where that is a folder.
+
+    Returns:
+        The path of the page.
+    """
+    runs = read_runs(runs_dir)
+    page = _page_path(runs_dir, out)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    sections = [_section(name, results, page.parent / "figures") for name, results in runs.items()]
+    page.write_text(_page(sections), encoding="utf-8")
+    (page.parent / "tables.md").write_text(markdown_tables(sections), encoding="utf-8")
+    return page
+
+
+def _page_path(runs_dir: Path, out: Path | None) -> Path:
+    if out is None:
+        return runs_dir / "report.html"
+    return out if out.suffix in (".html", ".htm") else out / "report.html"
+
+
+def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
+    """The results of each experiment, in the order of the paper; refuses a folder without any."""
+    order = [method.name for method in PAPER]
+    runs: dict[str, list[Result]] = {}
+    for name in tables.TITLES:
+        files = [file for file in sorted((runs_dir / name).glob("*.json")) if file.stem != "run"]
+        results = [read_result(file) for file in files]
+        if results:
+            runs[name] = sorted(results, key=lambda r: order.index(r.method) if r.method in order else len(order))
+    if not runs:
+        raise FileError(f"{runs_dir}: no results here; expected files like pwc/aff.json, as 'hardnet reproduce' writes")
+    return runs
+
+
+def _section(name: str, results: list[Result], folder: Path) -> Section:
+    table = tables.build(name, results) if name in tables.COLUMNS else None
+    drawings = [
+        (label, figures.save(draw, size, folder / f"{name}-{label}")) for label, draw, size in _drawings(name, results)
+    ]
+    return Section(name, results, table, drawings)
+
+
+def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw, tuple[float, float]]]:
+    """The figures that the results hold data for."""
+    drawn: list[tuple[str, figures.Draw, tuple[float, float]]] = []
+    shown = {key for result in results for part in result.figures.values() if isinstance(part, dict) for key in part}
+    problem = PROBLEMS[name]() if name in PROBLEMS else None
+    known = limits.load(name)
+    if isinstance(problem, Piecewise) and "y" in shown:
+        drawn.append(("functions", figures.learned_functions(problem, results), (9.6, 4.2)))
+    if "trajectory" in shown:
+        references = [row for row in (known or {"rows": []})["rows"] if row["method"] in REFERENCES]
+        drawn.append(("trajectories", figures.trajectories(results, references), (9.6, 3.6)))
+    drawn += [
+        ("paths", figures.descent_paths(result.figures["paths"]), (7.6, 5.6))
+        for result in results
+        if "paths" in result.figures
+    ]
+    if problem is not None and any(result.history.get("epoch") for result in results):
+        limit = known["limit"]["value"] if known else None
+        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (9.6, 3.2)))
+    return drawn
+
+
+def markdown_tables(sections: Sequence[Section]) -> str:
+    """All tables in Markdown."""
+    parts = [f"## {s.table.title} ({s.name})\n\n{tables.markdown(s.table)}\n{note(s)}\n" for s in sections if s.table]
+    return "\n".join(parts)
+
+
+def note(section: Section) -> str:
+    """How to read the table."""
+    first = section.results[0]
+    seeds = f"{len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}"
+    text = (
+        f"Mean (standard deviation) over {seeds} after {first.epochs} epochs; in brackets or small: the paper's. "
+        f"T_train is for all {seeds} trained together, the paper's for one; T_test is one evaluation of the whole "
+        "test set, and of one instance for an optimizer."
+    )
+    if section.table and section.table.limit:
+        limit = section.table.limit
+        text += f" Limit: {limit['label']}, {limit['value']:.3f}. † breaks the constraints, so it may beat the limit."
+    return text
+
+
+def _page(sections: Sequence[Section]) -> str:
+    links = "".join(f"<a href='#{s.name}'>{html.escape(tables.TITLES[s.name])}</a>" for s in sections)
+    body = "".join(_html_section(section) for section in sections)
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>hardnet: the paper, reproduced</title><style>{CSS}</style></head><body><main>"
+        "<header><h1>HardNet, reproduced</h1><p>Every table and figure beside the published numbers.</p>"
+        f"<nav>{links}</nav></header>{_headlines(sections)}{body}{_environment(sections)}</main></body></html>\n"
+    )
+
+
+def _headlines(sections: Sequence[Section]) -> str:
+    """One card per table: what HardNet-Aff reached, and the paper."""
+    cards = "".join(_card(section.table) for section in sections if section.table)
+    return f"<div class='cards'>{cards}</div>" if cards else ""
+
+
+def _card(table: tables.Table) -> str:
+    row = next((row for row in table.rows if row.method == "aff" and row.metrics), None)
+    if row is None:
+        return ""
+    first = table.columns[0]
+    violation = statistics.fmean(row.metrics["max_violation"])
+    return (
+        f"<div class='card'><b>{html.escape(table.title)}</b><span>{html.escape(tables.ours(row, first))}</span>"
+        f"<small>{html.escape(first.title)}; paper {html.escape(tables.theirs(row, first))}</small>"
+        f"<small>largest violation {tables.number(violation)}</small></div>"
+    )
+
+
+def _html_section(section: Section) -> str:
+    images = "".join(_image(section.name, label, drawing) for label, drawing in section.drawings)
+    table = ""
+    if section.table:
+        table = (
+            f"<div class='scroll'>{tables.as_html(section.table)}</div><p class='note'>{html.escape(note(section))}</p>"
+        )
+    title = html.escape(tables.TITLES[section.name])
+    about = html.escape(ABOUT[section.name])
+    head = f"<h2>{title} <code>{section.name}</code></h2><p>{about}</p>"
+    return f"<section id='{section.name}'>{head}{table}{images}</section>"
+
+
+def _image(name: str, label: str, drawing: str) -> str:
+    """An SVG inside the page, kept apart from the others so that their identifiers do not meet."""
+    data = base64.b64encode(drawing.encode()).decode()
+    return f"<img alt='{name}: {label}' src='data:image/svg+xml;base64,{data}'>"
+
+
+def _environment(sections: Sequence[Section]) -> str:
+    """Command, device, versions and date of every result, said once where they agree."""
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for section in sections:
+        for result in section.results:
+            seen.setdefault(_made_with(result.environment), []).append(f"{section.name}/{result.method}")
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (", ".join(which), *made)) + "</tr>"
+        for made, which in seen.items()
+    )
+    head = "".join(f"<th>{title}</th>" for title in ("results", "command", "device", "versions", "date"))
+    return (
+        f"<section id='environment'><h2>Environment</h2><p>The paper's times: {html.escape(paper.hardware())}.</p>"
+        f"<div class='scroll'><table class='plain'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        "</div></section>"
+    )
+
+
+def _made_with(environment: dict[str, Any]) -> tuple[str, ...]:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
+    told = (str(environment.get(key, "")) for key in ("command", "device"))
+    return (*told, versions, str(environment.get("date", "")))

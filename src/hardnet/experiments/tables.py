@@ -1,0 +1,223 @@
+"""Tables beside the paper's: one model of a table, written as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hardnet.experiments import limits, paper
+from hardnet.experiments.results import Result
+
+HOLDS = 1e-4
+"""A method whose mean largest violation is above this does not keep the constraints."""
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: a title and the metrics that share its cells, separated by slashes."""
+
+    title: str
+    metrics: tuple[str, ...]
+    violation: bool = False
+
+
+_TIMES = (Column("T_test (ms)", ("test_ms",)), Column("T_train (s)", ("train_s",)))
+_VIOLATIONS = (
+    Column("max violation", ("max_violation",), violation=True),
+    Column("mean violation", ("mean_violation",), violation=True),
+)
+_PIECEWISE = (Column("MSE", ("mse",)), *_VIOLATIONS, *_TIMES)
+_PROGRAMS = (
+    Column("objective", ("objective",)),
+    Column("last 100 epochs", ("objective_last_epochs",)),
+    Column("≤ max / mean / #", ("ineq_max_violation", "ineq_mean_violation", "ineq_violated"), violation=True),
+    Column("= max / mean / #", ("eq_max_violation", "eq_mean_violation", "eq_violated"), violation=True),
+    *_TIMES,
+)
+_CONTROL = (Column("cost", ("cost",)), *_VIOLATIONS, *_TIMES)
+
+TITLES: dict[str, str] = {
+    "pwc": "Piecewise constraints",
+    "pwcfull": "Piecewise constraints, data on the whole domain",
+    "pwcbox": "Piecewise lower and upper bounds",
+    "opt": "Learning to solve nonconvex programs",
+    "cbf": "Safe control of a unicycle",
+    "gradient": "Gradient paths",
+}
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "pwc": _PIECEWISE,
+    "pwcfull": _PIECEWISE,
+    "pwcbox": _PIECEWISE,
+    "opt": _PROGRAMS,
+    "cbf": _CONTROL,
+}
+NAMES = {
+    "nn": "NN",
+    "soft": "Soft-Constrained",
+    "dc3": "DC3",
+    "aff": "HardNet-Aff",
+    "optimizer": "Optimizer (IPOPT)",
+    "cbf-qp-published": "CBF-QP (published objective)",
+}
+"""What a row is called that the paper has and the run has not."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: its numbers per seed, and the paper's where it has them."""
+
+    method: str
+    label: str
+    metrics: dict[str, list[float]]
+    published: paper.Published
+    network: bool = True
+
+    @property
+    def feasible(self) -> bool | None:
+        """Whether the constraints hold, or None where nothing was measured."""
+        values = self.metrics.get("max_violation")
+        return None if not values else statistics.fmean(values) <= HOLDS
+
+
+@dataclass(frozen=True)
+class Table:
+    """All methods of one problem, beside the paper and the limit."""
+
+    problem: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    limit: dict[str, Any] | None
+
+    @property
+    def title(self) -> str:
+        """What the table is about."""
+        return TITLES[self.problem]
+
+    def header(self) -> list[str]:
+        """Titles of the columns, the distance to the limit after the first where there is one."""
+        titles = [column.title for column in self.columns]
+        return ["method", titles[0], *(["of limit"] if self.limit else []), *titles[1:]]
+
+
+def build(problem: str, results: Sequence[Result]) -> Table:
+    """The table of a problem: limits first, then the results in order, then what only the paper has."""
+    known = limits.load(problem) or {"limit": None, "rows": []}
+    published = paper.published(problem)
+    rows = [_limit_row(row, published) for row in known["rows"]]
+    rows += [Row(r.method, r.label, _numbers(r), published.get(r.method, {})) for r in results]
+    present = {row.method for row in rows}
+    rows += [Row(name, NAMES[name], {}, numbers) for name, numbers in published.items() if name not in present]
+    columns = tuple(c for c in COLUMNS[problem] if any(_filled(row, c) for row in rows))
+    return Table(problem, columns, tuple(rows), known["limit"])
+
+
+def _limit_row(row: dict[str, Any], published: dict[str, paper.Published]) -> Row:
+    metrics = row["metrics"] | {"test_ms": [row["timing"]["test_ms"]]}
+    return Row(row["method"], row["label"], metrics, published.get(row["method"], {}), network=False)
+
+
+def _numbers(result: Result) -> dict[str, list[float]]:
+    """Metrics and times of a run under one roof."""
+    return result.metrics | {name: [value] for name, value in result.timing.items()}
+
+
+def _filled(row: Row, column: Column) -> bool:
+    return any(name in row.metrics or name in row.published for name in column.metrics)
+
+
+def number(value: float) -> str:
+    """Three decimals, fewer for large values, and powers of ten for what would print as zero."""
+    if math.isnan(value):
+        return "nan"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 5e-4:
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.{3 if size < 10 else 2 if size < 1000 else 0}f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """``mean (standard deviation)`` over the seeds, population form as in the paper; the mean alone for one."""
+    mean = number(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ({number(statistics.pstdev(values))})"
+
+
+def ours(row: Row, column: Column) -> str:
+    """The measured cell; only means where several metrics share it."""
+    values = [row.metrics.get(name) for name in column.metrics]
+    if not any(values):
+        return ABSENT
+    if len(values) == 1:
+        return spread(values[0] or [math.nan])
+    return " / ".join(number(statistics.fmean(value)) if value else ABSENT for value in values)
+
+
+def theirs(row: Row, column: Column) -> str:
+    """The paper's cell, or nothing."""
+    pairs = [row.published.get(name) for name in column.metrics]
+    if not any(pairs):
+        return ""
+    if len(pairs) == 1 and pairs[0]:
+        return f"{pairs[0][0]:g} ({pairs[0][1]:g})"
+    return " / ".join(f"{pair[0]:g}" if pair else ABSENT for pair in pairs)
+
+
+def of_limit(table: Table, row: Row) -> str:
+    """``value / limit``; a method that breaks the constraints may fall below what is possible."""
+    values = row.metrics.get(table.limit["metric"]) if table.limit else None
+    if not values or not table.limit:
+        return ABSENT
+    ratio = f"{statistics.fmean(values) / table.limit['value']:.3f}"
+    return ratio if row.feasible else f"{ratio} †"
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown; the paper's numbers stand in brackets."""
+    lines = [_line(table.header()), _line(["---"] * len(table.header()))]
+    for row in table.rows:
+        cells = [_with_paper(ours(row, column), theirs(row, column)) for column in table.columns]
+        ratio = [of_limit(table, row)] if table.limit else []
+        lines.append(_line([row.label, cells[0], *ratio, *cells[1:]]))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _with_paper(measured: str, published: str) -> str:
+    return f"{measured} [{published}]" if published else measured
+
+
+def as_html(table: Table) -> str:
+    """The table in HTML; the paper's numbers stand small below ours."""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in table.header())
+    body = "".join(_html_row(table, row) for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(table: Table, row: Row) -> str:
+    cells = [_html_cell(row, column) for column in table.columns]
+    ratio = [f"<td>{of_limit(table, row)}</td>"] if table.limit else []
+    kind = "" if row.network else " class='reference'"
+    return f"<tr{kind}><th>{html.escape(row.label)}</th>{cells[0]}{''.join(ratio)}{''.join(cells[1:])}</tr>"
+
+
+def _html_cell(row: Row, column: Column) -> str:
+    measured, published = ours(row, column), theirs(row, column)
+    below = f"<small>{html.escape(published)}</small>" if published else ""
+    return f"<td{_state(row, column)}>{html.escape(measured)}{below}</td>"
+
+
+def _state(row: Row, column: Column) -> str:
+    """Green where a violation vanishes, red where it does not."""
+    values = row.metrics.get(column.metrics[0])
+    if not column.violation or not values:
+        return ""
+    return " class='holds'" if statistics.fmean(values) <= HOLDS else " class='broken'"
