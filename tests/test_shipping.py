@@ -1,0 +1,83 @@
+"""Enforcement survives shipping: ONNX, distributed training, autocast, higher-order gradients."""
+
+import socket
+
+import pytest
+import torch
+
+import hardnet as hn
+from tests.cases import bound_of, draw, matrix_of
+
+
+def network(outputs=4):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, outputs))
+
+
+def constant():
+    return hn.Affine(draw(2, 4, seed=2).float(), -0.1, 0.1)
+
+
+def moving():
+    return hn.Affine(matrix_of, upper=bound_of)
+
+
+@pytest.mark.parametrize("constraint", [constant, moving])
+def test_onnx_model_enforces(constraint, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, x = hn.HardNet(network(), constraint()).eval(), draw(16, 4).float()
+    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    y = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    assert torch.allclose(y, model(x), atol=1e-5)
+    assert hn.check(model.constraint, y, x, tolerance=1e-5).ok
+    assert not hn.check(model.constraint, model.net(x), x, tolerance=1e-5).ok
+
+
+def train_one_rank(rank, port, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(hn.HardNet(network().double(), moving()))
+    x, target = draw(16, 4), draw(16, 4, seed=9)
+    part = slice(8 * rank, 8 * rank + 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(x[part]) - target[part]).square().mean().backward()
+        optimizer.step()
+    results[rank] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_training_equals_one_process():
+    model, x, target = hn.HardNet(network().double(), moving()), draw(16, 4), draw(16, 4, seed=9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(x) - target).square().mean().backward()
+        optimizer.step()
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(train_one_rank, (port, results), nprocs=2)
+        assert torch.allclose(results[0], expected, atol=1e-12)
+        assert torch.equal(results[0], results[1])
+
+
+def test_second_derivatives_flow():
+    constraint = moving()
+    layer = hn.layers.HardNetAff(constraint)
+    raw, x = draw(3, 4, seed=4).requires_grad_(), draw(3, 4).requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (raw, x))
+
+
+def test_hessian_of_a_loss_through_the_model():
+    model = hn.HardNet(network().double(), moving())
+    x = draw(4)
+    hessian = torch.func.hessian(lambda u: model(u).square().sum())(x)
+    assert torch.allclose(hessian, hessian.mT, atol=1e-10)
+    assert hessian.abs().sum() > 0
