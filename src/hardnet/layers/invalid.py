@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, HardNetError, NonFiniteError, name_samples
+from hardnet.functional.samples import look_is_free
+from hardnet.functional.samples import sample_indices as indices_of
 from hardnet.sets.base import AffineRows
 
 
@@ -28,11 +30,7 @@ def crossed(rows: AffineRows) -> Tensor | None:
 
 def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) -> None:
     """Raise what `diagnose` finds, where y holds NaN and a look is free: eager mode on a CPU, outside vmap."""
-    if torch.compiler.is_compiling() or y.device.type != "cpu":
-        return
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
-        return
-    if bool(y.isnan().any()):
+    if look_is_free(y) and bool(y.isnan().any()):
         error = diagnose()
         if error is not None:
             raise error
@@ -60,16 +58,10 @@ def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
 
 
 def sample_indices(bad: Tensor) -> list[object] | None:
-    """The indices of the bad samples: ints for one batch dimension, tuples for several, empty for none of them.
-
-    None where no sample is bad; an empty list where the bad value is a constant shared by all samples.
-    """
+    """The indices of the bad samples; empty where a value shared by all samples is bad, None where nothing is."""
     if not bool(bad.any()):
         return None
-    if bad.dim() == 0:
-        return []
-    index = bad.nonzero().tolist()
-    return [entry[0] for entry in index] if bad.dim() == 1 else [tuple(entry) for entry in index]
+    return indices_of(bad) if bad.dim() else []
 
 
 def _where(samples: list[object]) -> str:
