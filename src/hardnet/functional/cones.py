@@ -62,7 +62,7 @@ class _SecondOrder(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (z,) = ctx.saved_tensors
         return _apply_frame(second_order_frame(z, torch.zeros_like(z[..., :1])), grad)
 
@@ -77,7 +77,7 @@ class _SemiDefinite(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (packed,) = ctx.saved_tensors
         frame = semidefinite_frame(packed, torch.zeros_like(packed[..., :1]))
         return unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])

@@ -12,14 +12,22 @@ the cotangent of raw is ``u = N g``; that of every number of the set is the grad
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, NotConvergedWarning, SampleError, ShapeError, sentence
+from hardnet.errors import (
+    BoundsError,
+    InfeasibleError,
+    NonFiniteError,
+    NotConvergedWarning,
+    SampleError,
+    ShapeError,
+    sentence,
+)
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, refuse
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
@@ -28,7 +36,6 @@ from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Saddle, Stack
 
 
-@torch.compiler.disable
 def project_intersection(
     raw: Tensor,
     blocks: Sequence[Block],
@@ -49,6 +56,13 @@ def project_intersection(
         on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone.
         on_invalid: What NaN, lower > upper or a P that is not positive semidefinite give: an error, or NaN.
     """
+    return _eager_project(raw, blocks, tolerance, on_infeasible, on_invalid)
+
+
+def _project(
+    raw: Tensor, blocks: Sequence[Block], tolerance: float, on_infeasible: Policy, on_invalid: Policy
+) -> Tensor:
+    """`project_intersection` in eager mode: how long it iterates depends on the data, which a graph cannot hold."""
     batch, flat, kinds = _flatten(raw, blocks)
     y, status, residual = _Project.apply(raw.expand(*batch, -1).reshape(-1, raw.shape[-1]), kinds, tolerance, *flat)
     status, residual = status.reshape(batch), residual.reshape(batch)
@@ -59,6 +73,9 @@ def project_intersection(
         refuse(status == Status.INFEASIBLE, InfeasibleError, text)
     _warn(status == Status.NOT_CONVERGED, residual, tolerance)
     return y.reshape(*batch, -1)
+
+
+_eager_project: Callable[..., Tensor] = torch.compiler.disable(_project)  # pyright: ignore[reportAssignmentType]
 
 
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
@@ -125,7 +142,9 @@ def _warn(bad: Tensor, residual: Tensor, tolerance: float) -> None:
     count = int(bad.sum())
     if count:
         worst = residual[bad].max().item()
-        text = f"{count} of {bad.numel()} projections stopped at a residual of up to {worst:.2g} (tolerance {tolerance:g})"
+        text = (
+            f"{count} of {bad.numel()} projections stopped at a residual of up to {worst:.2g} (tolerance {tolerance:g})"
+        )
         remedy = "the set may have an empty interior; the points returned are feasible only to about that residual"
         warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
 
@@ -148,7 +167,7 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u = N g`` to raw, and the pairing's gradient to every number."""
         y, dual, *fields = ctx.saved_tensors
         bad = y.isnan().any(-1, keepdim=True)

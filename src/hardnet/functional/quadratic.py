@@ -127,7 +127,7 @@ def _root(p: Tensor, q: Tensor, r: Tensor, values: Tensor) -> tuple[Tensor, Tens
 
 
 class _Quadratic(torch.autograd.Function):
-    """With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn`` (g_P, g_q, g_r below)."""
+    """With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn``."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor) -> Tensor:
@@ -138,7 +138,8 @@ class _Quadratic(torch.autograd.Function):
         start = ((spread * turned / 2 + turned_q) * turned).sum(-1) + constant
         size = (spread * turned**2 / 2 + (turned_q * turned).abs()).sum(-1) + constant.abs()
         inside = (start <= 4 * torch.finfo(raw.dtype).eps * size).unsqueeze(-1)
-        z, mu = _root(*torch.broadcast_tensors(turned, turned_q), constant, spread)
+        turned, turned_q = torch.broadcast_tensors(turned, turned_q)
+        z, mu = _root(turned, turned_q, constant, spread)
         z, mu = torch.where(inside, turned, z), torch.where(inside, 0.0, mu)
         y = _turn(V, z)
         bad = ~_convex(Spectrum(values, V)).unsqueeze(-1)
@@ -149,17 +150,21 @@ class _Quadratic(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``g_q = -mu u - omega y``, ``g_r = -omega``, ``g_P = -mu sym(u y') - omega/2 y y'``."""
         y, mu, q, spread, V = ctx.saved_tensors
-        g, damping = _turn(V.mT, grad.double()), 1 / (1 + mu * spread)
+        bad = y.isnan().any(-1, keepdim=True)
+        y, mu, g = torch.where(bad, 0.0, y), torch.where(bad, 0.0, mu), torch.where(bad, 0.0, grad.double())
+        spread, q = torch.where(bad, 0.0, spread), torch.where(bad, 0.0, q)
+        g, damping = _turn(V.mT, g), 1 / (1 + mu * spread)
         normal = spread * _turn(V.mT, y) + _turn(V.mT, q)
         size = (normal * normal * damping).sum(-1, keepdim=True)
         pull = torch.where((mu > 0) & (size > 0), (normal * g * damping).sum(-1, keepdim=True) / size, 0.0)
         u = _turn(V, damping * (g - pull * normal))
         cross = u.unsqueeze(-1) * y.unsqueeze(-2)
         grad_P = -mu.unsqueeze(-1) * (cross + cross.mT) / 2 - pull.unsqueeze(-1) / 2 * y.unsqueeze(-1) * y.unsqueeze(-2)
-        found = (u, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
+        onto = torch.where(bad & (grad != 0), torch.nan, u)  # no answer has no derivative either
+        found = (onto, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
         fitted = (value.sum_to_size(shape).to(dtype) for value, (shape, dtype) in zip(found, ctx.shapes, strict=True))
         return *fitted, None, None
 

@@ -1,9 +1,31 @@
 """Sets: what is allowed. Each maps the input x to the numbers of C(x)."""
 
 from hardnet.sets.affine import Affine
+from hardnet.sets.ball import Ball
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.box import Box
+from hardnet.sets.curved import CurvedSet
+from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.lmi import LMI
+from hardnet.sets.quadratic import Quadratic
+from hardnet.sets.simplex import Simplex
+from hardnet.sets.soc import SecondOrderCone
 
-__all__ = ["Affine", "AffineRows", "Box", "ConstraintSet", "Equality", "Intersection", "Number"]
+__all__ = [
+    "LMI",
+    "Affine",
+    "AffineRows",
+    "Ball",
+    "Box",
+    "ConstraintSet",
+    "CurvedSet",
+    "Cvxpy",
+    "Equality",
+    "Intersection",
+    "Number",
+    "Quadratic",
+    "SecondOrderCone",
+    "Simplex",
+]

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional.samples import Policy
 from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.sets.curved import CurvedSet, block_of
+from hardnet.solvers.blocks import Block
+from hardnet.solvers.solution import Solution
 
 
 class Intersection(ConstraintSet):
@@ -45,6 +50,11 @@ class Intersection(ConstraintSet):
         return all(part.polyhedral for part in self.parts)
 
     @property
+    def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether some member is curved and all have blocks; polyhedra are left to the projection of their rows."""
+        return not self.polyhedral and all(isinstance(part, CurvedSet) or part.polyhedral for part in self.parts)
+
+    @property
     def dim(self) -> int | None:
         """The first output dimension that a member knows."""
         return next((part.dim for part in self.parts if part.dim is not None), None)
@@ -64,6 +74,29 @@ class Intersection(ConstraintSet):
     def rows(self, numbers: tuple[Any, ...], like: Tensor) -> AffineRows:
         """The affine rows of all members, stacked."""
         return stack_rows([part.rows(own, like) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def blocks(self, numbers: tuple[Any, ...], like: Tensor) -> list[Block]:
+        """The blocks of all members, in order."""
+        return [block_of(part, own, like) for part, own in zip(self.parts, numbers, strict=True)]
+
+    def project(
+        self,
+        numbers: tuple[Any, ...],
+        raw: Tensor,
+        *,
+        tolerance: float = 1e-9,
+        on_infeasible: Policy = "raise",
+        on_invalid: Policy = "raise",
+    ) -> Tensor:
+        """The exact projection onto the intersection, to a scale-free KKT residual of `tolerance`."""
+        blocks = self.blocks(numbers, raw)
+        return project_intersection(
+            raw, blocks, tolerance=tolerance, on_infeasible=on_infeasible, on_invalid=on_invalid
+        )
+
+    def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
+        """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""
+        return solve_intersection(raw, self.blocks(self.numbers(x, raw), raw), tolerance=tolerance)
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The matrices of all members, stacked, where every one is constant."""

@@ -173,7 +173,7 @@ class SecondOrder(NamedTuple):
 
 
 class SemiDefinite(NamedTuple):
-    """``F0 + sum_i y_i F_i`` positive semidefinite: F0 ``(b, k, k)``, F ``(b, n, k, k)``, on packed symmetric matrices."""
+    """``F0 + sum_i y_i F_i`` positive semidefinite: F0 ``(b, k, k)``, F ``(b, n, k, k)``; G is packed."""
 
     F0: Tensor
     F: Tensor

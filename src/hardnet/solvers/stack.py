@@ -78,7 +78,9 @@ class Stack:
 
     def factor(self, y: Tensor) -> Tensor:
         """The scale of every row, ``(B, r)``."""
-        factors = [block.factor(y).expand(y.shape[0], size) for block, size in zip(self.blocks, self.sizes, strict=True)]
+        factors = [
+            block.factor(y).expand(y.shape[0], size) for block, size in zip(self.blocks, self.sizes, strict=True)
+        ]
         return torch.cat(factors, dim=-1)
 
     def scaled(self, y: Tensor) -> Stack:

@@ -1,0 +1,165 @@
+"""The projection onto anything CVXPY can say: one compiled cone program, a failed sample named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import InfeasibleError, MissingExtraError, NonFiniteError, UnsupportedSetError, sentence
+from hardnet.functional.samples import Policy, refuse
+
+SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
+"""The cone solver behind cvxpylayers, at the tightest tolerances that it takes without complaint."""
+ACCURACY = 1e-5
+"""A solver's answer that violates a row by more than this, relative to the size of y, is no answer."""
+
+
+class Program:
+    """``argmin |y - raw|  s.t.  build(y, **parameters)``, compiled once.
+
+    Args:
+        build: Takes the CVXPY variable y and the CVXPY parameters by name; returns a list of constraints.
+        dim: n.
+        shapes: The shape of each parameter, by name.
+    """
+
+    def __init__(self, build: Callable[..., Any], dim: int, shapes: dict[str, tuple[int, ...]]) -> None:
+        cp, layer = _import()
+        self.y, self.raw = cp.Variable(dim), cp.Parameter(dim)
+        self.parameters = {name: cp.Parameter(shape) for name, shape in shapes.items()}
+        self.constraints = _constraints(build, self.y, self.parameters)
+        problem = cp.Problem(cp.Minimize(cp.norm(self.y - self.raw)), self.constraints)
+        if not problem.is_dcp(dpp=True):
+            got = "a problem that is not convex" if not problem.is_dcp() else "a problem that is convex but not DPP"
+            remedy = "each parameter must enter affinely: see cvxpy.org/tutorial/dpp"
+            raise UnsupportedSetError(sentence("build", "constraints that follow the DPP rules", got, remedy))
+        used = {parameter.id for parameter in problem.parameters()}
+        unused = [name for name, parameter in self.parameters.items() if parameter.id not in used]
+        if unused:
+            got = f"{', '.join(unused)} in no constraint"
+            raise UnsupportedSetError(sentence("parameters", "each in some constraint", got, "leave it out"))
+        self.layer = layer(problem, parameters=[self.raw, *self.parameters.values()], variables=[self.y])
+
+    def violations(self, numbers: Sequence[Tensor], y: Tensor) -> Tensor:
+        """How far each scalar row of each constraint is violated at y ``(B, n)``, in float64: ``(B, rows)``."""
+        import numpy as np
+
+        rows = []
+        for i in range(y.shape[0]):
+            self.y.value = y[i].double().cpu().numpy()
+            for parameter, value in zip(self.parameters.values(), numbers, strict=True):
+                parameter.value = value[i].double().cpu().numpy()
+            found = [np.ravel(constraint.violation()) for constraint in self.constraints]
+            rows.append(torch.as_tensor(np.concatenate(found), dtype=torch.float64))
+        return torch.stack(rows) if rows else y.new_zeros(0, 1, dtype=torch.float64)
+
+    def project(self, raw: Tensor, numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The projection of ``raw (B, n)`` in float64 on a CPU, differentiable, and which samples have none ``(B,)``.
+
+        What the solver returns is judged by its violation: it may call an infeasible sample solved.
+        """
+        import diffcp
+
+        try:
+            (y,) = self.layer(raw, *numbers, solver_args=SOLVER)
+        except diffcp.SolverError:
+            return torch.full_like(raw, torch.nan), self._failures(raw, numbers)
+        size = 1 + torch.maximum(raw.abs().amax(-1), y.detach().abs().amax(-1))
+        rows = self.violations([number.detach() for number in numbers], y.detach())
+        return y, ~(rows.amax(-1) <= ACCURACY * size)
+
+    def _failures(self, raw: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+        """Which samples the solver cannot answer, one by one: ``(B,)``."""
+        if raw.shape[0] == 1:
+            return torch.ones(1, dtype=torch.bool)
+        with torch.no_grad():
+            each = range(raw.shape[0])
+            alone = [self.project(raw[i : i + 1], [value[i : i + 1] for value in numbers])[1] for i in each]
+        return torch.cat(alone)
+
+
+def project_program(
+    program: Program,
+    raw: Tensor,
+    numbers: Sequence[Tensor],
+    *,
+    on_infeasible: Policy = "raise",
+    on_invalid: Policy = "raise",
+) -> Tensor:
+    """``argmin |y - raw|`` over a compiled program; dtype and device come back as they were.
+
+    Args:
+        program: The compiled constraints.
+        raw: ``(*batch, n)``.
+        numbers: The parameters in order, each ``(*batch, *shape)``.
+        on_infeasible: What a sample that the solver cannot answer gives: an `InfeasibleError`, or NaN.
+        on_invalid: What NaN in raw or in a parameter gives: an error, or NaN for that sample alone.
+    """
+    batch, n = raw.shape[:-1], raw.shape[-1]
+    flat = raw.reshape(-1, n).double().cpu()
+    values = [number.reshape(flat.shape[0], *number.shape[len(batch) :]).double().cpu() for number in numbers]
+    finite = flat.isfinite().all(-1)
+    for value in values:
+        finite = finite & value.isfinite().reshape(flat.shape[0], -1).all(-1)
+    if on_invalid == "raise":
+        refuse(~finite.reshape(batch), NonFiniteError, "raw, parameters: expected finite numbers, got NaN or infinite")
+    outside = finite & ~_inside(program, flat, values, finite)
+    y = torch.where(finite.unsqueeze(-1), flat, torch.nan)
+    index = outside.nonzero().squeeze(-1)
+    if index.numel():
+        y = _solve(program, y, values, index, batch, on_infeasible)
+    return y.to(raw).reshape(raw.shape)
+
+
+def _inside(program: Program, raw: Tensor, values: list[Tensor], finite: Tensor) -> Tensor:
+    """Samples that violate nothing: they are their own projection."""
+    inside = torch.zeros_like(finite)
+    index = finite.nonzero().squeeze(-1)
+    with torch.no_grad():
+        rows = program.violations([value[index] for value in values], raw[index])
+    inside[index] = (rows == 0).all(-1)
+    return inside
+
+
+def _solve(
+    program: Program, y: Tensor, values: list[Tensor], index: Tensor, batch: torch.Size, on_infeasible: Policy
+) -> Tensor:
+    """Project the samples `index`; those without an answer are named, or NaN."""
+    found, failed = program.project(y[index], [value[index] for value in values])
+    if not bool(failed.any()):
+        return y.index_copy(0, index, found)
+    bad = torch.zeros(y.shape[0], dtype=torch.bool).index_copy(0, index, failed)
+    if on_infeasible == "raise":
+        text = "the cone solver found no point: expected constraints that some y satisfies, got none"
+        refuse(bad.reshape(batch), InfeasibleError, text)
+    y, good = torch.where(bad.unsqueeze(-1), torch.nan, y), index[~failed]
+    if good.numel() == 0:
+        return y
+    return y.index_copy(0, good, program.project(y[good], [value[good] for value in values])[0])
+
+
+def _constraints(build: Callable[..., Any], y: Any, parameters: dict[str, Any]) -> list[Any]:
+    """Call `build` and check that it returned a list of CVXPY constraints."""
+    import cvxpy as cp
+
+    found = build(y, **parameters)
+    found = [found] if isinstance(found, cp.Constraint) else found
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, cp.Constraint) for one in found):
+        raise UnsupportedSetError(sentence("build", "a function that returns CVXPY constraints", type(found).__name__))
+    return list(found)
+
+
+def _import() -> tuple[Any, Any]:
+    """CVXPY and the layer of cvxpylayers, or the extra that brings them."""
+    try:
+        import cvxpy as cp
+    except ImportError:
+        raise MissingExtraError("cvxpy", "cvx") from None
+    try:
+        from cvxpylayers.torch import CvxpyLayer
+    except ImportError:
+        raise MissingExtraError("cvxpylayers", "cvx") from None
+    return cp, CvxpyLayer

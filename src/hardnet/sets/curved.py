@@ -1,0 +1,58 @@
+"""What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import InfeasibleError, ShapeError, sentence
+from hardnet.functional.inputs import broadcast_batch, require_like
+from hardnet.sets.base import ConstraintSet
+from hardnet.solvers.blocks import Block, Intervals
+from hardnet.solvers.conic import project_intersection
+from hardnet.solvers.solution import Status
+
+
+class CurvedSet(ConstraintSet):
+    """A convex set with a block: it adds `block` to what every set has, and always has a projection of its own."""
+
+    projectable = True
+
+    @abstractmethod
+    def block(self, numbers: Any) -> Block:
+        """The set as one block of the solver, from its numbers at x."""
+
+    def _expect(self, name: str, value: Tensor, like: Tensor, core: tuple[int | None, ...]) -> Tensor:
+        """Check dtype, device and shape ``(*batch, *core)`` of one number; None in `core` stands for any length."""
+        require_like(name, value, like)
+        own = value.shape[value.dim() - len(core) :] if value.dim() >= len(core) else torch.Size()
+        if len(own) != len(core) or any(want not in (None, got) for want, got in zip(core, own, strict=True)):
+            shape = ", ".join("k" if size is None else str(size) for size in core)
+            raise ShapeError(sentence(name, f"shape ({shape}) or (*batch, {shape})", tuple(value.shape)))
+        broadcast_batch(name, like.shape[:-1], value.shape[: value.dim() - len(core)])
+        return value
+
+    def _require_nonempty(self) -> None:
+        """Refuse an empty set at construction, where every number is a constant without batch dimensions."""
+        origin = self.origin()
+        if origin is None or not self.constant:
+            return
+        block = self.block(self.numbers(None, origin))
+        lead = type(block)(*(field.unsqueeze(0) for field in block))
+        if int(project_intersection(origin.unsqueeze(0), [lead]).status) == Status.INFEASIBLE:
+            text = sentence(type(self).__name__, "numbers of a set that holds some point", "an empty set")
+            raise InfeasibleError(text)
+
+
+def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
+    """The block of any curved or polyhedral set; absent bounds become infinite."""
+    if isinstance(part, CurvedSet):
+        return part.block(numbers)
+    rows = part.rows(numbers, like)
+    m = rows.A.shape[-2]
+    lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower
+    upper = rows.A.new_full((m,), torch.inf) if rows.upper is None else rows.upper
+    return Intervals(rows.A, lower, upper)

@@ -1,0 +1,81 @@
+"""Linear matrix inequalities: ``F0 + sum_i y_i F_i`` positive semidefinite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.conic import project_intersection
+from hardnet.functional.samples import Policy
+from hardnet.sets.base import Number
+from hardnet.sets.curved import CurvedSet
+from hardnet.solvers.blocks import SemiDefinite
+from hardnet.solvers.cones import order, unpack
+
+
+class LMI(CurvedSet):
+    """``F0(x) + sum_i y_i F_i(x)`` positive semidefinite.
+
+    Args:
+        F0: ``(k, k)`` symmetric, or a function of x that returns ``(*batch, k, k)``.
+        F: ``(n, k, k)``, each symmetric, or a function that returns ``(*batch, n, k, k)``; where they come from a
+            function only the symmetric parts count.
+    """
+
+    def __init__(self, F0: Number, F: Number) -> None:
+        super().__init__()
+        self._take("F0", F0)
+        self._take("F", F)
+        for name, dims, expected in (("F0", 2, "shape (k, k)"), ("F", 3, "shape (n, k, k)")):
+            shape, fixed = self._shape(name), self._fixed(name)
+            if shape is not None and (len(shape) != dims or shape[-1] != shape[-2]):
+                raise ShapeError(sentence(name, expected, tuple(shape), "a function of x gives batches"))
+            if fixed is not None:
+                _require_symmetric(name, fixed)
+        self._require_nonempty()
+
+    @property
+    def dim(self) -> int | None:
+        """n, where F is constant."""
+        shape = self._shape("F")
+        return None if shape is None else shape[-3]
+
+    def numbers(self, x: Any, like: Tensor) -> SemiDefinite:
+        """``F0(x), F(x)``."""
+        F0 = self._expect("F0", self._number("F0", x, like), like, (None, None))
+        k = F0.shape[-1]
+        self._expect("F0", F0, like, (k, k))
+        return SemiDefinite(F0, self._expect("F", self._number("F", x, like), like, (like.shape[-1], k, k)))
+
+    def residual(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
+        """``relu(-lambda_min)``, one row; NaN where y is."""
+        packed = numbers.value(y)
+        finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
+        matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
+        return torch.where(finite, (-torch.linalg.eigvalsh(matrix)[..., :1]).clamp_min(0), torch.nan)
+
+    def scale(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
+        """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
+        return numbers.size(y)[..., :1]
+
+    def block(self, numbers: SemiDefinite) -> SemiDefinite:
+        """The numbers themselves."""
+        return numbers
+
+    def project(
+        self, numbers: SemiDefinite, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    ) -> Tensor:
+        """By Newton on the optimality conditions: a cone seen through F has no closed form."""
+        return project_intersection(raw, [numbers], on_infeasible=on_infeasible, on_invalid=on_invalid)
+
+
+def _require_symmetric(name: str, F: Tensor) -> None:
+    """Refuse constant matrices that are not symmetric."""
+    off = (F - F.mT).abs().max().item() if F.numel() else 0.0
+    if off > 1e-6 * F.abs().max().item():
+        raise UnsupportedSetError(
+            sentence(name, "symmetric matrices", f"|{name} - {name}'| up to {off:.3g}", f"pass ({name} + {name}') / 2")
+        )
