@@ -68,7 +68,7 @@ class TableLayer(Layer):
 
     @abstractmethod
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
-        """The offline work: tables by name, on the CPU in float64; each becomes a buffer of that name."""
+        """The offline work: tables by name on the CPU, float64 or integer; each becomes a buffer of that name."""
 
     def refactor(self) -> None:
         """Prepare the tables where the rows are new, and round them to the dtype and device of the set."""
@@ -78,7 +78,8 @@ class TableLayer(Layer):
         if self._source is None or not _equal_when_rounded(self._source, rows, like.dtype):
             self._source, self._exact = rows, self.prepare_tables(rows)
         for name, table in self._exact.items():
-            self.register_buffer(name, table.to(like), persistent=False)
+            dtype = like.dtype if table.is_floating_point() else table.dtype
+            self.register_buffer(name, table.to(device=like.device, dtype=dtype), persistent=False)
 
 
 def _known_bound(part: ConstraintSet, side: str, like: Tensor) -> Tensor:

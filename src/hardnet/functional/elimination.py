@@ -1,0 +1,245 @@
+"""Fourier-Motzkin elimination: bounds of each variable in terms of the ones before it.
+
+From ``G y <= c`` and ``E y = d`` the variables are eliminated one by one, last first. Every derived row is a fixed
+combination of the original ones, so it is kept as a pair ``body . y <= mix . constants``: the constants may depend on
+the input and change from sample to sample while the elimination is done once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import InfeasibleError, UnsupportedSetError, name_samples, sentence
+from hardnet.functional.stepwise import right_hand_sides
+
+CANCELLED = 1e-12
+"""A sum smaller than this times its terms is a cancelled coefficient."""
+
+CANDIDATES_PER_ROW = 200
+"""How many pairs, per row of the limit, may be formed before pruning: this bounds the memory of one step."""
+
+
+class Rows(NamedTuple):
+    """``body y <= mix constants``, or ``=`` where `equality` says so.
+
+    Attributes:
+        body: ``(r, n)``.
+        mix: ``(r, k)``; non-negative on the constants of inequalities.
+        equality: ``(r,)`` bool.
+        ancestors: ``(r, s)`` bool: the rows of the last restart that an inequality was combined from.
+    """
+
+    body: Tensor
+    mix: Tensor
+    equality: Tensor
+    ancestors: Tensor
+
+    def take(self, index: Tensor) -> Rows:
+        """Some of the rows."""
+        return Rows(*(field[index] for field in self))
+
+
+class Stage(NamedTuple):
+    """What bounds one variable once the variables before it are fixed.
+
+    Attributes:
+        variable: Its index.
+        upper: Rows with coefficient +1 on it.
+        lower: Rows with coefficient -1 on it.
+        fixed: The equality with coefficient +1 on it (one row), or no row; then `upper` and `lower` are empty.
+    """
+
+    variable: int
+    upper: Rows
+    lower: Rows
+    fixed: Rows
+
+
+class Elimination(NamedTuple):
+    """The outcome: one stage per variable, in the order in which they are to be fixed.
+
+    Attributes:
+        stages: One per variable.
+        conditions: The rows without variables: the set is not empty exactly where they hold.
+    """
+
+    stages: list[Stage]
+    conditions: Rows
+
+
+def eliminate(
+    body: Tensor, constants: Tensor, equality: Tensor, order: Sequence[int], *, limit: int = 10_000
+) -> Elimination:
+    """Eliminate ``order[-1], ..., order[0]`` from ``body y <= constants`` (``=`` where `equality`).
+
+    A variable with an equality is substituted; any other combines each of its upper with each of its lower bounds.
+    After each step these rows go: copies, parallel rows with a larger known constant, and rows with more ancestors
+    than one plus the variables eliminated or with the ancestors of another row among theirs (Kohler, Chernikov).
+
+    Args:
+        body: ``(k, n)``, float64 on the CPU.
+        constants: ``(k,)``; NaN where it is only known later.
+        equality: ``(k,)`` bool.
+        order: A permutation of the n variables: the first is moved least by the others.
+        limit: Largest number of rows to accept after a step.
+    """
+    rows = Rows(body, torch.eye(len(body), dtype=body.dtype), equality, ~equality[None] & torch.eye(len(body)).bool())
+    rows, conditions = _split_off_conditions(_scale(rows))
+    rows, eliminated = _drop_dominated(rows, constants)[0], 0
+    stages, found = [], [conditions]
+    for variable in reversed(order):
+        stage, rows, combined = _eliminate_one(rows, variable, eliminated, limit)
+        rows, conditions = _split_off_conditions(rows)
+        rows, restart = _drop_dominated(rows, constants)
+        eliminated = 0 if restart else eliminated + combined
+        if len(rows.body) > limit:
+            raise _too_many(len(rows.body), limit, order)
+        stages.append(stage)
+        found.append(conditions)
+    return Elimination(stages[::-1], _join(found))
+
+
+def unmet_conditions(mix: Tensor, equality: Tensor, constants: Tensor, tolerance: float) -> Tensor:
+    """Which of ``0 <= mix constants`` fail, ``(*batch, r)``, by more than `tolerance` times the terms they add up."""
+    right, size = right_hand_sides(constants, mix), right_hand_sides(constants.abs(), mix.abs())
+    return torch.where(equality, right.abs(), -right) > tolerance * size
+
+
+def require_consistent(conditions: Rows, constants: Tensor, labels: Sequence[int], tolerance: float) -> None:
+    """Raise where a row without variables fails for constants that are known; `labels` names the original rows."""
+    known = (conditions.mix[:, constants.isnan()] == 0).all(dim=1)
+    unmet = unmet_conditions(conditions.mix, conditions.equality, constants.nan_to_num(nan=0.0), tolerance)
+    for row in (unmet & known).nonzero().flatten().tolist():
+        culprits = sorted({labels[i] for i in conditions.mix[row].nonzero().flatten().tolist()})
+        message = f"constraints are inconsistent: no y satisfies rows {name_samples(culprits)} together"
+        raise InfeasibleError(message, rows=[culprits])
+
+
+def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tuple[Stage, Rows, bool]:
+    """The stage of a variable, the rows without it, and whether inequalities were combined for it."""
+    coefficient = rows.body[:, variable]
+    pivots = rows.equality & (coefficient != 0)
+    if pivots.any():
+        stage, rest = _substitute(rows, variable, int((coefficient.abs() * pivots).argmax()))
+        return stage, rest, False
+    upper, lower = (_normalise(rows.take(side), variable) for side in (coefficient > 0, coefficient < 0))
+    derived = _combine(upper, lower, eliminated, limit)
+    stage = Stage(variable, upper, lower, rows.take(pivots))
+    return stage, _join([rows.take(coefficient == 0), derived]), bool((coefficient != 0).any())
+
+
+def _substitute(rows: Rows, variable: int, pivot: int) -> tuple[Stage, Rows]:
+    """Solve the pivot equality for the variable and put the result in every other row."""
+    own = _normalise(rows.take(torch.tensor([pivot])), variable)
+    rest = rows.take(torch.arange(len(rows.body)) != pivot)
+    coefficient = rest.body[:, variable, None]
+    body = _add(rest.body, -coefficient * own.body)
+    body[:, variable] = 0
+    none = own.take(torch.tensor([], dtype=torch.long))
+    return Stage(variable, none, none, own), _scale(
+        rest._replace(body=body, mix=_add(rest.mix, -coefficient * own.mix))
+    )
+
+
+def _combine(upper: Rows, lower: Rows, eliminated: int, limit: int) -> Rows:
+    """Every upper bound with every lower one, less those that their ancestors prove redundant."""
+    count = len(upper.body) * len(lower.body)
+    if count > CANDIDATES_PER_ROW * limit:
+        raise _too_many(count, limit)
+    pairs = torch.cartesian_prod(torch.arange(len(upper.body)), torch.arange(len(lower.body))).reshape(-1, 2)
+    ancestors = upper.ancestors[pairs[:, 0]] | lower.ancestors[pairs[:, 1]]
+    few = ancestors.sum(dim=1) <= eliminated + 2
+    pairs, ancestors = pairs[few], ancestors[few]
+    minimal = _minimal(ancestors)
+    first, second = upper.take(pairs[minimal, 0]), lower.take(pairs[minimal, 1])
+    body, mix = _add(first.body, second.body), first.mix + second.mix
+    return _scale(Rows(body, mix, first.equality, ancestors[minimal]))
+
+
+def _minimal(ancestors: Tensor) -> Tensor:
+    """Which sets of ancestors contain no other set; of several equal sets, all."""
+    sets = ancestors.to(torch.float32)
+    size = sets.sum(dim=1)
+    keep = [
+        ((block @ sets.mT == size) & (size < block.sum(dim=1, keepdim=True))).sum(dim=1) == 0
+        for block in sets.split(2048)
+    ]
+    return torch.cat(keep) if keep else ancestors.new_zeros(0)
+
+
+def _drop_dominated(rows: Rows, constants: Tensor) -> tuple[Rows, bool]:
+    """Keep the tightest of parallel inequalities, as far as their constants are known.
+
+    A row dropped for the value of its constant is not redundant by its ancestors alone, so from here on the rows
+    count as original ones: returns whether the history was restarted in this way.
+    """
+    known = (rows.mix[:, constants.isnan()] == 0).all(dim=1)
+    value = torch.where(known, rows.mix @ constants.nan_to_num(nan=0.0), torch.nan)
+    best: dict[tuple[object, ...], int] = {}
+    dropped = False
+    for row, key in enumerate(_parallel_keys(rows, known)):
+        rival = best.setdefault(key, row)
+        if rival != row and known[row]:
+            dropped |= not torch.equal(rows.mix[row], rows.mix[rival])
+            best[key] = row if value[row] < value[rival] else rival
+    kept = rows.take(torch.tensor(sorted(best.values()), dtype=torch.long))
+    if not dropped:
+        return kept, False
+    return kept._replace(ancestors=~kept.equality[:, None] & torch.eye(len(kept.body)).bool()), True
+
+
+def _parallel_keys(rows: Rows, known: Tensor) -> list[tuple[object, ...]]:
+    """Equal for rows that say the same up to a known constant: the direction, and what x still decides."""
+    bodies = (rows.body / CANCELLED).round().mul(CANCELLED).add(0.0).tolist()
+    kinds, mixes = rows.equality.tolist(), rows.mix.tolist()
+    return [
+        (kind, tuple(body), None if is_known and not kind else tuple(mix))
+        for kind, body, mix, is_known in zip(kinds, bodies, mixes, known.tolist(), strict=True)
+    ]
+
+
+def _split_off_conditions(rows: Rows) -> tuple[Rows, Rows]:
+    """The rows with variables, and those without."""
+    free = (rows.body == 0).all(dim=1)
+    return rows.take(~free), rows.take(free)
+
+
+def _normalise(rows: Rows, variable: int) -> Rows:
+    """Divide each row so that its coefficient on the variable is +1 or -1 (+1 for an equality)."""
+    coefficient = rows.body[:, variable, None]
+    size = torch.where(rows.equality[:, None], coefficient, coefficient.abs())
+    return rows._replace(body=rows.body / size, mix=rows.mix / size)
+
+
+def _scale(rows: Rows) -> Rows:
+    """Divide each row by its largest coefficient."""
+    largest = rows.body.abs().amax(dim=1, keepdim=True)
+    size = torch.where(largest > 0, largest, 1)
+    return rows._replace(body=rows.body / size, mix=rows.mix / size)
+
+
+def _add(first: Tensor, second: Tensor) -> Tensor:
+    """The sum, with coefficients that cancel to rounding set to exactly zero."""
+    total = first + second
+    return torch.where(total.abs() <= CANCELLED * (first.abs() + second.abs()), 0, total)
+
+
+def _join(pieces: list[Rows]) -> Rows:
+    """Stack rows; ancestors lose their meaning across a restart and are padded to one width."""
+    width = max(piece.ancestors.shape[1] for piece in pieces)
+    padded = [
+        piece._replace(ancestors=torch.nn.functional.pad(piece.ancestors, (0, width - piece.ancestors.shape[1])))
+        for piece in pieces
+    ]
+    return Rows(*(torch.cat(fields) for fields in zip(*padded, strict=True)))
+
+
+def _too_many(count: int, limit: int, order: Sequence[int] | None = None) -> UnsupportedSetError:
+    """The error of an exploding elimination."""
+    got = f"{count} rows" if order is None else f"{count} rows in the order {list(order)}"
+    remedy = "try another order of the variables, raise the limit, or use method 'projection'"
+    return UnsupportedSetError(sentence("A", f"at most {limit} rows while eliminating", got, remedy))

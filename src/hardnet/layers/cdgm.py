@@ -1,0 +1,141 @@
+"""C-DGM: linear inequalities by Fourier-Motzkin elimination (Stoian et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import HardNetError, InfeasibleError, ShapeError, name_samples, sentence
+from hardnet.functional.elimination import Stage, eliminate, require_consistent, unmet_conditions
+from hardnet.functional.stepwise import Step, clamp_in_order, right_hand_sides
+from hardnet.layers.base import Guarantee
+from hardnet.layers.constant_rows import ConstantRows, TableLayer, refuse_other_sets
+from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+ROUNDINGS = 64
+"""How many roundings a derived condition may be off before a sample counts as infeasible."""
+
+
+class CDGM(TableLayer):
+    """``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, variable after variable.
+
+    The bounds of each variable come from eliminating the later ones once, so that they can always be met. The matrix
+    must be constant; the bounds may depend on x or be learned, since every derived constant is a fixed combination of
+    the given ones. A feasible raw output is unchanged; an infeasible one is not moved to the nearest point but to one
+    that depends on the order.
+
+    Args:
+        constraint: A polyhedral set with a constant A; any number of rows.
+        order: A permutation of the outputs; the first is moved least. By default their own order.
+        limit: Largest number of rows that the elimination may produce.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "cdgm"
+    accepts = "affine rows lower(x) <= A y <= upper(x) with a constant A, any number of rows"
+    guarantee = Guarantee.EXACT
+
+    body: Tensor
+    mix: Tensor
+    above: Tensor
+    below: Tensor
+    equal: Tensor
+    condition_mix: Tensor
+    condition_equality: Tensor
+    steps: list[Step]
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        order: Sequence[int] | None = None,
+        limit: int = 10_000,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        n = constraint.dim or 0
+        self.order = list(range(n)) if order is None else [int(variable) for variable in order]
+        if sorted(self.order) != list(range(n)):
+            raise ShapeError(sentence("order", f"a permutation of 0 to {n - 1}", self.order))
+        self.limit = limit
+        self.on_invalid = on_invalid
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only polyhedral sets with a constant A."""
+        return refuse_other_sets(constraint, "method='aff' or 'projection'")
+
+    def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
+        """Eliminate once; keep the rows of all stages, one below the other, and where each stage finds its own."""
+        sides = {
+            "above": ~rows.equality & (rows.upper != torch.inf),
+            "below": ~rows.equality & (rows.lower != -torch.inf),
+        }
+        index = {name: side.nonzero().flatten() for name, side in (sides | {"equal": rows.equality}).items()}
+        above, below, equal = index.values()
+        constants = _constants(AffineRows(*rows[:3]), above, below, equal)
+        body = torch.cat([rows.A[above], -rows.A[below], rows.A[equal]])
+        equality = torch.arange(len(body)) >= len(body) - len(equal)
+        stages, conditions = eliminate(body, constants, equality, self.order, limit=self.limit)
+        require_consistent(conditions, constants, torch.cat([above, below, equal]).tolist(), self._tolerance())
+        depends = conditions.take((conditions.mix[:, constants.isnan()] != 0).any(dim=1))
+        self.steps, body, mix = _stack(stages)
+        tables = {"body": body[:, self.order], "mix": mix}
+        return tables | index | {"condition_mix": depends.mix, "condition_equality": depends.equality}
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
+        rows = self.constraint.affine(x, raw)
+        constants = _constants(rows, self.above, self.below, self.equal)
+        y = clamp_in_order(raw, self.body, right_hand_sides(constants, self.mix), self.steps)
+        infeasible = self._infeasible(constants)
+        y = poison(y, infeasible | raw.isnan().any(dim=-1))
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: diagnose_inputs(raw, rows) or _diagnose(infeasible))
+        return y
+
+    def _infeasible(self, constants: Tensor) -> Tensor:
+        """Whether C(x) is empty, ``(*batch)``: whether a row that has lost all its variables fails."""
+        unmet = unmet_conditions(self.condition_mix, self.condition_equality, constants, self._tolerance())
+        return unmet.any(dim=-1)
+
+    def _tolerance(self) -> float:
+        """Relative rounding of a derived constant in the dtype of the set."""
+        like = self.constraint.origin()
+        return ROUNDINGS * torch.finfo(torch.float64 if like is None else like.dtype).eps
+
+
+def _constants(rows: AffineRows, above: Tensor, below: Tensor, equal: Tensor) -> Tensor:
+    """The constants of ``A y <= upper``, ``-A y <= -lower`` and ``A y = b``, in this order: ``(*batch, k)``."""
+    pieces = [(rows.upper, above, 1), (rows.lower, below, -1), (rows.lower, equal, 1)]
+    parts = [sign * bound.index_select(-1, index) for bound, index, sign in pieces if bound is not None]
+    batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*batch, -1) for part in parts], dim=-1)
+
+
+def _stack(stages: list[Stage]) -> tuple[list[Step], Tensor, Tensor]:
+    """All rows of all stages, one below the other, and which of them belong to each step."""
+    steps, pieces, start = [], [], 0
+    for stage in stages:
+        slices = []
+        for rows in stage[1:]:
+            slices.append(slice(start, start + len(rows.body)))
+            start += len(rows.body)
+            pieces.append(rows)
+        steps.append(Step(stage.variable, *slices))
+    return steps, torch.cat([rows.body for rows in pieces]), torch.cat([rows.mix for rows in pieces])
+
+
+def _diagnose(infeasible: Tensor) -> HardNetError | None:
+    """The error of samples whose bounds contradict each other."""
+    samples = sample_indices(infeasible)
+    if samples is None:
+        return None
+    where = f" for samples {name_samples(samples)}" if samples else ""
+    remedy = "relax the bounds, or use method 'projection' with on_infeasible='nearest'"
+    return InfeasibleError(f"C(x) is empty{where}: the bounds contradict each other; {remedy}", samples)
