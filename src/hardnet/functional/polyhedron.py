@@ -56,14 +56,13 @@ def project_affine(
     """
     _, lower, upper = check_affine(raw, A, lower, upper)
     y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper)  # pyright: ignore[reportGeneralTypeIssues]
-    failed = status != Status.SOLVED
-    if look_is_free(raw) or raw.device.type != "cpu":
-        if bool(failed.any()):
-            if on_invalid == "raise":
-                raise_invalid(raw, A, lower, upper, status == Status.INVALID)
-            if on_infeasible == "raise":
-                raise_infeasible(status == Status.INFEASIBLE, dual)
-            warn_not_converged(status == Status.NOT_CONVERGED, residual)
+    may_look = look_is_free(raw) or not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+    if may_look and bool((status != Status.SOLVED).any()):
+        if on_invalid == "raise":
+            raise_invalid(raw, A, lower, upper, status == Status.INVALID)
+        if on_infeasible == "raise":
+            raise_infeasible(status == Status.INFEASIBLE, dual)
+        warn_not_converged(status == Status.NOT_CONVERGED, residual)
     if on_infeasible == "nearest":
         return y
     return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)
@@ -165,7 +164,7 @@ def _flat(tensor: Tensor, sound: Tensor) -> Tensor:
 def _resolved(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, side: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """y and dual as differentiable functions of the numbers, on the active set that was found."""
+    """The point y and dual as differentiable functions of the numbers, on the active set that was found."""
     bound = torch.where(side > 0, upper, lower)
     target = torch.where(active, multiply(A, raw) - torch.where(active, bound, 0.0), 0.0)
     dual = solve_active(A, active, target)

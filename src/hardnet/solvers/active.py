@@ -17,6 +17,8 @@ from hardnet.solvers.problem import multiply
 
 NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
+SMALL = 24
+"""Most rows for which all samples are solved at full size: more groups would cost more than they save."""
 CHUNK_ENTRIES = 1 << 23
 """Most entries of one gathered block of rows, so that memory stays bounded for any batch."""
 
@@ -75,16 +77,16 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
 
 def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
     """Samples with the same rounded number of active rows, in chunks: by size on a CPU, one size on a GPU."""
-    count = active.sum(-1)
-    sizes = _ladder(count, active.shape[-1])
-    if active.device.type != "cpu":
-        sizes = sizes.amax().expand_as(sizes) if len(sizes) else sizes
-    for size in sizes.unique().tolist():
-        if size == 0:
-            continue
-        samples = (sizes == size).nonzero().squeeze(-1)
-        for chunk in samples.split(max(1, CHUNK_ENTRIES // (size * max(size, n)))):
-            yield chunk, size
+    m = active.shape[-1]
+    sizes = None if m <= SMALL else _ladder(active.sum(-1), m)
+    if sizes is not None and active.device.type != "cpu" and len(sizes):
+        sizes = sizes.amax().expand_as(sizes)
+    for size in [m] if sizes is None else sizes.unique().tolist():
+        every = torch.arange(len(active), device=active.device)
+        samples = every if sizes is None else (sizes == size).nonzero().squeeze(-1)
+        if size:
+            for chunk in samples.split(max(1, CHUNK_ENTRIES // (size * max(size, n)))):
+                yield chunk, size
 
 
 def _ladder(count: Tensor, m: int) -> Tensor:

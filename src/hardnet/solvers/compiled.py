@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def solve_compiled(problem: Problem) -> Compiled:
     (batch, n), m = problem.raw.shape, problem.lower.shape[-1]
     threads = min(torch.get_num_threads(), batch) if m * n >= THREADED_ENTRIES else 1
     bounds = [batch * part // threads for part in range(threads + 1)]
-    spans = [range(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    spans = [range(first, last) for first, last in pairwise(bounds)]
     result = Compiled(*_outputs(problem))
     if threads == 1:
         _solve_span(problem, result, spans[0])
@@ -64,10 +65,13 @@ def _solve_span(problem: Problem, result: Compiled, span: range) -> None:
     lower, upper = problem.lower.contiguous().numpy(), problem.upper.contiguous().numpy()
     sense = np.where(lower == upper, 5, 0).astype(np.int32)
     hessian = np.eye(linear.shape[-1])
+    cut = slice(span.start, span.stop)
+    rows = repeat(matrix) if problem.shared else matrix[cut]
+    found = [
+        daqp.solve(hessian, *sample, primal_tol=1e-13)
+        for sample in zip(linear[cut], rows, upper[cut], lower[cut], sense[cut], strict=False)
+    ]
+    points, _, flags, infos = zip(*found, strict=True)
     y, dual, iterations, finished = (part.numpy() for part in result)
-    for sample in span:
-        rows = matrix if problem.shared else matrix[sample]
-        y[sample], _, flag, info = daqp.solve(
-            hessian, linear[sample], rows, upper[sample], lower[sample], sense[sample], primal_tol=1e-13
-        )
-        dual[sample], iterations[sample], finished[sample] = info["lam"], info["iterations"], flag == 1
+    y[cut], finished[cut] = points, np.array(flags) == 1
+    dual[cut], iterations[cut] = [info["lam"] for info in infos], [info["iterations"] for info in infos]

@@ -11,13 +11,14 @@ SOLVED = 1e-12
 """The residual up to which a sample counts as solved."""
 
 
-def kkt_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
+def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:
     """``max(|y - raw + A'dual|, |A y - clamp(A y + dual, lower, upper)|) / max(1, |y|)`` with unit rows: ``(B,)``.
 
     It is zero exactly at the projection. The sample's unit makes 1 the size of raw and of the way to the set.
+    `product` is ``A y`` where the caller has it already.
     """
     stationarity = (y - problem.raw + multiply(problem.A.mT, dual)).abs().amax(-1)
-    product = multiply(problem.A, y) / problem.norm
-    moved = (product + dual * problem.norm).clamp(problem.lower / problem.norm, problem.upper / problem.norm)
-    complementarity = (product - moved).abs().amax(-1)
+    product = multiply(problem.A, y) if product is None else product
+    moved = (product + dual * problem.norm.square()).clamp(problem.lower, problem.upper)
+    complementarity = ((product - moved).abs() / problem.norm).amax(-1)
     return torch.maximum(stationarity, complementarity) / y.abs().amax(-1).clamp_min(1.0)

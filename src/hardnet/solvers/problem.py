@@ -22,6 +22,7 @@ class Problem(NamedTuple):
         norm: ``|a_i|``, ``(m,)`` or ``(B, m)``; 1 for a zero row.
         unit: ``(B,)``, a power of two, so that dividing by it is exact and every sample has numbers of size 1.
         product: ``A raw``, ``(B, m)``.
+        slack: How far each row may be violated and still count as satisfied, ``(B, m)``, in units of ``A y``.
     """
 
     raw: Tensor
@@ -31,6 +32,7 @@ class Problem(NamedTuple):
     norm: Tensor
     unit: Tensor
     product: Tensor
+    slack: Tensor
 
     @property
     def shared(self) -> bool:
@@ -42,17 +44,11 @@ class Problem(NamedTuple):
         """``lower == upper``: ``(B, m)``."""
         return self.lower == self.upper
 
-    @property
-    def slack(self) -> Tensor:
-        """How far each row may be violated and still count as satisfied: ``(B, m)``, in units of ``A y``."""
-        largest = torch.maximum(_finite_size(self.lower), _finite_size(self.upper))
-        return FEASIBLE * (self.norm * self.raw.norm(dim=-1, keepdim=True) + largest)
-
     def take(self, index: Tensor | slice) -> Problem:
         """The problem of some samples."""
         A, norm = (self.A, self.norm) if self.shared else (self.A[index], self.norm[index])
-        kept = (self.lower[index], self.upper[index], norm, self.unit[index], self.product[index])
-        return Problem(self.raw[index], A, *kept)
+        lower, upper, unit, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:]))
+        return Problem(self.raw[index], A, lower, upper, norm, unit, product, slack)
 
     def violation(self, product: Tensor) -> Tensor:
         """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""
@@ -69,7 +65,7 @@ def multiply(A: Tensor, vector: Tensor) -> Tensor:
     return torch.bmm(A.expand(batch, *A.shape[-2:]), vector.unsqueeze(-1)).squeeze(-1)
 
 
-def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
+def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, norm: Tensor) -> Problem:
     """Divide every sample by its unit: the power of two above ``max(|raw|, distance to the furthest row)``.
 
     Args:
@@ -77,15 +73,19 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
         A: ``(m, n)`` or ``(B, m, n)``.
         lower: ``(B, m)``.
         upper: ``(B, m)``.
+        norm: ``|a_i|``, ``(m,)`` or ``(B, m)``.
     """
-    norm = A.norm(dim=-1)
     norm = torch.where(norm > 0, norm, 1.0)
     product = multiply(A, raw)
     distance = torch.maximum(product - upper, lower - product) / norm
     size = torch.maximum(raw.abs().amax(-1), distance.amax(-1)) if norm.shape[-1] else raw.abs().amax(-1)
+    largest = torch.maximum(_finite_size(lower), _finite_size(upper))
+    slack = FEASIBLE * (norm * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + largest)
     unit = torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(size > 0, size, 1.0)).exponent)
     column = unit.unsqueeze(-1)
-    return Problem(raw / column, A, lower / column, upper / column, norm, unit, product / column)
+    return Problem(
+        raw / column, A, lower / column, upper / column, norm, unit, product / column, slack / column
+    )
 
 
 def _finite_size(bound: Tensor) -> Tensor:

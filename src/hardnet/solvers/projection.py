@@ -24,6 +24,8 @@ from hardnet.solvers.solution import Solution, Status
 
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes its row strictly active."""
+SHARED = 1e-13
+"""The residual up to which multipliers spread over dependent rows replace the first ones."""
 CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Most entries of the tableaus that one run of pivoting holds."""
 
@@ -83,10 +85,12 @@ def flatten(
 
 def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto") -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in."""
-    valid = _valid(raw, A, lower, upper)
+    norm = torch.linalg.vector_norm(A, dim=-1)
+    valid = _valid(raw, norm, lower, upper)
     if not bool(valid.all()):
         raw, A, lower, upper = _harmless(valid, raw, A, lower, upper)
-    problem = standard_form(raw, A, lower, upper)
+        norm = torch.linalg.vector_norm(A, dim=-1)
+    problem = standard_form(raw, A, lower, upper, norm)
     inside = (problem.violation(problem.product) <= problem.slack).all(-1)
     result = _unchanged(problem, valid)
     todo = (~inside & valid).nonzero().squeeze(-1)
@@ -99,9 +103,9 @@ def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str 
     return result._replace(y=y.masked_fill(bad, torch.nan), dual=dual)
 
 
-def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def _valid(raw: Tensor, norm: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Finite raw and A, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
-    numbers = raw.isfinite().all(-1) & A.norm(dim=(-2, -1)).isfinite()
+    numbers = raw.isfinite().all(-1) & norm.isfinite().all(-1)
     return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
 
 
@@ -129,12 +133,13 @@ def _place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
 def _answer(problem: Problem, backend: str) -> Outcome:
     """Solve the samples outside the set, check them, and settle those that fail the check."""
     y, dual, iterations, finished = _first_answer(problem, backend)
-    residual = kkt_residual(problem, y, dual)
+    product = multiply(problem.A, y)
+    residual = kkt_residual(problem, y, dual, product)
     solved = finished & (residual <= SOLVED)
     outcome = Outcome(
         y, dual, _side(problem, dual), torch.zeros_like(iterations, dtype=torch.int8), iterations, residual
     )
-    outcome = _share(problem, outcome)
+    outcome = _share(problem, outcome, product)
     failed = (~solved).nonzero().squeeze(-1)
     return _place(outcome, failed, _careful(problem.take(failed))) if len(failed) else outcome
 
@@ -182,9 +187,8 @@ def _side(problem: Problem, dual: Tensor) -> Tensor:
     return torch.where(strict, weight.sign(), 0.0)
 
 
-def _share(problem: Problem, outcome: Outcome) -> Outcome:
+def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
     """Where rows touch y without a multiplier, spread the multipliers by the pseudo-inverse if their signs allow."""
-    product = multiply(problem.A, outcome.y)
     slack = 10 * problem.slack
     touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
     touch = torch.where(problem.equality, 1.0, touch)
@@ -196,7 +200,7 @@ def _share(problem: Problem, outcome: Outcome) -> Outcome:
     _, dual = split(part.raw - old.y, part.A, (touch != 0) | (old.side != 0))
     side = _side(part, dual)
     residual = kkt_residual(part, old.y, dual)
-    better = (residual <= SOLVED) & ((side * touch >= 0) | part.equality).all(-1)
+    better = (residual <= SHARED) & ((side * touch >= 0) | part.equality).all(-1)
     keep = better.unsqueeze(-1)
     shared = old._replace(dual=torch.where(keep, dual, old.dual), side=torch.where(keep, side, old.side))
     return _place(outcome, chosen, shared._replace(residual=torch.where(better, residual, old.residual)))

@@ -29,7 +29,7 @@ class Settled(NamedTuple):
 
     Attributes:
         y: Projection, or the compromise where the set is empty, ``(B, n)``.
-        dual: Multipliers, or the certificate of emptiness: ``A'dual = 0`` with the bounds on the wrong side, ``(B, m)``.
+        dual: Multipliers, or the certificate of emptiness: ``A'dual = 0`` bounds on the wrong side, ``(B, m)``.
         side: Rows that hold y: +1 at (or beyond) the upper bound, -1 the lower, 0 free, ``(B, m)``.
         iterations: Pivots spent, ``(B,)``.
         infeasible: ``(B,)``.
@@ -46,13 +46,13 @@ def settle(problem: Problem) -> Settled:
     """Solve, or prove empty, every sample of a (small) problem."""
     A, norm = problem.A.expand(len(problem.raw), -1, -1), problem.norm.expand_as(problem.lower)
     unit = problem._replace(A=A / norm.unsqueeze(-1), lower=problem.lower / norm, upper=problem.upper / norm)
-    unit = unit._replace(norm=torch.ones_like(norm), product=problem.product / norm)
+    unit = unit._replace(norm=torch.ones_like(norm), product=problem.product / norm, slack=problem.slack / norm)
     gram = torch.bmm(unit.A, unit.A.mT)
     certificate = _parallel_conflict(unit, gram)
     infeasible = (certificate != 0).any(-1)
     dual, side = torch.zeros_like(norm), torch.zeros_like(norm)
     iterations = torch.zeros(len(norm), dtype=torch.long, device=norm.device)
-    y = unit.raw
+    y, refined = unit.raw, dual
     weight = FIRST_WEIGHT
     for _ in range(STEPS):
         previous, (dual, side, steps) = dual, _proximal_step(unit, gram, dual, weight)
@@ -83,8 +83,8 @@ def polish(problem: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
 def _proximal_step(problem: Problem, gram: Tensor, dual: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
     m = gram.shape[-1]
     regular = gram + torch.eye(m, dtype=gram.dtype, device=gram.device) / weight
-    slack = problem.slack
-    moved = pivot(regular, problem.product + dual / weight, problem.lower, problem.upper, slack, 20 * m + 100)
+    product = problem.product + dual / weight
+    moved = pivot(regular, product, problem.lower, problem.upper, problem.slack, 20 * m + 100)
     return moved.dual, moved.side, moved.steps
 
 
