@@ -7,23 +7,31 @@ steps were taken, captures a longer loop, and goes on from there. So every step 
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardnet.errors import ConvergenceError
 
 if TYPE_CHECKING:
-    from hardnet.train.loop import Training
+    from hardnet.train.loop import Policy, Task, Training
 
-GROWTH = 1.25
+MARGIN = 1.05
+"""A loop is captured longer by this factor than the last batch needed."""
+GROWTH = 1.15
 """A loop that was too short is captured again longer by this factor."""
 LONGEST = 5000
 """A loop that is still too short at this length is given up."""
 WARM_UP = 2
 """Runs before a capture, in which libraries set up and kernels compile."""
+REFIT_EPOCHS = 50
+"""Epochs after which a loop is fitted again to what the samples need by then."""
 
 
 class Key(NamedTuple):
@@ -38,10 +46,15 @@ class CapturedSteps:
 
     Args:
         training: The run whose model and optimizer the steps move.
+
+    Attributes:
+        seconds: Spent on compiling and capturing so far.
     """
 
     def __init__(self, training: Training) -> None:
         self.training = training
+        self.task = with_compiled_loop(training.task)
+        self.seconds = 0.0
         self.budget = training.task.loop_budget
         device = training.batches.samples.device
         self.taken = torch.zeros((), dtype=torch.long, device=device)
@@ -50,19 +63,26 @@ class CapturedSteps:
         # Fused Adam leaves parameters and step counts alone where this number on the device is 1.
         training.optimizer.found_inf = self.skip  # pyright: ignore[reportAttributeAccessIssue]
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        # The same two objects throughout: a new one would be compiled for again.
+        self._policies = {enforce: partial(training.model, enforce=enforce) for enforce in (False, True)}
 
     def __call__(self, enforce: bool) -> Tensor:
         """Take all steps of an epoch: the full batches, then what is left."""
         count, size = self.training.batches.samples.shape[0], self.training.settings.batch_size
         self.taken.zero_()
         self.summed.zero_()
+        if self.training.epoch % REFIT_EPOCHS == 0 or not self._graphs:
+            self._fit(enforce)
         full, rest = divmod(count, size)
         if full:
             self._take(Key(size, enforce), full)
         if rest:
-            self._take(Key(rest, enforce), full + 1)
+            self._take(Key(self._rest_size(rest), enforce), full + 1)
         return self.summed.clone()
+
+    def _rest_size(self, rest: int) -> int:
+        """A short last batch is filled up, so that one graph serves all, unless the filling would be normalised."""
+        return rest if self.training.batches.net.norms else self.training.settings.batch_size
 
     def _take(self, key: Key, until: int) -> None:
         """Replay the step until so many are taken in this epoch, with a longer loop where one was too short."""
@@ -73,25 +93,50 @@ class CapturedSteps:
             if int(self.taken) < until:
                 self._lengthen()
 
+    def _fit(self, enforce: bool) -> None:
+        """Choose the length of the inner loop by what the first batch needs now."""
+        if self.task.loop_budget == 1:
+            return
+        count = min(self.training.settings.batch_size, self.training.batches.samples.shape[0])
+        budget = int(MARGIN * self._needed(slice(0, count), enforce)) + 1
+        if budget < self.budget:
+            self.budget = budget
+            self._graphs.clear()
+
+    @torch.no_grad()
+    def _needed(self, rows: slice, enforce: bool) -> int:
+        """How often the loss of a batch calls the policy."""
+        calls = 0
+
+        def counted(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return self.training.model(x, enforce=enforce)
+
+        self.training.task.loss(counted, self.training.batches.take(rows), self.training.settings.soft_weight)
+        return calls
+
     def _lengthen(self) -> None:
-        if self.budget >= LONGEST or self.training.task.loop_budget == 1:
+        if self.budget >= LONGEST or self.task.loop_budget == 1:
             raise ConvergenceError(f"training: a sample needs more than {self.budget} steps of its inner loop")
         self.budget = int(self.budget * GROWTH) + 1
         self._graphs.clear()
 
     def _capture(self, key: Key) -> torch.cuda.CUDAGraph:
         """Record one step; nothing of it is executed yet."""
+        started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), unchanged_buffers(self.training.model):
             for _ in range(WARM_UP):
                 self._gradients(key)
         torch.cuda.current_stream().wait_stream(stream)
         self.training.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        with torch.cuda.graph(graph, stream=stream):
             self._step(key)
         self._graphs[key] = graph
+        self.seconds += time.perf_counter() - started
         return graph
 
     def _step(self, key: Key) -> None:
@@ -105,11 +150,37 @@ class CapturedSteps:
 
     def _gradients(self, key: Key) -> tuple[Tensor, Tensor]:
         """Loss and gradients of the batch that is next, picked by the counter on the device."""
-        training = self.training
-        rows = self.taken * training.settings.batch_size + torch.arange(key.size, device=self.taken.device)
-        x = training.batches.take(rows)
-        policy = partial(training.model, enforce=key.enforce)
-        loss, unfinished = training.task.bounded_loss(policy, x, training.settings.soft_weight, self.budget)
+        training, count = self.training, self.training.batches.samples.shape[0]
+        places = self.taken * training.settings.batch_size + torch.arange(key.size, device=self.taken.device)
+        x = training.batches.take(places.clamp_max(count - 1))
+        policy = self._policies[key.enforce]
+        loss, unfinished = self.task.bounded_loss(policy, x, training.settings.soft_weight, self.budget)
+        loss = loss.where(places < count, 0.0)  # what fills up a short batch has no gradient
         training.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
         return loss, unfinished
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Put running statistics back to what they were, so that warming up leaves no trace."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    for buffer, value in kept:
+        buffer.copy_(value)
+
+
+def with_compiled_loop(task: Task) -> Task:
+    """A copy of the task whose inner loop runs a compiled body, where it has a loop: the method `substep`."""
+    if task.loop_budget == 1:
+        return task
+    plain = task.substep  # pyright: ignore[reportAttributeAccessIssue]
+    fused = torch.compile(plain, dynamic=False)
+
+    def body(policy: Policy, now: Any, *rest: Any) -> Any:
+        """The first pass, whose state has no gradient yet, would need a compilation of its own: it runs plainly."""
+        return (fused if now[0].requires_grad else plain)(policy, now, *rest)
+
+    compiled = copy.copy(task)
+    compiled.substep = body  # pyright: ignore[reportAttributeAccessIssue]
+    return compiled

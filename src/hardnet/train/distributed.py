@@ -47,6 +47,14 @@ class World:
                 if isinstance(module, StackedBatchNorm):
                     module.total = self.total
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is set in any process, so that all of them decide alike."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor(int(flag), device=device)
+        torch.distributed.all_reduce(flags)
+        return bool(flags)
+
     def wait(self) -> None:
         """Wait until every process is here."""
         if self.size > 1:

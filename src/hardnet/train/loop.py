@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -27,9 +27,10 @@ class Task(Protocol):
 
     train: Tensor
     validation: Tensor
-    objective: str
-    violation: str
-    loop_budget: int
+    objective: ClassVar[str]
+    violation: ClassVar[str]
+    loop_budget: ClassVar[int]
+    """Above 1, the loss has a loop whose body is the method `substep`, to be compiled on a GPU."""
 
     def loss(self, policy: Policy, x: Tensor, soft_weight: float) -> Tensor:
         """The loss per sample."""
@@ -136,6 +137,15 @@ class Training:
         """The loss per sample ``(seeds, batch)``."""
         return self.task.loss(partial(self.model, enforce=enforce), x, self.settings.soft_weight)
 
+    def stacked(self, x: Tensor) -> Tensor:
+        """The same inputs ``(batch, n)`` for every seed: ``(seeds, batch, n)``."""
+        return x.expand(len(self.streams), *x.shape)
+
+    @property
+    def setup_seconds(self) -> float:
+        """The part of `seconds` that went into compiling and capturing."""
+        return getattr(self._steps, "seconds", 0.0)
+
     @property
     def enforced(self) -> bool:
         """Whether the layer is on in this epoch."""
@@ -152,7 +162,7 @@ class Training:
     @torch.no_grad()
     def _judge(self, loss: Tensor) -> None:
         self.model.eval()
-        metrics = self.task.evaluate(partial(self.model, enforce=self.enforced), self.task.validation)
+        metrics = self.task.evaluate(partial(self.model, enforce=self.enforced), self.stacked(self.task.validation))
         self.history.epoch.append(self.epoch)
         self.history.loss.append(loss.tolist())
         self.history.objective.append(metrics[self.task.objective].tolist())

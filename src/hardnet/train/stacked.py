@@ -6,6 +6,7 @@ stream of random numbers, so that a seed's numbers do not depend on which other 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -160,6 +161,15 @@ class StackedMLP(nn.Module):
         for layer in range(len(self.linears) - 1):
             features = self._hidden(layer, features)
         return self.linears[-1](features)
+
+    @torch.no_grad()
+    def only(self, index: int) -> StackedMLP:
+        """A copy that holds one of the seeds alone."""
+        single = copy.deepcopy(self)
+        single.seeds = 1
+        for tensor in (*single.parameters(), *single.buffers()):
+            tensor.data = tensor.data[index : index + 1].clone()
+        return single
 
     def _hidden(self, layer: int, features: Tensor) -> Tensor:
         features = self.linears[layer](features)

@@ -1,0 +1,103 @@
+"""Result files: one JSON file per problem and method, written when its training is over."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.errors import FileError
+from hardnet.train import write_atomically
+
+
+@dataclass
+class Result:
+    """What one method reached on one problem.
+
+    Attributes:
+        problem: Name of the problem.
+        method: Name of the method.
+        label: The method as tables print it.
+        seeds: The seeds, in the order of every list per seed.
+        epochs: Trained epochs.
+        metrics: On the test set with the last weights: name to one number per seed.
+        history: Learning curves: ``epoch`` and, per judged epoch, a list per seed.
+        timing: ``train_s`` for all seeds together, ``setup_s`` of it for compiling and capturing, ``test_ms`` for one
+            seed and the whole test set.
+        figures: What the figures draw.
+        environment: What the numbers were made with.
+    """
+
+    problem: str
+    method: str
+    label: str
+    seeds: list[int]
+    epochs: int
+    metrics: dict[str, list[float]]
+    history: dict[str, list[Any]]
+    timing: dict[str, float]
+    figures: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that the file is never seen half written."""
+    write_atomically(path, (json.dumps(content, separators=(",", ":")) + "\n").encode())
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Write one result file."""
+    write_json(path, asdict(result))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or say what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: not a readable JSON file; {error}") from error
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def read_result(path: Path) -> Result:
+    """Read one result file."""
+    content = read_json(path)
+    try:
+        return Result(**content)
+    except TypeError as error:
+        raise FileError(f"{path}: not a result file; {error}") from error
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The command, versions, device and date that belong to a result."""
+    command = shlex.join(["hardnet", *sys.argv[1:]])
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "hardnet": _version()}
+    return {
+        "command": command,
+        "versions": versions,
+        "device": _describe(device),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("hardnet")
+    except metadata.PackageNotFoundError:
+        return "from source"
+
+
+def _describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

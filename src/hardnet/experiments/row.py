@@ -1,0 +1,173 @@
+"""One row of a table: train a method on a problem, test it, write its result file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from hardnet.errors import HardNetError
+from hardnet.experiments.pictures import gradient_paths, picture
+from hardnet.experiments.results import Result, environment, write_result
+from hardnet.experiments.specs import Method
+from hardnet.model import HardNet
+from hardnet.problems import Problem
+from hardnet.train import (
+    Display,
+    StackedMLP,
+    Training,
+    World,
+    load_checkpoint,
+    save_checkpoint,
+    stacked_net,
+    streams_of,
+)
+
+CHECKPOINT_SECONDS = 5.0
+"""Seconds between two checkpoints, so that a killed run loses little."""
+
+
+class InterruptedRunError(HardNetError):
+    """The run was stopped by Ctrl-C and can be resumed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result file to be made.
+
+    Attributes:
+        problem: The problem, on the device; None for the gradient paths, which train no network for a table.
+        method: The row of the table.
+        seeds: Trained together.
+        epochs: Of the run.
+        folder: Of the result file.
+        resume: Whether to go on with what the folder holds.
+        device: Where to train.
+    """
+
+    name: str
+    problem: Problem | None
+    method: Method
+    seeds: list[int]
+    epochs: int
+    folder: Path
+    resume: bool
+    device: torch.device
+
+    @property
+    def result(self) -> Path:
+        """The result file."""
+        return self.folder / f"{self.method.name}.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint; it stays as the trained weights."""
+        return self.folder / f"{self.method.name}.safetensors"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What all files of the folder share."""
+        return {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
+
+    def run(self, display: Display, world: World, interrupted: Callable[[], bool]) -> Path:
+        """Train, test and write, unless the result is there already."""
+        if self.resume and self.result.exists():
+            display.note(f"{self.name} {self.method.name}: done already")
+            return self.result
+        made = self._paths() if self.problem is None else self._train(self.problem, display, world, interrupted)
+        if world.rank == 0:
+            write_result(self.result, made)
+        world.wait()
+        return self.result
+
+    def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
+        streams = streams_of(self.seeds)
+        model = build_model(problem, self.method, streams).to(self.device)
+        training = Training(problem, model, streams, self.method.settings(problem, self.epochs), world)
+        first = picture(problem, model)
+        identity = self.identity | {"method": self.method.name}
+        if self.resume and self.checkpoint.exists():
+            load_checkpoint(training, self.checkpoint, identity)
+        display.begin(f"{self.name} {self.method.label}", training)
+        if not training.run(_Watcher(self.checkpoint, identity, display, world, interrupted)):
+            raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
+        if world.rank == 0:
+            save_checkpoint(training, self.checkpoint, identity)
+        return self._result(problem, training, {"first": first, "last": picture(problem, model)})
+
+    def _result(self, problem: Problem, training: Training, figures: dict[str, Any]) -> Result:
+        seconds = {"train_s": training.seconds, "setup_s": training.setup_seconds}
+        timing = seconds | {"test_ms": time_of_test(training.model, problem.test)}
+        row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
+        metrics = final_metrics(problem, training)
+        return Result(*row, metrics, asdict(training.history), timing, figures, environment(self.device))
+
+    def _paths(self) -> Result:
+        row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
+        return Result(*row, {}, {}, {}, gradient_paths(), environment(torch.device("cpu")))
+
+
+class _Watcher:
+    """After each epoch: shows it, saves every few seconds, and stops the run when the user asked to."""
+
+    def __init__(
+        self,
+        path: Path,
+        identity: dict[str, Any],
+        display: Display,
+        world: World,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self.path, self.identity, self.display = path, identity, display
+        self.world, self.interrupted = world, interrupted
+        self.saved = time.monotonic()
+
+    def __call__(self, training: Training) -> bool:
+        self.display.update(training)
+        stop = self.world.any(self.interrupted(), training.batches.samples.device)
+        due = time.monotonic() - self.saved >= CHECKPOINT_SECONDS
+        if (stop or due) and self.world.rank == 0:
+            save_checkpoint(training, self.path, self.identity)
+            self.saved = time.monotonic()
+        return stop
+
+
+def build_model(problem: Problem, method: Method, streams: list[Generator]) -> HardNet:
+    """The network of the paper, one per seed, in front of the method's layer."""
+    layer = method.build(problem)
+    sizes = (problem.encoded_dim, *problem.hidden.sizes, layer.raw_dim or problem.output_dim)
+    hidden = problem.hidden
+    net = StackedMLP(sizes, streams, batch_norm=hidden.batch_norm, dropout=hidden.dropout, encode=problem.encode)
+    return HardNet(net, problem.constraint, layer)
+
+
+@torch.no_grad()
+def final_metrics(problem: Problem, training: Training) -> dict[str, list[float]]:
+    """The metrics on the test set, and the objective averaged over the last epochs where all of them were judged."""
+    training.model.eval()
+    found = problem.evaluate(training.model, training.stacked(problem.test))
+    metrics = {name: value.tolist() for name, value in found.items()}
+    count = min(training.settings.judge_last, training.settings.epochs)
+    if count > 1:
+        last = torch.tensor(training.history.objective[-count:], dtype=torch.float64)
+        metrics[f"{problem.objective}_last_epochs"] = last.mean(0).tolist()
+    return metrics
+
+
+@torch.no_grad()
+def time_of_test(model: HardNet, x: Tensor, repeats: int = 5) -> float:
+    """One evaluation of the whole test set by one seed's network: the median of a few, after one to warm up."""
+    single = HardNet(stacked_net(model).only(0), model.constraint, model.layer).eval()
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        single(x.unsqueeze(0))
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        times.append(1e3 * (time.perf_counter() - started))
+    return sorted(times[1:])[repeats // 2]

@@ -1,0 +1,160 @@
+"""Run experiments: train every asked method on every asked problem, and write one result file each."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.errors import FileError, HardNetError, sentence
+from hardnet.experiments import specs
+from hardnet.experiments.results import read_json, write_json
+from hardnet.experiments.row import Row
+from hardnet.experiments.specs import Method
+from hardnet.problems import PROBLEMS
+from hardnet.train import Display, Silence, World, joined, local_device
+
+RUN = "run.json"
+"""Says what the folder of a problem holds."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, already checked.
+
+    Attributes:
+        experiments: Names of the experiments.
+        methods: The rows of each table.
+        seeds: Trained together.
+        epochs: Of each run; None for the published number.
+        device: Where to train.
+        out: The folder of the results: ``out/<problem>/<method>.json``.
+        resume: Whether to go on with what the folder holds.
+        quick: Whether a few epochs are enough.
+        named: Whether the methods were asked for by name, so that one that cannot run is an error.
+    """
+
+    experiments: list[str]
+    methods: list[Method]
+    seeds: list[int]
+    epochs: int | None
+    device: torch.device
+    out: Path
+    resume: bool = False
+    quick: bool = False
+    named: bool = False
+
+
+def request(
+    experiment: str,
+    *,
+    methods: str | None = None,
+    seeds: str = "1-5",
+    epochs: int | None = None,
+    device: str = "auto",
+    out: str | Path = "runs",
+    resume: bool = False,
+    quick: bool = False,
+) -> Request:
+    """Check what was asked for before anything is run or written."""
+    specs.choose_epochs(epochs, experiment, quick)
+    named = methods not in (None, "all")
+    chosen = specs.choose_experiments(experiment), specs.choose_methods(methods), specs.choose_seeds(seeds)
+    return Request(*chosen, epochs, choose_device(device), Path(out), resume, quick, named)
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one; a device that is not there is refused."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = local_device(torch.device(name))
+    except RuntimeError as error:
+        raise HardNetError(sentence("--device", "auto, cpu or cuda", repr(name))) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HardNetError(sentence("--device", "a device of this machine", repr(name), "it has no CUDA GPU; use cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise HardNetError(sentence("--device", "auto, cpu or cuda", repr(name), "training needs float64"))
+    return device
+
+
+def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
+    """Run everything that was asked for; the paths of the result files.
+
+    Under ``torchrun`` every process calls this, and the first one writes.
+    """
+    with joined(asked.device) as world, _stop_on_interrupt() as interrupted:
+        shown = display if display is not None and world.rank == 0 else Silence()
+        rows = [row for name in asked.experiments for row in _rows(asked, name, shown)]
+        _claim_folders(asked, rows, world)
+        return [row.run(shown, world, interrupted) for row in rows]
+
+
+def _rows(asked: Request, name: str, display: Display) -> list[Row]:
+    """One row per method that can express the problem; the others are named with their reasons."""
+    epochs = specs.choose_epochs(asked.epochs, name, asked.quick)
+    rest = (asked.seeds, epochs, asked.out / name, asked.resume, asked.device)
+    if name not in PROBLEMS:
+        return [Row(name, None, specs.all_methods()["aff"], *rest)]
+    problem = PROBLEMS[name]().to(asked.device)
+    rows = []
+    for method in asked.methods:
+        reason = specs.refusal(method, problem)
+        if reason is None:
+            rows.append(Row(name, problem, method, *rest))
+        elif asked.named and len(asked.experiments) == 1:
+            raise HardNetError(f"{name}: {reason}")
+        else:
+            display.note(f"{name} {method.name}: left out, {reason}")
+    return rows
+
+
+def _claim_folders(asked: Request, rows: list[Row], world: World) -> None:
+    """Refuse folders that hold another run before anything is written; then mark them as ours."""
+    for row in rows:
+        _refuse_other_run(row)
+    world.wait()
+    for folder, row in {row.folder: row for row in rows}.items():
+        if world.rank == 0:
+            write_json(folder / RUN, row.identity)
+    world.wait()
+
+
+def _refuse_other_run(row: Row) -> None:
+    described = row.folder / RUN
+    if row.folder.exists() and not row.folder.is_dir():
+        raise FileError(f"{row.folder}: a file stands where the results should go; choose another --out")
+    if described.exists():
+        held = read_json(described)
+        if held != row.identity:
+            raise FileError(f"{row.folder}: holds another run ({held}); choose another --out")
+    elif row.folder.exists() and any(row.folder.iterdir()):
+        raise FileError(f"{row.folder}: holds files of something else; choose another --out")
+    if not row.resume and (row.result.exists() or row.checkpoint.exists()):
+        raise FileError(f"{row.folder}: holds a run of '{row.method.name}'; use --resume or another --out")
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C end the run after the present epoch; a second one ends it at once."""
+    asked: list[bool] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,166 @@
+"""What is run: the methods of the paper's tables and how each problem is trained with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hardnet.errors import HardNetError, sentence
+from hardnet.layers.auto import build_layer
+from hardnet.layers.base import Layer
+from hardnet.layers.dc3 import DC3
+from hardnet.layers.registry import LAYERS
+from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.problems import PROBLEMS, Problem
+from hardnet.train import Settings
+
+PUBLISHED_EPOCHS = 1000
+TABLES = tuple(PROBLEMS)
+"""The experiments that train networks."""
+EXPERIMENTS = (*TABLES, "gradient")
+"""Every experiment of the paper."""
+
+QUICK_EPOCHS = {"opt": 5, "cbf": 2}
+"""Epochs of ``--quick``: enough to see every part work; 30 where a problem is not named."""
+JUDGE_EVERY = {"cbf": 20}
+"""Epochs between two looks at the validation set; 10 where a problem is not named."""
+JUDGE_LAST = {"opt": 100}
+"""Last epochs that are all looked at: the objective of opt moves from epoch to epoch by more than the seeds differ."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a table.
+
+    Attributes:
+        name: As the command line spells it.
+        label: As the tables print it.
+        build: Makes the layer for a problem; raises an error of hardnet where the method cannot express it.
+        penalised: Whether the loss has the penalty on violations.
+        warm: Whether the first epochs train without the layer, where the problem asks for that.
+    """
+
+    name: str
+    label: str
+    build: Callable[[Problem], Layer]
+    penalised: bool = True
+    warm: bool = False
+
+    def settings(self, problem: Problem, epochs: int) -> Settings:
+        """The published settings; a warm start keeps its share of the epochs when these are not the published 1000."""
+        warm = problem.warm_epochs * epochs // PUBLISHED_EPOCHS if self.warm else 0
+        return Settings(
+            epochs=epochs,
+            batch_size=problem.batch_size,
+            soft_weight=problem.soft_weight if self.penalised else 0.0,
+            warm_epochs=warm,
+            judge_every=JUDGE_EVERY.get(problem.name, 10),
+            judge_last=JUDGE_LAST.get(problem.name, 1),
+        )
+
+
+def by_name(layer: str) -> Callable[[Problem], Layer]:
+    """Build the layer of this name with its defaults."""
+    return lambda problem: build_layer(problem.constraint, layer)
+
+
+def published_dc3(problem: Problem) -> Layer:
+    """DC3 with the settings of the published code, its sign in pwcbox included."""
+    given = problem.dc3
+    return DC3(
+        problem.constraint,
+        completion=given.predicted is not None,
+        predicted=given.predicted,
+        steps=given.steps,
+        extra_steps=given.test_steps,
+        step=given.step_size,
+        momentum=given.momentum,
+        tolerance=given.tolerance,
+        published_sign=given.flipped_lower,
+    )
+
+
+def tuned_dc3(problem: Problem) -> Layer:
+    """DC3 with the right sign, the largest safe step ``1 / (2 sigma_max^2)`` and the best-conditioned completion."""
+    given = problem.dc3
+    return DC3(
+        problem.constraint,
+        completion=given.predicted is not None,
+        steps=given.steps,
+        extra_steps=given.test_steps,
+        step="auto",
+        momentum=0.0,
+        tolerance=given.tolerance,
+    )
+
+
+PAPER = (
+    Method("nn", "NN", lambda problem: NoEnforcement(problem.constraint), penalised=False),
+    Method("soft", "Soft-Constrained", lambda problem: Soft(problem.constraint)),
+    Method("dc3", "DC3", published_dc3),
+    Method("dc3-tuned", "DC3 (right sign, tuned step)", tuned_dc3),
+    Method("aff", "HardNet-Aff", by_name("aff"), warm=True),
+    Method("projection", "HardNet-Cvx (exact projection)", by_name("projection"), warm=True),
+)
+"""The rows of the paper's tables, with DC3 put right and the exact projection beside them."""
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by name: those of the tables, then every other layer of the library with its defaults."""
+    methods = {method.name: method for method in PAPER}
+    for name in LAYERS:
+        if name not in methods and name != "none":
+            methods[name] = Method(name, name, by_name(name), warm=True)
+    return methods
+
+
+def choose_methods(names: str | None) -> list[Method]:
+    """The methods of a comma-separated list; the paper's by default, every one for ``all``."""
+    known = all_methods()
+    if names is None:
+        return list(PAPER)
+    if names == "all":
+        return list(known.values())
+    chosen = ["nn" if name.strip() == "none" else name.strip() for name in names.split(",")]
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise HardNetError(sentence("--methods", f"'all' or some of {', '.join(known)}", ", ".join(unknown)))
+    return [known[name] for name in dict.fromkeys(chosen)]
+
+
+def choose_experiments(name: str) -> list[str]:
+    """One experiment, or all of them."""
+    if name == "all":
+        return list(EXPERIMENTS)
+    if name not in EXPERIMENTS:
+        raise HardNetError(sentence("experiment", f"'all' or one of {', '.join(EXPERIMENTS)}", repr(name)))
+    return [name]
+
+
+def choose_seeds(text: str) -> list[int]:
+    """Seeds from ``1-5``, ``3`` or ``1,2,7``."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise HardNetError(sentence("--seeds", "a range like 1-5 or a list like 1,2,7", repr(text)))
+        seeds += range(int(first), int(last or first) + 1)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise HardNetError(sentence("--seeds", "a range like 1-5 without repetition", repr(text)))
+    return seeds
+
+
+def choose_epochs(epochs: int | None, problem: str, quick: bool) -> int:
+    """The given number of epochs, the published one, or a few for a quick look."""
+    if epochs is not None and epochs < 1:
+        raise HardNetError(sentence("--epochs", "at least 1", epochs))
+    return epochs or (QUICK_EPOCHS.get(problem, 30) if quick else PUBLISHED_EPOCHS)
+
+
+def refusal(method: Method, problem: Problem) -> str | None:
+    """Why a method cannot express a problem; None where it can."""
+    try:
+        method.build(problem)
+    except HardNetError as error:
+        return str(error)
+    return None
