@@ -19,8 +19,8 @@ NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
 SMALL = 24
 """Most rows for which all samples are solved at full size: more groups would cost more than they save."""
-CHUNK_ENTRIES = 1 << 23
-"""Most entries of one gathered block of rows, so that memory stays bounded for any batch."""
+CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
+"""Most entries of one gathered block of rows: what stays in the cache of a CPU, what fits the memory of a GPU."""
 
 
 def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,14 +53,16 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 
 def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
     """Solve group by group; ``exact(unit rows, samples, scaled target)`` serves the nearly dependent samples."""
+    if A.shape[-2] == 1:
+        squared = A.square().sum(-1).clamp_min(torch.finfo(A.dtype).tiny)
+        return torch.where(active, target / squared, 0.0)
     result = torch.zeros_like(target)
     for samples, size in _groups(active, A.shape[-1]):
         index, kept = _first_rows(active[samples], size)
         rows = None if A.dim() == 2 else _gather(A, samples, index)
-        gram = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
-        length = torch.where(kept, gram.diagonal(dim1=-2, dim2=-1), 1.0).clamp_min(torch.finfo(A.dtype).tiny).sqrt()
-        scale = kept / length
-        unit = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2) + torch.diag_embed((~kept).to(gram))
+        unit = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
+        scale = _unit_scale(unit.detach(), kept)
+        unit.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(~kept)
         right = target[samples].gather(-1, index) * scale
         factor, info = torch.linalg.cholesky_ex(unit)
         solved = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
@@ -75,6 +77,12 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
     return result
 
 
+def _unit_scale(gram: Tensor, kept: Tensor) -> Tensor:
+    """``1/|a_i|`` for the kept rows, else 0: a constant for autograd, since the solution does not depend on it."""
+    squared = torch.where(kept, gram.diagonal(dim1=-2, dim2=-1), 1.0)
+    return kept * squared.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+
+
 def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
     """Samples with the same rounded number of active rows, in chunks: by size on a CPU, one size on a GPU."""
     m = active.shape[-1]
@@ -85,7 +93,7 @@ def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
         every = torch.arange(len(active), device=active.device)
         samples = every if sizes is None else (sizes == size).nonzero().squeeze(-1)
         if size:
-            for chunk in samples.split(max(1, CHUNK_ENTRIES // (size * max(size, n)))):
+            for chunk in samples.split(max(1, CHUNK_ENTRIES.get(active.device.type, 1 << 27) // (size * max(size, n)))):
                 yield chunk, size
 
 

@@ -1,71 +1,68 @@
-"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair."""
+"""Newton's method on the active set: for few rows it settles most samples in a handful of batched solves.
+
+With unit rows, ``G = A A'`` and the guess J of the active rows, ``G_JJ dual_J = (A raw - b)_J`` makes these rows tight; the
+rows with ``A y + dual`` outside the bounds are the next guess. A guess that repeats itself is optimal. The method may
+cycle, so that the samples which have not settled after a few steps are left to another one.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from hardnet.solvers.iterate import State, conditions, miss, optimality, scale
-from hardnet.solvers.stack import Saddle, Stack
+from hardnet.solvers.problem import Problem, multiply
 
-TARGET = 1e-15
-"""Newton stops here, or where a step no longer halves the residual."""
-
-
-def finish(raw: Tensor, stack: Stack, state: State, limit: int = 12) -> tuple[State, Tensor]:
-    """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
-    residual = optimality(raw, stack, state.y, state.dual)
-    state, steps = state._replace(residual=residual), torch.zeros_like(residual, dtype=torch.int64)
-    running = residual > TARGET
-    for _ in range(limit):
-        if not bool(running.any()):
-            break
-        y, dual = step(raw, stack, state, torch.zeros_like(state.penalty))
-        residual = optimality(raw, stack, y, dual)
-        better = running & (residual < state.residual)
-        running = better & (residual > TARGET) & (residual < 0.5 * state.residual)
-        keep = better.unsqueeze(-1)
-        y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
-        state = State(y, dual, state.penalty, torch.where(better, residual, state.residual))
-        steps = steps + better
-    return state, steps
+STEPS = 6
+CHUNK_ENTRIES = 1 << 19
+"""Most entries of the matrices that are solved at once: they stay in the cache."""
 
 
-def step(raw: Tensor, stack: Stack, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """One semismooth Newton step to ``(y, dual)``; multipliers below `noise` ``(B, 1)`` count as zero.
-
-    In the eigenbasis of the cone projection's derivative, tight rows get ``C dy = -residual``, the others
-    ``d dual = ((1 - delta) rows dy + residual) / delta``, which leaves one saddle system in dy.
-    """
-    first, second = conditions(raw, stack, state.y, state.dual)
-    linear, frames = stack.linear(state.y, stack.value(state.y) + state.dual, noise)
-    saddle = Saddle(stack.curvature(state.y, state.dual), linear)
-    second = stack.rotate(frames, second)
-    shift = saddle.inverse * second
-    move, drawn = saddle.reduce(-first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1))
-    onto, pushed = saddle.lift(torch.where(saddle.tight, -second, torch.zeros_like(second)))
-    move = move + onto
-    change = saddle.bend * (linear.rows @ move.unsqueeze(-1)).squeeze(-1) + shift + drawn - pushed
-    return state.y + move, state.dual + stack.restore(frames, change)
+def newton(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y ``(B, n)``, dual ``(B, m)``, the steps taken ``(B,)`` and which samples settled ``(B,)``."""
+    norm = problem.norm
+    gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
+    dual = torch.zeros_like(problem.lower)
+    steps = torch.zeros(len(dual), dtype=torch.long, device=dual.device)
+    settled = torch.zeros_like(steps, dtype=torch.bool)
+    scaled = [part / norm for part in (problem.product, problem.lower, problem.upper, problem.slack)]
+    index = torch.arange(len(dual), device=dual.device)
+    for chunk in index.split(max(1, CHUNK_ENTRIES // dual.shape[-1] ** 2)):
+        _settle(gram, scaled, chunk, (dual, steps, settled))
+    dual = dual / norm
+    return problem.raw - multiply(problem.A.mT, dual), dual, steps, settled
 
 
-def repair(raw: Tensor, stack: Stack, state: State) -> Tensor:
-    """Where the answer still misses a row by more than rounding: one Newton step towards the set tightened by it."""
-    y, over = state.y, overshoot(stack, state.y)
-    index = ((over > 1) & (state.residual < 1e-4)).nonzero().squeeze(-1)
-    if index.numel() == 0:
-        return y
-    part, own = stack.select(y[index], index), State(*(field[index] for field in state))
-    least = 4 * torch.finfo(y.dtype).eps * scale(raw[index]).unsqueeze(-1)  # below it a margin drowns in rounding
-    missed = miss(part, own.y)
-    tight = part.tightened(own.y, (2 * missed.amax(-1, keepdim=True) + least).expand_as(missed))
-    noise = 1e-10 * (1 + own.dual.abs().amax(-1, keepdim=True))
-    moved, _ = step(raw[index], tight, own, noise)
-    better = (overshoot(part, moved) < over[index]).unsqueeze(-1)
-    return y.index_copy(0, index, torch.where(better, moved, own.y))
+def _settle(gram: Tensor, scaled: list[Tensor], index: Tensor, result: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Run the steps for the samples of `index`, dropping those that settle, and write into `result`."""
+    dual, steps, settled = result
+    product, lower, upper, slack = (part[index] for part in scaled)
+    side = _outside(product, lower, upper, slack)
+    for _ in range(STEPS):
+        rows = gram if gram.dim() == 2 else gram[index]
+        guess = _tight(rows, side, product - torch.where(side > 0, upper, lower))
+        steps[index] += 1
+        following = _outside(product - multiply(rows, guess) + guess, lower, upper, slack)
+        same = (following == side).all(-1)
+        dual[index], settled[index] = guess, same
+        rest = (~same).nonzero().squeeze(-1)
+        if len(rest) == 0:
+            return
+        product, lower, upper, slack, index = (part[rest] for part in (product, lower, upper, slack, index))
+        side = following[rest]
 
 
-def overshoot(stack: Stack, y: Tensor) -> Tensor:
-    """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
-    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
-    return (miss(stack, y) / (8 * eps * stack.size(y) + tiny)).amax(-1)
+def _outside(value: Tensor, lower: Tensor, upper: Tensor, slack: Tensor) -> Tensor:
+    """+1 above the upper bound, -1 below the lower, 0 between; an equality is always active."""
+    side = (value > upper + slack).to(value) - (value < lower - slack).to(value)
+    return torch.where(lower == upper, 1.0, side)
+
+
+def _tight(gram: Tensor, side: Tensor, excess: Tensor) -> Tensor:
+    """Multipliers that make the rows of `side` tight; NaN where these rows are dependent."""
+    active = (side != 0).to(gram)
+    matrix = gram * (active.unsqueeze(-1) * active.unsqueeze(-2))
+    matrix.diagonal(dim1=-2, dim2=-1).add_(1 - active)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    right = torch.where(side != 0, excess, 0.0).unsqueeze(-1)
+    dual = torch.cholesky_solve(right, factor).squeeze(-1)
+    return dual.masked_fill((info != 0).unsqueeze(-1), torch.nan)

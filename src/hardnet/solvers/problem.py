@@ -83,9 +83,7 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, norm: Te
     slack = FEASIBLE * (norm * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + largest)
     unit = torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(size > 0, size, 1.0)).exponent)
     column = unit.unsqueeze(-1)
-    return Problem(
-        raw / column, A, lower / column, upper / column, norm, unit, product / column, slack / column
-    )
+    return Problem(raw / column, A, lower / column, upper / column, norm, unit, product / column, slack / column)
 
 
 def _finite_size(bound: Tensor) -> Tensor:
