@@ -9,6 +9,7 @@ import torch
 from hardnet.errors import ConditionWarning, NonFiniteError, RankError, ShapeError, UnsupportedSetError
 from hardnet.layers.acnet import ACnet
 from hardnet.sets import Affine, Box, Equality
+from hardnet.sets.ball import Ball
 
 F64 = torch.float64
 
@@ -85,6 +86,8 @@ def test_nan_stays_in_its_sample():
 
 
 def test_errors_at_construction():
+    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
+        ACnet(Ball(number(0.0, 0.0), 1.0))
     with pytest.raises(UnsupportedSetError, match=r"'acnet' cannot enforce this set: it has rows .*'aff-eq'"):
         ACnet(Equality(number([1.0, 1.0]), number(1.0)) & Box(number(0.0, 0.0)))
     with pytest.raises(ValueError, match="from_linear, to_linear: expected a function and its inverse, or neither"):

@@ -8,6 +8,7 @@ import torch
 from hardnet.errors import InfeasibleError, NonFiniteError, RankError, UnsupportedSetError
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.sets import Affine, Equality
+from hardnet.sets.ball import Ball
 
 F64 = torch.float64
 
@@ -77,6 +78,8 @@ def test_nan_stays_in_its_sample():
 
 
 def test_errors():
+    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
+        KKThPINN(Ball(number(0.0, 0.0), 1.0))
     with pytest.raises(UnsupportedSetError, match="it has rows that are not equalities; use method='aff'"):
         KKThPINN(Affine(number([1.0, 1.0]), upper=number(1.0)))
     with pytest.raises(UnsupportedSetError, match="its matrix is learned or depends on x; use method='aff'"):

@@ -70,6 +70,8 @@ class ACnet(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only equalities."""
+        if not constraint.polyhedral:
+            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         if only_equalities(constraint):
             return None
         return "it has rows that are not equalities; use method='aff-eq', or 'projection' for any affine rows"

@@ -62,9 +62,7 @@ def known_matrix(constraint: ConstraintSet) -> Tensor | None:
 
 
 def only_equalities(constraint: ConstraintSet) -> bool:
-    """Whether the set is affine and every row of it is an equality, as its construction tells."""
-    if not constraint.polyhedral:
-        return False
+    """Whether every row of a polyhedral set is an equality, as its construction tells."""
     like = constraint.origin()
     index = known_equalities(constraint)
     if index is None or like is None:

@@ -39,6 +39,8 @@ class KKThPINN(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only equalities, only with a constant matrix."""
+        if not constraint.polyhedral:
+            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         if not only_equalities(constraint):
             return "it has rows that are not equalities; use method='aff', or 'projection' for any affine rows"
         like = constraint.origin()

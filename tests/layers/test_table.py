@@ -1,0 +1,133 @@
+"""Table 1: every claim of every row is backed by a test that exists, most of them by the ones below."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hardnet as hn
+from hardnet.layers.base import Guarantee
+from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import methods
+from hardnet.sets.ball import Ball
+from hardnet.solvers.projection import project_affine
+
+ROOT = Path(__file__).parents[2]
+ROWS = {row.name: row for row in methods()}
+F64 = torch.float64
+SHARES = torch.tensor([[1.0, 2.0, 0.5, 1.0]], dtype=F64)
+A = torch.tensor([[1.0, -2.0, 0.5, 0.0], [0.3, 0.2, -1.0, 1.0]], dtype=F64)
+ONES = torch.ones(2, dtype=F64)
+UNIT = hn.Box(torch.zeros(4, dtype=F64), torch.ones(4, dtype=F64))
+
+
+def moving_matrix(x):
+    return A + 0.1 * x.unsqueeze(-1)
+
+
+def moving_bound(x):
+    return 1 + x.square()
+
+
+def linsat(A, upper):
+    return hn.Affine(SHARES if A is not moving_matrix else moving_matrix, upper=upper) & UNIT
+
+
+INEQUALITIES = {
+    "cone": lambda A, b: hn.Affine(A, upper=torch.zeros(2, dtype=F64) if b is ONES else b),
+    "linsat": lambda A, b: linsat(A, b[:1] if b is ONES else moving_bound),
+    "aff-eq": lambda A, b: hn.Equality(A, b) & hn.Affine(SHARES, upper=ONES[:1]),
+}
+EQUALITIES = {
+    "cone": lambda A, b: hn.Equality(A, torch.zeros(2, dtype=F64)),
+    "linsat": lambda A, b: hn.Equality(SHARES, ONES[:1]) & UNIT,
+}
+
+
+def inequality(name, A, b):
+    return INEQUALITIES.get(name, lambda A, b: hn.Affine(A, upper=b))(A, b)
+
+
+def equality(name, A, b):
+    return EQUALITIES.get(name, hn.Equality)(A, b)
+
+
+def probe(name, A, b):
+    """A set of the method's own kind with these numbers."""
+    return inequality(name, A, b) if ROWS[name].inequalities else equality(name, A, b)
+
+
+# police is no map from raw to y: it shifts the hidden layers of the network, and its own tests look at that
+POINTWISE = [name for name in ROWS if name != "police"]
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_every_claim_names_a_test_that_exists(row):
+    claims = {"constraint", "input_dependence", "equalities", "inequalities"}
+    assert set(row.tests) == claims | {"guarantee", "computation", "universal_approximation"}
+    for node in row.tests.values():
+        path, _, function = node.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(), node
+
+
+def test_one_row_per_method_and_the_guarantee_that_its_layer_states():
+    assert set(ROWS) == set(LAYERS)
+    for name, layer in LAYERS.items():
+        assert ROWS[name].guarantee == layer.guarantee, name
+    assert {row.computation for row in ROWS.values()} == {"closed form", "iterative"}
+    assert ROWS["dc3"].asdict()["guarantee"] == "asymptotic"
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_a_method_accepts_its_class_and_refuses_others_by_name(name):
+    layer = LAYERS[name]
+    assert layer.refusal(probe(name, A, ONES)) is None
+    reason = layer.refusal(Ball(torch.zeros(4, dtype=F64), 1.0))
+    if name in ("soft", "none", "cvx", "rayen"):
+        assert reason is None
+    else:
+        assert "method='" in reason
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_input_dependence(name):
+    accepted = {
+        "A(x), b(x)": LAYERS[name].refusal(probe(name, moving_matrix, moving_bound)) is None,
+        "b(x)": LAYERS[name].refusal(probe(name, A, moving_bound)) is None,
+        "no": LAYERS[name].refusal(probe(name, A, ONES)) is None,
+    }
+    strongest = next(claim for claim, holds in accepted.items() if holds)
+    assert ROWS[name].input_dependence == strongest
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_equalities_and_inequalities(name):
+    layer, row = LAYERS[name], ROWS[name]
+    assert (layer.refusal(equality(name, A, ONES)) is None) == row.equalities
+    joint = hn.Equality(A[:1], ONES[:1]) & hn.Affine(A[1:], upper=ONES[1:]) if not row.inequalities else None
+    assert (layer.refusal(joint or inequality(name, A, ONES)) is None) == row.inequalities
+
+
+@pytest.mark.parametrize("name", [name for name in POINTWISE if ROWS[name].universal_approximation == "yes"])
+def test_every_point_of_the_set_is_reached(name):
+    """Each target in C(x) is the image of a raw output that depends continuously on it, so density carries over."""
+    constraint = probe(name, A, ONES)
+    rows = constraint.affine(None, torch.zeros(4, dtype=F64))
+    far = 3 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    target = hn.functional.project_affine(far, *rows)
+    target = 0.9 * target + 0.1 * hn.functional.project_affine(torch.zeros(4, dtype=F64), *rows)
+    layer = LAYERS[name](constraint)
+    torch.testing.assert_close(layer(preimage(layer, target)), target, rtol=1e-9, atol=1e-9)
+
+
+def preimage(layer, target):
+    if hasattr(layer, "basis"):
+        return (target - layer.center) @ layer.basis
+    predicted = getattr(layer, "predicted", torch.empty(0))
+    return target[..., predicted] if len(predicted) else target
+
+
+def test_iterative_methods_report_their_iterations():
+    raw = torch.full((3, 4), 5.0, dtype=F64)
+    assert (project_affine(raw, A, None, ONES - 2).iterations >= 1).all()
+    assert LAYERS["cvx"].guarantee is Guarantee.TOLERANCE
