@@ -28,12 +28,13 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
+from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, refuse
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.stack import Saddle, Stack
+from hardnet.solvers.stack import Stack
 
 
 def project_intersection(
@@ -55,6 +56,9 @@ def project_intersection(
         tolerance: Scale-free KKT residual below which a sample counts as solved.
         on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone.
         on_invalid: What NaN, lower > upper or a P that is not positive semidefinite give: an error, or NaN.
+
+    Returns:
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     return _eager_project(raw, blocks, tolerance, on_infeasible, on_invalid)
 
@@ -178,8 +182,7 @@ class _Project(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(fields)
         for i, found in zip(needed, _number_grads(ctx.kinds, fields, needed, (y, u, weight, dual)), strict=True):
             grads[i] = found
-        u = torch.where(bad & (grad != 0), torch.nan, u.to(grad.dtype))  # no answer has no derivative either
-        return u if ctx.needs_input_grad[0] else None, None, None, *grads
+        return u.to(grad.dtype) if ctx.needs_input_grad[0] else None, None, None, *grads
 
 
 def _sound(field: Tensor) -> Tensor:
@@ -189,7 +192,7 @@ def _sound(field: Tensor) -> Tensor:
 
 def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The cotangents of raw ``(B, n)`` and of the values G ``(B, r)``."""
-    stack = Stack(blocks, y)
+    stack = Stack([block.image() for block in blocks], y)
     factor, unit = stack.factor(y), stack.scaled(y)
     lean = dual * factor
     z = unit.value(y) + lean
@@ -197,9 +200,8 @@ def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tupl
     tolerance = 1e-10 * (1 + size) + 8 * torch.finfo(y.dtype).eps * z.abs().amax(-1, keepdim=True)
     tolerance = torch.where(size == 0, torch.inf, tolerance)  # raw was inside: only equalities are tight
     linear, frames = unit.linear(y, z, tolerance)
-    saddle = Saddle(unit.curvature(y, lean), linear)
-    u, pull = saddle.reduce(grad)
-    bent = saddle.bend * (linear.rows @ u.unsqueeze(-1)).squeeze(-1)
+    u, pull = implicit_vjp(grad, linear.rows, linear.tight, linear.hessian(unit.curvature(y, lean)))
+    bent = linear.bend * (linear.rows @ u.unsqueeze(-1)).squeeze(-1)
     return u, -unit.restore(frames, pull + bent) / factor
 
 
@@ -212,9 +214,8 @@ def _number_grads(
     y, u, weight, dual = at
     with torch.enable_grad():
         leaves = [field.detach().double().requires_grad_(i in needed) for i, field in enumerate(fields)]
-        blocks = _gather(kinds, leaves)
-        stack = Stack([type(block)(*(field.detach() for field in block)) for block in blocks], y)
-        cuts = zip(blocks, stack.split(weight), stack.split(dual), strict=True)
-        total = torch.stack([block.pairing(y, u, own, lean) for block, own, lean in cuts]).sum()
+        stack = Stack([block.image() for block in _gather(kinds, leaves)], y)
+        cuts = zip(stack.images, stack.split(weight), stack.split(dual), strict=True)
+        total = torch.stack([image.pairing(y, u, own, lean) for image, own, lean in cuts]).sum()
     found = torch.autograd.grad(total, [leaves[i] for i in needed])
     return [gradient.to(fields[i].dtype) for i, gradient in zip(needed, found, strict=True)]

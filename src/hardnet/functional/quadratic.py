@@ -163,8 +163,7 @@ class _Quadratic(torch.autograd.Function):
         u = _turn(V, damping * (g - pull * normal))
         cross = u.unsqueeze(-1) * y.unsqueeze(-2)
         grad_P = -mu.unsqueeze(-1) * (cross + cross.mT) / 2 - pull.unsqueeze(-1) / 2 * y.unsqueeze(-1) * y.unsqueeze(-2)
-        onto = torch.where(bad & (grad != 0), torch.nan, u)  # no answer has no derivative either
-        found = (onto, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
+        found = (u, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
         fitted = (value.sum_to_size(shape).to(dtype) for value, (shape, dtype) in zip(found, ctx.shapes, strict=True))
         return *fitted, None, None
 

@@ -52,14 +52,14 @@ class LMI(CurvedSet):
 
     def residual(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """``relu(-lambda_min)``, one row; NaN where y is."""
-        packed = numbers.value(y)
+        packed = numbers.image().value(y)
         finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
         matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
         return torch.where(finite, (-torch.linalg.eigvalsh(matrix)[..., :1]).clamp_min(0), torch.nan)
 
     def scale(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
-        return numbers.size(y)[..., :1]
+        return numbers.image().size(y)[..., :1]
 
     def block(self, numbers: SemiDefinite) -> SemiDefinite:
         """The numbers themselves."""

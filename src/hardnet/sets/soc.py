@@ -52,12 +52,12 @@ class SecondOrderCone(CurvedSet):
 
     def residual(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""
-        z = numbers.value(y)
+        z = numbers.image().value(y)
         return (torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]).clamp_min(0)
 
     def scale(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
-        return numbers.size(y)[..., :1]
+        return numbers.image().size(y)[..., :1]
 
     def block(self, numbers: SecondOrder) -> SecondOrder:
         """The numbers themselves."""

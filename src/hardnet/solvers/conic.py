@@ -1,7 +1,7 @@
 """Exact Euclidean projection onto intersections of curved sets: ``min 1/2 |y - raw|^2  s.t.  G(y) in K``.
 
-An augmented Lagrangian gets near from anywhere (`lagrangian`); Newton on the optimality conditions finishes to
-rounding and is kept only where it lowers the residual (`newton`). Splitting methods were left out: they need
+An augmented Lagrangian gets near from anywhere (`conic_lagrangian`); Newton on the optimality conditions finishes to
+rounding and is kept only where it lowers the residual (`conic_newton`). Splitting methods were left out: they need
 hundreds to thousands of iterations for the accuracy at which this finish sets in, where Newton needs about twenty.
 """
 
@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.blocks import Block
-from hardnet.solvers.iterate import State, miss, start
-from hardnet.solvers.lagrangian import approach
-from hardnet.solvers.newton import finish, repair
+from hardnet.solvers.conic_iterate import State, miss, start
+from hardnet.solvers.conic_lagrangian import approach
+from hardnet.solvers.conic_newton import finish, repair
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
 
-PHASES = (1e-5, 1e-7, 1e-9)
-"""Accuracies at which the augmented Lagrangian hands over to Newton, in turn for the samples still open."""
+ROUNDS = (1e-4, 1e-4, 1e-5, 1e-5, 1e-6, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+"""Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
+STEPS = 20
+"""Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
 
 
 def project_intersection(
@@ -29,7 +31,6 @@ def project_intersection(
     *,
     tolerance: float = 1e-9,
     rounding: float = 2.0**-52,
-    max_iterations: int = 120,
 ) -> Solution:
     """``argmin |y - raw|`` subject to every block, sample by sample, in float64.
 
@@ -38,22 +39,21 @@ def project_intersection(
         blocks: What the set is made of; tensors lead with B or 1.
         tolerance: Scale-free KKT residual below which a sample counts as solved.
         rounding: The epsilon of the dtype that raw was given in: violations of a few of these count as none.
-        max_iterations: Newton steps of the augmented Lagrangian in each of its phases.
 
     Returns:
         Solution whose `dual` ``(B, r)`` holds the multipliers of the blocks in order.
     """
     raw = raw.detach().double()
-    stack = Stack([type(block)(*(field.detach().double() for field in block)) for block in blocks], raw)
-    valid = raw.isfinite().all(-1)
-    for block in stack.blocks:
+    exact = [type(block)(*(field.detach().double() for field in block)) for block in blocks]
+    stack, valid = Stack([block.image() for block in exact], raw), raw.isfinite().all(-1)
+    for block in exact:
         valid = valid & block.valid()
     y, dual = torch.where(valid.unsqueeze(-1), raw, torch.nan), raw.new_zeros(raw.shape[0], sum(stack.sizes))
     status = torch.where(valid, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(valid, 0.0, torch.nan).to(raw)
     inside = (miss(stack, raw) <= 4 * rounding * stack.size(raw)).all(-1)
     for index in (valid & ~inside).nonzero().squeeze(-1).split(_chunk(stack, raw)):
-        part = _solve(raw[index], stack.select(raw[index], index), tolerance, max_iterations)
+        part = _solve(raw[index], stack.select(raw[index], index), tolerance)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
 
@@ -64,18 +64,18 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
     return max(1, 2**25 // (n * n + 4 * n * sum(stack.sizes)))
 
 
-def _solve(raw: Tensor, stack: Stack, tolerance: float, max_iterations: int) -> Solution:
+def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
     """All samples are outside: alternate the globally convergent phase and the fast one until each is solved."""
     unit = stack.scaled(raw)
     state = start(raw, unit)
     iterations = torch.zeros_like(state.residual, dtype=torch.int64)
     lost = torch.zeros_like(state.residual, dtype=torch.bool)
-    for accuracy in PHASES:
+    for accuracy in ROUNDS:
         index = ((state.residual > max(tolerance * 1e-3, 1e-13)) & ~lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
         part = unit.select(raw[index], index)
-        near = approach(raw[index], part, State(*(field[index] for field in state)), accuracy, max_iterations)
+        near = approach(raw[index], part, State(*(field[index] for field in state)), accuracy, STEPS)
         own, steps = finish(raw[index], part, near.state)
         state = State(*(field.index_copy(0, index, new) for field, new in zip(state, own, strict=True)))
         iterations = iterations.index_add(0, index, near.spent + steps)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.iterate import State, finite, pull, scale
+from hardnet.solvers.conic_iterate import State, finite, pull, scale
 from hardnet.solvers.stack import Stack
 
 FAR = 1e5

@@ -1,0 +1,71 @@
+"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.conic_iterate import State, conditions, miss, optimality, scale
+from hardnet.solvers.stack import Saddle, Stack
+
+TARGET = 1e-15
+"""Newton stops here, or where a step no longer halves the residual."""
+
+
+def finish(raw: Tensor, stack: Stack, state: State, limit: int = 12) -> tuple[State, Tensor]:
+    """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
+    residual = optimality(raw, stack, state.y, state.dual)
+    state, steps = state._replace(residual=residual), torch.zeros_like(residual, dtype=torch.int64)
+    running = residual > TARGET
+    for _ in range(limit):
+        if not bool(running.any()):
+            break
+        y, dual = step(raw, stack, state, torch.zeros_like(state.penalty))
+        residual = optimality(raw, stack, y, dual)
+        better = running & (residual < state.residual)
+        running = better & (residual > TARGET) & (residual < 0.5 * state.residual)
+        keep = better.unsqueeze(-1)
+        y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
+        state = State(y, dual, state.penalty, torch.where(better, residual, state.residual))
+        steps = steps + better
+    return state, steps
+
+
+def step(raw: Tensor, stack: Stack, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """One semismooth Newton step to ``(y, dual)``; multipliers below `noise` ``(B, 1)`` count as zero.
+
+    In the eigenbasis of the cone projection's derivative, tight rows get ``C dy = -residual``, the others
+    ``d dual = ((1 - delta) rows dy + residual) / delta``, which leaves one saddle system in dy.
+    """
+    first, second = conditions(raw, stack, state.y, state.dual)
+    linear, frames = stack.linear(state.y, stack.value(state.y) + state.dual, noise)
+    saddle = Saddle(linear.hessian(stack.curvature(state.y, state.dual)), linear)
+    second = stack.rotate(frames, second)
+    shift = linear.inverse * second
+    move, drawn = saddle.reduce(-first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1))
+    onto, pushed = saddle.lift(torch.where(linear.tight, -second, torch.zeros_like(second)))
+    move = move + onto
+    change = linear.bend * (linear.rows @ move.unsqueeze(-1)).squeeze(-1) + shift + drawn - pushed
+    return state.y + move, state.dual + stack.restore(frames, change)
+
+
+def repair(raw: Tensor, stack: Stack, state: State) -> Tensor:
+    """Where the answer still misses a row by more than rounding: one Newton step towards the set tightened by it."""
+    y, over = state.y, overshoot(stack, state.y)
+    index = ((over > 1) & (state.residual < 1e-4)).nonzero().squeeze(-1)
+    if index.numel() == 0:
+        return y
+    part, own = stack.select(y[index], index), State(*(field[index] for field in state))
+    least = 4 * torch.finfo(y.dtype).eps * scale(raw[index]).unsqueeze(-1)  # below it a margin drowns in rounding
+    missed = miss(part, own.y)
+    tight = part.tightened(own.y, (2 * missed.amax(-1, keepdim=True) + least).expand_as(missed))
+    noise = 1e-10 * (1 + own.dual.abs().amax(-1, keepdim=True))
+    moved, _ = step(raw[index], tight, own, noise)
+    better = (overshoot(part, moved) < over[index]).unsqueeze(-1)
+    return y.index_copy(0, index, torch.where(better, moved, own.y))
+
+
+def overshoot(stack: Stack, y: Tensor) -> Tensor:
+    """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
+    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+    return (miss(stack, y) / (8 * eps * stack.size(y) + tiny)).amax(-1)
