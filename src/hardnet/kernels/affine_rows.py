@@ -1,0 +1,152 @@
+"""``y = raw + A^+ s`` for few rows (m <= 8): many samples per program, every row of A a register vector.
+
+A program holds ``BLOCK`` samples. Row i of their matrices is one ``(BLOCK, N)`` tile, read from memory once, so the
+threads of a warp share the columns of a sample and all loads and stores run along memory. The Gram matrix
+``G = A A'`` and its factorisation ``G = L D L'`` are tuples of ``(BLOCK,)`` vectors, unrolled over the m rows.
+Dot products are summed in ``COMPUTE``; no scaling of rows is needed because every pivot is judged against its own
+diagonal entry, and ``L D L'`` is otherwise indifferent to it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hardnet.kernels.common import add, factor, load_as, masked_by, solve, some_nonzero, store_from, violations
+
+
+@triton.jit
+def _load_rows(A, base, columns, inside, m: tl.constexpr, n: tl.constexpr, COMPUTE: tl.constexpr):
+    """Rows of A as a tuple of m tiles ``(BLOCK, N)``; columns beyond n are zero."""
+    rows = ()
+    for i in tl.static_range(m):
+        rows = rows + (load_as(A + base + i * n + columns, inside, COMPUTE),)
+    return rows
+
+
+@triton.jit
+def _dots(rows, vector, m: tl.constexpr):
+    """``A v`` as a tuple of m ``(BLOCK,)`` vectors."""
+    products = ()
+    for i in tl.static_range(m):
+        products = products + (tl.sum(rows[i] * vector, axis=1),)
+    return products
+
+
+@triton.jit
+def _combine(rows, weights, m: tl.constexpr):
+    """``A' w`` as one ``(BLOCK, N)`` tile."""
+    total = rows[0] * weights[0][:, None]
+    for i in tl.static_range(1, m):
+        total += rows[i] * weights[i][:, None]
+    return total
+
+
+@triton.jit
+def _factor(rows, mask, tolerance, m: tl.constexpr):
+    """``A A' = L D L'``, as `common.factor` returns it."""
+    squares = ()
+    gram = ()
+    for i in tl.static_range(m):
+        for j in tl.static_range(i):
+            gram = gram + (tl.sum(rows[i] * rows[j], axis=1),)
+        squares = squares + (tl.sum(rows[i] * rows[i], axis=1),)
+    return factor(squares, gram, mask, tolerance, m)
+
+
+@triton.jit
+def _solve_refined(rows, lower, inverse, right, m: tl.constexpr, REFINE: tl.constexpr):
+    """``(A A')^-1 r`` and ``A^+ r``, with ``REFINE`` corrections by the residual ``r - A (A^+ r)``."""
+    solution = solve(lower, inverse, right, m)
+    image = _combine(rows, solution, m)
+    for _ in tl.static_range(REFINE):
+        residual = add(right, _dots(rows, image, m), -1.0, m)
+        solution = add(solution, solve(lower, inverse, residual, m), 1.0, m)
+        image = _combine(rows, solution, m)
+    return solution, image
+
+
+@triton.jit
+def _load_bound(bound, samples, mask, absent, like, ROWS: tl.constexpr, m: tl.constexpr):
+    """A bound row by row, or its infinite stand-in; ``ROWS`` is absent 0, shared 1, per sample 2."""
+    values = ()
+    for i in tl.static_range(m):
+        if ROWS > 0:
+            values = values + (load_as(bound + samples * (m * (ROWS - 1)) + i, mask, like.dtype),)
+        else:
+            values = values + (tl.full(like.shape, absent, like.dtype),)
+    return values
+
+
+@triton.jit
+def forward(
+    y, raw, A, lower, upper, batch, tolerance,
+    m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+):  # fmt: skip
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent."""
+    samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    columns = tl.arange(0, N)[None, :]
+    mask = samples < batch
+    inside = mask[:, None] & (columns < n)
+    vectors = samples[:, None] * n + columns
+    rows = _load_rows(A, samples[:, None] * (m * n), columns, inside, m, n, COMPUTE)
+    f = load_as(raw + vectors, inside, COMPUTE)
+    products = _dots(rows, f, m)
+    low = _load_bound(lower, samples, mask, float("-inf"), products[0], LOWER, m)
+    high = _load_bound(upper, samples, mask, float("inf"), products[0], UPPER, m)
+    signed, valid = violations(products, low, high, mask, m)
+    unit, inverse, regular = _factor(rows, mask, tolerance, m)
+    _, image = _solve_refined(rows, unit, inverse, signed, m, REFINE)
+    moved = tl.where(some_nonzero(signed, m)[:, None], f + image, f)
+    store_from(y + vectors, tl.where((valid & regular)[:, None], moved, float("nan")), inside)
+
+
+@triton.jit
+def backward(
+    grad_raw, grad_A, grad_lower, grad_upper, grad_y, raw, A, lower, upper,
+    batch, tolerance,
+    m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    NEED_RAW: tl.constexpr, NEED_A: tl.constexpr, NEED_LOWER: tl.constexpr, NEED_UPPER: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `forward`, from its inputs alone.
+
+    With ``w = A^+' g``, ``q = (A A')^-1 s`` and V the mask of violated rows::
+
+        g_raw = g - A' V w,   g_lower = w [s > 0],   g_upper = w [s < 0],   g_A = -w (A'q)' + q (g - A'w)' - V w raw'
+    """
+    samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    columns = tl.arange(0, N)[None, :]
+    mask = samples < batch
+    inside = mask[:, None] & (columns < n)
+    vectors = samples[:, None] * n + columns
+    matrices = samples[:, None] * (m * n)
+    rows = _load_rows(A, matrices, columns, inside, m, n, COMPUTE)
+    f = load_as(raw + vectors, inside, COMPUTE)
+    g = load_as(grad_y + vectors, inside, COMPUTE)
+    products = _dots(rows, f, m)
+    low = _load_bound(lower, samples, mask, float("-inf"), products[0], LOWER, m)
+    high = _load_bound(upper, samples, mask, float("inf"), products[0], UPPER, m)
+    signed, valid = violations(products, low, high, mask, m)
+    unit, inverse, regular = _factor(rows, mask, tolerance, m)
+    w, tangent = _solve_refined(rows, unit, inverse, _dots(rows, g, m), m, REFINE)
+    good = valid & regular
+    active = masked_by(w, signed, m)
+    if NEED_RAW:
+        moved = tl.where(some_nonzero(signed, m)[:, None], g - _combine(rows, active, m), g)
+        store_from(grad_raw + vectors, tl.where(good[:, None], moved, float("nan")), inside)
+    for i in tl.static_range(m):
+        if NEED_LOWER:
+            value = tl.where(good, tl.where(signed[i] > 0.0, w[i], 0.0), float("nan"))
+            store_from(grad_lower + samples * m + i, value, mask)
+        if NEED_UPPER:
+            value = tl.where(good, tl.where(signed[i] < 0.0, w[i], 0.0), float("nan"))
+            store_from(grad_upper + samples * m + i, value, mask)
+    if NEED_A:
+        q, image = _solve_refined(rows, unit, inverse, signed, m, REFINE)
+        normal = g - tangent
+        for i in tl.static_range(m):
+            entry = q[i][:, None] * normal - w[i][:, None] * image - active[i][:, None] * f
+            entry = tl.where(good[:, None], entry, float("nan"))
+            store_from(grad_A + matrices + i * n + columns, entry, inside)

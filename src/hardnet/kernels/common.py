@@ -1,0 +1,122 @@
+"""What the kernels share: loads and stores that convert, and ``L D L'`` unrolled over few rows.
+
+Tuples stand for small matrices whose entries are vectors over samples; lower triangles are packed by rows, without
+their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widen(value, COMPUTE: tl.constexpr):
+    """Convert to ``COMPUTE``; half types pass through float32, the one road the interpreter knows."""
+    if value.dtype.primitive_bitwidth < 32:
+        value = value.to(tl.float32)
+    return value.to(COMPUTE)
+
+
+@triton.jit
+def load_as(pointer, mask, COMPUTE: tl.constexpr):
+    """Load as ``COMPUTE``, zero where masked."""
+    return widen(tl.load(pointer, mask=mask, other=0.0), COMPUTE)
+
+
+@triton.jit
+def store_from(pointer, value, mask):
+    """Store in the dtype of the memory; half types pass through float32."""
+    if pointer.dtype.element_ty.primitive_bitwidth < 32:
+        value = value.to(tl.float32)
+    tl.store(pointer, value.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def factor(squares, gram, mask, tolerance, m: tl.constexpr):
+    """``G = L D L'``: L below its unit diagonal, 1 / D, and whether each sample has full rank.
+
+    ``L D L'`` is indifferent to the scale of the rows; only the test of a pivot is not, so each pivot (the squared
+    distance of a row from the span of those before it) is judged against the squared length of its own row.
+
+    Args:
+        squares: Diagonal of G, m vectors.
+        gram: G below its diagonal, packed.
+        mask: Which samples exist.
+        tolerance: Smallest ratio of a pivot to its diagonal entry.
+        m: Number of rows.
+    """
+    scaled = ()  # L D, packed like L
+    lower = ()
+    inverse = ()
+    regular = mask
+    for i in tl.static_range(m):
+        pivot = squares[i]
+        for j in tl.static_range(i):
+            entry = gram[i * (i - 1) // 2 + j]
+            for k in tl.static_range(j):
+                entry -= lower[i * (i - 1) // 2 + k] * scaled[j * (j - 1) // 2 + k]
+            scaled = scaled + (entry,)
+            lower = lower + (entry * inverse[j],)
+            pivot -= entry * lower[i * (i - 1) // 2 + j]
+        clear = pivot > tolerance * squares[i]  # false for NaN
+        regular = regular & clear
+        inverse = inverse + (1.0 / tl.where(clear, pivot, 1.0),)
+    return lower, inverse, regular
+
+
+@triton.jit
+def solve(lower, inverse, right, m: tl.constexpr):
+    """``(L D L')^-1 r`` as a tuple of m vectors."""
+    half = ()
+    for i in tl.static_range(m):
+        entry = right[i]
+        for j in tl.static_range(i):
+            entry -= lower[i * (i - 1) // 2 + j] * half[j]
+        half = half + (entry,)
+    solution = ()
+    for back in tl.static_range(m):
+        entry = half[m - 1 - back] * inverse[m - 1 - back]
+        for row in tl.static_range(m - back, m):  # solution[0] belongs to row m - back
+            entry -= lower[row * (row - 1) // 2 + m - 1 - back] * solution[row + back - m]
+        solution = (entry,) + solution
+    return solution
+
+
+@triton.jit
+def violations(products, low, high, mask, m: tl.constexpr):
+    """``s = relu(lower - A f) - relu(A f - upper)`` row by row, and whether the numbers of each sample are valid."""
+    signed = ()
+    valid = mask
+    for i in tl.static_range(m):
+        step = tl.maximum(low[i] - products[i], 0.0) - tl.maximum(products[i] - high[i], 0.0)
+        valid = valid & (low[i] <= high[i]) & (tl.abs(products[i]) < float("inf")) & (tl.abs(step) < float("inf"))
+        signed = signed + (step,)
+    return signed, valid
+
+
+@triton.jit
+def some_nonzero(values, m: tl.constexpr):
+    """Whether some row of each sample is violated."""
+    found = values[0] != 0.0
+    for i in tl.static_range(1, m):
+        found = found | (values[i] != 0.0)
+    return found
+
+
+@triton.jit
+def masked_by(values, signed, m: tl.constexpr):
+    """``V w``: w where a row is violated, else zero."""
+    kept = ()
+    for i in tl.static_range(m):
+        kept = kept + (tl.where(signed[i] != 0.0, values[i], 0.0),)
+    return kept
+
+
+@triton.jit
+def add(first, second, sign: tl.constexpr, m: tl.constexpr):
+    """``first + sign second``, vector by vector."""
+    total = ()
+    for i in tl.static_range(m):
+        total = total + (first[i] + sign * second[i],)
+    return total
