@@ -48,26 +48,41 @@ def settle(problem: Problem) -> Settled:
     unit = problem._replace(A=A / norm.unsqueeze(-1), lower=problem.lower / norm, upper=problem.upper / norm)
     unit = unit._replace(norm=torch.ones_like(norm), product=problem.product / norm, slack=problem.slack / norm)
     gram = torch.bmm(unit.A, unit.A.mT)
-    certificate = _parallel_conflict(unit, gram)
-    infeasible = (certificate != 0).any(-1)
-    dual, side = torch.zeros_like(norm), torch.zeros_like(norm)
-    iterations = torch.zeros(len(norm), dtype=torch.long, device=norm.device)
-    y, refined = unit.raw, dual
-    weight = FIRST_WEIGHT
+    pair = _parallel_conflict(unit, gram)
+    dual = torch.zeros_like(norm)
+    best = Settled(unit.raw, dual, dual, torch.zeros_like(norm[:, 0], dtype=torch.long), (pair != 0).any(-1))
+    open_, weight = torch.ones_like(best.infeasible), FIRST_WEIGHT
     for _ in range(STEPS):
-        previous, (dual, side, steps) = dual, _proximal_step(unit, gram, dual, weight)
-        iterations = iterations + steps
-        y, refined = polish(unit, unit.raw - multiply(unit.A.mT, dual), side)
-        solved = kkt_residual(unit, y, refined) <= SOLVED
-        fresh = _proves_empty(unit, dual - previous, y) & ~infeasible & ~solved
-        certificate = torch.where(fresh.unsqueeze(-1), dual - previous, certificate)
-        infeasible = infeasible | fresh
-        if bool((solved | (infeasible & ~fresh)).all()):
+        dual, side, steps = _proximal_step(unit, gram, dual, weight)
+        found = _judge(unit, unit.raw - multiply(unit.A.mT, dual), side, best.iterations + steps)
+        best = Settled(*(_choose(open_, new, old) for new, old in zip(found, best, strict=True)))
+        open_ = open_ & ~best.infeasible & (kkt_residual(unit, best.y, best.dual) > SOLVED)
+        if not bool(open_.any()):
             break
         weight = min(10 * weight, LAST_WEIGHT)
-    found = certificate / certificate.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(norm.dtype).tiny)
-    multipliers = torch.where(infeasible.unsqueeze(-1), found, refined)
-    return Settled(y, multipliers / norm, side, iterations, infeasible)
+    infeasible = best.infeasible | (pair != 0).any(-1)
+    certificate = torch.where((pair != 0).any(-1, keepdim=True), pair, best.dual)
+    return best._replace(
+        dual=torch.where(infeasible.unsqueeze(-1), certificate, best.dual) / norm, infeasible=infeasible
+    )
+
+
+def _judge(problem: Problem, y: Tensor, side: Tensor, iterations: Tensor) -> Settled:
+    """Polish y on its active set; if what it still violates proves the set empty, return that as the multipliers.
+
+    At the compromise the distances v to the rows satisfy ``A'v = 0`` and ``sum(bound v) = -|v|^2``.
+    """
+    y, dual = polish(problem, y, side)
+    product = multiply(problem.A, y)
+    missing = product - product.clamp(problem.lower, problem.upper)
+    missing = torch.where(missing.abs() > problem.slack, missing, 0.0)
+    empty = _proves_empty(problem, missing, y)
+    ray = missing / missing.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
+    return Settled(y, torch.where(empty.unsqueeze(-1), ray, dual), side, iterations, empty)
+
+
+def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *(1,) * (new.dim() - 1)), new, old)
 
 
 def polish(problem: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,12 +105,10 @@ def _proximal_step(problem: Problem, gram: Tensor, dual: Tensor, weight: float) 
 
 def _proves_empty(problem: Problem, ray: Tensor, y: Tensor) -> Tensor:
     """Farkas: ``A'ray = 0`` while ``sum(upper ray+) - sum(lower ray-) < 0`` contradicts every y: ``(B,)``."""
-    ray = ray / ray.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(ray.dtype).tiny)
-    ray = torch.where(ray.abs() > 1e-9, ray, 0.0)
     bound = torch.where(ray > 0, problem.upper, problem.lower)
     value = torch.where(ray != 0, ray * bound, 0.0).sum(-1)
     leak = multiply(problem.A.mT, ray).abs().sum(-1) * (1 + y.abs().amax(-1))
-    return value < -(1e-10 + 100 * leak)
+    return value < -(100 * leak + 1e-12 * ray.abs().sum(-1))
 
 
 def _parallel_conflict(problem: Problem, gram: Tensor) -> Tensor:
