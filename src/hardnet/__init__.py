@@ -2,7 +2,7 @@
 
 from hardnet import errors, functional, layers, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
-from hardnet.layers import explain
+from hardnet.layers import explain, methods
 from hardnet.model import HardNet
 from hardnet.sets import (
     LMI,
@@ -37,6 +37,7 @@ __all__ = [
     "functional",
     "layers",
     "load",
+    "methods",
     "metrics",
     "save",
     "sets",
