@@ -1,0 +1,210 @@
+"""Positive linear constraints in the unit cube: LinSATNet (Wang et al., 2023), solved to rounding."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import (
+    ConvergenceError,
+    InfeasibleError,
+    NonFiniteError,
+    UnsupportedSetError,
+    name_samples,
+    sentence,
+)
+from hardnet.functional.inputs import check_affine
+from hardnet.functional.samples import Policy, look_is_free, sample_indices
+from hardnet.solvers.fermi_dirac import Balance, balance_by_newton, balance_by_sweeps, evaluate, newton_step
+from hardnet.solvers.solution import Solution, Status
+
+Variant = Literal["entropic", "v2", "v1"]
+Solver = Literal["newton", "sweeps"]
+
+UNMET = 1e-6
+"""Error above which a row counts as unsatisfied in a message."""
+
+
+class Encoding(NamedTuple):
+    """Which sides of which rows count, and as what.
+
+    Attributes:
+        above: Rows with an upper bound, as indices.
+        below: Rows with a lower bound.
+        equal: Rows whose two bounds are one number.
+    """
+
+    above: Tensor
+    below: Tensor
+    equal: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """All encoded rows: above, below, equal."""
+        return torch.cat(self)
+
+
+def linsat(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    *,
+    encoding: Encoding | None = None,
+    temperature: float = 0.05,
+    variant: Variant = "entropic",
+    solver: Solver = "newton",
+    tolerance: float = 1e-10,
+    max_iterations: int = 200,
+    on_invalid: Policy = "raise",
+) -> Tensor:
+    """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower <= A y <= upper`` hold.
+
+    Every row becomes an equality by a slack of its own: ``a y = upper (1 - s)`` and ``a y = lower (1 + c (1 - s))``
+    with ``0 < s < 1`` and the smallest whole c that makes the implied upper bound say nothing.
+
+    Args:
+        raw: Scores, ``(*batch, n)``; the largest are favoured.
+        A: ``(m, n)``, no entry negative, no row of zeros.
+        lower: ``(m,)`` or ``(*batch, m)``; a bound of 0 or less says nothing.
+        upper: Like `lower`, not negative.
+        encoding: Which bounds count; by default the finite ones, with equalities where both agree in every sample.
+        temperature: Small values push y to a vertex of the polyhedron.
+        variant: ``"entropic"`` minimises the entropy of Fermi and Dirac and always has an answer. ``"v2"`` and ``"v1"``
+            are the fixed points of the two published sweeps, which agree with it where all weights of a row, its slack
+            included, are equal (and, for v1, no variable is in two rows), and may not exist elsewhere.
+        solver: ``"newton"``, or the published ``"sweeps"`` (not for the entropic variant).
+        tolerance: Largest error of a row, relative to the sum of its coefficients.
+        max_iterations: Newton steps or sweeps.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+
+    Returns:
+        y ``(*batch, n)`` in the open unit cube, differentiable in raw and the bounds by the implicit derivative.
+    """
+    batch, lower, upper = check_affine(raw, A, lower, upper)
+    check_options(temperature, variant, solver)
+    encoding = find_encoding(A, _shared(lower), _shared(upper)) if encoding is None else encoding
+    scores = (raw.double() / temperature).expand(*batch, -1).reshape(-1, raw.shape[-1])
+    if len(encoding.rows) == 0:
+        return scores.sigmoid().reshape(*batch, raw.shape[-1]).to(raw.dtype)
+    balance = _encode(A.double(), lower, upper, encoding, variant, batch)
+    with torch.no_grad():
+        solve = balance_by_newton if solver == "newton" else balance_by_sweeps
+        solution = solve(balance, scores, tolerance=tolerance, max_iterations=max_iterations)
+    y = _with_derivative(balance, scores, solution)
+    if on_invalid == "raise" and look_is_free(y):
+        residual = evaluate(balance, scores, solution.dual).residual
+        _raise_failures(solution, residual.detach(), encoding.rows, batch)
+    return y.reshape(*batch, raw.shape[-1]).to(raw.dtype)
+
+
+def find_encoding(A: Tensor, lower: Tensor | None, upper: Tensor | None, equality: Tensor | None = None) -> Encoding:
+    """Which bounds ``(m,)`` count: not the absent ones, not those that the unit cube implies for a single variable.
+
+    NaN stands for a bound that is known only later and counts. Rows are equalities where both bounds agree, or where
+    `equality` ``(m,)`` says so.
+    """
+    lower = A.new_full((len(A),), -torch.inf) if lower is None else lower
+    upper = A.new_full((len(A),), torch.inf) if upper is None else upper
+    equal = (lower == upper) if equality is None else (lower == upper) | equality
+    implied = ((A > 0).sum(dim=-1) == 1) & (upper >= A.sum(dim=-1))
+    sides = (~equal & (upper != torch.inf) & ~implied, ~equal & ~(lower <= 0), equal)
+    return Encoding(*(side.nonzero().flatten() for side in sides))
+
+
+def _shared(bound: Tensor | None) -> Tensor | None:
+    """A bound shared by all samples; NaN where it differs from sample to sample, so that no sample decides."""
+    if bound is None or bound.dim() == 1:
+        return bound
+    return bound.new_full(bound.shape[-1:], torch.nan)
+
+
+def check_positive(A: Tensor) -> str | None:
+    """Why a matrix is outside the class, naming the row; None where all is well."""
+    for row, entries in enumerate(A):
+        if not bool((entries >= 0).all()):
+            return f"row {row} of A has a negative or NaN coefficient"
+        if not bool(entries.any()):
+            return f"row {row} of A is all zero"
+    return None
+
+
+def check_options(temperature: float, variant: str, solver: str) -> None:
+    """Refuse what no solver can do."""
+    if not temperature > 0:
+        raise UnsupportedSetError(sentence("temperature", "a positive number", temperature))
+    if variant not in ("entropic", "v2", "v1"):
+        raise UnsupportedSetError(sentence("variant", "'entropic', 'v2' or 'v1'", repr(variant)))
+    if solver not in ("newton", "sweeps"):
+        raise UnsupportedSetError(sentence("solver", "'newton' or 'sweeps'", repr(solver)))
+    if solver == "sweeps" and variant == "entropic":
+        raise UnsupportedSetError(
+            sentence("solver", "'newton' for the entropic variant", "'sweeps'", "use variant='v2'")
+        )
+
+
+def _encode(
+    A: Tensor, lower: Tensor | None, upper: Tensor | None, encoding: Encoding, variant: Variant, batch: torch.Size
+) -> Balance:
+    """Every row as an equality with a slack, divided by the sum of its coefficients.
+
+    ``a y + c b s = (c + fixed) b`` with ``(c, fixed) = (1, 0)`` for an upper bound b, ``(c, 1)`` for a lower bound and
+    ``(0, 1)`` for an equality.
+    """
+    total = A[encoding.rows].sum(dim=-1)
+    weights = A[encoding.rows] / total.unsqueeze(-1)
+    bound = _bounds(lower, upper, encoding, batch) / total
+    up, down = len(encoding.above), len(encoding.below)
+    place = torch.arange(len(total), device=A.device)
+    lowest = bound.detach().clamp(1e-12, 1)
+    multiple = torch.where(place < up, 1, torch.where(place < up + down, (1 / lowest - 1e-9).ceil() - 1, 0))
+    says = torch.where(place < up, bound < torch.inf, (bound > 0) | (place >= up + down))
+    bound = torch.where(says, bound, 0)
+    dummy, target = multiple * bound, (multiple + (place >= up)) * bound
+    if variant == "entropic":
+        return Balance(weights, weights, dummy, dummy, target, says, None)
+    pattern = (weights > 0).double()
+    crowd = (says.double() @ pattern).clamp_min(1) if variant == "v1" else None
+    return Balance(weights, pattern, dummy, (dummy > 0).double(), target, says, crowd)
+
+
+def _bounds(lower: Tensor | None, upper: Tensor | None, encoding: Encoding, batch: torch.Size) -> Tensor:
+    """The bound of every encoded row in float64: ``(B, k)``."""
+    pieces = [(upper, encoding.above), (lower, encoding.below), (lower, encoding.equal)]
+    parts = [side.double().index_select(-1, index) for side, index in pieces if side is not None]
+    return torch.cat([part.expand(*batch, -1).reshape(batch.numel(), part.shape[-1]) for part in parts], dim=-1)
+
+
+def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Tensor:
+    """The answer with its derivative: a Newton step of value zero that has the multipliers' derivative."""
+    solved = (solution.status == Status.SOLVED).unsqueeze(-1)
+    scores, dual = torch.where(solved, scores, 0), torch.where(solved, solution.dual, 0)
+    fixed = balance.detach()
+    residual = evaluate(balance, scores, dual).residual
+    step = newton_step(fixed, evaluate(fixed, scores.detach(), dual), residual - residual.detach())
+    return torch.where(solved, evaluate(balance, scores, dual + step).x, torch.nan)
+
+
+def _raise_failures(solution: Solution, residual: Tensor, rows: Tensor, batch: torch.Size) -> None:
+    """Raise the error of the samples that have no answer, with the rows that they do not meet."""
+    failed = {
+        status: (solution.status == status) for status in (Status.INVALID, Status.INFEASIBLE, Status.NOT_CONVERGED)
+    }
+    bad = next((status for status, mask in failed.items() if bool(mask.any())), None)
+    if bad is None:
+        return
+    samples = sample_indices(failed[bad].reshape(batch))
+    where = f" in samples {name_samples(samples)}" if batch else ""
+    if bad is Status.INVALID:
+        raise NonFiniteError(f"raw: expected finite numbers, got NaN or inf{where}", samples)
+    unmet = [sorted(set(rows[error.abs() > UNMET].tolist())) for error in residual[failed[bad]]]
+    if bad is Status.INFEASIBLE:
+        text = f"no y in the unit cube satisfies the rows{where}; unsatisfied: {name_samples(unmet)}"
+        raise InfeasibleError(text, samples, unmet)
+    worst = solution.residual[failed[bad]].max().item()
+    remedy = "raise max_iterations or temperature, or use variant='entropic', which always has an answer"
+    raise ConvergenceError(
+        f"rows are met to {worst:.1e} only{where}; unsatisfied: {name_samples(unmet)}; {remedy}", samples
+    )

@@ -1,0 +1,97 @@
+"""LinSAT: positive linear constraints in the unit cube (Wang et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hardnet.functional.linsat import Encoding, Solver, Variant, check_options, check_positive, find_encoding, linsat
+from hardnet.functional.samples import Policy
+from hardnet.layers.base import Guarantee
+from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows, refuse_other_sets
+from hardnet.sets.base import ConstraintSet
+
+INSTEAD = "method='cdgm', 'aff' or 'projection'"
+
+
+class LinSAT(TableLayer):
+    """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower(x) <= A y <= upper(x)`` hold.
+
+    Outputs lie in the open unit cube, whether the set says so or not: ``Box(0, 1)`` may be part of it. A must be
+    constant and not negative; the bounds may depend on x or be learned. Raw outputs are scores, not points, so that
+    nothing is left unchanged inside the set.
+
+    Args:
+        constraint: A polyhedral set with a constant A of non-negative entries.
+        temperature: Small values push y to a vertex of the polyhedron.
+        variant: ``"entropic"`` (convex, always solvable), or ``"v2"``, ``"v1"``: the two published fixed points.
+        solver: ``"newton"``, or the published ``"sweeps"`` (for v1 and v2).
+        tolerance: Largest error of a row, relative to the sum of its coefficients.
+        max_iterations: Newton steps or sweeps.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "linsat"
+    accepts = "rows lower(x) <= A y <= upper(x) with a constant A >= 0 and bounds >= 0, in the unit cube"
+    guarantee = Guarantee.TOLERANCE
+    identity_inside = False
+
+    above: Tensor
+    below: Tensor
+    equal: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        temperature: float = 0.05,
+        variant: Variant = "entropic",
+        solver: Solver = "newton",
+        tolerance: float = 1e-10,
+        max_iterations: int = 200,
+        on_invalid: Policy = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        check_options(temperature, variant, solver)
+        self.temperature = temperature
+        self.variant: Variant = variant
+        self.solver: Solver = solver
+        self.tolerance = tolerance
+        self.max_iterations = max_iterations
+        self.on_invalid: Policy = on_invalid
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only constant, non-negative rows whose known bounds the unit cube can meet one by one."""
+        rows = constant_rows(constraint)
+        if rows is None:
+            return refuse_other_sets(constraint, INSTEAD)
+        reason = check_positive(rows.A)
+        if reason is not None:
+            return f"{reason}, and LinSAT takes positive rows only; use {INSTEAD}"
+        wrong = (rows.upper < 0) | (rows.lower > rows.A.sum(dim=-1))
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            return f"no y in the unit cube satisfies row {row}; scale the outputs, or use {INSTEAD}"
+        return None
+
+    def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
+        """Which bounds count, and as what."""
+        return find_encoding(rows.A, rows.lower, rows.upper, rows.equality)._asdict()
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map scores raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x) and in the unit cube."""
+        rows = self.constraint.affine(x, raw)
+        return linsat(
+            raw,
+            *rows,
+            encoding=Encoding(self.above, self.below, self.equal),
+            temperature=self.temperature,
+            variant=self.variant,
+            solver=self.solver,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            on_invalid=self.on_invalid,
+        )

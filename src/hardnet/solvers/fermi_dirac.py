@@ -1,0 +1,241 @@
+"""Multipliers that balance weighted sums of sigmoids: the mathematics of LinSATNet (Wang et al., 2023) as equations.
+
+For each sample, with one multiplier per row,
+
+    weights x + dummy beta = target,   x = link(scores + slope' dual),   beta = sigmoid(dummy_slope dual),
+
+where ``link`` is the sigmoid, or for the first published variant the solution of ``log x - crowd log(1 - x) = score``.
+With ``slope = weights`` the equations are the optimality conditions of a convex problem, the entropy of Fermi and
+Dirac on a polyhedron in the unit cube, and have a solution whenever its interior is not empty.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from hardnet.solvers.solution import Solution, Status
+
+ROUGH = 1e-2
+"""Residual at which a sample moves on to larger scores; only at the full scores does the tolerance count."""
+
+FIRST_SCORE = 4.0
+"""Largest score to start from: sigmoids of larger ones are flat, and Newton's step is lost there."""
+
+LINK_STEPS = 16
+"""Newton steps for the link of the first variant; it converges quadratically from above, in about ten."""
+
+LONGEST_STEP = 20.0
+"""Largest change of a score in one step, for the same reason."""
+
+REGULARISATION = 1e-12
+"""Added to the unit diagonal of the scaled Jacobian, so that dependent rows do not stop the solve."""
+
+SMALLEST_DIAGONAL = 1e-200
+"""Floor of the Jacobian's diagonal where every sigmoid of a row is flat: steps stay finite and are then cut."""
+
+
+class Balance(NamedTuple):
+    """The equations above, in float64, for B samples.
+
+    Attributes:
+        weights: ``(k, n)``, each row summing to 1.
+        slope: ``(k, n)``: the weights, or the pattern of their non-zeros.
+        dummy: Weight of each row's own slack variable, ``(B, k)``; 0 for an equality.
+        dummy_slope: ``(B, k)``: the same, or the pattern of its non-zeros.
+        target: ``(B, k)``.
+        active: ``(B, k)`` bool: rows that say something for this sample.
+        crowd: In how many rows each variable counts, ``(B, n)``; None for the sigmoid.
+    """
+
+    weights: Tensor
+    slope: Tensor
+    dummy: Tensor
+    dummy_slope: Tensor
+    target: Tensor
+    active: Tensor
+    crowd: Tensor | None
+
+    def detach(self) -> Balance:
+        """The same numbers without their history."""
+        crowd = None if self.crowd is None else self.crowd.detach()
+        shared, own = (self.weights.detach(), self.slope.detach()), (self.dummy.detach(), self.dummy_slope.detach())
+        return Balance(*shared, *own, self.target.detach(), self.active, crowd)
+
+
+class Point(NamedTuple):
+    """The state at given multipliers.
+
+    Attributes:
+        x: ``(B, n)``.
+        x_slope: Derivative of each x by its score, ``(B, n)``.
+        dummy: The slack variables, ``(B, k)``.
+        residual: ``weights x + dummy beta - target``, ``(B, k)``; 0 for rows that are not active.
+    """
+
+    x: Tensor
+    x_slope: Tensor
+    dummy: Tensor
+    residual: Tensor
+
+
+def evaluate(balance: Balance, scores: Tensor, dual: Tensor) -> Point:
+    """The state at multipliers `dual` ``(B, k)`` and scores ``(B, n)``."""
+    logits = _link(scores + dual @ balance.slope, balance.crowd)
+    x, beta = logits.sigmoid(), (balance.dummy_slope * dual).sigmoid()
+    slope = x * (-logits).sigmoid() / (1 if balance.crowd is None else 1 + (balance.crowd - 1) * x)
+    residual = x @ balance.weights.mT + balance.dummy * beta - balance.target
+    return Point(x, slope, beta, torch.where(balance.active, residual, 0))
+
+
+def newton_step(balance: Balance, point: Point, residual: Tensor) -> Tensor:
+    """``-J⁻¹ residual`` with the Jacobian ``J = weights diag(x') slope' + diag(dummy beta' dummy_slope)``.
+
+    The Jacobian is scaled to a unit diagonal; rows that are not active keep their multiplier.
+    """
+    own = balance.dummy * balance.dummy_slope * point.dummy * (1 - point.dummy)
+    J = (balance.weights * point.x_slope.unsqueeze(-2)) @ balance.slope.mT + torch.diag_embed(own)
+    both = balance.active.unsqueeze(-1) & balance.active.unsqueeze(-2)
+    size = J.diagonal(dim1=-2, dim2=-1).clamp_min(SMALLEST_DIAGONAL).sqrt()
+    identity = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device)
+    scaled = torch.where(both, J / size.unsqueeze(-1) / size.unsqueeze(-2), identity) + REGULARISATION * identity
+    return -torch.linalg.solve_ex(scaled, residual / size)[0] / size
+
+
+def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max_iterations: int) -> Solution:
+    """Damped Newton steps on growing scores: a sample starts where sigmoids are not flat and doubles its scores."""
+    fraction = (FIRST_SCORE / scores.abs().amax(dim=-1, keepdim=True)).clamp(max=1)
+    dual = torch.zeros_like(balance.target)
+    done = ~scores.isfinite().all(dim=-1)
+    iterations = torch.zeros_like(done, dtype=torch.long)
+    for _ in range(max_iterations):
+        point = evaluate(balance, fraction * scores, dual)
+        error = point.residual.abs().amax(dim=-1)
+        done = done | ((error <= tolerance) & (fraction[:, 0] == 1))
+        if bool(done.all()):
+            break
+        grow = (error.unsqueeze(-1) <= ROUGH) & (fraction < 1)
+        larger = torch.where(grow, (2 * fraction).clamp(max=1), fraction)
+        dual, fraction = torch.where(grow, dual * larger / fraction, dual), larger
+        dual = torch.where(done.unsqueeze(-1), dual, _damped_step(balance, fraction * scores, dual, done))
+        iterations = iterations + ~done
+    return _solution(balance, scores, dual, iterations, tolerance)
+
+
+def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max_iterations: int) -> Solution:
+    """The published sweeps: row after row, rescale the weighted sums of x and of 1 - x to their targets.
+
+    Every sweep keeps a complement of x: one that all rows share where `crowd` is None (the second published
+    variant), else one of its own for each row (the first). A multiplier collects the logarithms of the scalings.
+    """
+    shared = balance.crowd is None
+    dual = torch.zeros_like(balance.target)
+    top, bottom = scores, torch.zeros_like(scores).unsqueeze(-2).expand(*dual.shape, -1)
+    done = ~scores.isfinite().all(dim=-1)
+    iterations = torch.zeros_like(done, dtype=torch.long)
+    for _ in range(max_iterations):
+        before = dual
+        for row in range(dual.shape[-1]):
+            dual = _rescale_shared(balance, scores, dual, row) if shared else dual
+            if not shared:
+                dual, top, bottom = _rescale_own(balance, dual, top, bottom, row)
+        dual = torch.where(done.unsqueeze(-1), before, dual)
+        error = evaluate(balance, scores, dual).residual.abs().amax(dim=-1)
+        iterations = iterations + ~done
+        done = done | (error <= tolerance)
+        if bool(done.all()):
+            break
+    return _solution(balance, scores, dual, iterations, tolerance)
+
+
+def proves_infeasible(balance: Balance, direction: Tensor) -> Tensor:
+    """Whether ``direction . target > max over the cube of direction . (weights x + dummy beta)``, ``(B,)``.
+
+    Then no x in the unit cube meets the rows (Farkas). At the least residual, minus the residual is such a direction.
+    """
+    direction = torch.where(balance.active, direction, 0)
+    reach = (direction @ balance.weights).clamp_min(0).sum(dim=-1)
+    reach = reach + (direction * balance.dummy).clamp_min(0).sum(dim=-1)
+    size = direction.abs().sum(dim=-1)
+    return (direction * balance.target).sum(dim=-1) > reach + 1e-9 * size
+
+
+def _link(score: Tensor, crowd: Tensor | None) -> Tensor:
+    """The logit q of x with ``q + (crowd - 1) softplus(q) = score``: convex and increasing, so Newton from above."""
+    if crowd is None:
+        return score
+    q = score.detach()
+    for _ in range(LINK_STEPS):
+        # Each step forgets where q came from, so that the last one alone carries the implicit derivative.
+        q = q.detach()
+        q = q - (q + (crowd - 1) * softplus(q) - score) / (1 + (crowd - 1) * q.sigmoid())
+    return q
+
+
+def _damped_step(balance: Balance, scores: Tensor, dual: Tensor, done: Tensor) -> Tensor:
+    """The multipliers after one Newton step, halved for each sample until its residual falls."""
+    point = evaluate(balance, scores, dual)
+    step = newton_step(balance, point, point.residual)
+    change = torch.cat([step @ balance.slope, step * balance.dummy_slope], dim=-1).abs().amax(dim=-1, keepdim=True)
+    step = step * (LONGEST_STEP / change).clamp(max=1)
+    error, length = torch.linalg.vector_norm(point.residual, dim=-1), torch.ones_like(scores[:, 0])
+    for _ in range(30):
+        moved = evaluate(balance, scores, dual + length.unsqueeze(-1) * step)
+        good = done | (torch.linalg.vector_norm(moved.residual, dim=-1) <= (1 - 1e-4 * length) * error)
+        if bool(good.all()):
+            break
+        length = torch.where(good, length, length / 2)
+    return dual + length.unsqueeze(-1) * step
+
+
+def _rescale_shared(balance: Balance, scores: Tensor, dual: Tensor, row: int) -> Tensor:
+    """One row of a sweep with a shared complement: add ``log(target / sum) - log(co-target / co-sum)``."""
+    logits = torch.cat([scores + dual @ balance.slope, dual[:, row, None]], dim=-1)
+    up = _log_scale(balance, row, -softplus(-logits), top=True)
+    down = _log_scale(balance, row, -softplus(logits), top=False)
+    return _moved(balance, dual, row, up - down)
+
+
+def _rescale_own(
+    balance: Balance, dual: Tensor, top: Tensor, bottom: Tensor, row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One row of a sweep with a complement of its own; `top` and `bottom` hold logarithms."""
+    slack = dual[:, row, None]
+    up = _log_scale(balance, row, torch.cat([top, -softplus(-slack)], dim=-1), top=True)
+    down = _log_scale(balance, row, torch.cat([bottom[:, row], -softplus(slack)], dim=-1), top=False)
+    total = torch.logaddexp(top + up.unsqueeze(-1), bottom[:, row] + down.unsqueeze(-1))
+    inside = (balance.slope[row] > 0) & balance.active[:, row, None]
+    lowered = torch.where(inside, bottom[:, row] + down.unsqueeze(-1) - total, bottom[:, row])
+    top = torch.where(inside, top + up.unsqueeze(-1) - total, top)
+    bottom = torch.cat([bottom[:, :row], lowered.unsqueeze(1), bottom[:, row + 1 :]], dim=1)
+    return _moved(balance, dual, row, up - down), top, bottom
+
+
+def _log_scale(balance: Balance, row: int, logs: Tensor, *, top: bool) -> Tensor:
+    """``log(goal / weighted sum)`` of one row over the variables and its slack, whose logarithms are ``(B, n + 1)``."""
+    dummy, target = balance.dummy[:, row], balance.target[:, row]
+    weights = torch.cat([balance.weights[row].expand(len(dummy), -1), dummy[:, None]], dim=-1)
+    goal = target if top else 1 + dummy - target
+    return goal.clamp_min(REGULARISATION).log() - torch.logsumexp(logs + weights.log(), dim=-1)
+
+
+def _moved(balance: Balance, dual: Tensor, row: int, move: Tensor) -> Tensor:
+    """The multipliers with one of them moved, where its row is active."""
+    step = torch.zeros_like(dual)
+    step[:, row] = torch.where(balance.active[:, row], move, 0)
+    return dual + step
+
+
+def _solution(balance: Balance, scores: Tensor, dual: Tensor, iterations: Tensor, tolerance: float) -> Solution:
+    """The last point and how it ended; samples that failed are INFEASIBLE where their residual proves it."""
+    point = evaluate(balance, scores, dual)
+    error = point.residual.abs().amax(dim=-1)
+    solved = error <= tolerance
+    empty = ~solved & (proves_infeasible(balance, -point.residual) | proves_infeasible(balance, dual))
+    status = torch.full_like(solved, Status.NOT_CONVERGED, dtype=torch.int8)
+    status = status.masked_fill(solved, Status.SOLVED).masked_fill(empty, Status.INFEASIBLE)
+    status = status.masked_fill(~scores.isfinite().all(dim=-1), Status.INVALID)
+    return Solution(point.x, dual, status, iterations, error)
