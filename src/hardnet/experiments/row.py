@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from hardnet.errors import HardNetError
 from hardnet.experiments.pictures import gradient_paths, picture
 from hardnet.experiments.results import Result, environment, write_result
 from hardnet.experiments.specs import Method
@@ -19,6 +18,7 @@ from hardnet.model import HardNet
 from hardnet.problems import Problem
 from hardnet.train import (
     Display,
+    InterruptedRunError,
     StackedMLP,
     Training,
     World,
@@ -30,10 +30,6 @@ from hardnet.train import (
 
 CHECKPOINT_SECONDS = 5.0
 """Seconds between two checkpoints, so that a killed run loses little."""
-
-
-class InterruptedRunError(HardNetError):
-    """The run was stopped by Ctrl-C and can be resumed."""
 
 
 @dataclass(frozen=True)

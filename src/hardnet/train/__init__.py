@@ -2,7 +2,7 @@
 
 from hardnet.train.checkpoint import load_checkpoint, save_checkpoint, write_atomically
 from hardnet.train.distributed import World, joined, local_device
-from hardnet.train.loop import History, Settings, Task, Training, stacked_net
+from hardnet.train.loop import History, InterruptedRunError, Settings, Task, Training, stacked_net
 from hardnet.train.progress import Bars, Display, Silence, bars
 from hardnet.train.stacked import StackedMLP, streams_of
 
@@ -10,6 +10,7 @@ __all__ = [
     "Bars",
     "Display",
     "History",
+    "InterruptedRunError",
     "Settings",
     "Silence",
     "StackedMLP",

@@ -88,6 +88,10 @@ class History:
     violation: list[list[float]] = field(default_factory=list)
 
 
+class InterruptedRunError(HardNetError):
+    """The run was stopped between two epochs and can be resumed."""
+
+
 class Training:
     """A run in progress: the model, Adam, the seeds' streams, how far it is, and what was seen on the way.
 

@@ -1,0 +1,6 @@
+"""``python -m hardnet``: the command line."""
+
+from hardnet.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""hardnet reproduce | report | methods | bench | check: the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from hardnet.errors import HardNetError, MissingExtraError
+
+try:
+    import typer
+except ImportError:
+    sys.exit(f"hardnet: {MissingExtraError('typer', 'experiments')}")
+
+BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
+BENCHMARKS = ("affine", "projection", "training")
+
+app = typer.Typer(
+    help="Neural networks whose outputs satisfy hard, input-dependent constraints.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="pwc, pwcfull, pwcbox, opt, cbf, gradient or all.")],
+    methods: Annotated[str | None, typer.Option(help="Comma-separated names, or all; the paper's by default.")] = None,
+    seeds: Annotated[str, typer.Option(help="A range or a list: 1-5, or 1,2,7.")] = "1-5",
+    epochs: Annotated[int | None, typer.Option(help="1000 by default, as published.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few epochs only, to see every part work.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the methods of an experiment, all seeds at once, and write one result file per method."""
+    from hardnet.experiments.run import reproduce as run
+    from hardnet.experiments.run import request
+    from hardnet.train import bars
+
+    options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
+    asked = request(experiment, **options, out=out, resume=resume, quick=quick)
+    if as_json:
+        _print_json([str(path) for path in run(asked)])
+        return
+    with bars() as shown:
+        paths = run(asked, shown)
+    typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder that reproduce wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The page, or its folder; report.html in RUNS by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained page with every table and figure beside the paper's."""
+    from hardnet.experiments.report import write_report
+
+    page = write_report(runs, out)
+    if as_json:
+        _print_json({"page": str(page)})
+    else:
+        typer.echo(f"wrote {page}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """Table 1 of the paper: what each method of the library enforces and promises."""
+    from dataclasses import asdict
+
+    from hardnet.layers.table import methods as rows
+
+    table = [asdict(row) for row in rows()]
+    if as_json:
+        _print_json(table)
+    else:
+        _print_table(table, ("name", "constraint", "input_dependence", "guarantee", "computation"))
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")],
+    peers: Annotated[str | None, typer.Option(help="Comma-separated names; every installed one by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the numbers.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the library side by side with others, as ratios."""
+    from contextlib import redirect_stdout
+    from importlib import import_module
+
+    from hardnet.errors import sentence
+    from hardnet.experiments.run import choose_device
+
+    if what not in BENCHMARKS:
+        raise HardNetError(sentence("benchmark", f"one of {', '.join(BENCHMARKS)}", repr(what)))
+    chosen: dict[str, Any] = {"device": str(choose_device(device)), "out": out}
+    if peers is not None:
+        chosen["peers"] = [name.strip() for name in peers.split(",")]
+    measure = import_module(f"hardnet.benchmarks.{what}").main_table
+    if not as_json:
+        measure(**chosen)
+        return
+    with redirect_stdout(sys.stderr):
+        numbers = measure(**chosen)
+    _print_json(numbers)
+
+
+@app.command()
+def check(
+    model: Annotated[Path, typer.Argument(help="Folder that hn.save wrote.")],
+    data: Annotated[Path, typer.Argument(help="Inputs x, one sample a row: .safetensors (tensor x), .npy or .csv.")],
+    net: Annotated[str, typer.Option(help="module:function that builds the network, or the whole HardNet.")],
+    tolerance: Annotated[float | None, typer.Option(help="Absolute; a few roundings by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certificate of a saved model on a data file; exit code 1 where a sample breaks the constraint."""
+    import torch
+
+    from hardnet.certificate import check as certify
+    from hardnet.experiments.inputs import build, read_inputs
+    from hardnet.storage import load
+
+    loaded = load(model, build(net)).eval()
+    x = read_inputs(data).to(next(loaded.parameters()))
+    with torch.no_grad():
+        certificate = certify(loaded.constraint, loaded(x), x, tolerance=tolerance)
+    if as_json:
+        satisfied = int(certificate.satisfied.sum())
+        numbers = {"samples": len(x), "satisfied": satisfied, "max_violation": certificate.max_violation}
+        _print_json(numbers | {"ok": certificate.ok})
+    else:
+        typer.echo(str(certificate))
+    raise typer.Exit(0 if certificate.ok else BROKEN)
+
+
+def main() -> None:
+    """Run a command; what the user can put right is said in one line, with exit code 2."""
+    from hardnet.train import InterruptedRunError
+
+    try:
+        app()
+    except InterruptedRunError as stop:
+        _leave(str(stop), INTERRUPTED)
+    except HardNetError as error:
+        _leave(str(error), BAD_INPUT)
+    except OSError as error:
+        _leave(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
+
+
+def _leave(message: str, code: int) -> None:
+    typer.echo(f"hardnet: {message}", err=True)
+    sys.exit(code)
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2, default=str))
+
+
+def _print_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError as error:
+        raise MissingExtraError("rich", "experiments") from error
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The command line: what it prints, its exit codes, and one line for every mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hardnet.cli
+from hardnet.errors import FileError, HardNetError
+from hardnet.experiments.inputs import build, read_inputs
+from hardnet.model import HardNet
+from hardnet.sets import Affine
+from hardnet.storage import save
+
+
+def call(monkeypatch, capsys, *arguments):
+    """Exit code, output and error output of a command, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["hardnet", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        hardnet.cli.main()
+    captured = capsys.readouterr()
+    return exit_.value.code or 0, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "experiment: expected 'all' or one of pwc, pwcfull, pwcbox, opt, cbf, gradient, got 'nosuch'"),
+        (["pwc", "--methods", "magic"], "--methods: expected 'all' or some of nn, soft"),
+        (["pwc", "--seeds", "one"], "--seeds: expected a range like 1-5"),
+        (["pwc", "--epochs", "0"], "--epochs: expected at least 1, got 0"),
+        (["pwc", "--device", "quantum"], "--device: expected auto, cpu or cuda, got 'quantum'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, message):
+    code, out, err = call(monkeypatch, capsys, "reproduce", *arguments, "--out", tmp_path / "runs")
+    assert code == 2
+    assert err.startswith(f"hardnet: {message}")
+    assert err.count("\n") == 1
+    assert not out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_options_and_commands_exit_with_2(monkeypatch, capsys):
+    assert call(monkeypatch, capsys, "reproduce", "pwc", "--nosuch")[0] == 2
+    assert call(monkeypatch, capsys, "conjure")[0] == 2
+
+
+def test_no_space_left_is_one_line(monkeypatch, capsys, tmp_path):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    code, _, err = call(monkeypatch, capsys, "reproduce", "pwc", "--epochs", 1, "--seeds", 1, "--out", tmp_path)
+    assert (code, err) == (2, "hardnet: file: No space left on device\n")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_reproduce_and_report(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    options = ("--methods", "aff", "--seeds", 1, "--quick", "--device", "cpu", "--out", tmp_path)
+    code, out, _ = call(monkeypatch, capsys, "reproduce", "pwc", *options)
+    assert code == 0
+    assert "1 results in" in out
+    code, out, _ = call(monkeypatch, capsys, "report", tmp_path, "--json")
+    assert code == 0
+    assert "<html" in Path(json.loads(out)["page"]).read_text()
+    code, _, err = call(monkeypatch, capsys, "report", tmp_path / "empty")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_reproduce_prints_json_when_asked(monkeypatch, capsys, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "reproduce", "gradient", "--json", "--out", tmp_path)
+    assert (code, json.loads(out)) == (0, [str(tmp_path / "gradient" / "aff.json")])
+
+
+def test_interrupted_runs_exit_with_130(monkeypatch, capsys):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hardnet.experiments.run.request", stop)
+    assert call(monkeypatch, capsys, "reproduce", "pwc", "--json")[0] == 130
+
+
+def test_methods(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "methods", "--json")
+    assert code == 0
+    assert "aff" in [row["name"] for row in json.loads(out)]
+    code, out, _ = call(monkeypatch, capsys, "methods")
+    assert code == 0
+    assert "guarantee" in out
+
+
+def test_an_unknown_benchmark(monkeypatch, capsys):
+    code, _, err = call(monkeypatch, capsys, "bench", "everything")
+    assert (code, err) == (2, "hardnet: benchmark: expected one of affine, projection, training, got 'everything'\n")
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A saved model whose third output sum is bounded, with its network in a module, and inputs in a file."""
+    (tmp_path / "mynet.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(2, 3)\n")
+    model = HardNet(torch.nn.Linear(2, 3), Affine(torch.ones(1, 3), upper=torch.zeros(1)))
+    save(model, tmp_path / "model")
+    (tmp_path / "x.csv").write_text("1.0,2.0\n3.0,-4.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mynet", raising=False)
+    return tmp_path
+
+
+def test_check(monkeypatch, capsys, saved):
+    code, out, _ = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build", "--json")
+    assert code == 0
+    assert json.loads(out)["samples"] == json.loads(out)["satisfied"] == 2
+    code, out, _ = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build")
+    assert code == 0
+    assert "2 of 2 samples satisfy every row" in out
+
+
+def test_check_of_a_model_that_is_not_there(monkeypatch, capsys, saved):
+    code, _, err = call(monkeypatch, capsys, "check", "nothing", "x.csv", "--net", "mynet:build")
+    assert code == 2
+    assert "not a saved model" in err
+
+
+def test_inputs_from_every_kind_of_file(tmp_path):
+    from numpy import save as save_array
+    from safetensors.torch import save_file
+
+    x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    save_array(tmp_path / "x.npy", x.numpy())
+    (tmp_path / "x.csv").write_text("1.0,2.0\n")
+    for kind in ("safetensors", "npy", "csv"):
+        assert torch.equal(read_inputs(tmp_path / f"x.{kind}"), x)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npy", "csv"])
+def test_unreadable_inputs(tmp_path, kind):
+    (tmp_path / f"x.{kind}").write_text("nonsense")
+    with pytest.raises(FileError, match="not readable as inputs"):
+        read_inputs(tmp_path / f"x.{kind}")
+
+
+def test_inputs_of_another_kind(tmp_path):
+    with pytest.raises(HardNetError, match=r"data: expected a file of kind .safetensors, .npy, .csv"):
+        read_inputs(tmp_path / "x.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mynet", "--net: expected module:function, got 'mynet'"),
+        ("nosuchmodule:build", "--net: nosuchmodule:build cannot be called"),
+        ("mynet:nosuch", "--net: mynet:nosuch cannot be called"),
+        ("builtins:dict", "--net: expected a function that returns a module, got dict"),
+    ],
+)
+def test_networks_that_cannot_be_built(saved, name, message):
+    with pytest.raises(HardNetError, match=message):
+        build(name)
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "hardnet", "--help"], capture_output=True, text=True, check=True)
+    assert all(command in done.stdout for command in ("reproduce", "report", "methods", "bench", "check"))
