@@ -27,7 +27,9 @@ def result(problem, method, seeds=5):
     """One result; HardNet-Aff keeps its constraints, the others do not."""
     exact = method == "aff"
     names = [name for name in METRICS if "violat" in name] + list(NEEDED[problem])
-    metrics = {name: [0.0 if exact and "violat" in name else METRICS[name] + 0.01 * s for s in range(seeds)] for name in names}
+    metrics = {
+        name: [0.0 if exact and "violat" in name else METRICS[name] + 0.01 * s for s in range(seeds)] for name in names
+    }
     metrics["max_violation"] = [2e-16 if exact else 1.0] * seeds
     epochs = list(range(0, 101, 10))
     curve = [[METRICS[NEEDED[problem][0]] + math.exp(-e / 20) * (1 + 0.1 * s) for s in range(seeds)] for e in epochs]

@@ -61,6 +61,18 @@ def test_gradients_of_the_rows_and_of_the_nominal_control(problem):
     x = states(6).requires_grad_()
     assert torch.autograd.gradcheck(problem.barriers.both, (x,))
     assert torch.autograd.gradcheck(nominal_control, (x,))
+    assert torch.autograd.gradgradcheck(problem.barriers.both, (x[:2],))
+    assert torch.autograd.gradgradcheck(nominal_control, (x[:2],))
+
+
+def test_rows_pass_through_transforms(problem):
+    x = states(4)
+    mapped = torch.func.vmap(problem.barriers.both)(x)
+    torch.testing.assert_close(mapped, problem.barriers.both(x))
+    x.requires_grad_()
+    plain = torch.autograd.grad(nominal_control(x).sum(), x)[0]
+    mapped_gradient = torch.func.vmap(torch.func.grad(lambda state: nominal_control(state).sum()))(x.detach())
+    torch.testing.assert_close(mapped_gradient, plain)
 
 
 def test_every_initial_state_is_safe(problem):

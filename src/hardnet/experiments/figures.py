@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def _piecewise_background(panel: Any, problem: Piecewise) -> None:
     bottom, top = -7.0, 7.0
     grid = x.squeeze(-1).tolist()
     panel.fill_between(grid, bottom, low.clamp_min(bottom).tolist(), color="#f3d9d6", lw=0, step="mid")
-    panel.fill_between(grid, high.clamp_max(top).tolist(), top, color="#f3d9d6", lw=0, step="mid", label="forbidden")
+    panel.fill_between(grid, high.clamp_max(top).tolist(), top, color="#f3d9d6", lw=0, step="mid")
     panel.plot(grid, target.tolist(), color="black", lw=1, ls="--", label="true function", zorder=2.5)
     samples = problem.train.squeeze(-1).tolist(), problem.target(problem.train).squeeze(-1).tolist()
     panel.plot(*samples, "o", ms=3.5, mfc="white", mec="black", mew=0.7, label="training samples", zorder=4)
@@ -165,7 +166,11 @@ def descent_paths(paths: Sequence[dict[str, Any]]) -> Draw:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for panel, path in zip(panels.flat, paths, strict=True):
             _descent(panel, path)
-        panels[1, 0].legend(loc="lower left", ncols=1)
+        for panel in panels[1]:
+            panel.set_xlabel("$y_1$")
+        for panel in panels[:, 0]:
+            panel.set_ylabel("$y_2$")
+        panels[1, 0].legend(loc="lower left")
 
     return draw
 
@@ -191,12 +196,11 @@ def learning_curves(results: Sequence[Result], objective: str, limit: float | No
         left, right = figure.subplots(1, 2)
         for result in results:
             _curve(left, result, "objective")
-            _curve(right, result, "violation")
+            _curve(right, result, "violation", floor=1e-17)
         if limit is not None:
             left.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
         left.set_yscale("log" if objective == "mse" else "linear")
-        right.set_yscale("symlog", linthresh=1e-12)
-        right.set_ylim(bottom=0)
+        right.set_yscale("log")
         for panel, title in ((left, objective), (right, "largest violation")):
             panel.set_title(title, fontsize=9)
             panel.set_xlabel("epoch")
@@ -205,8 +209,10 @@ def learning_curves(results: Sequence[Result], objective: str, limit: float | No
     return draw
 
 
-def _curve(panel: Any, result: Result, name: str) -> None:
-    epochs, curves = result.history.get("epoch", []), result.history.get(name, [])
+def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf) -> None:
+    """The mean over the seeds and their range; what a logarithm cannot show is drawn at the floor."""
+    epochs = result.history.get("epoch", [])
+    curves = [[max(value, floor) for value in values] for values in result.history.get(name, [])]
     if not epochs:
         return
     shade = colour(result.method)

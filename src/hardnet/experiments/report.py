@@ -102,7 +102,7 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
         references = [row for row in (known or {"rows": []})["rows"] if row["method"] in REFERENCES]
         drawn.append(("trajectories", figures.trajectories(results, references), (9.6, 3.6)))
     drawn += [
-        ("paths", figures.descent_paths(result.figures["paths"]), (7.6, 5.6))
+        ("paths", figures.descent_paths(result.figures["paths"]), (9.0, 5.4))
         for result in results
         if "paths" in result.figures
     ]
@@ -114,16 +114,20 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
 
 def markdown_tables(sections: Sequence[Section]) -> str:
     """All tables in Markdown."""
-    parts = [f"## {s.table.title} ({s.name})\n\n{tables.markdown(s.table)}\n{note(s)}\n" for s in sections if s.table]
+    parts = [
+        f"## {s.table.title} ({s.name})\n\n{tables.markdown(s.table)}\n{note(s, 'in brackets')}\n"
+        for s in sections
+        if s.table
+    ]
     return "\n".join(parts)
 
 
-def note(section: Section) -> str:
-    """How to read the table."""
+def note(section: Section, where: str) -> str:
+    """How to read the table; `where` the paper's numbers stand."""
     first = section.results[0]
     seeds = f"{len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}"
     text = (
-        f"Mean (standard deviation) over {seeds} after {first.epochs} epochs; in brackets or small: the paper's. "
+        f"Mean (standard deviation) over {seeds} after {first.epochs} epochs; {where}: the paper's. "
         f"T_train is for all {seeds} trained together, the paper's for one; T_test is one evaluation of the whole "
         "test set, and of one instance for an optimizer."
     )
@@ -152,7 +156,7 @@ def _headlines(sections: Sequence[Section]) -> str:
 
 
 def _card(table: tables.Table) -> str:
-    row = next((row for row in table.rows if row.method == "aff" and row.metrics), None)
+    row = next((row for row in table.rows if row.method == tables.OURS and row.metrics), None)
     if row is None:
         return ""
     first = table.columns[0]
@@ -168,9 +172,8 @@ def _html_section(section: Section) -> str:
     images = "".join(_image(section.name, label, drawing) for label, drawing in section.drawings)
     table = ""
     if section.table:
-        table = (
-            f"<div class='scroll'>{tables.as_html(section.table)}</div><p class='note'>{html.escape(note(section))}</p>"
-        )
+        below = f"<p class='note'>{html.escape(note(section, 'in small print'))}</p>"
+        table = f"<div class='scroll'>{tables.as_html(section.table)}</div>{below}"
     title = html.escape(tables.TITLES[section.name])
     about = html.escape(ABOUT[section.name])
     head = f"<h2>{title} <code>{section.name}</code></h2><p>{about}</p>"

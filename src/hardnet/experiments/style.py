@@ -4,8 +4,8 @@ CSS = """\
 :root { --ink: #1d2430; --soft: #667085; --line: #e4e7ec; --green: #e6f4ec; --red: #fbe9e7; --accent: #1a7f5a; }
 * { box-sizing: border-box; }
 body {
-  margin: 0; background: #fafbfc; color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica
-  Neue", sans-serif;
+  margin: 0; background: #fafbfc; color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
 main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
 h1 { margin: 0; font-size: 2rem; letter-spacing: -0.02em; }
@@ -49,6 +49,8 @@ th:first-child, .plain th, .plain td { text-align: left; }
 thead th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 tbody th { font-weight: 500; }
 .reference th, .reference td { color: var(--soft); font-style: italic; }
+.ours th, .ours td { font-weight: 600; }
+.ours small { font-weight: 400; }
 .holds { background: var(--green); }
 .broken { background: var(--red); }
 .plain td { white-space: normal; }

@@ -15,6 +15,8 @@ from hardnet.experiments.results import Result
 HOLDS = 1e-4
 """A method whose mean largest violation is above this does not keep the constraints."""
 ABSENT = "-"
+OURS = "aff"
+"""The paper's own method, which the page brings out."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,13 @@ def theirs(row: Row, column: Column) -> str:
     if not any(pairs):
         return ""
     if len(pairs) == 1 and pairs[0]:
-        return f"{pairs[0][0]:g} ({pairs[0][1]:g})"
-    return " / ".join(f"{pair[0]:g}" if pair else ABSENT for pair in pairs)
+        return f"{_plain(pairs[0][0])} ({_plain(pairs[0][1])})"
+    return " / ".join(_plain(pair[0]) if pair else ABSENT for pair in pairs)
+
+
+def _plain(value: float) -> str:
+    """As printed in the paper; seconds that were minutes there need no decimals."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def of_limit(table: Table, row: Row) -> str:
@@ -205,7 +212,7 @@ def as_html(table: Table) -> str:
 def _html_row(table: Table, row: Row) -> str:
     cells = [_html_cell(row, column) for column in table.columns]
     ratio = [f"<td>{of_limit(table, row)}</td>"] if table.limit else []
-    kind = "" if row.network else " class='reference'"
+    kind = " class='ours'" if row.method == OURS else "" if row.network else " class='reference'"
     return f"<tr{kind}><th>{html.escape(row.label)}</th>{cells[0]}{''.join(ratio)}{''.join(cells[1:])}</tr>"
 
 
