@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import RankError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.affine_function import EnforceAffine, transformed
+from hardnet.functional.affine_function import apply, transformed
 from hardnet.functional.affine_gram import may_look
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.diagnose import raise_invalid
@@ -65,7 +65,7 @@ def enforce_affine(
     if m == 0 or batch.numel() == 0 or (lower is None and upper is None):
         return raw.expand(*batch, n)
     flat = _flatten(batch, raw, A, lower, upper, factor)
-    y = EnforceAffine.apply(*flat)[0]
+    y = apply(*flat)
     if strict:
         y = tighten(y.to(raw.dtype), flat.A, flat.lower, flat.upper)
     if on_invalid == "raise" and may_look(y) and not transformed() and y.detach().sum().isnan().item():

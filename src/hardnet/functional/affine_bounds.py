@@ -6,30 +6,44 @@ import torch
 from torch import Tensor
 
 
-def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """``s = relu(lower - p) - relu(p - upper) = clamp(p, lower, upper) - p``, NaN where the bounds are invalid.
+def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None, rows: int = -1) -> Tensor:
+    """``s = relu(lower - p) - relu(p - upper) = clamp(p, lower, upper) - p``, NaN for samples with invalid bounds.
 
     Invalid is lower > upper, lower = +inf, upper = -inf or NaN; infinite bounds on the open side give s = 0.
+
+    Args:
+        product: ``p = A raw``, ``(B, m)`` or, with ``rows=0``, ``(m, B)``.
+        lower: Of a shape that broadcasts with `product`, or None.
+        upper: Like `lower`.
+        rows: The dimension of the rows.
     """
     if lower is not None and upper is not None:
-        valid = (lower <= upper).logical_and_(lower < torch.inf).logical_and_(upper > -torch.inf)
+        width = upper - lower
     elif upper is not None:
-        valid = upper > -torch.inf
+        width = upper.clamp_max(0) + torch.finfo(product.dtype).max  # negative for -inf alone
     elif lower is not None:
-        valid = lower < torch.inf
+        width = torch.finfo(product.dtype).max - lower.clamp_min(0)
     else:
         return product - product
-    return torch.where(valid, product.clamp(lower, upper).sub_(product), torch.nan)
+    narrowest = width if width.shape[rows] == 1 else width.amin(rows, keepdim=True)
+    return product.clamp(lower, upper).sub_(product).add_(nan_where_negative(narrowest))
 
 
-def bound_gradients(violation: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` where s > 0 (the gradient of lower) and where s < 0 (that of upper); zero elsewhere."""
-    return torch.where(violation > 0, w, 0), torch.where(violation < 0, w, 0)
+def nan_where_negative(number: Tensor) -> Tensor:
+    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch."""
+    return number.clamp_max(0).sqrt_()
+
+
+def split_by_side(violation: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``w`` on the violated rows (V w), on those below their lower and above their upper bound; zero elsewhere."""
+    side = violation.sign()
+    active, below = w * side * side, w * side.clamp_min(0)
+    return active, below, active - below
 
 
 def moved(raw: Tensor, step: Tensor) -> Tensor:
-    """``raw + step``, and raw itself, bit for bit (the sign of zero included), where the step is zero."""
-    return torch.where(step == 0, raw, raw + step)
+    """``raw + step``, and raw itself, bit for bit, where the step is zero: ``-0.0 - (0 - 0.0)`` keeps its sign."""
+    return raw - torch.rsub(step, 0)
 
 
 def times(A: Tensor, vector: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import bound_gradients, moved, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import moved, outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 from hardnet.functional.affine_pinv import pseudo_inverse
 
@@ -56,9 +56,9 @@ def backward(
         w, across = w + correction, across - times_t(A, correction)
     if may_look(A):
         w, across = settle_backward(A, gradient, doubtful, w, across)
-    active = torch.where(violation == 0, 0, w)
+    active, below, above = split_by_side(violation, w)
     grad_matrix = outer_sum(A, (q, -w, -active), (across, step, raw)) if wants_matrix else None
-    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
+    return gradient - times_t(A, active), grad_matrix, below, above
 
 
 def refinements(A: Tensor) -> int:

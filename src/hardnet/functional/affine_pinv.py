@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import bound_gradients, moved, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import moved, outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
 Saved = tuple[Tensor, ...]
@@ -27,22 +27,26 @@ def pseudo_inverse(A: Tensor) -> Tensor:
     return (torch.where(independent, inverse, torch.nan) @ Q.mT).mul(scale).to(A.dtype)
 
 
-def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor) -> tuple[Tensor, Saved]:
-    """``y = raw + P' s`` for raw ``(B, n)``, A and factor ``(m, n)`` or ``(B, m, n)``."""
+def forward(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None = None
+) -> tuple[Tensor, Saved]:
+    """``y = raw + P' s`` for raw ``(B, n)``, A and the factor P ``(m, n)`` or ``(B, m, n)``; P is made if not given."""
+    P = pseudo_inverse(A) if factor is None else factor
     violation = signed_violation(times(A, raw), lower, upper)
-    step = times_t(factor, violation)
-    return moved(raw, step), (factor, violation, step)
+    step = times_t(P, violation)
+    return moved(raw, step), (violation, step) if factor is not None else (violation, step, P)
 
 
 def backward(
-    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
+    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    factor, violation, step = saved
-    w = times(factor, gradient)
-    active = torch.where(violation == 0, 0, w)
+    violation, step = saved[:2]
+    P = saved[2] if factor is None else factor
+    w = times(P, gradient)
+    active, below, above = split_by_side(violation, w)
     grad_matrix = None
     if wants_matrix:
         across = gradient - times_t(A, w)
-        grad_matrix = outer_sum(A, (times(factor, step), -w, -active), (across, step, raw))
-    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
+        grad_matrix = outer_sum(A, (times(P, step), -w, -active), (across, step, raw))
+    return gradient - times_t(A, active), grad_matrix, below, above

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import bound_gradients, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
-Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def differentiable_pinv(A: Tensor) -> Tensor:
@@ -25,9 +25,7 @@ def enforce(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     return raw + times_t(differentiable_pinv(A), signed_violation(times(A, raw), lower, upper))
 
 
-def gradients(
-    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
-) -> Gradients:
+def gradients(gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Gradients:
     """The vector-Jacobian products of `enforce` from the closed formulas, themselves differentiable.
 
     With ``s`` the signed violation, ``V = diag(s != 0)``, ``w = A⁺' g``, ``step = A⁺ s`` and ``q = (A A')⁻¹ s``:
@@ -38,9 +36,7 @@ def gradients(
     P = differentiable_pinv(A)
     violation = signed_violation(times(A, raw), lower, upper)
     w = times(P, gradient)
-    active = torch.where(violation == 0, 0, w)
-    grad_matrix = None
-    if wants_matrix:
-        step = times_t(P, violation)
-        grad_matrix = outer_sum(A, (times(P, step), -w, -active), (gradient - times_t(A, w), step, raw))
-    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
+    active, below, above = split_by_side(violation, w)
+    step = times_t(P, violation)
+    grad_matrix = outer_sum(A, (times(P, step), -w, -active), (gradient - times_t(A, w), step, raw))
+    return gradient - times_t(A, active), grad_matrix, below, above

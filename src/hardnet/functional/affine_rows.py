@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import bound_gradients, moved, signed_violation
+from hardnet.functional.affine_bounds import moved, nan_where_negative, signed_violation, split_by_side
 
 Saved = tuple[Tensor, ...]
 
@@ -22,52 +22,48 @@ Saved = tuple[Tensor, ...]
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
     """``y = raw + A⁺ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
     rows, output = A.permute(1, 2, 0).contiguous(), raw.t().contiguous()
-    violation = signed_violation((rows * output).sum(1), _batch_last(lower), _batch_last(upper))
+    violation = signed_violation((rows * output).sum(1), _batch_last(lower), _batch_last(upper), 0)
     R, L, inverse = orthogonalise(rows)
     weights = substitute(L, violation).mul_(inverse)
     step = combine(weights, R)
-    if rows.shape[0] > 1:  # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings
-        correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
-        step, weights = step.add_(combine(correction, R)), weights.add_(correction)
-    return moved(raw, step.t()), (R, L, inverse, violation, weights, step)
+    # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings, and this squares them
+    correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
+    step, weights = step.add_(combine(correction, R)), weights.add_(correction)
+    return moved(raw, step.t()), (rows, output, R, L, inverse, violation, weights, step)
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    R, L, inverse, violation, weights, step = saved
+    rows, output, R, L, inverse, violation, weights, step = saved
     incoming = gradient.t().contiguous()
     inside = (R * incoming).sum(1).mul_(inverse)
     w = substitute_transposed(L, inside)
-    active = torch.where(violation == 0, 0, w)
-    grad_raw = gradient - combine((L * active.unsqueeze(1)).sum(0).add_(active), R).t()  # A' = R' L'
-    grad_lower, grad_upper = bound_gradients(violation, w)
+    active, below, above = split_by_side(violation, w)
+    grad_raw = gradient - combine(active, rows).t()
     grad_matrix = None
     if wants_matrix:
         across = incoming - combine(inside, R)
         grad_matrix = substitute_transposed(L, weights).unsqueeze(1) * across
         grad_matrix.addcmul_(w.unsqueeze(1), step.unsqueeze(0), value=-1)
-        grad_matrix.addcmul_(active.unsqueeze(1), raw.t().unsqueeze(0), value=-1)
+        grad_matrix.addcmul_(active.unsqueeze(1), output.unsqueeze(0), value=-1)
         grad_matrix = grad_matrix.permute(2, 0, 1)
-    return grad_raw, grad_matrix, grad_lower.t(), grad_upper.t()
+    return grad_raw, grad_matrix, below.t(), above.t()
 
 
 def orthogonalise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``A = L R`` of rows ``(m, n, B)``: R, L below its diagonal ``(m, m, B)``, and 1 / diag(D), NaN if dependent."""
     m, n, samples = rows.shape
-    R, L = rows.clone(), rows.new_zeros(m, m, samples)
-    squares = []
-    for k in range(m):
-        squares.append((R[k] * R[k]).sum(0))
-        if k + 1 < m:
-            multiplier = (R[k + 1 :] * R[k]).sum(1).div_(squares[k])
-            R[k + 1 :].addcmul_(multiplier.unsqueeze(1), R[k].unsqueeze(0), value=-1)
-            L[k + 1 :, k] = multiplier
-    D = torch.stack(squares)
-    size = (L * L * D).sum(1).add_(D)  # the squared lengths of the rows of A
-    tolerance = (4 * n * torch.finfo(rows.dtype).eps) ** 2
-    return R, L, torch.where((tolerance * size < D) & (D > 0), D.reciprocal(), torch.nan)
+    R, L, D = rows.clone(), rows.new_empty(m, m, samples), (rows * rows).sum(1)
+    floor = D * -((4 * n * torch.finfo(rows.dtype).eps) ** 2)  # rows as short as this beside A are rounding
+    for k in range(m - 1):
+        first, rest = R[k], R[k + 1 :]
+        multiplier = (rest * first).sum(1).div_(D[k])
+        rest.addcmul_(multiplier.unsqueeze(1), first.unsqueeze(0), value=-1)
+        L[k + 1 :, k] = multiplier
+        D[k + 1] = (rest[0] * rest[0]).sum(0)
+    return R, L, D.reciprocal().add_(nan_where_negative(floor.add_(D)))
 
 
 def substitute(L: Tensor, right: Tensor) -> Tensor:

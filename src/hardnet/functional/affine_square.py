@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import bound_gradients, moved, outer_sum, signed_violation, times
+from hardnet.functional.affine_bounds import moved, outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
 Saved = tuple[Tensor, ...]
@@ -33,6 +33,6 @@ def backward(
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
     LU, pivots, scale, violation, step = saved
     w = torch.linalg.lu_solve(LU, pivots, gradient.unsqueeze(-1), adjoint=True).squeeze(-1) * scale
-    active = torch.where(violation == 0, 0, w)
+    active, below, above = split_by_side(violation, w)
     grad_matrix = outer_sum(A, (-w, -active), (step, raw)) if wants_matrix else None
-    return gradient - times_t(A, active), grad_matrix, *bound_gradients(violation, w)
+    return gradient - times_t(A, active), grad_matrix, below, above

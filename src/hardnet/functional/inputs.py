@@ -29,6 +29,8 @@ def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:
 
 def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size:
     """Join the batch shape so far with that of another argument; a batch never broadcasts along rows."""
+    if own == batch or not own:
+        return batch
     try:
         return torch.broadcast_shapes(batch, own)
     except RuntimeError:
