@@ -68,7 +68,7 @@ def _project(
 ) -> Tensor:
     """`project_intersection` in eager mode: how long it iterates depends on the data, which a graph cannot hold."""
     batch, flat, kinds = _flatten(raw, blocks)
-    y, status, residual = _Project.apply(raw.expand(*batch, -1).reshape(-1, raw.shape[-1]), kinds, tolerance, *flat)
+    y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, *flat)
     status, residual = status.reshape(batch), residual.reshape(batch)
     if on_invalid == "raise":
         _raise_invalid(raw, blocks, status == Status.INVALID)
@@ -76,7 +76,7 @@ def _project(
         text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
         refuse(status == Status.INFEASIBLE, InfeasibleError, text)
     _warn(status == Status.NOT_CONVERGED, residual, tolerance)
-    return y.reshape(*batch, -1)
+    return y.reshape(*batch, raw.shape[-1])
 
 
 _eager_project: Callable[..., Tensor] = torch.compiler.disable(_project)  # pyright: ignore[reportAssignmentType]
@@ -86,9 +86,7 @@ def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float
     """The same projection with its `Solution` (status, residual, iterations and multipliers), without gradients."""
     batch, flat, kinds = _flatten(raw, blocks)
     rounding = torch.finfo(raw.dtype).eps
-    found = solve(
-        raw.expand(*batch, -1).reshape(-1, raw.shape[-1]), _gather(kinds, flat), tolerance=tolerance, rounding=rounding
-    )
+    found = solve(_spread(raw, batch), _gather(kinds, flat), tolerance=tolerance, rounding=rounding)
     return Solution(*(field.reshape(*batch, *field.shape[1:]) for field in found))
 
 
@@ -108,6 +106,11 @@ def _flatten(raw: Tensor, blocks: Sequence[Block]) -> tuple[torch.Size, list[Ten
         batch = broadcast_batch(name, batch, field.shape[: field.dim() - core])
     flat = [_lead(field, core, batch) for _, field, core in named]
     return batch, flat, [type(block) for block in blocks]
+
+
+def _spread(raw: Tensor, batch: torch.Size) -> Tensor:
+    """Raw with the joint batch as one dimension, ``(B, n)``."""
+    return raw.expand(*batch, raw.shape[-1]).reshape(batch.numel(), raw.shape[-1])
 
 
 def _lead(field: Tensor, core: int, batch: torch.Size) -> Tensor:

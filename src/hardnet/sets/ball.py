@@ -68,6 +68,8 @@ class Ball(CurvedSet):
         eye = torch.eye(numbers.center.shape[-1], dtype=numbers.center.dtype, device=numbers.center.device)
         return SecondOrder(eye, -numbers.center, torch.zeros_like(eye[0]), numbers.radius)
 
-    def project(self, numbers: BallNumbers, raw: Tensor, *, on_invalid: Policy = "raise") -> Tensor:
-        """``center + (raw - center) min(1, radius / |raw - center|)``."""
+    def project(
+        self, numbers: BallNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    ) -> Tensor:
+        """``center + (raw - center) min(1, radius / |raw - center|)``; a negative radius is invalid."""
         return project_ball(raw, *numbers, on_invalid=on_invalid)

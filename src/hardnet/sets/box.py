@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.functional.box import project_box
 from hardnet.functional.inputs import check_bound
+from hardnet.functional.samples import Policy
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -77,7 +79,8 @@ class Box(ConstraintSet):
                 size = torch.maximum(size, torch.where(side.isfinite(), side.abs(), 0).expand_as(size))
         return size
 
-    def project(self, numbers: BoxNumbers, raw: Tensor) -> Tensor:
-        """``clamp(raw, lower, upper)``."""
-        y = raw if numbers.lower is None else torch.maximum(raw, numbers.lower)
-        return y if numbers.upper is None else torch.minimum(y, numbers.upper)
+    def project(
+        self, numbers: BoxNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    ) -> Tensor:
+        """``clamp(raw, lower, upper)``; lower > upper is invalid."""
+        return project_box(raw, *numbers, on_invalid=on_invalid)

@@ -75,9 +75,11 @@ class Simplex(ConstraintSet):
         return affine_residual(self.rows(numbers, y), y)
 
     def scale(self, numbers: SimplexNumbers, y: Tensor) -> Tensor:
-        """``|y|`` and ``sum |y| + total``."""
-        return affine_scale(self.rows(numbers, y), y)
+        """``|y| + total`` and ``sum |y| + total``: every entry is a difference of numbers of that size."""
+        return affine_scale(self.rows(numbers, y), y) + numbers.total.abs().unsqueeze(-1)
 
-    def project(self, numbers: SimplexNumbers, raw: Tensor, *, on_invalid: Policy = "raise") -> Tensor:
-        """``relu(raw - shift)``."""
+    def project(
+        self, numbers: SimplexNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    ) -> Tensor:
+        """``relu(raw - shift)``; a negative total is invalid, any other gives points."""
         return project_simplex(raw, numbers.total, on_invalid=on_invalid)

@@ -5,6 +5,7 @@ Tensors may carry batch dimensions or not; the solver flattens them to one, of l
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ CONVEX = 1e-6
 
 def _all_finite(*fields: Tensor) -> Tensor:
     """Samples whose fields, each led by one batch dimension, are all finite: ``(b,)``."""
-    good = [field.isfinite().reshape(field.shape[0], -1).all(-1) for field in fields]
+    good = [field.isfinite().reshape(field.shape[0], prod(field.shape[1:])).all(-1) for field in fields]
     return torch.stack(torch.broadcast_tensors(*good)).all(0)
 
 

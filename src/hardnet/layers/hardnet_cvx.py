@@ -1,0 +1,76 @@
+"""HardNet-Cvx (Min & Azizan, 2025): the Euclidean projection onto any convex set."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from hardnet.functional import project_affine
+from hardnet.functional.quadratic import Spectrum
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.quadratic import Quadratic
+
+
+class HardNetCvx(Layer):
+    """``y = argmin |y - raw|  s.t.  y in C(x)``.
+
+    A set with a projection of its own is projected by it: closed form for boxes, balls and simplices, a
+    one-dimensional root for a quadratic, Newton on the optimality conditions for cones, matrix inequalities and every
+    intersection of these, cvxpylayers for `Cvxpy`. Polyhedra go to the exact projection of their rows. The
+    eigendecomposition of a constant quadratic is computed once.
+
+    Args:
+        constraint: Any convex set of the library, or a set of your own with `project`.
+        on_infeasible: What an empty C(x) gives: an `InfeasibleError` that names the samples, or ``"nan"`` for these.
+        on_invalid: What NaN or numbers that describe no convex set give: an error that names the samples, or NaN.
+    """
+
+    name = "cvx"
+    accepts = "any convex set: boxes, simplices, balls, quadratics, cones, matrix inequalities, their &, CVXPY"
+    guarantee = Guarantee.TOLERANCE
+
+    values: Tensor | None
+    vectors: Tensor | None
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        on_infeasible: Literal["raise", "nan"] = "raise",
+        on_invalid: Literal["raise", "nan"] = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        self.on_infeasible: Literal["raise", "nan"] = on_infeasible
+        self.on_invalid: Literal["raise", "nan"] = on_invalid
+        self.register_buffer("values", None, persistent=False)
+        self.register_buffer("vectors", None, persistent=False)
+        self.refactor()
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only sets with affine rows or a projection of their own."""
+        if constraint.projectable or constraint.polyhedral:
+            return None
+        return (
+            f"{type(constraint).__name__} has neither affine rows nor a projection of its own (a member of an "
+            "intersection may lack one); write all constraints as one hn.Cvxpy"
+        )
+
+    def refactor(self) -> None:
+        """Diagonalise the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
+        spectrum = self.constraint.factorize() if isinstance(self.constraint, Quadratic) else None
+        self.values, self.vectors = (None, None) if spectrum is None else spectrum
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
+        numbers = self.constraint.numbers(x, raw)
+        if not self.constraint.projectable:
+            rows = self.constraint.rows(numbers, raw)
+            return project_affine(raw, *rows, on_infeasible=self.on_infeasible, on_invalid=self.on_invalid)  # pyright: ignore[reportCallIssue]
+        policies = {"on_infeasible": self.on_infeasible, "on_invalid": self.on_invalid}
+        chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
+        if self.values is not None and self.vectors is not None:
+            chosen["factor"] = Spectrum(self.values, self.vectors)
+        return self.constraint.project(numbers, raw, **chosen)
