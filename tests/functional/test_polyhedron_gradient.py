@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.solvers.families import F64, cone_apex, draw, gaussian
 from torch.autograd import gradcheck, gradgradcheck
 
 from hardnet.functional import implicit_vjp, project_affine
 from hardnet.solvers.active import solve_active, split
-from tests.solvers.families import F64, cone_apex, draw, gaussian
 
 
 def leaves(*tensors):

@@ -15,6 +15,7 @@ the set is empty. Every operation is elementwise or a gather: a sample's answer 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from torch import Tensor
 
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
+KERNEL_ROWS = 128
+"""Most rows that the kernel holds in registers."""
 ROUND = 8
 """Steps between two looks at which samples are still at work."""
 INFINITY = float("inf")
@@ -60,6 +63,15 @@ class _State(NamedTuple):
 
 
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
+    """The multipliers of ``lower <= product - gram dual <= upper``: by the kernel on a GPU, else by the reference."""
+    if gram.device.type == "cuda" and gram.shape[-1] <= KERNEL_ROWS and find_spec("triton") is not None:
+        from hardnet.kernels.pivoting import pivot as kernel
+
+        return Pivoted(*kernel(gram, product, lower, upper, slack, limit))
+    return pivot_reference(gram, product, lower, upper, slack, limit)
+
+
+def pivot_reference(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
     """Project in the space of products: find the multipliers of ``lower <= product - gram dual <= upper``.
 
     Args:

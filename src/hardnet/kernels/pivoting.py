@@ -1,0 +1,122 @@
+"""The dual active set by pivoting in one launch: one program per sample, its whole tableau in registers.
+
+The same steps as the plain reference `hardnet.solvers.pivoting.pivot`, under the same signature; see there for the
+mathematics. A step of the reference is some fifty launches over the whole batch; here it is one pass over registers,
+and a sample stops when it is through.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_ROWS = 128
+"""The largest tableau that fits the registers of one program."""
+DEPENDENT = tl.constexpr(1e-11)
+
+
+@triton.jit
+def _pivot_kernel(
+    gram,
+    product,
+    lower_end,
+    upper_end,
+    slack_end,
+    dual,
+    sides,
+    counts,
+    through,
+    m,
+    limit,
+    M: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, M)
+    inside = row < m
+    start = sample * m
+    square = inside[:, None] & inside[None, :]
+    T = tl.load(gram + start * m + row[:, None] * m + row[None, :], mask=square, other=0.0)
+    value = tl.load(product + start + row, mask=inside, other=0.0)
+    lower = tl.load(lower_end + start + row, mask=inside, other=float("-inf"))
+    upper = tl.load(upper_end + start + row, mask=inside, other=float("inf"))
+    slack = tl.load(slack_end + start + row, mask=inside, other=0.0)
+    free = lower != upper
+    side = tl.zeros([M], dtype=tl.float64)
+    own = tl.sum(side, 0)  # multiplier of the row that is joining
+    joining = -1
+    steps = 0
+    excess = tl.maximum(value - upper, lower - value) - slack
+    furthest = tl.argmax(excess, 0)
+    working = tl.max(excess, 0) > 0
+    stuck = False
+    while working & (steps < limit):
+        index = tl.where(joining >= 0, joining, furthest)
+        here = row == index
+        at = tl.sum(tl.where(here, value, 0.0), 0)
+        top = tl.sum(tl.where(here, upper, 0.0), 0)
+        bottom = tl.sum(tl.where(here, lower, 0.0), 0)
+        sign = tl.where(at > top, 1.0, -1.0).to(tl.float64)
+        missing = tl.where(at > top, at - top, bottom - at)
+        column = tl.sum(tl.where(here[:, None], T, 0.0), 0)
+        distance = tl.sum(tl.where(here, column, 0.0), 0)
+        slope = column * sign
+        shrinks = (side * slope > 1e-13) & free
+        ratio = tl.where(shrinks, value / tl.where(shrinks, slope, 1.0), float("inf"))
+        leaving = tl.argmin(ratio, 0)
+        until_leaving = tl.maximum(tl.min(ratio, 0), 0.0)
+        until_tight = tl.where(distance > DEPENDENT, missing / distance, float("inf"))
+        joins = until_tight <= until_leaving
+        length = tl.minimum(until_tight, until_leaving)
+        stuck = length == float("inf")
+        length = tl.where(stuck, 0.0, length)
+        value = value - column * (sign * length)
+        own = own + sign * length
+        pivot = tl.where(joins, index, leaving)
+        chosen = row == pivot
+        across = tl.sum(tl.where(chosen[:, None], T, 0.0), 0)
+        along = tl.sum(tl.where(chosen[None, :], T, 0.0), 1)
+        center = tl.sum(tl.where(chosen, across, 0.0), 0)
+        center = tl.where(stuck, 1.0, center)
+        T = T - (along / center)[:, None] * across[None, :]
+        across = tl.where(chosen, -1.0 / center, across / tl.abs(center))
+        along = tl.where(chosen, -1.0 / center, along / tl.abs(center))
+        T = tl.where(chosen[:, None], across[None, :], tl.where(chosen[None, :], along[:, None], T))
+        held = tl.where(side > 0, upper, lower)
+        value = tl.where(chosen, tl.where(joins, own, held), value)
+        side = tl.where(chosen, tl.where(joins, sign, 0.0), side)
+        own = tl.where(joins, 0.0, own)
+        joining = tl.where(joins, -1, index)
+        steps += 1
+        excess = tl.where(side != 0, -1.0, tl.maximum(value - upper, lower - value) - slack)
+        furthest = tl.argmax(excess, 0)
+        working = ((tl.max(excess, 0) > 0) | (joining >= 0)) & (length < float("inf")) & ~stuck
+    tl.store(dual + start + row, tl.where(side != 0, value, 0.0), mask=inside)
+    tl.store(sides + start + row, side, mask=inside)
+    tl.store(counts + sample, steps)
+    tl.store(through + sample, ~(working | stuck))
+
+
+def pivot(
+    gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Multipliers, sides, steps and which samples are through, as the reference returns them.
+
+    Args:
+        gram: ``A A'`` of unit rows, ``(B, m, m)`` in float64; left as it is.
+        product: ``A raw``, ``(B, m)``.
+        lower: ``(B, m)``.
+        upper: ``(B, m)``.
+        slack: Violation that still counts as satisfied, ``(B, m)``.
+        limit: Most steps.
+    """
+    batch, m = product.shape
+    dual, side = torch.empty_like(product), torch.empty_like(product)
+    steps = torch.empty(batch, dtype=torch.long, device=product.device)
+    through = torch.empty(batch, dtype=torch.bool, device=product.device)
+    parts = [part.contiguous() for part in (gram, product, lower, upper, slack)]
+    size = max(16, triton.next_power_of_2(m))
+    warps = {16: 1, 32: 1, 64: 4, 128: 8}[size]
+    _pivot_kernel[(batch,)](*parts, dual, side, steps, through, m, limit, M=size, num_warps=warps)
+    return dual, side, steps, through
