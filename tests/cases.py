@@ -63,6 +63,48 @@ def balance() -> hn.sets.ConstraintSet:
     return hn.Equality(draw(1, 4, seed=3), 1.0) & hn.Affine(draw(2, 4, seed=4), upper=0.5)
 
 
+def many_rows() -> hn.sets.ConstraintSet:
+    """Twelve rows for four outputs, the origin inside."""
+    return hn.Affine(draw(8, 4, seed=6), -0.5, 1.0) & hn.Box(-torch.ones(4, dtype=torch.float64), 1.0)
+
+
+def radius_of(x: Tensor) -> Tensor:
+    """(*batch)."""
+    return 1 + x[..., 0].square()
+
+
+def quadratic() -> hn.Quadratic:
+    root = draw(4, 4, seed=7)
+    return hn.Quadratic(root @ root.mT, draw(4, seed=8), -1.0)
+
+
+def cone() -> hn.SecondOrderCone:
+    return hn.SecondOrderCone(draw(3, 4, seed=9), draw(3, seed=10), 0.1 * draw(4, seed=11), 3.0)
+
+
+def matrix_inequality() -> hn.LMI:
+    F = draw(3, 3, 3, seed=12)
+    return hn.LMI(2 * torch.eye(3, dtype=torch.float64), F + F.mT)
+
+
+def positive_rows() -> hn.sets.ConstraintSet:
+    """Two rows with non-negative coefficients in the unit cube."""
+    A = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    return hn.Affine(A, upper=torch.tensor([1.5, 0.8], dtype=torch.float64))
+
+
+def homogeneous_rows() -> hn.Affine:
+    return hn.Affine(draw(2, 4, seed=13), upper=torch.zeros(2, dtype=torch.float64))
+
+
+def simple_balance() -> hn.Equality:
+    return hn.Equality(draw(2, 4, seed=14), torch.ones(2, dtype=torch.float64))
+
+
+def ball_of_x() -> hn.Ball:
+    return hn.Ball(torch.zeros(4, dtype=torch.float64), radius_of)
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -70,4 +112,22 @@ CASES = [
     Case("aff-box", lambda: hn.layers.HardNetAff(hn.Box(-torch.ones(3, dtype=torch.float64), 1.0)), 3),
     Case("aff-strict", lambda: hn.layers.HardNetAff(constant_rows(), strict=True), 4),
     Case("aff-eq", lambda: hn.layers.HardNetEq(balance()), 3),
+    Case("projection-many-rows", lambda: hn.layers.Projection(many_rows()), 4),
+    Case("projection-moving", lambda: hn.layers.Projection(moving_rows()), 4, 4),
+    Case("projection-equality", lambda: hn.layers.Projection(balance() & hn.Box(-2.0, 2.0)), 4),
+    Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
+    Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
+    Case("cvx-ball", lambda: hn.layers.HardNetCvx(ball_of_x()), 4, 2),
+    Case("cvx-quadratic", lambda: hn.layers.HardNetCvx(quadratic()), 4),
+    Case("cvx-cone", lambda: hn.layers.HardNetCvx(cone()), 4),
+    Case("cvx-lmi", lambda: hn.layers.HardNetCvx(matrix_inequality()), 3),
+    Case("cvx-mixed", lambda: hn.layers.HardNetCvx(ball_of_x() & hn.Box(-0.6, 0.6) & quadratic()), 4, 2),
+    Case("dc3", lambda: hn.layers.DC3(balance()), 3),
+    Case("rayen", lambda: hn.layers.Rayen(many_rows()), 4),
+    Case("rayen-curved", lambda: hn.layers.Rayen(quadratic() & hn.Box(-2.0, 2.0)), 4),
+    Case("linsat", lambda: hn.layers.LinSAT(positive_rows()), 4, spread=0.1),
+    Case("cdgm", lambda: hn.layers.CDGM(constant_rows()), 4),
+    Case("cone", lambda: hn.layers.Cone(homogeneous_rows()), 4),
+    Case("kkt-hpinn", lambda: hn.layers.KKThPINN(simple_balance()), 4),
+    Case("acnet", lambda: hn.layers.ACnet(simple_balance()), 2),
 ]

@@ -44,12 +44,7 @@ class HardNetAff(Layer):
         """Only polyhedral sets; a constant A must not have more rows than columns."""
         if not constraint.polyhedral:
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
-        like = constraint.origin()
-        A = None if like is None else constraint.fixed_matrix(like)
-        if A is not None and A.shape[-2] > A.shape[-1]:
-            m, n = A.shape[-2:]
-            return f"it has {m} rows for {n} outputs, and the closed form needs m <= n; use method='projection'"
-        return None
+        return too_many_rows(constraint)
 
     def refactor(self) -> None:
         """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call.
@@ -64,3 +59,13 @@ class HardNetAff(Layer):
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
         rows = self.constraint.affine(x, raw)
         return enforce_affine(raw, *rows, factor=self.factor, strict=self.strict, on_invalid=self.on_invalid)
+
+
+def too_many_rows(constraint: ConstraintSet) -> str | None:
+    """Why the closed form cannot take these rows: a constant A with m > n."""
+    like = constraint.origin()
+    A = None if like is None else constraint.fixed_matrix(like)
+    if A is None or A.shape[-2] <= A.shape[-1]:
+        return None
+    m, n = A.shape[-2:]
+    return f"it has {m} rows for {n} outputs, and the closed form needs m <= n; use method='projection'"

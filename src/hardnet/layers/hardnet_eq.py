@@ -22,6 +22,7 @@ from hardnet.functional.completion import (
 )
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
+from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.sets.affine import Affine
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.equality import Equality
@@ -78,13 +79,13 @@ class HardNetEq(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only affine rows, with at least one `Equality` among them."""
+        """Only affine rows, with at least one `Equality` among them, and no more rows than outputs."""
         parts = members(constraint)
         if not all(isinstance(part, Affine) or part.polyhedral for part in parts):
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         if not any(isinstance(part, Equality) for part in parts):
             return "it has no hn.Equality to solve for; use method='aff'"
-        return None
+        return too_many_rows(constraint)
 
     @property
     def raw_dim(self) -> int:
