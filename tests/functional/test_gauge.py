@@ -109,9 +109,15 @@ def test_gradients_are_finite_at_double_roots_repeated_eigenvalues_and_zero():
         assert gradient.isfinite().all()
 
 
+def matrix_box():
+    """diag(1 + y1, 1 - y1, 1 + y2) >= 0: of an order at which LAPACK refuses NaN."""
+    F = torch.stack([torch.diag(number(1.0, -1.0, 0.0)), torch.diag(number(0.0, 0.0, 1.0))])
+    return spectral_gauge(torch.eye(3, dtype=F64), F, number(0.0, 0.0), EYE)
+
+
 def test_nan_stays_in_its_sample():
     v = number([torch.nan, 0.0], [1.0, 0.0])
-    for gauge in (matrix_disc(), disc(), triangle()):
+    for gauge in (matrix_disc(), matrix_box(), disc(), triangle()):
         value = largest_gauge([gauge], v)
         assert value[0].isnan()
         assert torch.equal(value[1], largest_gauge([gauge], v[1:])[0])

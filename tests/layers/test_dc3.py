@@ -28,9 +28,9 @@ def line():
 
 
 def program(n=8, equalities=3, inequalities=4):
-    """A y <= 1, C y = x with constant matrices: the shape of the paper's optimisation task."""
-    A, C = random(inequalities, n, seed=1), random(equalities, n, seed=2)
-    return Affine(A, upper=torch.ones(inequalities, dtype=F64)) & Equality(C, lambda x: x)
+    """-2 <= A y <= 1, C y = x with constant matrices: the shape of the paper's optimisation task."""
+    A, C, ones = random(inequalities, n, seed=1), random(equalities, n, seed=2), torch.ones(inequalities, dtype=F64)
+    return Affine(A, -2 * ones, ones) & Equality(C, lambda x: x)
 
 
 def published_iteration(y, A, lower, upper, steps, step, momentum=0.5, sign=-1.0):
@@ -109,7 +109,8 @@ def test_automatic_step_is_half_of_the_stable_limit_and_its_bound_never_exceeds_
 def test_per_sample_matrices_agree_with_constant_ones():
     constraint, x, z = program(), random(2, 4, 3, seed=5), random(2, 4, 5, seed=6)
     A, C = constraint.members[0].A, constraint.members[1].A
-    varying = Affine(lambda x: A.expand(*x.shape[:-1], -1, -1), upper=torch.ones(4, dtype=F64)) & Equality(
+    ones = torch.ones(4, dtype=F64)
+    varying = Affine(lambda x: A.expand(*x.shape[:-1], -1, -1), -2 * ones, ones) & Equality(
         lambda x: C.expand(*x.shape[:-1], -1, -1), lambda x: x
     )
     constant = DC3(constraint, step=1e-3)
@@ -173,7 +174,8 @@ def test_the_reduction_follows_moves_and_loads():
     layer, x, z = DC3(program()), random(4, 3), random(4, 5)
     single = copy.deepcopy(layer).float()
     torch.testing.assert_close(single(z.float(), x.float()), layer(z, x).float(), rtol=1e-4, atol=1e-4)
-    other = DC3(Affine(random(4, 8), upper=torch.ones(4, dtype=F64)) & Equality(random(3, 8, seed=9), lambda x: x))
+    ones = torch.ones(4, dtype=F64)
+    other = DC3(Affine(random(4, 8), -ones, ones) & Equality(random(3, 8, seed=9), lambda x: x))
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(z, x), layer(z, x))
 

@@ -42,6 +42,12 @@ def test_projects_orthogonally_and_a_second_time_changes_nothing():
     torch.testing.assert_close(layer(y, x), y, rtol=0, atol=1e-14)
 
 
+def test_the_second_pass_removes_what_bad_conditioning_leaves():
+    B = torch.cat([random(1, 5), random(1, 5) + 1e-7 * random(1, 5, seed=1)])
+    layer = KKThPINN(Equality(B, number(1.0, 1.0)))
+    assert layer.constraint.violation(layer(random(50, 5, seed=2))).max() < 1e-14
+
+
 def test_redundant_rows_that_agree_are_dropped():
     B = number([1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 2.0, 1.0])
     layer = KKThPINN(Equality(B, lambda x: torch.cat([x, x.sum(-1, keepdim=True)], dim=-1)))

@@ -62,7 +62,6 @@ def independent_columns(A: Tensor, eps: float) -> list[int]:
     taken: list[int] = []
     for _ in range(min(A.shape)):
         norms = rest.norm(dim=0)
-        norms[taken] = -1
         best = int(norms.argmax())
         if not norms[best] > threshold:
             break
