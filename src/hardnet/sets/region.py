@@ -1,0 +1,135 @@
+"""Affine on a region of inputs: ``y = A x + b`` for every x in the convex hull of given vertices."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.inputs import require_like
+from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.solvers import Status, project_affine
+
+
+class RegionNumbers(NamedTuple):
+    """The required output, where one is.
+
+    Attributes:
+        target: ``A x + b``, ``(*batch, n)``; n is 0 where the map is learned.
+        size: ``|A| |x| + |b|``, ``(*batch, n)``.
+        inside: Whether x is in the region, ``(*batch)`` bool.
+    """
+
+    target: Tensor
+    size: Tensor
+    inside: Tensor
+
+
+class AffineOnRegion(ConstraintSet):
+    """``y = A x + b`` for x in the convex hull of `vertices`; no demand on y anywhere else.
+
+    Without A and b the map is whatever affine map the network learns (method ``police``): a demand on the network, not
+    on one output, so that a certificate has no row to check.
+
+    Args:
+        vertices: Corners of the region of inputs, ``(c, d)``.
+        A: ``(n, d)``, or None for a learned map.
+        b: ``(n,)`` or a number; 0 where only A is given.
+    """
+
+    def __init__(self, vertices: Number, A: Number | None = None, b: Number | None = None) -> None:
+        super().__init__()
+        if A is None and b is not None:
+            raise ShapeError(sentence("A", "a matrix where b is given", "none", "pass A, or leave both out"))
+        self._take("vertices", vertices)
+        self._take("A", A)
+        self._take("b", b)
+        self._check()
+
+    @property
+    def given(self) -> bool:
+        """Whether the affine map is given, not learned."""
+        return self._given("A")
+
+    @property
+    def polyhedral(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A given map fixes y at each x of the region: affine rows whose bounds depend on x."""
+        return self.given
+
+    @property
+    def constant(self) -> bool:
+        """Never: what is allowed depends on whether x is in the region."""
+        return False
+
+    @property
+    def dim(self) -> int | None:
+        """n, where the map is given."""
+        shape = self._shape("A")
+        return None if shape is None else shape[0]
+
+    def map(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``A`` and ``b`` in the dtype of x, with b as a vector."""
+        A = self._number("A", None, x)
+        b = self._number("b", None, x) if self._given("b") else A.new_zeros(())
+        return A, b.expand(len(A))
+
+    def numbers(self, x: Any, like: Tensor) -> RegionNumbers:
+        """The target at x, its size, and whether x is in the region."""
+        vertices = self._number("vertices", None, like)
+        if not isinstance(x, Tensor) or x.shape[-1:] != vertices.shape[-1:]:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(sentence("x", f"shape (*batch, {vertices.shape[-1]}), as the vertices have", got))
+        require_like("vertices", vertices, x)
+        if not self.given:
+            none = x[..., :0]
+            return RegionNumbers(none, none, in_hull(x, vertices))
+        A, b = self.map(x)
+        return RegionNumbers(x @ A.mT + b, x.abs() @ A.abs().mT + b.abs(), in_hull(x, vertices))
+
+    def rows(self, numbers: RegionNumbers, like: Tensor) -> AffineRows:
+        """``target <= y <= target`` in the region, infinite bounds outside; only where the map is given."""
+        if not self.given:
+            raise UnsupportedSetError("AffineOnRegion with a learned map has no affine rows; use method='police'")
+        inside = numbers.inside.unsqueeze(-1)
+        lower, upper = (torch.where(inside, numbers.target, absent) for absent in (-torch.inf, torch.inf))
+        return AffineRows(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device), lower, upper)
+
+    def fixed_matrix(self, like: Tensor) -> Tensor | None:
+        """The identity, where the map is given."""
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device) if self.given else None
+
+    def residual(self, numbers: RegionNumbers, y: Tensor) -> Tensor:
+        """``|y - target|`` where x is in the region, else 0."""
+        error = (y[..., : numbers.target.shape[-1]] - numbers.target).abs()
+        return torch.where(numbers.inside.unsqueeze(-1), error, 0)
+
+    def scale(self, numbers: RegionNumbers, y: Tensor) -> Tensor:
+        """``|A| |x| + |b| + |y|``."""
+        return numbers.size + y[..., : numbers.target.shape[-1]].abs()
+
+    def _check(self) -> None:
+        """Refuse shapes that do not fit, and vertices that are not constants."""
+        vertices = self._fixed("vertices")
+        if vertices is None or vertices.dim() != 2:
+            got = "a function or parameter" if vertices is None else tuple(vertices.shape)
+            raise ShapeError(sentence("vertices", "a constant of shape (c, d), one corner per row", got))
+        shape = self._shape("A")
+        if self.given and (shape is None or len(shape) != 2 or shape[1] != vertices.shape[1]):
+            got = "a function of x" if shape is None else tuple(shape)
+            raise ShapeError(sentence("A", f"shape (n, {vertices.shape[1]}), since inputs have that size", got))
+
+
+def in_hull(x: Tensor, vertices: Tensor) -> Tensor:
+    """Whether x ``(*batch, d)`` is a convex combination of the vertices ``(c, d)``, to rounding: ``(*batch)`` bool."""
+    count = len(vertices)
+    points, corners = x.detach().double(), vertices.detach().double()
+    free = torch.zeros(count, dtype=corners.dtype, device=corners.device)
+    A = torch.cat([corners.mT, torch.ones_like(free)[None], torch.eye(count, dtype=free.dtype, device=free.device)])
+    exact = torch.cat([points, torch.ones_like(points[..., :1])], dim=-1)
+    lower, upper = (
+        torch.cat([exact, side.expand(*exact.shape[:-1], count)], dim=-1) for side in (free, free + torch.inf)
+    )
+    start = (free + 1 / count).expand(*points.shape[:-1], count)
+    return project_affine(start, A, lower, upper).status == Status.SOLVED
