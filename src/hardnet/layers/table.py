@@ -13,12 +13,13 @@ from hardnet.layers.base import Guarantee
 
 CONTRACT = "tests/test_contract.py::test_layer_keeps_the_contract"
 TABLE = "tests/layers/test_table.py::"
+POLICE = "tests/layers/test_police.py::"
 SOFT = "tests/layers/test_soft.py::test_returns_raw_itself_and_promises_nothing"
 CLOSED_FORM, ITERATIVE = "closed form", "iterative"
 
 
 def _evidence(**other: str) -> dict[str, str]:
-    """The tests that back the claims of most rows; `other` replaces some."""
+    """The tests that back the claims of most rows; `other` replaces some, and an empty one takes a claim back."""
     common = {
         "constraint": TABLE + "test_a_method_accepts_its_class_and_refuses_others_by_name",
         "input_dependence": TABLE + "test_input_dependence",
@@ -28,7 +29,7 @@ def _evidence(**other: str) -> dict[str, str]:
         "computation": CONTRACT,
         "universal_approximation": TABLE + "test_every_point_of_the_set_is_reached",
     }
-    return common | other
+    return {claim: test for claim, test in (common | other).items() if test}
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ _ROWS = (
         guarantee=Guarantee.TOLERANCE,
         computation=ITERATIVE,
         universal_approximation="yes",
-        reference="Min & Azizan, 2025, section 4.2",
+        reference="Min & Azizan, 2025, HardNet-Cvx",
         remark="boxes, balls, simplices and single quadratics by their own formula",
         tests=_evidence(computation=TABLE + "test_iterative_methods_report_their_iterations"),
     ),
@@ -159,7 +160,7 @@ _ROWS = (
         name="linsat",
         title="LinSATNet (Wang et al.)",
         constraint="A1 y <= b1, A2 y >= b2, A3 y = b3 with non-negative numbers, 0 <= y <= 1",
-        input_dependence="no",
+        input_dependence="b(x)",
         equalities=True,
         inequalities=True,
         guarantee=Guarantee.TOLERANCE,
@@ -167,7 +168,10 @@ _ROWS = (
         universal_approximation="unknown",
         reference="Wang et al., LinSATNet: The positive linear satisfiability neural networks, ICML 2023",
         remark="Newton on the dual to 1e-10 instead of sweeps to 1e-3; the sweeps are an option",
-        tests=_evidence(computation=TABLE + "test_iterative_methods_report_their_iterations"),
+        tests=_evidence(
+            computation="tests/layers/test_linsat.py::test_sweeps_and_newton_give_the_same_answer",
+            universal_approximation="",
+        ),
     ),
     Method(
         name="cdgm",
@@ -193,6 +197,7 @@ _ROWS = (
         computation=CLOSED_FORM,
         universal_approximation="unknown",
         reference="Frerix, Niessner & Cremers, Homogeneous linear inequality constraints, CVPR workshops 2020",
+        tests=_evidence(universal_approximation=""),
     ),
     Method(
         name="police",
@@ -206,7 +211,15 @@ _ROWS = (
         universal_approximation="unknown",
         reference="Balestriero & LeCun, POLICE: Provably optimal linear constraint enforcement, ICASSP 2023",
         remark="it shifts the hidden layers of the network; ties are decided, unlike in the published code",
-        tests=_evidence(guarantee="tests/layers/test_police.py", computation="tests/layers/test_police.py"),
+        tests=_evidence(
+            constraint=POLICE + "test_modules_that_would_break_the_guarantee_are_refused_by_name",
+            input_dependence=POLICE + "test_affine_on_the_region_for_any_weights_and_not_outside",
+            equalities=POLICE + "test_a_given_map_holds_on_the_region_and_the_rest_is_learned",
+            inequalities=POLICE + "test_bad_arguments_are_named",
+            guarantee=POLICE + "test_the_guarantee_survives_training",
+            computation=POLICE + "test_known_shifts",
+            universal_approximation="",
+        ),
     ),
     Method(
         name="kkt-hpinn",
