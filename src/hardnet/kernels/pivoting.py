@@ -75,14 +75,12 @@ def _pivot_kernel(
         own = own + sign * length
         pivot = tl.where(joins, index, leaving)
         chosen = row == pivot
-        across = tl.sum(tl.where(chosen[:, None], T, 0.0), 0)
-        along = tl.sum(tl.where(chosen[None, :], T, 0.0), 1)
-        center = tl.sum(tl.where(chosen, across, 0.0), 0)
-        center = tl.where(stuck, 1.0, center)
-        T = T - (along / center)[:, None] * across[None, :]
-        across = tl.where(chosen, -1.0 / center, across / tl.abs(center))
-        along = tl.where(chosen, -1.0 / center, along / tl.abs(center))
-        T = tl.where(chosen[:, None], across[None, :], tl.where(chosen[None, :], along[:, None], T))
+        if not joins:  # the column of a joining row is at hand already
+            column = tl.sum(tl.where(chosen[:, None], T, 0.0), 0)
+        inverse = 1.0 / tl.where(stuck, 1.0, tl.sum(tl.where(chosen, column, 0.0), 0))
+        T = T - (column * inverse)[:, None] * column[None, :]
+        column = tl.where(chosen, -inverse, column * tl.abs(inverse))
+        T = tl.where(chosen[:, None], column[None, :], tl.where(chosen[None, :], column[:, None], T))
         held = tl.where(side > 0, upper, lower)
         value = tl.where(chosen, tl.where(joins, own, held), value)
         side = tl.where(chosen, tl.where(joins, sign, 0.0), side)
@@ -116,7 +114,8 @@ def pivot(
     steps = torch.empty(batch, dtype=torch.long, device=product.device)
     through = torch.empty(batch, dtype=torch.bool, device=product.device)
     parts = [part.contiguous() for part in (gram, product, lower, upper, slack)]
-    size = max(16, triton.next_power_of_2(m))
-    warps = {16: 1, 32: 1, 64: 4, 128: 8}[size]
-    _pivot_kernel[(batch,)](*parts, dual, side, steps, through, m, limit, M=size, num_warps=warps)
+    size = max(16, 1 << (m - 1).bit_length())
+    warps = {16: 2, 32: 4, 64: 4, 128: 8}[size]
+    launch = _pivot_kernel[(batch,)]
+    launch(*parts, dual, side, steps, through, m, limit, M=size, num_warps=warps)  # pyright: ignore[reportCallIssue]
     return dual, side, steps, through
