@@ -12,9 +12,7 @@ from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeEr
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, look_is_free, refuse
 from hardnet.solvers.blocks import CONVEX
-
-ROOT_STEPS = 80
-"""Newton multiplies ``1 + multiplier`` by at least 1.5 far from the root: enough for any finite distance."""
+from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
 
 class Spectrum(NamedTuple):
@@ -102,30 +100,6 @@ def _convex(spectrum: Spectrum) -> Tensor:
     return spectrum.values[..., 0] >= -CONVEX * spectrum.values.abs().amax(-1)
 
 
-def _root(p: Tensor, q: Tensor, r: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The point y and the multiplier mu, in eigencoordinates: ``y = (p - mu q) / (1 + mu values)``.
-
-    Samples with no root (an empty set) end NaN: their value stays positive however large mu grows.
-    """
-    mu = torch.zeros_like(p[..., :1])
-    slack = 0.0
-    for step in range(ROOT_STEPS):
-        damping = 1 / (1 + mu * values)
-        y = (p - mu * q) * damping
-        slope = values * y + q
-        value = ((slope + q) * y / 2).sum(-1, keepdim=True) + r.unsqueeze(-1)
-        size = ((values.abs() * y * y / 2) + (q * y).abs()).sum(-1, keepdim=True) + r.abs().unsqueeze(-1)
-        slack = 2 * torch.finfo(p.dtype).eps * size
-        fall = (slope * slope * damping).sum(-1, keepdim=True)
-        up = value > slack
-        mu = torch.where(up, mu + value / fall.clamp_min(torch.finfo(p.dtype).tiny), mu)
-        if step % 8 == 7 and not bool(up.any()):
-            break
-    y = (p - mu * q) / (1 + mu * values)
-    value = ((values * y / 2 + q) * y).sum(-1, keepdim=True) + r.unsqueeze(-1)
-    return torch.where(value <= 1e3 * slack, y, torch.nan), mu
-
-
 class _Quadratic(torch.autograd.Function):
     """With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn``."""
 
@@ -135,11 +109,9 @@ class _Quadratic(torch.autograd.Function):
         p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
         spread = values.clamp_min(0)
         turned, turned_q = _turn(V.mT, p), _turn(V.mT, slope)
-        start = ((spread * turned / 2 + turned_q) * turned).sum(-1) + constant
-        size = (spread * turned**2 / 2 + (turned_q * turned).abs()).sum(-1) + constant.abs()
-        inside = (start <= 4 * torch.finfo(raw.dtype).eps * size).unsqueeze(-1)
-        turned, turned_q = torch.broadcast_tensors(turned, turned_q)
-        z, mu = _root(turned, turned_q, constant, spread)
+        start, rounding = evaluate(turned, turned_q, constant, spread)
+        inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
+        z, mu = nearest_root(turned, turned_q, constant, spread)
         z, mu = torch.where(inside, turned, z), torch.where(inside, 0.0, mu)
         y = _turn(V, z)
         bad = ~_convex(Spectrum(values, V)).unsqueeze(-1)

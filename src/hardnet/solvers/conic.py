@@ -66,8 +66,9 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
 
 def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
     """All samples are outside: alternate the globally convergent phase and the fast one until each is solved."""
-    unit = stack.scaled(raw)
-    state = start(raw, unit)
+    near = stack.nearby(raw)
+    unit, factor = stack.scaled(near), stack.factor(near)
+    state = start(raw, near, unit)
     iterations = torch.zeros_like(state.residual, dtype=torch.int64)
     lost = torch.zeros_like(state.residual, dtype=torch.bool)
     for accuracy in ROUNDS:
@@ -75,11 +76,11 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
         if index.numel() == 0:
             break
         part = unit.select(raw[index], index)
-        near = approach(raw[index], part, State(*(field[index] for field in state)), accuracy, STEPS)
-        own, steps = finish(raw[index], part, near.state)
+        found = approach(raw[index], part, State(*(field[index] for field in state)), accuracy, STEPS)
+        own, steps = finish(raw[index], part, found.state)
         state = State(*(field.index_copy(0, index, new) for field, new in zip(state, own, strict=True)))
-        iterations = iterations.index_add(0, index, near.spent + steps)
-        lost = lost.index_copy(0, index, near.gone & (own.residual > tolerance))
+        iterations = iterations.index_add(0, index, found.spent + steps)
+        lost = lost.index_copy(0, index, found.gone & (own.residual > tolerance))
     status = torch.where(state.residual <= tolerance, Status.SOLVED, Status.NOT_CONVERGED)
     status = torch.where(lost, Status.INFEASIBLE, status).to(torch.int8)
-    return Solution(repair(raw, unit, state), state.dual / stack.factor(raw), status, iterations, state.residual)
+    return Solution(repair(raw, unit, state), state.dual / factor, status, iterations, state.residual)

@@ -19,11 +19,11 @@ class State(NamedTuple):
     residual: Tensor
 
 
-def start(raw: Tensor, stack: Stack) -> State:
-    """From raw itself, without multipliers."""
+def start(raw: Tensor, y: Tensor, stack: Stack) -> State:
+    """From y, without multipliers."""
     dual = raw.new_zeros(raw.shape[0], sum(stack.sizes))
     penalty = raw.new_full((raw.shape[0], 1), 10.0)
-    return State(raw.clone(), dual, penalty, optimality(raw, stack, raw, dual))
+    return State(y, dual, penalty, optimality(raw, stack, y, dual))
 
 
 def scale(raw: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from torch import Tensor
 from hardnet.solvers.conic_iterate import State, finite, pull, scale
 from hardnet.solvers.stack import Stack
 
-FAR = 1e5
-"""A sample is infeasible where no point of the set can lie within FAR (1 + |raw|) of it."""
+FAR = 1e6
+"""A sample is infeasible where no point of the set lies within FAR times the size of raw and of the set's numbers."""
+LARGEST_PENALTY = 1e9
+"""Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
 TRIALS = 12
 """Points that one line search may look at."""
 
@@ -71,7 +73,7 @@ def _advance(state: State, here: Point, good: Tensor, residual: Tensor) -> State
     """``dual = penalty excess`` where the inner problem is solved well enough; a tenfold penalty where that is slow."""
     dual = torch.where(good.unsqueeze(-1), state.penalty * here.excess, state.dual)
     slow = (good & (residual > 0.1 * state.residual)).unsqueeze(-1)
-    penalty = torch.where(slow, (10 * state.penalty).clamp_max(1e7), state.penalty)
+    penalty = torch.where(slow, (10 * state.penalty).clamp_max(LARGEST_PENALTY), state.penalty)
     return State(state.y, dual, penalty, torch.where(good, residual, state.residual))
 
 
@@ -108,7 +110,7 @@ def _search(raw: Tensor, stack: Stack, state: State, here: Point, direction: Ten
 
 
 def hopeless(raw: Tensor, stack: Stack, y: Tensor) -> Tensor:
-    """Samples whose set has no point within `FAR` of raw, by convexity of ``f(y) = 1/2 dist(G(y), K)^2``.
+    """Samples whose set has no point within `FAR` of y, by convexity of ``f(y) = 1/2 dist(G(y), K)^2``.
 
     ``0 = f(point) >= f(y) + grad f . (point - y)`` puts every feasible point at least ``f / |grad f|`` away.
     """
@@ -116,4 +118,5 @@ def hopeless(raw: Tensor, stack: Stack, y: Tensor) -> Tensor:
     excess = value - stack.project(value)
     half = (excess * excess).sum(-1) / 2
     gradient = torch.linalg.vector_norm(pull(stack, y, excess), dim=-1)
-    return (half > FAR * scale(raw) * gradient) & (excess.abs().amax(-1) > 1e-7 * scale(raw))
+    size = scale(raw) + stack.size(y).amax(-1)
+    return (half > FAR * size * gradient) & (excess.abs().amax(-1) > 1e-7 * size)

@@ -19,6 +19,7 @@ from hardnet.solvers.cones import (
     second_order_frame,
     semidefinite_frame,
 )
+from hardnet.solvers.quadratic_root import nearest_root
 
 
 def _times(A: Tensor, y: Tensor) -> Tensor:
@@ -74,6 +75,10 @@ class Image(ABC):
     def curvature(self, dual: Tensor) -> Tensor | None:
         """``sum_i dual_i D2G_i``, ``(B, n, n)``; None for an affine G."""
         return None
+
+    def nearby(self, y: Tensor) -> Tensor:
+        """A point nearer to the set, where G is so bent that Newton would come from y slowly; else y."""
+        return y
 
     def pairing(self, y: Tensor, u: Tensor, weight: Tensor, dual: Tensor) -> Tensor:
         """``weight . G(y) - dual . DG(y) u``: its gradient to the numbers of the set is their cotangent."""
@@ -219,6 +224,12 @@ class QuadraticImage(Image):
     def curvature(self, dual: Tensor) -> Tensor:
         """``dual P``; a multiplier of the wrong sign, which an iterate may have, bends nothing."""
         return dual.clamp_min(0).unsqueeze(-1) * self.P
+
+    def nearby(self, y: Tensor) -> Tensor:
+        """The projection onto this quadratic alone; y itself where it is empty."""
+        values, V = torch.linalg.eigh(self.P)
+        root, _ = nearest_root(_times(V.mT, y), _times(V.mT, self.q), self.r, values.clamp_min(0))
+        return torch.where(root.isfinite(), _times(V, root), y)
 
     def project(self, z: Tensor) -> Tensor:
         """``min(z, 0)``."""

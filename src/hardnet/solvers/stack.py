@@ -106,6 +106,12 @@ class Stack:
         ]
         return torch.cat(factors, dim=-1)
 
+    def nearby(self, y: Tensor) -> Tensor:
+        """One pass of projections onto the images that are bent by themselves: where to start."""
+        for image in self.images:
+            y = image.nearby(y)
+        return y
+
     def scaled(self, y: Tensor) -> Stack:
         """The same set with rows of unit size near y."""
         return Stack([image.scaled(image.factor(y)) for image in self.images], y)
