@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test bench docs lint wheel clean
 
 demo: $(VENV)/experiments-ready wheel
-	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs --fresh
+	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs --resume
 	$(BIN)/hardnet report runs
 
 test: $(VENV)/dev-ready wheel lint

@@ -11,6 +11,7 @@ from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.layers.linsat import LinSAT
+from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
 from hardnet.layers.registry import LAYERS
@@ -32,6 +33,7 @@ __all__ = [
     "Layer",
     "LinSAT",
     "NoEnforcement",
+    "Police",
     "Projection",
     "Rayen",
     "Soft",

@@ -12,6 +12,7 @@ from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.layers.linsat import LinSAT
+from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
 from hardnet.layers.soft import NoEnforcement, Soft
@@ -26,6 +27,7 @@ METHODS: tuple[type[Layer], ...] = (
     LinSAT,
     CDGM,
     Cone,
+    Police,
     KKThPINN,
     ACnet,
     Soft,
