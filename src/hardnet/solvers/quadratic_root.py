@@ -36,7 +36,7 @@ def nearest_root(p: Tensor, q: Tensor, r: Tensor, values: Tensor) -> tuple[Tenso
     y = (p - mu * q) / (1 + mu * values)
     value, slack = evaluate(y, q, r, values)
     _, first = evaluate(p, q, r, values)
-    enough = torch.maximum(1e3 * slack, 1e-9 * torch.finfo(p.dtype).eps * first)  # the latter where C is one point
+    enough = torch.maximum(1e3 * slack, 1e-9 * first)  # the latter where C is one point
     return torch.where(value <= enough, y, torch.nan), mu
 
 

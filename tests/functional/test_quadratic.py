@@ -1,0 +1,126 @@
+"""One convex quadratic: known answers, gradients to every number, emptiness and convexity."""
+
+import pytest
+import torch
+
+from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
+from hardnet.functional.quadratic import diagonalize, project_quadratic
+
+D = torch.float64
+ELLIPSE = (torch.diag(torch.tensor([0.5, 2.0], dtype=D)), torch.zeros(2, dtype=D), -1.0)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def numbers(batch: int, n: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    root = draw(batch, n, rank, seed=1)
+    return root @ root.mT, draw(batch, n, seed=2), -torch.linspace(0.5, 2, batch, dtype=D)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [([4.0, 0], [2, 0]), ([0.0, 3], [0, 1]), ([2.0, 2], [1.38564093, 0.72111012]), ([0.5, 0.5], [0.5, 0.5])],
+)
+def test_known_answers(raw, expected):
+    y = project_quadratic(torch.tensor(raw, dtype=D), *ELLIPSE)
+    torch.testing.assert_close(y, torch.tensor(expected, dtype=D), rtol=0, atol=5e-9)
+
+
+def test_known_jacobian():
+    jacobian = torch.autograd.functional.jacobian(
+        lambda raw: project_quadratic(raw, *ELLIPSE), torch.tensor([2.0, 2], dtype=D)
+    )
+    expected = torch.tensor([[0.479981, -0.230576], [-0.230576, 0.110765]], dtype=D)
+    torch.testing.assert_close(jacobian, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e8])
+@pytest.mark.parametrize("rank", [2, 5])
+def test_lands_on_the_boundary_and_the_step_is_normal_to_it(scale, rank):
+    raw, (P, q, r) = scale * draw(40, 5), numbers(40, 5, rank)
+    y = project_quadratic(raw, P, q, r)
+    value = ((P @ y.unsqueeze(-1)).squeeze(-1) / 2 + q).mul(y).sum(-1) + r
+    size = (P.abs() @ y.abs().unsqueeze(-1)).squeeze(-1).mul(y.abs()).sum(-1) + (q * y).abs().sum(-1) + r.abs()
+    assert bool((value <= 1e-13 * size).all())
+    normal = (P @ y.unsqueeze(-1)).squeeze(-1) + q
+    moved = (raw != y).any(-1)
+    angle = torch.nn.functional.cosine_similarity((raw - y)[moved], normal[moved], dim=-1)
+    torch.testing.assert_close(angle, torch.ones_like(angle), rtol=0, atol=1e-9)
+    assert moved.sum() >= 20
+
+
+def test_gradcheck_to_raw_and_every_number():
+    raw, (P, q, r) = 2 * draw(4, 3), numbers(4, 3, 3)
+    leaves = [leaf.requires_grad_() for leaf in (raw, P, q, r)]
+    assert torch.autograd.gradcheck(lambda raw, P, q, r: project_quadratic(raw, (P + P.mT) / 2, q, r), leaves)
+
+
+def test_constant_numbers_receive_the_sum_over_the_batch():
+    raw, (P, q, r) = 2 * draw(4, 3), numbers(1, 3, 3)
+    one = [leaf[0].clone().requires_grad_() for leaf in (P, q, r)]
+    each = [leaf.expand(4, *leaf.shape[1:]).clone().requires_grad_() for leaf in (P, q, r)]
+    shared = torch.autograd.grad(project_quadratic(raw, *one).square().sum(), one)
+    apart = torch.autograd.grad(project_quadratic(raw, *each).square().sum(), each)
+    for a, b in zip(shared, apart, strict=True):
+        torch.testing.assert_close(a, b.sum(0))
+
+
+def test_a_kept_factor_changes_nothing():
+    raw, (P, q, r) = 2 * draw(6, 3), numbers(1, 3, 2)
+    kept = project_quadratic(raw, P[0], q[0], r[0], factor=diagonalize(P[0]))
+    assert torch.equal(kept, project_quadratic(raw, P[0], q[0], r[0]))
+
+
+def test_a_half_space_is_the_quadratic_without_curvature():
+    raw, q = torch.tensor([[3.0, 4]], dtype=D), torch.tensor([1.0, 0], dtype=D)
+    y = project_quadratic(raw, torch.zeros(2, 2, dtype=D), q, -1.0)
+    torch.testing.assert_close(y, torch.tensor([[1.0, 4]], dtype=D))
+
+
+def test_a_single_point_is_found():
+    y = project_quadratic(3 + draw(5, 2).abs(), 2 * torch.eye(2, dtype=D), torch.zeros(2, dtype=D), 0.0)
+    assert y.abs().max().item() < 1e-10
+
+
+def test_float32_is_right_to_its_rounding_and_keeps_inside_points():
+    raw, (P, q, r) = 2 * draw(30, 4), numbers(30, 4, 4)
+    exact = project_quadratic(raw.float().double(), P.float().double(), q.float().double(), r.float().double())
+    single = project_quadratic(raw.float(), P.float(), q.float(), r.float())
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single, exact.float(), rtol=2e-7, atol=2e-7)
+    assert torch.equal(project_quadratic(single, P.float(), q.float(), r.float()), single)
+
+
+def test_empty_sets_are_named_or_nan():
+    raw, (P, q, r) = draw(3, 2), numbers(3, 2, 2)
+    r = r.clone()
+    r[1] = 1e3
+    with pytest.raises(InfeasibleError, match="the set is empty: .* in sample 1") as caught:
+        project_quadratic(raw, P, q, r)
+    assert caught.value.samples == [1]
+    y = project_quadratic(raw.requires_grad_(), P, q, r, on_infeasible="nan")
+    assert y.isnan().any(-1).tolist() == [False, True, False]
+    (grad,) = torch.autograd.grad(y[[0, 2]].sum(), raw)
+    assert bool(grad.isfinite().all())
+
+
+def test_other_errors():
+    raw, (P, q, r) = draw(3, 2), numbers(3, 2, 2)
+    saddle = P.clone()
+    saddle[2] = torch.diag(torch.tensor([1.0, -1], dtype=D))
+    with pytest.raises(SampleError, match="P: expected eigenvalues >= 0, got -1 in sample 2"):
+        project_quadratic(raw, saddle, q, r)
+    with pytest.raises(ShapeError, match="q: expected shape"):
+        project_quadratic(raw, P, draw(3), r)
+    with pytest.raises(ShapeError, match="P: expected shape"):
+        project_quadratic(raw, draw(3, 3), q, r)
+    bad = raw.clone()
+    bad[0] = torch.nan
+    with pytest.raises(NonFiniteError, match="in sample 0"):
+        project_quadratic(bad, P, q, r)
+    broken = P.clone()
+    broken[0] = torch.nan
+    y = project_quadratic(raw, broken, q, r, on_invalid="nan")
+    assert torch.equal(y[1:], project_quadratic(raw, P, q, r)[1:])
