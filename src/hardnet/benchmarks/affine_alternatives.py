@@ -24,7 +24,7 @@ def closed_form(solve: Solve) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tens
 
 
 def with_lstsq(A: Tensor, s: Tensor) -> Tensor:
-    """``lstsq(A, s)``, the routine of the paper's code; torch has none for m < n on a GPU: there ``A' lstsq(A A', s)``."""
+    """``lstsq(A, s)``, the routine of the paper's code; for m < n on a GPU ``A' lstsq(A A', s)``."""
     if A.is_cuda:
         return A.mT @ torch.linalg.lstsq(A @ A.mT, s).solution
     return torch.linalg.lstsq(A, s, driver="gelsy").solution

@@ -114,7 +114,7 @@ def not_contracted(A: Tensor, violation: Tensor, step: Tensor) -> Tensor:
     """Whether the residual ``s - A step`` of a sample ``(B,)`` stayed above what refinement leaves of good samples."""
     rest = (violation - times(A, step)).abs()
     size = torch.linalg.vector_norm(A, dim=-1) * torch.linalg.vector_norm(step, dim=-1, keepdim=True)
-    return (rest > torch.finfo(A.dtype).eps ** 0.5 * size).any(-1)
+    return (rest > 256 * torch.finfo(A.dtype).eps * size).any(-1)
 
 
 def put(target: Tensor, where: Tensor, values: Tensor) -> Tensor:

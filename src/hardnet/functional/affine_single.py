@@ -16,7 +16,8 @@ Saved = tuple[Tensor, ...]
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
     """``y = raw + a s / |a|²`` for raw ``(B, n)``, A ``(B, 1, n)``, bounds ``(B, 1)`` or ``(1,)``."""
     row = A.squeeze(-2)
-    violation = signed_violation(_dot(row, raw), lower, upper)
+    product = _dot(row, raw)
+    violation = signed_violation(product, lower, upper).add_(product, alpha=0)  # NaN where raw is infinite
     square = _dot(row, row)
     q = violation / square
     return moved(raw, q * row), (violation, square, q)

@@ -78,7 +78,7 @@ def _inward(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, P: Te
 def _inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
     """`margin` roundings of each row at y in the output dtype, ``(B, m)``: above the error of the product itself."""
     size = times(A.abs(), wide.abs())
-    return margin * torch.finfo(dtype).eps * size + product_error(size, A.shape[-1])
+    return margin * torch.finfo(dtype).eps * size + 4 * product_error(size, A.shape[-1])
 
 
 def _tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -92,7 +92,8 @@ def _tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[
 def _uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, margin: float) -> Tensor:
     """Rows ``(B, m)`` that have room for the margin and are not certain to hold."""
     wide = y.double()
-    product, error = times(A, wide), product_error(times(A.abs(), wide.abs()), A.shape[-1])
+    # three times the error: certain also to whoever sums in another order
+    product, error = times(A, wide), 3 * product_error(times(A.abs(), wide.abs()), A.shape[-1])
     over = torch.zeros_like(product, dtype=torch.bool) if high is None else product + error > high
     under = torch.zeros_like(over) if low is None else product - error < low
     if low is None or high is None:
