@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from hardnet.errors import ShapeError
-from hardnet.train.stacked import StackedBatchNorm, StackedDropout, StackedMLP, streams_of
+from hardnet.train.normalisation import StackedBatchNorm
+from hardnet.train.stacked import StackedDropout, StackedMLP, streams_of
 
 SIZES = (3, 20, 20, 2)
 

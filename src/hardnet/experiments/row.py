@@ -84,7 +84,8 @@ class Row:
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams).to(self.device)
-        training = Training(problem, model, streams, self.method.settings(problem, self.epochs), world)
+        settings = self.method.settings(problem, self.epochs, model.layer.guarantee)
+        training = Training(problem, model, streams, settings, world)
         first = picture(problem, model)
         identity = self.identity | {"method": self.method.name}
         if self.resume and self.checkpoint.exists():

@@ -37,6 +37,7 @@ class Request:
         resume: Whether to go on with what the folder holds.
         quick: Whether a few epochs are enough.
         named: Whether the methods were asked for by name, so that one that cannot run is an error.
+        default: Whether no methods were asked for, so that those are left out that take hours.
     """
 
     experiments: list[str]
@@ -48,6 +49,7 @@ class Request:
     resume: bool = False
     quick: bool = False
     named: bool = False
+    default: bool = False
 
 
 def request(
@@ -65,7 +67,7 @@ def request(
     specs.choose_epochs(epochs, experiment, quick)
     named = methods not in (None, "all")
     chosen = specs.choose_experiments(experiment), specs.choose_methods(methods), specs.choose_seeds(seeds)
-    return Request(*chosen, epochs, choose_device(device), Path(out), resume, quick, named)
+    return Request(*chosen, epochs, choose_device(device), Path(out), resume, quick, named, methods is None)
 
 
 def choose_device(name: str) -> torch.device:
@@ -104,6 +106,9 @@ def _rows(asked: Request, name: str, display: Display) -> list[Row]:
     problem = PROBLEMS[name]().to(asked.device)
     rows = []
     for method in asked.methods:
+        if asked.default and name not in method.tables:
+            display.note(f"{name} {method.name}: left out, it takes hours here; ask for it with --methods")
+            continue
         reason = specs.refusal(method, problem)
         if reason is None:
             rows.append(Row(name, problem, method, *rest))

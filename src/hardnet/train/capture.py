@@ -113,7 +113,7 @@ class CapturedSteps:
             calls += 1
             return self.training.model(x, enforce=enforce)
 
-        self.training.task.loss(counted, self.training.batches.take(rows), self.training.settings.soft_weight)
+        self.training.task.loss(counted, self.training.batches.take(rows), 0.0)
         return calls
 
     def _lengthen(self) -> None:
@@ -154,7 +154,7 @@ class CapturedSteps:
         places = self.taken * training.settings.batch_size + torch.arange(key.size, device=self.taken.device)
         x = training.batches.take(places.clamp_max(count - 1))
         policy = self._policies[key.enforce]
-        loss, unfinished = self.task.bounded_loss(policy, x, training.settings.soft_weight, self.budget)
+        loss, unfinished = self.task.bounded_loss(policy, x, training.settings.penalty(key.enforce), self.budget)
         loss = loss.where(places < count, 0.0)  # what fills up a short batch has no gradient
         training.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()

@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardnet.train.stacked import StackedBatchNorm
+from hardnet.train.normalisation import StackedBatchNorm
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,12 @@ class World:
         return slice(start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of `value` over the processes, differentiable: gradients are summed over them too."""
-        return value if self.size == 1 else _Total.apply(value)
+        """The sum of `value` over the processes."""
+        if self.size == 1:
+            return value
+        summed = value.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(summed)
+        return summed
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace every gradient by its sum over the processes, in one transfer."""
@@ -59,20 +62,6 @@ class World:
         """Wait until every process is here."""
         if self.size > 1:
             torch.distributed.barrier()
-
-
-class _Total(torch.autograd.Function):
-    """The sum over the processes; each process's loss depends on it, so the gradients are summed as well."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        total = value.detach().clone(memory_format=torch.contiguous_format)
-        torch.distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _Total.forward(ctx, gradient)
 
 
 @contextmanager

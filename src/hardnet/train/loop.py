@@ -53,25 +53,34 @@ class Settings:
         epochs: Passes over the training samples.
         batch_size: Samples per step; the last step of an epoch takes what is left.
         soft_weight: Weight of the squared residuals in the loss.
+        penalise_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
+            zero up to rounding, and computing them is lost time.
         warm_epochs: Epochs before the layer is switched on (the paper's warm start).
         learning_rate: Of Adam.
         judge_every: Epochs between two entries of the history.
         judge_last: How many of the last epochs all enter the history.
+        capture: Whether steps may be captured on a GPU: the layer must not look at the data.
     """
 
     epochs: int
     batch_size: int
     soft_weight: float = 0.0
+    penalise_enforced: bool = True
     warm_epochs: int = 0
     learning_rate: float = 1e-4
     judge_every: int = 10
     judge_last: int = 1
+    capture: bool = True
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be counted with."""
         for name in ("epochs", "batch_size", "judge_every"):
             if getattr(self, name) < 1:
                 raise HardNetError(sentence(name, "at least 1", getattr(self, name)))
+
+    def penalty(self, enforce: bool) -> float:
+        """The weight of the squared residuals in an epoch with or without the layer."""
+        return self.soft_weight if self.penalise_enforced or not enforce else 0.0
 
     def judged(self, epoch: int) -> bool:
         """Whether the epoch of this index enters the history."""
@@ -139,7 +148,7 @@ class Training:
 
     def loss(self, x: Tensor, enforce: bool) -> Tensor:
         """The loss per sample ``(seeds, batch)``."""
-        return self.task.loss(partial(self.model, enforce=enforce), x, self.settings.soft_weight)
+        return self.task.loss(partial(self.model, enforce=enforce), x, self.settings.penalty(enforce))
 
     def stacked(self, x: Tensor) -> Tensor:
         """The same inputs ``(batch, n)`` for every seed: ``(seeds, batch, n)``."""
@@ -174,7 +183,7 @@ class Training:
 
     def _choose_steps(self) -> Callable[[bool], Tensor]:
         """Replay captured steps on a GPU; run them one by one where graphs do not reach."""
-        if self.task.train.is_cuda and self.world.size == 1:
+        if self.settings.capture and self.task.train.is_cuda and self.world.size == 1:
             from hardnet.train.capture import CapturedSteps
 
             return CapturedSteps(self)

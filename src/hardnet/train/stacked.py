@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.train.normalisation import StackedBatchNorm
 
 Encode = Callable[[Tensor], Tensor]
 WeightBias = tuple[Tensor, Tensor]
@@ -58,48 +59,6 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(seeds, batch, in)`` to ``(seeds, batch, out)``."""
         return torch.baddbmm(self.bias, x, self.weight)
-
-
-class StackedBatchNorm(nn.Module):
-    """``(x - mean) / sqrt(var + eps) * weight + bias``, with the statistics of each seed over its own batch.
-
-    Attributes:
-        total: Adds a tensor up over the processes that share a batch; None where one process holds it all.
-    """
-
-    def __init__(self, seeds: int, width: int, dtype: torch.dtype, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.total: Callable[[Tensor], Tensor] | None = None
-        self.weight = nn.Parameter(torch.ones(seeds, 1, width, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(seeds, 1, width, dtype=dtype))
-        self.register_buffer("running_mean", torch.zeros(seeds, 1, width, dtype=dtype))
-        self.register_buffer("running_var", torch.ones(seeds, 1, width, dtype=dtype))
-        self.running_mean: Tensor
-        self.running_var: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x ``(seeds, batch, width)``: by the batch in training, by the running statistics in testing."""
-        mean, var = self._moments(x) if self.training else (self.running_mean, self.running_var)
-        scale = self.weight * torch.rsqrt(var + self.eps)
-        return torch.addcmul(self.bias - mean * scale, x, scale)
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of the batch; the running statistics move towards them (variance unbiased)."""
-        if self.total is None:
-            var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
-            count: Tensor | int = x.shape[1]
-        else:
-            count = self.total(x.new_full((), x.shape[1]))
-            mean = self.total(x.sum(1, keepdim=True)) / count
-            var = self.total((x - mean).square().sum(1, keepdim=True)) / count
-        self._follow(mean.detach(), var.detach(), count)
-        return mean, var
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, var: Tensor, count: Tensor | int) -> None:
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
 
 
 class StackedDropout(nn.Module):
