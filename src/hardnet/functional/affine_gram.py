@@ -1,7 +1,8 @@
-"""HardNet-Aff for many rows: Cholesky of the row-scaled Gram matrix, QR for the samples that need it.
+"""HardNet-Aff for many rows: Cholesky of the Gram matrix, QR for the samples that need it.
 
-``(D A A' D) = C C'`` with ``D = diag(1 / |a_i|)``. Its error grows with cond(A)², so every sample is looked at: where
-the smallest pivot says that this is too much, the sample alone is solved again by QR of its A' (eager, on a CPU).
+``A A' = C C'``: Cholesky does not feel the size of a row (``c_k² / |a_k|²`` is the squared distance of the unit row k
+from the rows before it, whatever the scale), but its error grows with cond(A)². So every sample is looked at: where
+the smallest distance says that this is too much, the sample alone is solved again by QR of its A' (eager, on a CPU).
 Where no value may be looked at (compiled code, an accelerator) the Gram matrix is formed in float64 and the answer
 refined twice with its residual, which contracts the error by cond(A)² eps each time; a sample that does not
 contract is NaN. Samples never share a decision.
@@ -17,7 +18,7 @@ from hardnet.functional.affine_bounds import times_transposed as times_t
 from hardnet.functional.affine_pinv import pseudo_inverse
 
 Saved = tuple[Tensor, ...]
-SAFE_PIVOT = {torch.float64: 1e-5, torch.float32: 1e-3}
+SAFE_DISTANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
 
 
@@ -29,30 +30,30 @@ def may_look(tensor: Tensor) -> bool:
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
     """``y = raw + A' (A A')⁻¹ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
     violation = signed_violation(times(A, raw), lower, upper)
-    C, scale, doubtful = factorise(A)
-    q = solve(C, scale, violation)
+    C, doubtful = factorise(A)
+    q = solve(C, violation)
     step = times_t(A, q)
     for _ in range(refinements(A)):
         rest = violation - times(A, step)
-        correction = solve(C, scale, rest)
+        correction = solve(C, rest)
         q, step = q + correction, step + times_t(A, correction)
     if may_look(A):
         q, step = settle_forward(A, violation, doubtful, q, step)
     else:
         lost = (doubtful | not_contracted(A, violation, step)).unsqueeze(-1)
-        scale, step = torch.where(lost, torch.nan, scale), torch.where(lost, torch.nan, step)
-    return moved(raw, step), (C, scale, doubtful, violation, q, step)
+        violation, step = torch.where(lost, torch.nan, violation), torch.where(lost, torch.nan, step)
+    return moved(raw, step), (C, doubtful, violation, q, step)
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    C, scale, doubtful, violation, q, step = saved
-    w = solve(C, scale, times(A, gradient))
+    C, doubtful, violation, q, step = saved
+    w = solve(C, times(A, gradient))
     across = gradient - times_t(A, w)
     for _ in range(refinements(A)):
-        correction = solve(C, scale, times(A, across))
+        correction = solve(C, times(A, across))
         w, across = w + correction, across - times_t(A, correction)
     if may_look(A):
         w, across = settle_backward(A, gradient, doubtful, w, across)
@@ -68,25 +69,21 @@ def refinements(A: Tensor) -> int:
     return 0 if A.dtype == torch.float64 else 1
 
 
-def factorise(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """C ``(B, m, m)`` and the row scale ``(B, m)`` of ``D A A' D = C C'``, and which samples are doubtful ``(B,)``."""
-    rows = A if may_look(A) or A.device.type == "mps" else A.double()
+def factorise(A: Tensor) -> tuple[Tensor, Tensor]:
+    """C ``(B, m, m)`` of ``A A' = C C'``, and which samples are doubtful ``(B,)``."""
+    look = may_look(A)
+    rows = A if look or A.device.type == "mps" else A.double()
     gram = torch.bmm(rows, rows.mT)
-    scale = gram.diagonal(dim1=-2, dim2=-1).rsqrt()
-    gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     C, failed = torch.linalg.cholesky_ex(gram)
-    smallest = C.diagonal(dim1=-2, dim2=-1).amin(-1).square()
-    sure = 64 * A.shape[-2] * torch.finfo(C.dtype).eps if not may_look(A) else SAFE_PIVOT[A.dtype]
-    doubtful = (smallest > sure).logical_not_().logical_or_(failed != 0)
-    return C, scale, doubtful
+    distance = (C.diagonal(dim1=-2, dim2=-1).square() / gram.diagonal(dim1=-2, dim2=-1)).amin(-1)
+    sure = SAFE_DISTANCE[A.dtype] if look else 64 * A.shape[-2] * torch.finfo(C.dtype).eps
+    return C, (distance > sure).logical_not_().logical_or_(failed != 0)
 
 
-def solve(C: Tensor, scale: Tensor, right: Tensor) -> Tensor:
-    """``(A A')⁻¹ r = D C⁻' C⁻¹ D r`` for r ``(B, m)``, in the dtype of r."""
-    solution = (right * scale).unsqueeze(-1)
-    solution = torch.linalg.solve_triangular(C, solution, upper=False)
-    solution = torch.linalg.solve_triangular(C.mT, solution, upper=True).squeeze(-1)
-    return solution.mul_(scale).to(right.dtype)
+def solve(C: Tensor, right: Tensor) -> Tensor:
+    """``(A A')⁻¹ r = C⁻' C⁻¹ r`` for r ``(B, m)``, in the dtype of r."""
+    solution = torch.linalg.solve_triangular(C, right.to(C.dtype).unsqueeze(-1), upper=False)
+    return torch.linalg.solve_triangular(C.mT, solution, upper=True).squeeze(-1).to(right.dtype)
 
 
 def settle_forward(A: Tensor, violation: Tensor, doubtful: Tensor, q: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

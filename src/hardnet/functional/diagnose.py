@@ -45,11 +45,12 @@ def _check_rank(A: Tensor, batch: torch.Size) -> None:
         got = f"row(s) {name_samples(rows)} of zeros{found}"
         raise RankError(sentence("A", "rows other than zero", got, "drop these rows"), samples)
     smallest = torch.linalg.svdvals(A.double() / lengths.unsqueeze(-1))[..., -1]
-    limit = 64 * A.shape[-1] * torch.finfo(A.dtype).eps
-    bad = smallest < max(limit, smallest.min().item())  # NaN came from the rank: the worst sample at least is named
-    found, samples = _where(bad | (smallest == smallest.min()), batch)
-    got = f"rows that are dependent to rounding, smallest singular value {smallest.min().item():.2g}{found}"
-    raise RankError(sentence("A", "linearly independent rows", got, REMEDY), samples)
+    bad = smallest < 64 * A.shape[-1] * torch.finfo(A.dtype).eps
+    got = f"rows that are dependent to rounding, smallest singular value {smallest.min().item():.2g}"
+    if not bad.any():  # not dependent, yet no answer: the worst sample is named
+        bad, got = smallest <= smallest.min(), f"smallest singular value {smallest.min().item():.2g}, beyond {A.dtype}"
+    found, samples = _where(bad, batch)
+    raise RankError(sentence("A", "linearly independent rows", got + found, REMEDY), samples)
 
 
 def _where(bad: Tensor, batch: torch.Size) -> tuple[str, list[object]]:
