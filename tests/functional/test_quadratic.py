@@ -97,7 +97,7 @@ def test_empty_sets_are_named_or_nan():
     raw, (P, q, r) = draw(3, 2), numbers(3, 2, 2)
     r = r.clone()
     r[1] = 1e3
-    with pytest.raises(InfeasibleError, match="the set is empty: .* in sample 1") as caught:
+    with pytest.raises(InfeasibleError, match=r"the set is empty: .* in sample 1") as caught:
         project_quadratic(raw, P, q, r)
     assert caught.value.samples == [1]
     y = project_quadratic(raw.requires_grad_(), P, q, r, on_infeasible="nan")

@@ -52,14 +52,14 @@ def test_simplex_of_total_zero_is_the_origin():
 def test_simplex_errors_name_the_sample():
     raw = draw(3, 4)
     total = torch.tensor([1.0, -1, 1], dtype=D)
-    with pytest.raises(BoundsError, match="total: .* in sample 1") as caught:
+    with pytest.raises(BoundsError, match=r"total: .* in sample 1") as caught:
         project_simplex(raw, total)
     assert caught.value.samples == [1]
     y = project_simplex(raw, total, on_invalid="nan")
     assert bool(y[1].isnan().all())
     assert torch.equal(y[[0, 2]], project_simplex(raw)[[0, 2]])
     raw[2, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match="raw: .* in sample 2"):
+    with pytest.raises(NonFiniteError, match=r"raw: .* in sample 2"):
         project_simplex(raw)
     with pytest.raises(ShapeError, match="total"):
         project_simplex(draw(3, 4), torch.ones(2, dtype=D))
@@ -101,7 +101,7 @@ def test_ball_compiles_and_maps():
 
 def test_ball_errors_name_the_sample():
     raw, center = draw(3, 2), torch.zeros(2, dtype=D)
-    with pytest.raises(BoundsError, match="radius: .* in sample 0"):
+    with pytest.raises(BoundsError, match=r"radius: .* in sample 0"):
         project_ball(raw, center, torch.tensor([-1.0, 1, 1], dtype=D))
     with pytest.raises(ShapeError, match="center"):
         project_ball(raw, torch.zeros(3, dtype=D), 1.0)

@@ -87,7 +87,7 @@ def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float
     batch, flat, kinds = _flatten(raw, blocks)
     rounding = torch.finfo(raw.dtype).eps
     found = solve(_spread(raw, batch), _gather(kinds, flat), tolerance=tolerance, rounding=rounding)
-    return Solution(*(field.reshape(*batch, *field.shape[1:]) for field in found))
+    return Solution(*(field.reshape(batch + field.shape[1:]) for field in found))
 
 
 def _flatten(raw: Tensor, blocks: Sequence[Block]) -> tuple[torch.Size, list[Tensor], list[type[Block]]]:
@@ -149,9 +149,7 @@ def _warn(bad: Tensor, residual: Tensor, tolerance: float) -> None:
     count = int(bad.sum())
     if count:
         worst = residual[bad].max().item()
-        text = (
-            f"{count} of {bad.numel()} projections stopped at a residual of up to {worst:.2g} (tolerance {tolerance:g})"
-        )
+        text = f"{count} of {bad.numel()} projections stopped at residual {worst:.2g}, above {tolerance:g}"
         remedy = "the set may have an empty interior; the points returned are feasible only to about that residual"
         warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
 

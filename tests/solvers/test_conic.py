@@ -1,0 +1,145 @@
+"""The solver for intersections of curved sets: optimality, certificates, honest statuses."""
+
+import pytest
+import torch
+from tests.solvers.convex import D, ball, draw, families, half_plane, quadratic
+
+from hardnet.functional.conic import solve_intersection
+from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status
+from hardnet.solvers.cones import project_second_order
+from hardnet.solvers.conic_iterate import miss, optimality
+from hardnet.solvers.stack import Stack
+
+BATCH, N = 24, 5
+FAMILIES = families(BATCH, N)
+
+
+def leading(block):
+    return type(block)(*(f if f.dim() > core else f[None] for f, core in zip(block, block.cores, strict=True)))
+
+
+def stack_of(blocks, y):
+    return Stack([leading(block).image() for block in blocks], y)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_every_sample_is_solved_to_rounding(name, spread):
+    raw, blocks = spread * draw(BATCH, N, seed=5), FAMILIES[name]
+    found = solve_intersection(raw, blocks)
+    assert found.status.tolist() == [Status.SOLVED] * BATCH
+    assert found.residual.max().item() < 1e-12
+    stack = stack_of(blocks, raw)
+    assert bool((miss(stack, found.y) <= 16 * 2.3e-16 * stack.size(found.y)).all())
+    assert optimality(raw, stack, found.y, found.dual).max().item() < 1e-11
+    assert found.iterations.max().item() > 0
+
+
+@pytest.mark.parametrize("name", ["cone", "matrix", "all"])
+def test_variational_inequality_on_feasible_points(name):
+    raw, blocks = 3 * draw(BATCH, N, seed=6), FAMILIES[name]
+    y = solve_intersection(raw, blocks).y
+    for seed in range(5):
+        point = solve_intersection(2 * draw(BATCH, N, seed=100 + seed), blocks).y
+        assert ((raw - y) * (point - y)).sum(-1).max().item() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["cone", "matrix", "quadratic", "all"])
+def test_firmly_non_expansive(name):
+    u, v = 3 * draw(BATCH, N, seed=7), 3 * draw(BATCH, N, seed=8)
+    a, b = (solve_intersection(raw, FAMILIES[name]).y for raw in (u, v))
+    assert ((a - b) * (u - v)).sum(-1).sub((a - b).square().sum(-1)).min().item() > -1e-12
+
+
+def test_the_cone_itself_has_a_closed_form_to_agree_with():
+    raw, zero = 3 * draw(50, 4), torch.zeros(3, dtype=D)
+    standard = SecondOrder(torch.eye(3, 4, dtype=D), zero, torch.eye(4, dtype=D)[3], zero[0])
+    torch.testing.assert_close(solve_intersection(raw, [standard]).y, project_second_order(raw), atol=1e-14, rtol=0)
+
+
+def test_the_unit_disc_as_a_matrix_inequality():
+    F0, F = torch.eye(2, dtype=D), torch.tensor([[[1.0, 0], [0, -1]], [[0, 1], [1, 0]]], dtype=D)
+    raw = 2 * draw(30, 2)
+    expected = raw / torch.linalg.vector_norm(raw, dim=-1, keepdim=True).clamp_min(1)
+    torch.testing.assert_close(solve_intersection(raw, [SemiDefinite(F0, F)]).y, expected, atol=1e-14, rtol=0)
+
+
+def test_not_any_feasible_point_but_the_nearest():
+    box = Intervals(torch.eye(2, dtype=D), torch.zeros(2, dtype=D), torch.ones(2, dtype=D))
+    budget = half_plane([-1.0, -1.0], -1.0)
+    y = solve_intersection(torch.tensor([1.6, 0.3], dtype=D), [box, budget]).y  # alternating projections: (0.85, 0.15)
+    torch.testing.assert_close(y, torch.tensor([1.0, 0], dtype=D))
+
+
+def test_equivariant_under_rotations():
+    raw, block = 3 * draw(BATCH, N), quadratic(BATCH, N, 3)
+    Q, _ = torch.linalg.qr(draw(N, N, seed=9))
+    turned = type(block)(Q @ block.P @ Q.mT, block.q @ Q.mT, block.r)
+    y = solve_intersection(raw, [block]).y
+    torch.testing.assert_close(solve_intersection(raw @ Q.mT, [turned]).y, y @ Q.mT, atol=1e-11, rtol=0)
+
+
+def test_scaling_and_duplicating_blocks_changes_nothing():
+    raw, (cone, matrix) = 3 * draw(BATCH, N), (FAMILIES["cone"][0], FAMILIES["matrix"][0])
+    scaled = type(cone)(*(1e3 * field for field in cone))
+    y = solve_intersection(raw, [cone, matrix]).y
+    torch.testing.assert_close(solve_intersection(raw, [matrix, scaled, cone]).y, y, atol=1e-11, rtol=0)
+
+
+def test_a_sample_does_not_depend_on_its_mates():
+    raw, blocks = 3 * draw(BATCH, N), FAMILIES["all"]
+    whole = solve_intersection(raw, blocks).y
+    part = [type(block)(*(field[:3] for field in block)) for block in blocks]
+    torch.testing.assert_close(solve_intersection(raw[:3], part).y, whole[:3], atol=1e-12, rtol=0)
+    other = raw.clone()
+    other[1:] *= -2
+    assert torch.equal(solve_intersection(other, blocks).y[0], whole[0])
+
+
+def test_several_batch_dimensions_and_none():
+    raw, blocks = 3 * draw(2, 3, 2), [ball([0.0, 0], 1.0), half_plane([1.0, 0], 0.2)]
+    found = solve_intersection(raw, blocks)
+    assert found.y.shape == (2, 3, 2)
+    assert found.status.shape == (2, 3)
+    torch.testing.assert_close(solve_intersection(raw[1, 2], blocks).y, found.y[1, 2])
+    assert solve_intersection(raw[:0], blocks).y.shape == (0, 3, 2)
+
+
+def test_empty_sets_are_infeasible_and_mates_are_solved():
+    center = torch.tensor([[0.0, 0], [3, 0], [0.5, 0]], dtype=D)
+    moving = ball([0.0, 0], 1.0)._replace(b=-center)
+    found = solve_intersection(draw(3, 2), [ball([0.0, 0], 1.0), moving])
+    assert found.status.tolist() == [Status.SOLVED, Status.INFEASIBLE, Status.SOLVED]
+
+
+def test_a_set_that_is_merely_far_away_is_not_called_empty():
+    found = solve_intersection(draw(4, 2), [ball([1e6, 0], 1.0)])
+    assert found.status.tolist() == [Status.SOLVED] * 4
+
+
+def test_a_tangent_without_multipliers_is_reported_not_passed_off():
+    found = solve_intersection(2 * draw(5, 2), [ball([0.0, 0], 1.0), half_plane([1.0, 0], 1.0)])
+    assert found.status.tolist() == [Status.NOT_CONVERGED] * 5
+    assert found.residual.min().item() > 1e-9
+    torch.testing.assert_close(found.y, torch.tensor([1.0, 0], dtype=D).expand(5, 2), atol=1e-2, rtol=0)
+
+
+def test_invalid_samples_stay_alone():
+    raw, block = 3 * draw(4, 2), ball([0.0, 0], 1.0)
+    raw[2, 0] = torch.nan
+    found = solve_intersection(raw, [block, half_plane([1.0, 0], 0.0)])
+    assert found.status.tolist() == [0, 0, Status.INVALID, 0]
+    assert bool(found.y[2].isnan().all())
+    crossed = Intervals(torch.eye(2, dtype=D), torch.ones(2, dtype=D), torch.zeros(2, dtype=D))
+    assert solve_intersection(raw[:1], [crossed]).status.tolist() == [Status.INVALID]
+
+
+def test_bounds_of_zero_hold_exactly():
+    simplex = Intervals(
+        torch.cat([torch.eye(4, dtype=D), torch.ones(1, 4, dtype=D)]),
+        torch.tensor([0.0, 0, 0, 0, 1], dtype=D),
+        torch.tensor([torch.inf] * 4 + [1.0], dtype=D),
+    )
+    found = solve_intersection(3 * draw(40, 4), [simplex, ball([0.0, 0, 0, 0], 0.8)])
+    assert found.status.max().item() == Status.SOLVED
+    assert found.y.min().item() >= 0
