@@ -27,6 +27,8 @@ COLOURS = {
     "cbf-qp": "#7d4fa3",
     "optimal": "#111111",
 }
+DASHES = {"soft": (4, 1.5), "dc3-tuned": (2, 1), "projection": (3, 2)}
+"""Lines that often lie on another method's are broken, so that both can be seen."""
 OTHERS = ("#008b8b", "#a0522d", "#6a5acd", "#d02090", "#556b2f", "#b8860b")
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -47,6 +49,12 @@ Draw = Callable[[Any], None]
 def colour(method: str) -> str:
     """The same colour for a method in every figure."""
     return COLOURS.get(method) or OTHERS[sum(method.encode()) % len(OTHERS)]
+
+
+def _line(method: str) -> dict[str, Any]:
+    """Colour, width and dashes of a method's curve."""
+    dashes = {"dashes": DASHES[method], "zorder": 3.5} if method in DASHES else {}
+    return {"color": colour(method), "lw": 1.5} | dashes
 
 
 def render(draw: Draw, size: tuple[float, float], form: str) -> bytes:
@@ -84,7 +92,7 @@ def learned_functions(problem: Piecewise, results: Sequence[Result]) -> Draw:
                 _learned(panel, problem, result, moment)
             panel.set_title(title, fontsize=9)
             panel.set_xlabel("x")
-            panel.legend(loc="lower center", ncols=2)
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         panels[0].set_ylabel("y")
 
     return draw
@@ -98,8 +106,7 @@ def _learned(panel: Any, problem: Piecewise, result: Result, moment: str) -> Non
     x, target = problem.test.squeeze(-1), problem.target(problem.test).squeeze(-1)
     y = torch.tensor(seeds[0], dtype=torch.float64)
     label = f"{result.label} ({(y - target).square().mean():.2f})"
-    front = 3 if result.method == "aff" else 2
-    panel.plot(x.tolist(), y.tolist(), color=colour(result.method), lw=1.4, label=label, zorder=front)
+    panel.plot(x.tolist(), y.tolist(), label=label, **_line(result.method))
 
 
 def _piecewise_background(panel: Any, problem: Piecewise) -> None:
@@ -204,7 +211,7 @@ def learning_curves(results: Sequence[Result], objective: str, limit: float | No
         for panel, title in ((left, objective), (right, "largest violation")):
             panel.set_title(title, fontsize=9)
             panel.set_xlabel("epoch")
-        left.legend()
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
     return draw
 
@@ -215,6 +222,6 @@ def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf) -> N
     curves = [[max(value, floor) for value in values] for values in result.history.get(name, [])]
     if not epochs:
         return
-    shade = colour(result.method)
-    panel.plot(epochs, [statistics.fmean(values) for values in curves], color=shade, lw=1.4, label=result.label)
-    panel.fill_between(epochs, list(map(min, curves)), list(map(max, curves)), color=shade, alpha=0.18, lw=0)
+    panel.plot(epochs, [statistics.fmean(values) for values in curves], label=result.label, **_line(result.method))
+    low, high = list(map(min, curves)), list(map(max, curves))
+    panel.fill_between(epochs, low, high, color=colour(result.method), alpha=0.18, lw=0)

@@ -28,6 +28,13 @@ ABOUT: dict[str, str] = {
     "gradient": "Gradient descent through HardNet-Aff on y₂ ≤ 0.9. One sample at learning rate 0.01 stalls on the "
     "boundary, where the remaining error is normal to it; a second sample or a larger rate frees it.",
 }
+CAPTIONS: dict[str, str] = {
+    "functions": "First seed. Shaded: forbidden. In parentheses: mean squared error.",
+    "trajectories": "From the first test state, first seed. Grey: obstacles, which the barriers keep at a distance. In "
+    "parentheses: mean cost over the test states.",
+    "paths": "100 steps of gradient descent from the same weights. Shaded: forbidden. Stars: targets.",
+    "learning": "On the validation set. Line: mean over the seeds; band: their range. Zero is drawn at 1e-17.",
+}
 REFERENCES = ("cbf-qp", "optimal")
 """Controllers without a network that the trajectory figure shows."""
 
@@ -97,7 +104,7 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
     problem = PROBLEMS[name]() if name in PROBLEMS else None
     known = limits.load(name)
     if isinstance(problem, Piecewise) and "y" in shown:
-        drawn.append(("functions", figures.learned_functions(problem, results), (9.6, 4.2)))
+        drawn.append(("functions", figures.learned_functions(problem, results), (9.6, 4.6)))
     if "trajectory" in shown:
         references = [row for row in (known or {"rows": []})["rows"] if row["method"] in REFERENCES]
         drawn.append(("trajectories", figures.trajectories(results, references), (9.6, 3.6)))
@@ -108,7 +115,7 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
     ]
     if problem is not None and any(result.history.get("epoch") for result in results):
         limit = known["limit"]["value"] if known else None
-        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (9.6, 3.2)))
+        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (9.6, 3.4)))
     return drawn
 
 
@@ -125,11 +132,15 @@ def markdown_tables(sections: Sequence[Section]) -> str:
 def note(section: Section, where: str) -> str:
     """How to read the table; `where` the paper's numbers stand."""
     first = section.results[0]
-    seeds = f"{len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}"
+    devices = ", ".join(
+        sorted({str(result.environment.get("device", "an unknown device")) for result in section.results})
+    )
+    several = len(first.seeds) > 1
+    over = f"Mean (standard deviation) over {len(first.seeds)} seeds" if several else "One seed"
+    together = f" for all {len(first.seeds)} seeds trained together, the paper's for one," if several else ""
     text = (
-        f"Mean (standard deviation) over {seeds} after {first.epochs} epochs; {where}: the paper's. "
-        f"T_train is for all {seeds} trained together, the paper's for one; T_test is one evaluation of the whole "
-        "test set, and of one instance for an optimizer."
+        f"{over} after {first.epochs} epochs; {where}: the paper's. T_train is{together} on {devices}. "
+        "T_test is one evaluation of the whole test set, and of one instance for an optimizer."
     )
     if section.table and section.table.limit:
         limit = section.table.limit
@@ -183,19 +194,16 @@ def _html_section(section: Section) -> str:
 def _image(name: str, label: str, drawing: str) -> str:
     """An SVG inside the page, kept apart from the others so that their identifiers do not meet."""
     data = base64.b64encode(drawing.encode()).decode()
-    return f"<img alt='{name}: {label}' src='data:image/svg+xml;base64,{data}'>"
+    image = f"<img alt='{name}: {label}' src='data:image/svg+xml;base64,{data}'>"
+    return f"<figure>{image}<figcaption>{html.escape(CAPTIONS[label])}</figcaption></figure>"
 
 
 def _environment(sections: Sequence[Section]) -> str:
     """Command, device, versions and date of every result, said once where they agree."""
-    seen: dict[tuple[str, ...], list[str]] = {}
-    for section in sections:
-        for result in section.results:
-            seen.setdefault(_made_with(result.environment), []).append(f"{section.name}/{result.method}")
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (", ".join(which), *made)) + "</tr>"
-        for made, which in seen.items()
-    )
+    made: dict[tuple[str, ...], list[Result]] = {}
+    for result in (result for section in sections for result in section.results):
+        made.setdefault(_made_with(result.environment), []).append(result)
+    rows = "".join(_environment_row(how, results) for how, results in made.items())
     head = "".join(f"<th>{title}</th>" for title in ("results", "command", "device", "versions", "date"))
     return (
         f"<section id='environment'><h2>Environment</h2><p>The paper's times: {html.escape(paper.hardware())}.</p>"
@@ -204,7 +212,14 @@ def _environment(sections: Sequence[Section]) -> str:
     )
 
 
+def _environment_row(how: tuple[str, ...], results: Sequence[Result]) -> str:
+    names = ", ".join(f"{result.problem}/{result.method}" for result in results)
+    dates = sorted(str(result.environment.get("date", "")) for result in results)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (names, *how, when)) + "</tr>"
+
+
 def _made_with(environment: dict[str, Any]) -> tuple[str, ...]:
+    """Command, device and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
-    told = (str(environment.get(key, "")) for key in ("command", "device"))
-    return (*told, versions, str(environment.get("date", "")))
+    return str(environment.get("command", "")), str(environment.get("device", "")), versions

@@ -55,6 +55,8 @@ tbody th { font-weight: 500; }
 .broken { background: var(--red); }
 .plain td { white-space: normal; }
 .note { margin: 0.6rem 0 1rem; font-size: 0.8rem; }
-img { display: block; width: 100%; max-width: 960px; margin: 1rem auto 0; }
+figure { margin: 1.25rem auto 0; max-width: 960px; }
+img { display: block; width: 100%; }
+figcaption { padding: 0.25rem 0.6rem 0; color: var(--soft); font-size: 0.8rem; text-align: center; }
 @media print { body { background: white; } section, .card { break-inside: avoid; } nav { display: none; } }
 """
