@@ -82,6 +82,8 @@ class Row:
         return self.result
 
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
+        if self.device.type == "cuda":
+            torch.compiler.reset()  # the compiled loops of earlier rows count against torch's limit on variants
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams).to(self.device)
         settings = self.method.settings(problem, self.epochs, model.layer.guarantee)
