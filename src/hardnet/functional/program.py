@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -99,11 +100,11 @@ def project_program(
         on_invalid: What NaN in raw or in a parameter gives: an error, or NaN for that sample alone.
     """
     batch, n = raw.shape[:-1], raw.shape[-1]
-    flat = raw.reshape(-1, n).double().cpu()
+    flat = raw.reshape(batch.numel(), n).double().cpu()
     values = [number.reshape(flat.shape[0], *number.shape[len(batch) :]).double().cpu() for number in numbers]
     finite = flat.isfinite().all(-1)
     for value in values:
-        finite = finite & value.isfinite().reshape(flat.shape[0], -1).all(-1)
+        finite = finite & value.isfinite().reshape(flat.shape[0], prod(value.shape[1:])).all(-1)
     if on_invalid == "raise":
         refuse(~finite.reshape(batch), NonFiniteError, "raw, parameters: expected finite numbers, got NaN or infinite")
     outside = finite & ~_inside(program, flat, values, finite)

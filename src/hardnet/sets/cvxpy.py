@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -104,14 +105,14 @@ class Cvxpy(ConstraintSet):
         """CVXPY's violation of every scalar row, evaluated in float64."""
         batch = y.shape[:-1]
         flat = [number.detach().reshape(batch.numel(), *number.shape[len(batch) :]) for number in numbers]
-        rows = self.program.violations(flat, y.detach().reshape(-1, self._dim))
-        return rows.to(y).reshape(*batch, rows.shape[-1])
+        rows = self.program.violations(flat, y.detach().reshape(batch.numel(), self._dim))
+        return rows.to(y).reshape(batch + rows.shape[-1:])
 
     def scale(self, numbers: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """``1 + max |y| + max |parameter|`` for every row: CVXPY does not tell which terms a row adds up."""
         size = 1 + y.abs().amax(-1, keepdim=True)
         for number, shape in zip(numbers, self._shapes.values(), strict=True):
-            flat = number.abs().reshape(*y.shape[:-1], -1) if shape else number.abs().unsqueeze(-1)
+            flat = number.abs().reshape(*y.shape[:-1], prod(shape))
             size = size + flat.amax(-1, keepdim=True)
         return size * torch.ones_like(self.residual(numbers, y))
 

@@ -1,0 +1,128 @@
+"""Cvxpy: anything DPP, compiled once, a failed sample named."""
+
+import copy
+
+import pytest
+import torch
+
+from hardnet import sets
+from hardnet.certificate import check
+from hardnet.errors import InfeasibleError, MissingExtraError, NonFiniteError, ShapeError, UnsupportedSetError
+from tests.solvers.convex import D, draw
+
+cp = pytest.importorskip("cvxpy")
+pytest.importorskip("cvxpylayers")
+
+A = draw(2, 3, seed=1)
+
+
+def build(y, b, A):
+    return [A @ y <= b, cp.norm(y) <= 1]
+
+
+def bound(x):
+    return x
+
+
+@pytest.fixture(scope="module")
+def constraint():
+    return sets.Cvxpy(build, 3, {"b": (bound, (2,)), "A": A})
+
+
+NATIVE = sets.Affine(A, upper=bound) & sets.Ball(torch.zeros(3, dtype=D), 1.0)
+
+
+def project(constraint, raw, x, **options):
+    return constraint.project(constraint.numbers(x, raw), raw, **options)
+
+
+def data():
+    return (2 * draw(5, 3, seed=2)).requires_grad_(), (0.2 + draw(5, 2, seed=3).abs()).requires_grad_()
+
+
+def test_agrees_with_the_native_set_in_value_and_gradient(constraint):
+    raw, x = data()
+    ours, theirs = project(NATIVE, raw, x), project(constraint, raw, x)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+    weight = draw(5, 3, seed=4)
+    for a, b in zip(*(torch.autograd.grad((y * weight).sum(), (raw, x)) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+    assert check(constraint, theirs, x, tolerance=1e-6).ok
+    assert not check(constraint, 2 + theirs, x, tolerance=1e-6).ok
+
+
+def test_inside_is_kept_bit_for_bit_and_dtypes_come_back(constraint):
+    raw, x = data()
+    inside = (0.01 * raw.detach()).requires_grad_()
+    y = project(constraint, inside, x)
+    assert torch.equal(y, inside)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), inside)[0], torch.ones_like(inside))
+    single = copy.deepcopy(constraint).float()
+    with torch.no_grad():
+        assert project(single, raw.float(), x.float()).dtype == torch.float32
+
+
+def test_batches_of_any_shape(constraint):
+    raw, x = (tensor.detach() for tensor in data())
+    flat = project(constraint, raw[:4], x[:4])
+    assert torch.equal(project(constraint, raw[:4].reshape(2, 2, 3), x[:4].reshape(2, 2, 2)).reshape(4, 3), flat)
+    torch.testing.assert_close(project(constraint, raw[0], x[0]), flat[0], atol=1e-7, rtol=0)
+    assert project(constraint, raw[:0], x[:0]).shape == (0, 3)
+
+
+def test_a_failed_sample_is_named_or_nan(constraint):
+    raw, x = (tensor.detach() for tensor in data())
+    x[3] = -50.0
+    with pytest.raises(InfeasibleError, match="the cone solver found no point") as caught:
+        project(constraint, raw, x)
+    assert caught.value.samples == [3]
+    y = project(constraint, raw, x, on_infeasible="nan")
+    assert y.isnan().any(-1).tolist() == [False, False, False, True, False]
+    raw[1, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="in sample 1"):
+        project(constraint, raw, x)
+    y = project(constraint, raw, x, on_infeasible="nan", on_invalid="nan")
+    assert y.isnan().any(-1).tolist() == [False, True, False, True, False]
+
+
+def test_copies_compile_again(constraint):
+    raw, x = (tensor.detach() for tensor in data())
+    twin = copy.deepcopy(constraint)
+    assert torch.equal(project(twin, raw, x), project(constraint, raw, x))
+    assert constraint.program is constraint.program
+
+
+REFUSED = [
+    (lambda y, b: [cp.norm(y) >= b], UnsupportedSetError, "a problem that is not convex"),
+    (lambda y, b: [b * cp.exp(b) * y[0] <= 1], UnsupportedSetError, "convex but not DPP|not convex"),
+    (lambda y, b: [y <= 1], UnsupportedSetError, "b in no constraint"),
+    (lambda y, b: 3, UnsupportedSetError, "a function that returns CVXPY constraints, got int"),
+]
+
+
+@pytest.mark.parametrize(("rule", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_refusals_at_construction(rule, error, message):
+    with pytest.raises(error, match=message):
+        sets.Cvxpy(rule, 3, {"b": (bound, ())})
+
+
+def test_arguments_are_checked(constraint):
+    with pytest.raises(ShapeError, match=r"pass parameters=\{'b': \(function, shape\)\}"):
+        sets.Cvxpy(build, 3, {"b": bound})
+    with pytest.raises(ShapeError, match="dim: expected a positive integer"):
+        sets.Cvxpy(build, 0)
+    with pytest.raises(ShapeError, match="build: expected a function"):
+        sets.Cvxpy(3, 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 3\)"):
+        constraint.numbers(draw(2, 2), draw(2, 4))
+    with pytest.raises(ShapeError, match=r"parameters\['b'\]: expected shape \(2,\) after the batch"):
+        constraint.numbers(draw(2, 3), draw(2, 3))
+
+
+@pytest.mark.parametrize("package", ["cvxpy", "cvxpylayers.torch"])
+def test_a_missing_package_names_its_extra(package, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"hardnet\[cvx\]"):
+        sets.Cvxpy(build, 3, {"b": (bound, (2,)), "A": A})
