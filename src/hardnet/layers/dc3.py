@@ -27,7 +27,8 @@ class DC3(Layer):
 
     Args:
         constraint: A polyhedral set. Equalities are `Equality` rows and constant rows with equal bounds.
-        completion: Whether to solve the equalities for some outputs; by default, where there are any.
+        completion: Whether to solve the equalities for some outputs; by default, where
+            construction knows of any.
         predicted: The coordinates that the network predicts; by default the complement of the best-conditioned
             columns. Needed where A of the equalities depends on x.
         dim: n, where only a function of x knows it.

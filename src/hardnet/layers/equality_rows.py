@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import RankError, ShapeError, name_samples, sentence
+from hardnet.errors import RankError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, choose_partition, partition_of, singular
-from hardnet.layers.invalid import sample_indices
+from hardnet.layers.invalid import in_samples, sample_indices
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import Intersection
@@ -98,10 +98,10 @@ def diagnose_singular(completion: Completion, partition: Partition) -> RankError
         better = f"solve for {sorted(names[choose_partition(columns).completed].tolist())} instead"
     except RankError:
         better = "its rows are linearly dependent; use method='projection'"
-    where = f" in samples {name_samples(samples)}" if samples else ""
     worst = completion.condition.nan_to_num(torch.inf).max().item()
-    text = f"the columns {partition.completed.tolist()} of the equalities, which are solved for, are singular{where}"
-    return RankError(f"predicted: {text} (condition {worst:.1e}); {better}", samples)
+    columns_text = f"the columns {partition.completed.tolist()} of the equalities, which are solved for, are singular"
+    detail = f"{in_samples(samples)} (condition {worst:.1e}); {better}"
+    return RankError(f"predicted: {columns_text}{detail}", samples)
 
 
 def row_count(part: ConstraintSet, like: Tensor) -> int | None:

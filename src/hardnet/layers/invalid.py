@@ -41,18 +41,18 @@ def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
     for name, value, core in (("raw", raw, 1), ("A", rows.A, 2)):
         samples = sample_indices(~value.isfinite().flatten(value.dim() - core).all(dim=-1))
         if samples is not None:
-            return NonFiniteError(f"{name}: expected finite numbers, got NaN or inf{_where(samples)}", samples)
+            return NonFiniteError(f"{name}: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
     for name, bound, absent in (("lower", rows.lower, torch.inf), ("upper", rows.upper, -torch.inf)):
         samples = None if bound is None else sample_indices((bound.isnan() | (bound == absent)).any(dim=-1))
         if samples is not None:
             return NonFiniteError(
-                f"{name}: expected numbers or {-absent}, got NaN or {absent}{_where(samples)}", samples
+                f"{name}: expected numbers or {-absent}, got NaN or {absent}{in_samples(samples)}", samples
             )
     bad = crossed(rows)
     samples = None if bad is None else sample_indices(bad)
     if samples is not None:
         return BoundsError(
-            f"lower: expected lower <= upper, got a lower bound above its upper{_where(samples)}", samples
+            f"lower: expected lower <= upper, got a lower bound above its upper{in_samples(samples)}", samples
         )
     return None
 
@@ -64,6 +64,6 @@ def sample_indices(bad: Tensor) -> list[object] | None:
     return indices_of(bad) if bad.dim() else []
 
 
-def _where(samples: list[object]) -> str:
+def in_samples(samples: list[object]) -> str:
     """`` in samples 0, 3``, or nothing where the value is shared by all samples."""
     return f" in samples {name_samples(samples)}" if samples else ""

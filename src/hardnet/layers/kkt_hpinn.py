@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, name_samples, sentence
+from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
 from hardnet.functional.completion import independent_columns, matvec
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import only_equalities
-from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import diagnose_inputs, in_samples, poison, raise_for_invalid, sample_indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 
@@ -89,8 +89,9 @@ class KKThPINN(Layer):
         found = diagnose_inputs(raw, rows)
         samples = sample_indices(contradiction)
         if found is None and samples is not None:
-            where = f" in samples {name_samples(samples)}" if samples else ""
-            return InfeasibleError(f"b: expected redundant rows that agree, got a contradiction{where}", samples)
+            return InfeasibleError(
+                f"b: expected redundant rows that agree, got a contradiction{in_samples(samples)}", samples
+            )
         return found or NonFiniteError("raw: expected numbers that do not overflow, got inf after the projection")
 
 

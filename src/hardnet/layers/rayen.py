@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, name_samples, sentence
+from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
-from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet, block_of
 from hardnet.solvers.blocks import Block, Intervals
@@ -180,7 +180,6 @@ class Rayen(Layer):
         """Why some sample of y is NaN."""
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
-            where = f" in samples {name_samples(samples)}" if samples else ""
-            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{where}", samples)
+            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
         text = f"raw: expected rays that meet the boundary with radial='{self.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")

@@ -1,0 +1,145 @@
+"""DC3 (Donti, Rolnick & Kolter, 2021) for smooth constraints: Newton completion, then descent along the equalities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ConvergenceError, HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.functional.completion import Partition, partition_of
+from hardnet.functional.newton import complete_smooth, gradient, jacobian, reduce_gradient
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.smooth import Smooth
+
+
+class SmoothDC3(Layer):
+    """Solve ``h(z, y_O) = 0`` for y_O, then `steps` of ``z <- z - step d|relu g|^2/dz - momentum (last move)``.
+
+    After every move the equalities are solved again, so that they hold to `newton_tolerance`; the inequalities are
+    pushed towards their bounds, without a promise. All steps are differentiated through.
+
+    Args:
+        constraint: `Smooth`.
+        predicted: The coordinates that the network predicts; n less one per equality.
+        step: Step size of the correction.
+        steps: Correction steps in training and in evaluation.
+        extra_steps: Further steps in evaluation, each sample stopping by itself at `tolerance`.
+        momentum: Weight of the previous move.
+        tolerance: Largest inequality violation at which a sample stops during the extra steps.
+        start: Where Newton's method starts, for every completed coordinate.
+        newton_tolerance: Largest ``|h|`` that counts as solved.
+        newton_iterations: The most Newton steps.
+        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+    """
+
+    name = "dc3-smooth"
+    accepts = "smooth functions g(y, x) <= 0 and h(y, x) = 0"
+    guarantee = Guarantee.ASYMPTOTIC
+    identity_inside = False  # raw is the predicted coordinates only
+
+    predicted: Tensor
+    completed: Tensor
+
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        *,
+        predicted: Sequence[int] | None = None,
+        step: float = 1e-2,
+        steps: int = 10,
+        extra_steps: int = 0,
+        momentum: float = 0.5,
+        tolerance: float = 1e-4,
+        start: float = 0.0,
+        newton_tolerance: float = 1e-10,
+        newton_iterations: int = 50,
+        on_invalid: str = "raise",
+    ) -> None:
+        super().__init__(constraint)
+        smooth = cast(Smooth, constraint)
+        if (predicted is None) != (smooth.equality is None):
+            got = "none" if predicted is None else "some for a set without any"
+            raise ShapeError(sentence("predicted", "the coordinates that equalities leave to the network", got))
+        free = list(range(smooth.dim)) if predicted is None else list(predicted)
+        if len(set(free)) < len(free) or not all(0 <= column < smooth.dim for column in free):
+            raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{smooth.dim - 1}", free))
+        self.step, self.steps, self.extra_steps, self.momentum = step, steps, extra_steps, momentum
+        self.tolerance, self.start, self.on_invalid = tolerance, start, on_invalid
+        self.newton_tolerance, self.newton_iterations = newton_tolerance, newton_iterations
+        partition = partition_of(free, smooth.dim, torch.device("cpu"))
+        self.register_buffer("predicted", partition.predicted)
+        self.register_buffer("completed", partition.completed.long())
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only sets given by smooth functions."""
+        if isinstance(constraint, Smooth):
+            return None
+        return f"{type(constraint).__name__} is not given by smooth functions; use method='dc3' for affine rows"
+
+    @property
+    def raw_dim(self) -> int:
+        """The predicted coordinates."""
+        return self.predicted.numel()
+
+    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
+        if raw.shape[-1:] != (self.raw_dim,):
+            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape)))
+        z, move = raw, torch.zeros_like(raw)
+        start = raw.new_full((*raw.shape[:-1], self.completed.numel()), self.start)
+        y, solved = self._complete(z, x, start)
+        for count in range(self.steps + (0 if self.training else self.extra_steps)):
+            move = self.step * self._descent(y, x) + self.momentum * move
+            if count >= self.steps:
+                move = torch.where(self._violated(y, x), move, 0)
+            z = z - move
+            y, solved = self._complete(z, x, y.detach().index_select(-1, self.completed))
+        y = poison(y, ~solved)
+        if self.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw, y))
+        return y
+
+    def _diagnose(self, raw: Tensor, y: Tensor) -> HardNetError:
+        """Why some sample of y is NaN."""
+        samples = sample_indices(~raw.isfinite().all(dim=-1))
+        if samples is not None:
+            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
+        samples = sample_indices(y.isnan().any(dim=-1)) or []
+        text = f"equality: expected a solution to {self.newton_tolerance:g}, got no convergence{in_samples(samples)}"
+        return ConvergenceError(f"{text}; predict other coordinates, or change start or step", samples)
+
+    @property
+    def _smooth(self) -> Smooth:
+        return cast(Smooth, self.constraint)
+
+    @property
+    def _partition(self) -> Partition:
+        return Partition(self.predicted, self.completed)
+
+    def _complete(self, z: Tensor, x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+        """All coordinates, and which samples are solved."""
+        equality = self._smooth.equality
+        if equality is None:
+            return z, torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
+        return complete_smooth(z, x, equality, self._partition, start, self.newton_tolerance, self.newton_iterations)
+
+    def _descent(self, y: Tensor, x: Any) -> Tensor:
+        """The gradient of ``|relu g|^2`` in the predicted coordinates, along the equalities."""
+        inequality, equality = self._smooth.inequality, self._smooth.equality
+        if inequality is None:
+            return torch.zeros_like(y.index_select(-1, self.predicted))
+        full = gradient(lambda point, given: inequality(point, given).clamp_min(0).square().sum(), y, x)
+        return full if equality is None else reduce_gradient(full, jacobian(equality, y, x), self._partition)
+
+    def _violated(self, y: Tensor, x: Any) -> Tensor:
+        """Whether some inequality of a sample exceeds the tolerance, ``(*batch, 1)``."""
+        inequality = self._smooth.inequality
+        if inequality is None:
+            return torch.zeros_like(y[..., :1], dtype=torch.bool)
+        return inequality(y, x).amax(dim=-1, keepdim=True) > self.tolerance
