@@ -26,7 +26,6 @@ from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.solution import Status
 
 
-@torch.compiler.disable
 def project_affine(
     raw: Tensor,
     A: Tensor,
@@ -55,6 +54,14 @@ def project_affine(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     _, lower, upper = check_affine(raw, A, lower, upper)
+    return _project(raw, A, lower, upper, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
+
+
+@torch.compiler.disable  # loops until the last sample is through: a compiled graph calls it as it is
+def _project(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, on_infeasible: str, on_invalid: str
+) -> Tensor:
+    """Solve, then raise or warn for the samples without an answer where a look is possible."""
     y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper)  # pyright: ignore[reportGeneralTypeIssues]
     may_look = look_is_free(raw) or not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
     if may_look and bool((status != Status.SOLVED).any()):

@@ -17,7 +17,7 @@ from hardnet.solvers.problem import multiply
 
 NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
-SMALL = 24
+SMALL = 8
 """Most rows for which all samples are solved at full size: more groups would cost more than they save."""
 CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
 """Most entries of one gathered block of rows: what stays in the cache of a CPU, what fits the memory of a GPU."""

@@ -21,6 +21,7 @@ from hardnet.solvers.optimality import SOLVED, kkt_residual
 from hardnet.solvers.pivoting import pivot
 from hardnet.solvers.problem import Problem, multiply, standard_form
 from hardnet.solvers.proximal import settle
+from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
 
 STRICT = 1e-11
@@ -93,17 +94,32 @@ def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str 
     if not bool(valid.all()):
         raw, A, lower, upper = _harmless(valid, raw, A, lower, upper)
         norm = torch.linalg.vector_norm(A, dim=-1)
+    if A.shape[-2] == 1:
+        return _poison(_one_row(raw, A, lower, upper), valid)
     problem = standard_form(raw, A, lower, upper, norm)
     inside = (problem.violation(problem.product) <= problem.slack).all(-1)
-    result = _unchanged(problem, valid)
+    result = _unchanged(problem)
     todo = (~inside & valid).nonzero().squeeze(-1)
-    if len(todo):
-        part = problem if len(todo) == len(raw) else problem.take(todo)
-        result = _place(result, todo, _answer(part, backend))
+    if len(todo) == len(raw):
+        result = _answer(problem, backend)
+    elif len(todo):
+        result = _place(result, todo, _answer(problem.take(todo), backend))
     y = torch.where(inside.unsqueeze(-1), raw, result.y * problem.unit.unsqueeze(-1))
-    bad = ~valid.unsqueeze(-1)
-    dual = (result.dual * problem.unit.unsqueeze(-1)).masked_fill(bad, torch.nan)
-    return result._replace(y=y.masked_fill(bad, torch.nan), dual=dual)
+    return _poison(result._replace(y=y, dual=result.dual * problem.unit.unsqueeze(-1)), valid)
+
+
+def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
+    """NaN for the invalid samples alone."""
+    status = torch.where(valid, outcome.status, int(Status.INVALID))
+    bad = ~valid
+    y, dual = (part.masked_fill(bad.unsqueeze(-1), torch.nan) for part in (outcome.y, outcome.dual))
+    return outcome._replace(y=y, dual=dual, status=status, residual=outcome.residual.masked_fill(bad, torch.nan))
+
+
+def _one_row(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
+    found = solve_single(raw, A, lower, upper)
+    status = found.empty.to(torch.int8) * int(Status.INFEASIBLE)
+    return Outcome(found.y, found.dual, found.dual.sign(), status, found.moved.long(), found.residual)
 
 
 def _valid(raw: Tensor, norm: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -120,13 +136,11 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
     return torch.where(row, raw, 0.0), A, *bounds
 
 
-def _unchanged(problem: Problem, valid: Tensor) -> Outcome:
+def _unchanged(problem: Problem) -> Outcome:
     """Every sample as it came: right for the samples inside, and the place for the others' answers."""
-    zero = torch.zeros_like(problem.lower)
-    count = torch.zeros_like(valid, dtype=torch.long)
-    status = torch.where(valid, int(Status.SOLVED), int(Status.INVALID)).to(torch.int8)
-    residual = torch.where(valid, 0.0, torch.nan).to(zero)
-    return Outcome(problem.raw, zero, zero, status, count, residual)
+    zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.unit)
+    status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
+    return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
 
 
 def _place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
@@ -148,8 +162,6 @@ def _answer(problem: Problem, backend: str) -> Outcome:
 
 
 def _first_answer(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if problem.lower.shape[-1] == 1:
-        return _one_row(problem)
     if backend == "auto" and _few_rows(problem):
         return _newton_first(problem)
     return _dual_active_set(problem, backend)
@@ -175,15 +187,6 @@ def _newton_first(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return found
     others = _dual_active_set(problem.take(rest), "auto")
     return tuple(old.index_copy(0, rest, new) for old, new in zip(found, others, strict=True))  # pyright: ignore[reportReturnType]
-
-
-def _one_row(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``y = raw - a (a'raw - clamp(a'raw)) / |a|^2``."""
-    excess = problem.product - problem.product.clamp(problem.lower, problem.upper)
-    dual = excess / problem.norm.square()
-    y = problem.raw - problem.A.reshape(-1, problem.raw.shape[-1]) * dual
-    ones = torch.ones_like(dual[:, 0], dtype=torch.long)
-    return y, dual, ones, ones.bool()
 
 
 def _by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:

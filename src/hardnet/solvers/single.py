@@ -1,0 +1,38 @@
+"""One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.problem import FEASIBLE
+
+
+class Single(NamedTuple):
+    """y ``(B, n)``, dual ``(B, 1)``, which samples moved, which sets are empty, the residual ``(B,)``."""
+
+    y: Tensor
+    dual: Tensor
+    moved: Tensor
+    empty: Tensor
+    residual: Tensor
+
+
+def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Single:
+    """Project on one row per sample; the numbers are finite and the bounds in order."""
+    a = A.reshape(-1, A.shape[-1])
+    square = a.square().sum(-1, keepdim=True)
+    product = (a * raw).sum(-1, keepdim=True)
+    target = product.clamp(lower, upper)
+    excess = product - target
+    size = square.sqrt() * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + target.abs()
+    moved = excess.abs() > FEASIBLE * size
+    empty = moved & (square == 0)
+    dual = torch.where(moved & ~empty, excess / square, 0.0)
+    y = torch.where(moved, raw - a * dual, raw)
+    missed = ((a * y).sum(-1, keepdim=True) - target).abs() / torch.where(size > 0, size, 1.0)
+    residual = torch.where(moved, missed, 0.0)
+    dual = torch.where(empty, excess.sign(), dual)
+    return Single(y, dual, *(part.squeeze(-1) for part in (moved, empty, residual)))
