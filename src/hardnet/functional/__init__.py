@@ -1,8 +1,27 @@
 """Differentiable functions on plain tensors: the mathematics, and where the speed lives."""
 
 from hardnet.functional.affine import enforce_affine, factorize
+from hardnet.functional.ball import project_ball
+from hardnet.functional.box import project_box
+from hardnet.functional.cones import project_psd, project_second_order_cone
+from hardnet.functional.conic import project_intersection
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.polyhedron import project_affine
+from hardnet.functional.quadratic import project_quadratic
+from hardnet.functional.simplex import project_simplex
 from hardnet.functional.strict import rounding_bound
 
-__all__ = ["enforce_affine", "factorize", "implicit_vjp", "project_affine", "rounding_bound"]
+__all__ = [
+    "enforce_affine",
+    "factorize",
+    "implicit_vjp",
+    "project_affine",
+    "project_ball",
+    "project_box",
+    "project_intersection",
+    "project_psd",
+    "project_quadratic",
+    "project_second_order_cone",
+    "project_simplex",
+    "rounding_bound",
+]
