@@ -7,6 +7,7 @@ import torch
 
 from hardnet.errors import BoundsError, NonFiniteError, RankError, ShapeError, UnsupportedSetError
 from hardnet.layers.dc3 import DC3
+from hardnet.problems.programs import opt
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.simplex import Simplex
@@ -91,6 +92,17 @@ def test_inequalities_converge_with_the_automatic_step():
     constraint, x, z = program(), random(50, 3, seed=5), 3 * random(50, 5, seed=6)
     few, many = (constraint.violation(DC3(constraint, steps=steps)(z, x), x).max() for steps in (10, 4000))
     assert many < 1e-6 < few
+
+
+def test_stable_steps_on_the_data_of_the_paper():
+    """sigma_max^2 of the reduced rows: 6.5e3 with the pivoted partition, 8.6e4 with the published random one."""
+    problem = opt()
+    pivoted, published = DC3(problem.constraint), DC3(problem.constraint, predicted=problem.dc3.predicted)
+    assert 1 / (2 * pivoted._kept.step.item()) == pytest.approx(6.5e3, rel=0.01)
+    assert 1 / (2 * published._kept.step.item()) == pytest.approx(8.6e4, rel=0.01)
+    assert pivoted._sides == (False, True)
+    y = pivoted(random(20, 50), problem.test[:20])
+    assert problem.equalities.violation(y, problem.test[:20]).max() < 1e-12
 
 
 def test_automatic_step_is_half_of_the_stable_limit_and_its_bound_never_exceeds_it():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, known_equalities, only_equalities
 from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
@@ -53,7 +54,7 @@ class ACnet(Layer):
         dim: int | None = None,
         from_linear: Transform | None = None,
         to_linear: Transform | None = None,
-        on_invalid: str = "raise",
+        on_invalid: Policy = "raise",
     ) -> None:
         super().__init__(constraint)
         if (from_linear is None) != (to_linear is None):

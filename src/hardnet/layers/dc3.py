@@ -12,7 +12,9 @@ from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition
 from hardnet.functional.correction import Descent, exact_step, largest_step
 from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
+from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -64,7 +66,7 @@ class DC3(Layer):
         momentum: float = 0.5,
         tolerance: float = 1e-4,
         published_sign: bool = False,
-        on_invalid: str = "raise",
+        on_invalid: Policy = "raise",
     ) -> None:
         super().__init__(constraint)
         _check_options(step, steps, extra_steps)
@@ -101,6 +103,7 @@ class DC3(Layer):
     def refactor(self) -> None:
         """Reduce the rows where A is constant; otherwise they are reduced at each call."""
         self._index: tuple[Tensor, Tensor] | None = None
+        self._sides = (True, True)  # whether inequality rows may have lower and upper bounds
         self._kept: Reduced | None = None
         like = self.constraint.origin()
         A = None if like is None else self.constraint.fixed_matrix(like)
@@ -110,6 +113,7 @@ class DC3(Layer):
             raise NonFiniteError(sentence("A", "finite numbers", "NaN or inf in a constant matrix"))
         if self.completion:
             self._index = self._split_index(known_equalities(self.constraint) or [], A)
+            self._sides = self._known_sides(self._index[1])
         kept = self._reduce(A.double())
         self._kept = _cast(kept._replace(step=exact_step(kept.G)), A.dtype)
 
@@ -133,7 +137,9 @@ class DC3(Layer):
         if self._index is None:
             return complete_and_correct(raw, None, rows.lower, rows.upper, reduced, None, descent)
         equal, unequal = self._index
-        b, lower, upper = _select(rows.lower, equal), _select(rows.lower, unequal), _select(rows.upper, unequal)
+        has_lower, has_upper = self._sides
+        b, lower = _select(rows.lower, equal), _select(rows.lower if has_lower else None, unequal)
+        upper = _select(rows.upper if has_upper else None, unequal)
         return complete_and_correct(raw, b, lower, upper, reduced, self.partition, descent)
 
     def _reduce(self, A: Tensor) -> Reduced:
@@ -152,6 +158,13 @@ class DC3(Layer):
         unequal = [row for row in range(A.shape[-2]) if row not in set(equal)]
         first, second = (torch.tensor(rows, dtype=torch.long, device=A.device) for rows in (equal, unequal))
         return first, second
+
+    def _known_sides(self, unequal: Tensor) -> tuple[bool, bool]:
+        """Whether any inequality row has a lower, an upper bound: stacked with equalities, absent ones are infinite."""
+        known, index = constant_rows(self.constraint), unequal.cpu()
+        if known is None:
+            return True, True
+        return bool((known.lower[index] != -torch.inf).any()), bool((known.upper[index] != torch.inf).any())
 
     def _template(self, raw: Tensor) -> Tensor:
         """A tensor of the shape of y, without memory of its own."""

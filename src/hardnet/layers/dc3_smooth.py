@@ -11,6 +11,7 @@ from torch import Tensor
 from hardnet.errors import ConvergenceError, HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition, partition_of
 from hardnet.functional.newton import complete_smooth, gradient, jacobian, reduce_gradient
+from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
 from hardnet.sets.base import ConstraintSet
@@ -58,7 +59,7 @@ class SmoothDC3(Layer):
         start: float = 0.0,
         newton_tolerance: float = 1e-10,
         newton_iterations: int = 50,
-        on_invalid: str = "raise",
+        on_invalid: Policy = "raise",
     ) -> None:
         super().__init__(constraint)
         smooth = cast(Smooth, constraint)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
 from hardnet.functional.completion import independent_columns, matvec
+from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import only_equalities
 from hardnet.layers.invalid import diagnose_inputs, in_samples, poison, raise_for_invalid, sample_indices
@@ -31,7 +32,7 @@ class KKThPINN(Layer):
     accepts = "equalities B y = b(x) with a constant B"
     guarantee = Guarantee.EXACT
 
-    def __init__(self, constraint: ConstraintSet, *, on_invalid: str = "raise") -> None:
+    def __init__(self, constraint: ConstraintSet, *, on_invalid: Policy = "raise") -> None:
         super().__init__(constraint)
         self.on_invalid = on_invalid
         self.refactor()

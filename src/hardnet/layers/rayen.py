@@ -14,6 +14,7 @@ from hardnet.errors import HardNetError, NonFiniteError, ShapeError, Unsupported
 from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.functional.inputs import require_like
+from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
 from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
@@ -60,7 +61,7 @@ class Rayen(Layer):
         radial: Radial = "clip",
         raw_as: RawAs = "displacement",
         interior: Tensor | None = None,
-        on_invalid: str = "raise",
+        on_invalid: Policy = "raise",
     ) -> None:
         super().__init__(constraint)
         if radial not in get_args(Radial):
