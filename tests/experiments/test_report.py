@@ -1,12 +1,13 @@
 """The page: complete, self-contained, and honest about what was run."""
 
+import math
 import re
 
 import pytest
 
 from hardnet.errors import FileError
 from hardnet.experiments.report import read_runs, write_report
-from tests.experiments.fabricated import write_runs
+from tests.experiments.fabricated import result, write, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,15 @@ def test_one_result_is_enough_and_the_page_goes_where_it_is_asked(tmp_path):
     assert write_report(tmp_path / "runs", tmp_path / "web" / "page.html") == tmp_path / "web" / "page.html"
     assert write_report(tmp_path / "runs", tmp_path / "web2").name == "report.html"
     assert (tmp_path / "web2" / "tables.md").exists()
+
+
+def test_a_run_that_diverged_is_shown_as_it_is(tmp_path):
+    data = result("pwc", "aff")
+    data["metrics"] = {name: [math.nan] * 5 for name in data["metrics"]}
+    data["history"] |= {name: [[math.nan] * 5] * 11 for name in ("loss", "objective", "violation")}
+    data["figures"]["last"]["y"] = [[math.nan] * 401]
+    write(tmp_path / "pwc" / "aff.json", data)
+    assert "nan (nan)" in write_report(tmp_path).read_text()
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

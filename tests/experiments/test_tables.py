@@ -1,5 +1,7 @@
 """Tables: means and spreads, the paper's numbers beside, the distance to the limit."""
 
+import math
+
 import pytest
 
 from hardnet.experiments import paper, tables
@@ -20,6 +22,8 @@ def test_numbers_print_with_as_many_digits_as_they_have():
 def test_spread_is_the_population_standard_deviation():
     assert tables.spread([1.0, 3.0]) == "2.000 (1.000)"
     assert tables.spread([2.5]) == "2.500"
+    assert tables.spread([math.nan, 1.0]) == "nan (nan)"
+    assert tables.spread([math.inf, 1.0]) == "inf (nan)"
 
 
 def test_the_paper_stands_beside_every_method_it_has():

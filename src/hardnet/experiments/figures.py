@@ -220,7 +220,7 @@ def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf) -> N
     """The mean over the seeds and their range; what a logarithm cannot show is drawn at the floor."""
     epochs = result.history.get("epoch", [])
     curves = [[max(value, floor) for value in values] for values in result.history.get(name, [])]
-    if not epochs:
+    if not any(math.isfinite(value) for values in curves for value in values):
         return
     panel.plot(epochs, [statistics.fmean(values) for values in curves], label=result.label, **_line(result.method))
     low, high = list(map(min, curves)), list(map(max, curves))

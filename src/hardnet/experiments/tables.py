@@ -134,8 +134,8 @@ def _filled(row: Row, column: Column) -> bool:
 
 def number(value: float) -> str:
     """Three decimals, fewer for large values, and powers of ten for what would print as zero."""
-    if math.isnan(value):
-        return "nan"
+    if not math.isfinite(value):
+        return str(value)
     size = abs(value)
     if size == 0:
         return "0"
@@ -146,8 +146,9 @@ def number(value: float) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """``mean (standard deviation)`` over the seeds, population form as in the paper; the mean alone for one."""
-    mean = number(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ({number(statistics.pstdev(values))})"
+    mean = statistics.fmean(values)
+    deviation = math.sqrt(statistics.fmean((value - mean) ** 2 for value in values))
+    return number(mean) if len(values) == 1 else f"{number(mean)} ({number(deviation)})"
 
 
 def ours(row: Row, column: Column) -> str:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.metrics import penalty
 from hardnet.problems.base import DC3Settings, Hidden, Policy, Problem, random_state, split, violation_metrics
 from hardnet.sets import Affine, Equality
 
@@ -79,6 +78,8 @@ class Programs(Problem):
         convex: bool = False,
         dc3_order: bool = False,
     ) -> None:
+        import numpy as np
+
         drawn = draw(variables, inequalities, equalities, samples, dc3_order=dc3_order)
         self.name = "opt"
         self.convex = convex
@@ -88,6 +89,8 @@ class Programs(Problem):
         self.inequalities = Affine(torch.from_numpy(drawn.A), upper=torch.from_numpy(drawn.b))
         self.equalities = Equality(torch.from_numpy(drawn.C), _right_hand_side)
         self.constraint = self.inequalities & self.equalities
+        self.rows = torch.from_numpy(np.concatenate([drawn.A, drawn.C]))
+        self.b = torch.from_numpy(drawn.b)
         self.train, self.validation, self.test = split(torch.from_numpy(drawn.X))
         self.dc3 = DC3Settings(steps=10, step_size=1e-7, predicted=tuple(drawn.predicted.tolist()))
 
@@ -100,7 +103,12 @@ class Programs(Problem):
         """``value(y) + soft_weight * sum residual^2`` per sample."""
         y = policy(x)
         value = self.value(y)
-        return value + soft_weight * penalty(self.constraint, y, x) if soft_weight else value
+        return value + soft_weight * self.penalty(y, x) if soft_weight else value
+
+    def penalty(self, y: Tensor, x: Tensor) -> Tensor:
+        """``sum relu(A y - b)^2 + sum (C y - x)^2`` per sample, by one matrix product for the whole batch."""
+        inequalities, equalities = (y @ self.rows.T).split([len(self.b), self.input_dim], -1)
+        return (inequalities - self.b).clamp_min(0).square().sum(-1) + (equalities - x).square().sum(-1)
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
         """The objective, the largest violation, and the violations of inequalities and equalities apart."""
