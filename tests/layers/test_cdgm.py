@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.certificate import check
-from hardnet.errors import BoundsError, InfeasibleError, ShapeError, UnsupportedSetError
+from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, ShapeError, UnsupportedSetError
 from hardnet.layers.cdgm import CDGM
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
@@ -159,3 +159,12 @@ def test_bad_options_are_named():
         CDGM(ORDERED, order=[0, 0])
     with pytest.raises(UnsupportedSetError, match="at most 5 rows while eliminating"):
         CDGM(Affine(A, upper=1.0), limit=5)
+
+
+def test_nan_is_not_lost_in_an_output_that_an_equality_determines():
+    layer = CDGM(Equality(torch.ones(1, 2, dtype=F64), 1.0), on_invalid="nan")
+    y = layer(tensor([0.25, torch.nan], [0.25, 9.0]))
+    assert y[0].isnan().all()
+    assert y[1].tolist() == [0.25, 0.75]
+    with pytest.raises(NonFiniteError, match="in samples 0"):
+        CDGM(layer.constraint)(tensor([0.25, torch.nan], [0.25, 9.0]))

@@ -38,6 +38,7 @@ class CDGM(TableLayer):
     name = "cdgm"
     accepts = "affine rows lower(x) <= A y <= upper(x) with a constant A, any number of rows"
     guarantee = Guarantee.EXACT
+    keeps_double = True  # derived rows add up several given ones, and so do their roundings
 
     body: Tensor
     mix: Tensor
@@ -91,9 +92,10 @@ class CDGM(TableLayer):
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         rows = self.constraint.affine(x, raw)
-        constants = _constants(rows, self.above, self.below, self.equal)
-        y = clamp_in_order(raw, self.body, right_hand_sides(constants, self.mix), self.steps)
+        constants = _constants(rows, self.above, self.below, self.equal).double()
         infeasible = self._infeasible(constants)
+        right = right_hand_sides(constants, self.mix)
+        y = clamp_in_order(raw.double(), self.body, right, self.steps).to(raw.dtype)
         y = poison(y, infeasible | raw.isnan().any(dim=-1))
         if self.on_invalid == "raise":
             raise_for_invalid(y, lambda: diagnose_inputs(raw, rows) or _diagnose(infeasible))

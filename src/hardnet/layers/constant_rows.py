@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,9 @@ class TableLayer(Layer):
     rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other numbers.
     """
 
+    keeps_double: ClassVar[bool] = False
+    """Whether the tables stay in float64 whatever the dtype of the set, for a layer that computes in float64."""
+
     _source: ConstantRows | None = None
     _exact: dict[str, Tensor]
 
@@ -78,7 +81,7 @@ class TableLayer(Layer):
         if self._source is None or not _equal_when_rounded(self._source, rows, like.dtype):
             self._source, self._exact = rows, self.prepare_tables(rows)
         for name, table in self._exact.items():
-            dtype = like.dtype if table.is_floating_point() else table.dtype
+            dtype = like.dtype if table.is_floating_point() and not self.keeps_double else table.dtype
             self.register_buffer(name, table.to(device=like.device, dtype=dtype), persistent=False)
 
 
