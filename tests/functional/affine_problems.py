@@ -3,7 +3,15 @@
 import torch
 from torch import Tensor
 
-SHAPES = {"single": (4, 1), "tiny": (1, 1), "square2": (2, 2), "rows": (10, 5), "square": (12, 12), "gram": (20, 12)}
+SHAPES = {
+    "single": (4, 1),
+    "tiny": (1, 1),
+    "square2": (2, 2),
+    "pair": (5, 2),
+    "rows": (10, 5),
+    "square": (12, 12),
+    "gram": (20, 12),
+}
 """(n, m) that takes each path."""
 
 

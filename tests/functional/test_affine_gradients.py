@@ -110,7 +110,7 @@ def test_jacobian_and_hessian():
     torch.testing.assert_close(second, hessian(plain)(A[0]), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("n", "m"), [(3, 1), (5, 3), (9, 9), (12, 9)])
+@pytest.mark.parametrize(("n", "m"), [(3, 1), (2, 2), (5, 3), (9, 9), (12, 9)])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_as_one_graph(n, m, backend):
     torch._dynamo.reset()

@@ -7,7 +7,7 @@ from tests.functional.affine_problems import problem
 from hardnet import errors
 from hardnet.functional import enforce_affine, factorize
 
-PATHS = pytest.mark.parametrize(("n", "m"), [(4, 1), (6, 3), (12, 12), (20, 12)])
+PATHS = pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 2), (6, 3), (12, 12), (20, 12)])
 NAN, INF = torch.nan, torch.inf
 
 

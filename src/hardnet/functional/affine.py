@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -68,9 +69,9 @@ def enforce_affine(
     y = apply(*flat)
     if strict:
         y = tighten(y.to(raw.dtype), flat.A, flat.lower, flat.upper)
-    if on_invalid == "raise" and may_look(y) and not transformed() and y.detach().sum().isnan().item():
+    if on_invalid == "raise" and may_look(y) and not transformed() and math.isnan(y.detach().sum().item()):
         raise_invalid(flat.raw, flat.A, flat.lower, flat.upper, batch)
-    return y.to(raw.dtype).reshape(*batch, n)
+    return y.to(raw.dtype) if len(batch) == 1 else y.to(raw.dtype).reshape(*batch, n)
 
 
 def factorize(A: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def factorize(A: Tensor) -> Tensor:
         raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(A.shape)))
     _check_rows(A)
     factor = pseudo_inverse(A.detach())
-    if may_look(A) and not transformed() and factor.sum().isnan().item():
+    if may_look(A) and not transformed() and math.isnan(factor.sum().item()):
         raise_invalid(
             A.new_zeros(1), A.detach().flatten(0, -3) if A.dim() > 2 else A.detach(), None, None, A.shape[:-2]
         )

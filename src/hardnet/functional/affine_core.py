@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hardnet.functional import affine_gram, affine_pinv, affine_rows, affine_single, affine_square
+from hardnet.functional import affine_gram, affine_pair, affine_pinv, affine_rows, affine_single, affine_square
 
 Saved = tuple[Tensor, ...]
 MOST_UNROLLED_ROWS = 8
@@ -35,14 +35,16 @@ class Path(NamedTuple):
 def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype and device alone, so that forward and backward agree.
 
-    A factor or a shared A: its pseudo-inverse. One row: its formula. Few rows: unrolled Gram-Schmidt. Square: LU.
-    Else: the Gram matrix.
+    A factor or a shared A: its pseudo-inverse. One or two rows: their formulas. Few rows: unrolled Gram-Schmidt.
+    Square: LU. Else: the Gram matrix.
     """
     m, n = A.shape[-2:]
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor))
     if m == 1:
         return Path(affine_single.forward, affine_single.backward)
+    if m == 2:
+        return Path(affine_pair.forward, affine_pair.backward)
     if m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS:
         return Path(affine_rows.forward, affine_rows.backward)
     if m == n:
