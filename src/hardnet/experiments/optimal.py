@@ -73,20 +73,7 @@ def optimal_control(problem: Unicycle, x: Tensor, starts: list[Tensor]) -> Optim
         starts: Controls ``(samples, 50, 2)`` to start the solver from; the best end is kept.
     """
     casadi = _casadi()
-    controls, initial = casadi.SX.sym("u", 2, STEPS), casadi.SX.sym("x", 5)
-    states, gaps, rows, cost = [initial], [], [], 0
-    free = casadi.SX.sym("s", 5, STEPS)
-    for step in range(STEPS):
-        state, control = states[-1], controls[:, step]
-        rate = _dynamics(casadi, state, control)
-        rows.append(_barrier_rows(casadi, state, rate))
-        weight = casadi.dot(problem.state_weight.numpy(), state**2) + problem.control_weight * casadi.sumsqr(control)
-        cost += TIME_STEP * weight
-        gaps.append(free[:, step] - state - TIME_STEP * rate)
-        states.append(free[:, step])
-    unknown = casadi.vertcat(casadi.vec(controls), casadi.vec(free))
-    program = {"x": unknown, "p": initial, "f": cost, "g": casadi.vertcat(*gaps, *rows)}
-    solve = _ipopt(program, 1e-8)
+    solve = _ipopt(_transcription(casadi, problem), 1e-8)
     bound = [CONTROL_LIMIT] * (2 * STEPS) + [casadi.inf] * (5 * STEPS)
     lower, upper = [0.0] * (7 * STEPS), [0.0] * (5 * STEPS) + [casadi.inf] * (2 * STEPS)
 
@@ -95,6 +82,23 @@ def optimal_control(problem: Unicycle, x: Tensor, starts: list[Tensor]) -> Optim
 
     guesses = [torch.cat([start.flatten(1), _follow(x, start).flatten(1)], 1) for start in starts]
     return _solve_all(x, guesses, run, solve)
+
+
+def _transcription(casadi: Any, problem: Unicycle) -> dict[str, Any]:
+    """The program over 50 controls and the 50 states after them: gaps must be zero, barrier rows not negative."""
+    controls, states = casadi.SX.sym("u", 2, STEPS), casadi.SX.sym("s", 5, STEPS)
+    initial = casadi.SX.sym("x", 5)
+    gaps, rows, cost, state = [], [], 0, initial
+    for step in range(STEPS):
+        control, after = controls[:, step], states[:, step]
+        rate = _dynamics(casadi, state, control)
+        weight = casadi.dot(problem.state_weight.numpy(), state**2) + problem.control_weight * casadi.sumsqr(control)
+        cost += TIME_STEP * weight
+        rows.append(_barrier_rows(casadi, state, rate))
+        gaps.append(after - state - TIME_STEP * rate)
+        state = after
+    unknown = casadi.vertcat(casadi.vec(controls), casadi.vec(states))
+    return {"x": unknown, "p": initial, "f": cost, "g": casadi.vertcat(*gaps, *rows)}
 
 
 def _numbers(bound: Tensor | None) -> list[float]:

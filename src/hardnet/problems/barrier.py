@@ -103,7 +103,7 @@ def _nominal(goal: _Goal, speed: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nominal_backward(
-    goal: _Goal, px: Tensor, py: Tensor, cos: Tensor, sin: Tensor, grad: tuple[Tensor, Tensor]
+    goal: _Goal, px: Tensor, py: Tensor, cos: Tensor, sin: Tensor, grad: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """Gradients of the five states; turning the heading turns (across, behind) into (behind, -across)."""
     distance, across, behind = goal
@@ -205,24 +205,33 @@ class _Rows(torch.autograd.Function):
         x, centre, weight = ctx.saved_tensors
         at = _geometry(x, centre, weight)
         goal = _goal(at.px, at.py, at.cos, at.sin)
-        linear, angular = _drive(at, goal)
-        # Of G, then of e, then summed over the obstacles: what each number of the state gets from them.
-        to_along = torch.addcmul(-grad_A[..., 0], grad_upper, linear)
-        to_across = torch.addcmul(-grad_A[..., 1], grad_upper, angular)
-        swung, height = ARM * to_across, ALPHA * KAPPA * grad_upper
-        to_ex = torch.addcmul(height * at.wx, weight[0], to_along * at.cos - swung * at.sin)
-        to_ey = torch.addcmul(height * at.wy, weight[1], to_along * at.sin + swung * at.cos)
-        turned = to_along * at.across / ARM - swung * at.along
-        parts = [grad_upper * at.along, grad_upper * at.across, to_ex, to_ey, turned]
-        parts += [grad_upper * weight[0], grad_upper * weight[1]]
-        summed = torch.stack(parts, -2).sum(-1, keepdim=True)
-        to_linear, to_angular, to_px, to_py, to_heading, to_vx, to_vy = summed.unbind(-2)
-        to_vx, to_vy = 2 * to_vx * at.vx, 2 * to_vy * at.vy
-        nominal = _nominal_backward(goal, at.px, at.py, at.cos, at.sin, (to_linear, to_angular))
-        to_heading = to_heading + ARM * (to_py * at.cos - to_px * at.sin) + to_vy * at.vx - to_vx * at.vy
-        rate = KAPPA + ALPHA
-        to_speed = to_vx * at.cos + to_vy * at.sin + rate * to_linear + to_angular * at.turn / ARM
-        to_turn = ARM * (to_vy * at.cos - to_vx * at.sin - 2 * at.turn * to_linear)
-        to_turn = to_turn + to_angular * (rate + at.speed / ARM)
-        direct = torch.cat([to_px, to_py, to_heading, to_speed, to_turn], -1)
-        return direct + torch.cat(nominal, -1), None, None
+        gathered = _gather(at, _drive(at, goal), weight, grad_A, grad_upper)
+        nominal = _nominal_backward(goal, at.px, at.py, at.cos, at.sin, gathered[:2])
+        return _to_state(at, gathered) + torch.cat(nominal, -1), None, None
+
+
+def _gather(
+    at: _Geometry, drive: tuple[Tensor, Tensor], weight: Tensor, grad_A: Tensor, grad_upper: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of z (2), of the body centre (2), of the heading in G, and of V² (2), summed over the obstacles."""
+    to_along = torch.addcmul(-grad_A[..., 0], grad_upper, drive[0])
+    to_across = torch.addcmul(-grad_A[..., 1], grad_upper, drive[1])
+    swung, height = ARM * to_across, ALPHA * KAPPA * grad_upper
+    to_ex = torch.addcmul(height * at.wx, weight[0], to_along * at.cos - swung * at.sin)
+    to_ey = torch.addcmul(height * at.wy, weight[1], to_along * at.sin + swung * at.cos)
+    turned = to_along * at.across / ARM - swung * at.along
+    parts = [grad_upper * at.along, grad_upper * at.across, to_ex, to_ey, turned]
+    parts += [grad_upper * weight[0], grad_upper * weight[1]]
+    return torch.stack(parts, -2).sum(-1, keepdim=True).unbind(-2)
+
+
+def _to_state(at: _Geometry, gathered: tuple[Tensor, ...]) -> Tensor:
+    """From these to the gradient of the state ``(*batch, 5)``, the nominal control left out."""
+    to_linear, to_angular, to_px, to_py, to_heading, to_vx, to_vy = gathered
+    to_vx, to_vy = 2 * to_vx * at.vx, 2 * to_vy * at.vy
+    to_heading = to_heading + ARM * (to_py * at.cos - to_px * at.sin) + to_vy * at.vx - to_vx * at.vy
+    rate = KAPPA + ALPHA
+    to_speed = to_vx * at.cos + to_vy * at.sin + rate * to_linear + to_angular * at.turn / ARM
+    to_turn = ARM * (to_vy * at.cos - to_vx * at.sin - 2 * at.turn * to_linear)
+    to_turn = to_turn + to_angular * (rate + at.speed / ARM)
+    return torch.cat([to_px, to_py, to_heading, to_speed, to_turn], -1)
