@@ -14,6 +14,8 @@ from hardnet.sets.lmi import LMI
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.soc import SecondOrderCone
+from hardnet.solvers.blocks import Intervals
+from hardnet.solvers.interior import affine_hull, halfspaces, most_slack
 
 F64 = torch.float64
 
@@ -74,9 +76,24 @@ def test_known_answers_on_the_triangle(v, y):
     torch.testing.assert_close(layer(number(*v)), number(*y), rtol=0, atol=1e-15)
 
 
-def test_the_interior_point_is_the_centre_of_the_largest_ball():
-    radius = 1 / (2 + 2**0.5)
-    torch.testing.assert_close(Rayen(triangle()).center, number(radius, radius), rtol=0, atol=1e-9)
+def test_the_interior_point_is_the_analytic_centre_of_a_bounded_set():
+    torch.testing.assert_close(Rayen(triangle()).center, number(1 / 3, 1 / 3), rtol=0, atol=1e-12)
+    long = Box(number(0.0, 1e5), number(1e-3, 2e5))
+    torch.testing.assert_close(Rayen(long).center, number(5e-4, 1.5e5), rtol=1e-12, atol=0)
+
+
+def test_an_unbounded_set_gets_the_centre_of_a_unit_ball():
+    quadrant = Box(number(0.0, 0.0))
+    assert (Rayen(quadrant).center >= 1 - 1e-9).all()
+    layer = Rayen(Affine(number([1.0, 1.0]), upper=number(3.0)))
+    assert layer.constraint.violation(layer.center + number([0.7, 0.7])).max() == 0
+
+
+def test_the_largest_ball_in_the_triangle():
+    rows = halfspaces([Intervals(triangle().A, triangle().lower, torch.full((3,), torch.inf, dtype=F64))], 2)
+    center, radius = most_slack(affine_hull(rows), [], None)
+    assert radius == pytest.approx(1 / (2 + 2**0.5), abs=1e-9)
+    torch.testing.assert_close(center, number(radius, radius), rtol=0, atol=1e-9)
 
 
 def test_ray_shift_and_soft_map_on_the_triangle():

@@ -104,7 +104,10 @@ def cutting(rows: Halfspaces, basis: Tensor, eps: float) -> Halfspaces:
 
 
 def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
-    """The point with the most slack: the centre of the largest ball in the hull where all rows are linear.
+    """A point well inside: the analytic centre of linear rows that bound a set, else the point with the most slack.
+
+    The largest ball may touch a corner of a long set; the analytic centre, which minimises ``-sum log slack``, does not
+    depend on the units of the coordinates. It exists where the set is bounded.
 
     Raises:
         InfeasibleError: The linear and the curved parts have no common point.
@@ -112,12 +115,14 @@ def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
     """
     if not hull.basis.shape[-1]:
         return hull.point
-    found, slack = _most_slack(hull, curved, None) or _most_slack(hull, curved, 1.0) or (None, 0.0)
+    found, slack = most_slack(hull, curved, None) or most_slack(hull, curved, 1.0) or (None, 0.0)
     if found is None or slack < -THIN:
         raise InfeasibleError("constraint: expected a set that holds some point, got parts that do not meet")
     if slack <= THIN:
         text = f"it has no interior (slack {slack:.1e}; implicit equalities found: rows {hull.implicit})"
         raise UnsupportedSetError(f"method 'rayen' cannot enforce this set: {text}; use method='cvx' or 'projection'")
+    if not curved:
+        found = _analytic_center(hull.rows.A @ hull.basis, hull.rows.b - hull.rows.A @ hull.point, found)
     return hull.point + hull.basis @ found
 
 
@@ -135,8 +140,8 @@ def least_slack(rows: Halfspaces, curved: Sequence[Block], y: Tensor) -> float:
     return joined.min().item() if joined.numel() else torch.inf
 
 
-def _most_slack(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[Tensor, float] | None:
-    """``max slack`` (up to `cap`) over ``z``; None where it is unbounded or the solver fails."""
+def most_slack(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[Tensor, float] | None:
+    """The z with the most slack (up to `cap`): the largest ball of linear rows; None where it is unbounded."""
     if curved:
         return most_slack_conic(hull, curved, cap)
     A, k = hull.rows.A @ hull.basis, hull.basis.shape[-1]
@@ -151,6 +156,23 @@ def _most_slack(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple
     if result.status != 0:
         return None
     return torch.as_tensor(result.x[:k]), float(result.x[-1])
+
+
+def _analytic_center(A: Tensor, b: Tensor, start: Tensor, iterations: int = 100) -> Tensor:
+    """``argmin -sum log(b - A z)`` by damped Newton from `start` inside; `start` itself where there is no minimum."""
+    z = start
+    for _ in range(iterations):
+        inverse_slack = 1 / (b - A @ z)
+        scaled = A * inverse_slack.unsqueeze(-1)
+        factor, singular = torch.linalg.cholesky_ex(scaled.mT @ scaled)
+        if singular:
+            return start
+        step = torch.cholesky_solve((scaled.mT @ torch.ones_like(b)).unsqueeze(-1), factor).squeeze(-1)
+        decrement = torch.linalg.vector_norm(scaled @ step)
+        z = z - step / (1 + decrement)
+        if decrement < 1e-9:
+            return z
+    return start
 
 
 def _linear_program(cost: Tensor, A: Tensor, b: Tensor, C: Tensor, d: Tensor, bounds: list[Any]) -> Any:
