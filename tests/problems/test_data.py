@@ -1,10 +1,12 @@
 """The data sets are the published ones, bit for bit."""
 
 import hashlib
+import sys
 
 import pytest
 import torch
 
+from hardnet.errors import MissingExtraError
 from hardnet.problems import PROBLEMS, Programs
 
 
@@ -59,6 +61,13 @@ def test_sizes_are_parameters():
     problem = Programs(variables=1000, inequalities=500, equalities=500, samples=30)
     start = problem.test @ torch.linalg.pinv(problem.equalities.A).T
     assert problem.evaluate(lambda _: start, problem.test)["max_violation"] < 1e-10
+
+
+def test_without_numpy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    for make in PROBLEMS.values():
+        with pytest.raises(MissingExtraError, match="this needs the package 'numpy'"):
+            make()
 
 
 def test_global_random_streams_are_left_alone():

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hardnet.errors import MissingExtraError
 from hardnet.metrics import summarise
 from hardnet.sets.base import ConstraintSet
 
@@ -142,8 +143,10 @@ class Problem(ABC):
 
 def random_state(seed: int) -> Any:
     """Numpy's legacy generator, which the published data sets were drawn from."""
-    import numpy as np
-
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingExtraError("numpy", "experiments") from None
     return np.random.RandomState(seed)
 
 

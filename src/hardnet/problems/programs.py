@@ -28,9 +28,9 @@ def draw(n: int, inequalities: int, equalities: int, samples: int, *, dc3_order:
 
     ``b = sum_j |(A C⁺)_ij|`` makes ``C⁺ x`` feasible for every x in the unit box.
     """
-    import numpy as np
-
     random = random_state(17)
+    import numpy as np  # random_state has said so if it is missing
+
     Q, p = random.random_sample(n), random.random_sample(n)
     if dc3_order:
         C = random.normal(size=(equalities, n))
@@ -78,8 +78,6 @@ class Programs(Problem):
         convex: bool = False,
         dc3_order: bool = False,
     ) -> None:
-        import numpy as np
-
         drawn = draw(variables, inequalities, equalities, samples, dc3_order=dc3_order)
         self.name = "opt"
         self.convex = convex
@@ -89,7 +87,7 @@ class Programs(Problem):
         self.inequalities = Affine(torch.from_numpy(drawn.A), upper=torch.from_numpy(drawn.b))
         self.equalities = Equality(torch.from_numpy(drawn.C), _right_hand_side)
         self.constraint = self.inequalities & self.equalities
-        self.rows = torch.from_numpy(np.concatenate([drawn.A, drawn.C]))
+        self.rows = torch.cat([torch.from_numpy(drawn.A), torch.from_numpy(drawn.C)])
         self.b = torch.from_numpy(drawn.b)
         self.train, self.validation, self.test = split(torch.from_numpy(drawn.X))
         self.dc3 = DC3Settings(steps=10, step_size=1e-7, predicted=tuple(drawn.predicted.tolist()))
