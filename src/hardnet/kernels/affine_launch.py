@@ -1,9 +1,16 @@
-"""Launch the fused closed form: which kernel, which tile, one launch forward and one backward."""
+"""Launch the fused closed form: which kernel takes which shape, and its tiles. One launch each way.
+
+Sums are formed in float64 whatever the dtype of the numbers: the kernels wait for memory, an H200 adds doubles at half
+the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. Every choice depends on the shape of
+one sample alone, never on the batch, so that a sample comes out the same in any company.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,110 +19,97 @@ from torch import Tensor
 
 from hardnet.kernels import affine_blocks, affine_rows, affine_threads
 
-MOST_ROWS, MOST_COLUMNS = 64, 256
 FEW_ROWS = 8
-TINY_MATRIX = 64
+"""Most rows that are unrolled; more are taken in blocks of 16."""
+TINY, TINY_BACKWARD = 64, 16
+"""Most numbers of A (rounded up to a power of two) that one thread holds, forward and backward."""
+FREE_REGISTERS = 128
+"""Registers of a thread that let the forward of up to 32 rows hide its latencies behind other samples."""
+
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class Plan(NamedTuple):
-    """How one shape is launched."""
+    """The kernels of a shape, the samples of one program, the arguments fixed at compilation, and the rank test."""
 
     kernels: ModuleType
     samples: int
-    constants: dict
+    constants: dict[str, Any]
+    tolerance: float
+
+
+@cache
+def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
+    """How samples of this shape are computed in this direction."""
+    constants: dict[str, Any] = {"m": m, "n": n, "COMPUTE": tl.float64, "REFINE": int(dtype == torch.float64)}
+    if _power(m * n) <= (TINY_BACKWARD if backward else TINY):
+        constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
+        kernels, samples = affine_threads, 32 * constants["num_warps"]
+    elif m <= FEW_ROWS:
+        vector = math.gcd(n, 16 // dtype.itemsize)  # numbers that a thread can load at once
+        constants |= {"N": _power(n), "num_warps": 1}
+        kernels, samples = affine_rows, max(1, 32 * vector // _power(n))
+    else:
+        constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "num_warps": 1}
+        constants |= {"WIDE": 16} if backward else {"WIDE": min(64, _power(n))}
+        if m <= 32 and not backward:
+            constants["maxnreg"] = FREE_REGISTERS
+        return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))
+    return Plan(kernels, samples, constants | {"BLOCK": samples}, rank_tolerance(m, n, dtype))
 
 
 def _power(size: int) -> int:
-    return triton.next_power_of_2(size)
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
 
 
-def plan(
-    m: int,
-    n: int,
-    dtype: torch.dtype,
-    kind: str | None = None,
-    warps: int | None = None,
-    block=None,
-    compute=None,
-    **more,
-) -> Plan:
-    compute = compute or tl.float64
-    refine = 1 if compute == tl.float32 or dtype == torch.float64 else 0
-    kind = kind or ("threads" if _power(m * n) <= TINY_MATRIX else "rows" if m <= FEW_ROWS else "blocks")
-    constants = dict(m=m, n=n, COMPUTE=compute, REFINE=refine, **more)
-    if kind == "threads":
-        samples = block or 32 * (warps or 1)
-        constants.update(M=_power(m), N=_power(n), MN=_power(m * n), BLOCK=samples, num_warps=warps or 1)
-        return Plan(affine_threads, samples, constants)
-    if kind == "rows":
-        samples = block or max(1, 128 // _power(n))
-        constants.update(N=_power(n), BLOCK=samples, num_warps=warps or 1)
-        return Plan(affine_rows, samples, constants)
-    constants.update(BLOCKS=triton.cdiv(m, 16), num_warps=warps or 2)
-    constants.setdefault("CHUNK", 32)
-    return Plan(affine_blocks, 1, constants)
+def rank_tolerance(m: int, n: int, dtype: torch.dtype) -> float:
+    """Smallest squared distance of a unit row from the rows before it that is not taken for rounding.
+
+    ``(max(m, n) eps)^2`` with the eps of float32 for narrow numbers, but no less than what a Gram matrix in float64
+    can resolve.
+    """
+    coarse = max(m, n) * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return max(coarse**2, 8 * m * torch.finfo(torch.float64).eps)
 
 
-def tolerance(m: int, n: int, dtype: torch.dtype, compute) -> float:
-    if compute == tl.float32:
-        return 8 * m * torch.finfo(torch.float32).eps
-    return max((max(m, n) * min(torch.finfo(dtype).eps, 1.2e-7)) ** 2, 8 * m * torch.finfo(torch.float64).eps)
-
-
-def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
-    """A bound's tensor and how it varies: absent 0, shared 1, per sample 2."""
-    if bound is None:
-        return raw, 0
-    if bound.dim() == 1 or bound.shape[0] == 1 or bound.stride(0) == 0:
-        return bound.reshape(-1, bound.shape[-1])[0].contiguous(), 1
-    return bound.contiguous(), 2
-
-
-def forward(raw, A, lower, upper, **options):
-    batch, m, n = A.shape
+def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """`affine_reference.forward` in one launch."""
     raw, A = raw.contiguous(), A.contiguous()
     y = torch.empty_like(raw)
-    how = plan(m, n, raw.dtype, **options)
-    (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    grid = (triton.cdiv(batch, how.samples),)
-    how.kernels.forward[grid](
-        y,
-        raw,
-        A,
-        low,
-        high,
-        batch,
-        tolerance(m, n, raw.dtype, how.constants["COMPUTE"]),
-        LOWER=low_kind,
-        UPPER=high_kind,
-        **how.constants,
-    )
+    how = plan(A.shape[1], A.shape[2], raw.dtype, False)
+    _launch(how.kernels.forward, how, (y, raw, A), lower, upper)
     return y
 
 
-def backward(grad_y, raw, A, lower, upper, needs=(True, True, True, True), **options):
-    batch, m, n = A.shape
-    raw, A, grad_y = raw.contiguous(), A.contiguous(), grad_y.contiguous()
-    how = plan(m, n, raw.dtype, **options)
+def launch_backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
+) -> Gradients:
+    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted."""
+    gradient, raw, A = gradient.contiguous(), raw.contiguous(), A.contiguous()
+    how = plan(A.shape[1], A.shape[2], raw.dtype, True)
+    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(A.shape[:2]), raw.new_empty(A.shape[:2])
+    grad_A = torch.empty_like(A) if wants_matrix else None
+    outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
+    _launch(how.kernels.backward, how, (*outputs, gradient, raw, A), lower, upper, MATRIX=wants_matrix)
+    return grad_raw, grad_A, grad_lower, grad_upper
+
+
+def _launch(
+    kernel: Any, how: Plan, tensors: tuple[Tensor, ...], lower: Tensor | None, upper: Tensor | None, **more: bool
+) -> None:
+    """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
+    raw, A = tensors[-2:]
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    shapes = (raw.shape, A.shape, A.shape[:2], A.shape[:2])
-    grads = [raw.new_empty(shape) if need else None for shape, need in zip(shapes, needs)]
-    grid = (triton.cdiv(batch, how.samples),)
-    how.kernels.backward[grid](
-        *[raw if g is None else g for g in grads],
-        grad_y,
-        raw,
-        A,
-        low,
-        high,
-        batch,
-        tolerance(m, n, raw.dtype, how.constants["COMPUTE"]),
-        LOWER=low_kind,
-        UPPER=high_kind,
-        NEED_RAW=needs[0],
-        NEED_A=needs[1],
-        NEED_LOWER=needs[2],
-        NEED_UPPER=needs[3],
-        **how.constants,
-    )
-    return tuple(grads)
+    grid = (triton.cdiv(A.shape[0], how.samples),)
+    constants = how.constants | more
+    kernel[grid](*tensors, low, high, A.shape[0], how.tolerance, LOWER=low_kind, UPPER=high_kind, **constants)
+
+
+def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
+    """A bound's numbers (any tensor stands in for an absent one) and how it varies."""
+    if bound is None:
+        return raw, 0
+    if bound.dim() == 1 or bound.shape[0] == 1:
+        return bound.contiguous(), 1
+    return bound.contiguous(), 2

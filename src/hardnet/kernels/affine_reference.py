@@ -16,7 +16,7 @@ def _prepare(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None)
     rows = A.double().where(valid[:, None, None], 0.0)
     inverse = torch.linalg.pinv(rows, rtol=0.0)
     spectrum = torch.linalg.svdvals(rows)
-    cutoff = max(A.shape[-2:]) * torch.finfo(A.dtype).eps
+    cutoff = max(A.shape[-2:]) * min(torch.finfo(A.dtype).eps, torch.finfo(torch.float32).eps)
     return signed, inverse, valid & (spectrum[:, -1] > cutoff * spectrum[:, 0])
 
 

@@ -7,12 +7,17 @@ Dot products are summed in ``COMPUTE``; no scaling of rows is needed because eve
 diagonal entry, and ``L D L'`` is otherwise indifferent to it.
 """
 
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add, factor, load_as, masked_by, solve, some_nonzero, store_from, violations
+from hardnet.kernels.common import add, factor, load_as, solve, some_nonzero, split_by_side, store_from, violations
 
 
 @triton.jit
@@ -108,7 +113,7 @@ def backward(
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
-    NEED_RAW: tl.constexpr, NEED_A: tl.constexpr, NEED_LOWER: tl.constexpr, NEED_UPPER: tl.constexpr,
+    MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone.
 
@@ -132,18 +137,13 @@ def backward(
     unit, inverse, regular = _factor(rows, mask, tolerance, m)
     w, tangent = _solve_refined(rows, unit, inverse, _dots(rows, g, m), m, REFINE)
     good = valid & regular
-    active = masked_by(w, signed, m)
-    if NEED_RAW:
-        moved = tl.where(some_nonzero(signed, m)[:, None], g - _combine(rows, active, m), g)
-        store_from(grad_raw + vectors, tl.where(good[:, None], moved, float("nan")), inside)
+    active, below, above = split_by_side(w, signed, m)
+    kept = tl.where(good[:, None], g - _combine(rows, active, m), float("nan"))
+    store_from(grad_raw + vectors, kept, inside)
     for i in tl.static_range(m):
-        if NEED_LOWER:
-            value = tl.where(good, tl.where(signed[i] > 0.0, w[i], 0.0), float("nan"))
-            store_from(grad_lower + samples * m + i, value, mask)
-        if NEED_UPPER:
-            value = tl.where(good, tl.where(signed[i] < 0.0, w[i], 0.0), float("nan"))
-            store_from(grad_upper + samples * m + i, value, mask)
-    if NEED_A:
+        store_from(grad_lower + samples * m + i, tl.where(good, below[i], float("nan")), mask)
+        store_from(grad_upper + samples * m + i, tl.where(good, above[i], float("nan")), mask)
+    if MATRIX:
         q, image = _solve_refined(rows, unit, inverse, signed, m, REFINE)
         normal = g - tangent
         for i in tl.static_range(m):

@@ -5,12 +5,17 @@ memory, and then split column by column into vectors over samples; the compiler 
 through shared memory, after which every entry of a sample belongs to one thread and no more words are exchanged.
 """
 
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add, factor, masked_by, solve, some_nonzero, store_from, violations, widen
+from hardnet.kernels.common import add, factor, solve, some_nonzero, split_by_side, store_from, violations, widen
 
 
 @triton.jit
@@ -163,7 +168,7 @@ def backward(
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
-    NEED_RAW: tl.constexpr, NEED_A: tl.constexpr, NEED_LOWER: tl.constexpr, NEED_UPPER: tl.constexpr,
+    MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone: the formulas of `affine_reference.backward`."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -177,20 +182,11 @@ def backward(
     unit, inverse, regular = _factor(entries, mask, tolerance, m, n)
     w, tangent = _solve_refined(entries, unit, inverse, _dots(entries, g, m, n), m, n, REFINE)
     good = valid & regular
-    active = masked_by(w, signed, m)
-    if NEED_RAW:
-        _store(grad_raw, add(g, _combine(entries, active, m, n), -1.0, n), good, samples, mask, n, BLOCK)
-    if NEED_LOWER:
-        above = ()
-        for i in tl.static_range(m):
-            above = above + (tl.where(signed[i] > 0.0, w[i], 0.0),)
-        _store(grad_lower, above, good, samples, mask, m, BLOCK)
-    if NEED_UPPER:
-        below = ()
-        for i in tl.static_range(m):
-            below = below + (tl.where(signed[i] < 0.0, w[i], 0.0),)
-        _store(grad_upper, below, good, samples, mask, m, BLOCK)
-    if NEED_A:
+    active, below, above = split_by_side(w, signed, m)
+    _store(grad_raw, add(g, _combine(entries, active, m, n), -1.0, n), good, samples, mask, n, BLOCK)
+    _store(grad_lower, below, good, samples, mask, m, BLOCK)
+    _store(grad_upper, above, good, samples, mask, m, BLOCK)
+    if MATRIX:
         q, image = _solve_refined(entries, unit, inverse, signed, m, n, REFINE)
         normal = add(g, tangent, -1.0, n)
         slopes = ()

@@ -4,6 +4,11 @@ Tuples stand for small matrices whose entries are vectors over samples; lower tr
 their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
 """
 
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
+# ruff: noqa: ANN001, ANN201, RUF005
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 import triton
@@ -105,12 +110,16 @@ def some_nonzero(values, m: tl.constexpr):
 
 
 @triton.jit
-def masked_by(values, signed, m: tl.constexpr):
-    """``V w``: w where a row is violated, else zero."""
-    kept = ()
+def split_by_side(values, signed, m: tl.constexpr):
+    """``w`` where a row is violated, where it is below its bounds, and where it is above; zero elsewhere."""
+    active = ()
+    below = ()
+    above = ()
     for i in tl.static_range(m):
-        kept = kept + (tl.where(signed[i] != 0.0, values[i], 0.0),)
-    return kept
+        active = active + (tl.where(signed[i] != 0.0, values[i], 0.0),)
+        below = below + (tl.where(signed[i] > 0.0, values[i], 0.0),)
+        above = above + (tl.where(signed[i] < 0.0, values[i], 0.0),)
+    return active, below, above
 
 
 @triton.jit

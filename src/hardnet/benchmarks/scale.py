@@ -1,0 +1,94 @@
+"""How the cost of the closed form grows with B, n and m: times over decades, fitted exponents, curves.
+
+Beyond the size where launching stops to matter the time should grow like B, like n, and like m^2 (the Gram matrix);
+what grows faster than the mathematics says is a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.benchmarks import common
+from hardnet.benchmarks.affine import Size, problem
+from hardnet.errors import MissingExtraError
+from hardnet.functional import enforce_affine
+
+EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
+"""The exponents of the mathematics: time ~ B n m^2."""
+SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
+    "cpu": {
+        "B": tuple((10**k, 10, 5) for k in range(1, 6)),
+        "n": tuple((1000, n, 8) for n in (8, 16, 32, 64, 128, 256)),
+        "m": tuple((1000, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
+    },
+    "cuda": {
+        "B": tuple((10**k, 10, 5) for k in range(1, 7)),
+        "n": tuple((8192, n, 8) for n in (8, 16, 32, 64, 128, 256)),
+        "m": tuple((8192, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
+    },
+}
+"""(B, n, m): one of the three grows at a time."""
+
+
+def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
+    """Slope of log time over log size by least squares, over the upper half of the sizes."""
+    half = len(sizes) // 2
+    points = [(math.log(size), math.log(time)) for size, time in zip(sizes, times, strict=True)][half:]
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """Milliseconds of the forward, and of forward and backward, at one size."""
+    numbers = problem(size, False, dtype, device, seed)
+    leaves = [number.requires_grad_() for number in numbers]
+    weight = torch.ones_like(numbers[0])
+
+    def forward() -> object:
+        with torch.no_grad():
+            return enforce_affine(*leaves)
+
+    works = {"forward": forward, "both": lambda: torch.autograd.grad(enforce_affine(*leaves), leaves, weight)}
+    times = common.time_all(works, device, seconds=0.5, rounds=20)
+    return {"B": size[0], "n": size[1], "m": size[2], "forward_ms": times["forward"], "both_ms": times["both"]}
+
+
+def main_table(device: str = "cpu", out: Path | None = None, peers: object = None, seed: int = 0) -> dict[str, Any]:
+    """Sweep, fit, print, write JSON and a picture beside it to `out` if given, and return the data."""
+    dtype = torch.float32 if device.startswith("cuda") else torch.float64
+    sweeps = {}
+    for name, sizes in SWEEPS["cuda" if device.startswith("cuda") else "cpu"].items():
+        rows = [measure(size, device, dtype, seed) for size in sizes]
+        grown = [row[name] for row in rows]
+        fits = {key: exponent(grown, [row[f"{key}_ms"] for row in rows]) for key in ("forward", "both")}
+        sweeps[name] = {"rows": rows, "exponents": fits, "expected": EXPECTED[name]}
+    lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
+    print(common.table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
+    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
+    if out is not None:
+        common.write_json(out, result)
+        draw(result, out.with_suffix(".png"))
+    return result
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """One panel per sweep: times over sizes, both axes logarithmic."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("matplotlib", "experiments") from None
+    figure = Figure(figsize=(11, 3.5))
+    for place, (name, sweep) in enumerate(result["sweeps"].items(), start=1):
+        axes = figure.add_subplot(1, 3, place)
+        for key, fit in sweep["exponents"].items():
+            grown, times = [row[name] for row in sweep["rows"]], [row[f"{key}_ms"] for row in sweep["rows"]]
+            axes.plot(grown, times, "o-", label=f"{key}: {name}^{fit:.2f}")
+        axes.set(xscale="log", yscale="log", xlabel=name, ylabel="ms" if place == 1 else "")
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150, bbox_inches="tight")

@@ -1,0 +1,86 @@
+"""The closed form on a GPU under the signatures of `hardnet.functional.affine_core`: eager, compiled or captured.
+
+Nothing is kept from the forward but its inputs; the backward computes what it needs from one more read of A. Compiled
+code sees two opaque operators; eager code launches the kernels directly, which costs less on the host.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+MOST_ROWS, MOST_COLUMNS = 64, 256
+"""The largest matrix of one sample that the kernels take."""
+
+Saved = tuple[Tensor | None, Tensor | None]
+
+
+def available(A: Tensor) -> bool:
+    """Whether the kernels take this per-sample A ``(B, m, n)``, from its shape, dtype and device alone."""
+    return (
+        A.device.type == "cuda"
+        and A.dim() == 3
+        and 0 < A.shape[1] <= MOST_ROWS
+        and 0 < A.shape[2] <= MOST_COLUMNS
+        and A.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        and _supported(A.device)
+    )
+
+
+@cache
+def _supported(device: torch.device) -> bool:
+    """Whether Triton is installed and the device has matrix units for float64."""
+    has_triton = find_spec("triton") is not None
+    return has_triton and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
+    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``; NaN where invalid."""
+    run = forward_operator if torch.compiler.is_compiling() else _forward
+    return run(raw, A, lower, upper), (lower, upper)
+
+
+def backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of raw, A (if wanted), lower and upper from that of y ``(B, n)``."""
+    run = backward_operator if torch.compiler.is_compiling() else _backward
+    grad_raw, grad_A, grad_lower, grad_upper = run(gradient, raw, A, *saved, wants_matrix)
+    return grad_raw, grad_A if wants_matrix else None, grad_lower, grad_upper
+
+
+def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """Launch; Triton is imported at the first call."""
+    from hardnet.kernels.affine_launch import launch_forward
+
+    return launch_forward(raw, A, lower, upper)
+
+
+def _backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch; an operator must return tensors, so an unwanted gradient is empty."""
+    from hardnet.kernels.affine_launch import launch_backward
+
+    grad_raw, grad_A, grad_lower, grad_upper = launch_backward(gradient, raw, A, lower, upper, wants_matrix)
+    return grad_raw, A.new_empty(0) if grad_A is None else grad_A, grad_lower, grad_upper
+
+
+forward_operator = torch.library.custom_op("hardnet::affine_forward", _forward, mutates_args=())
+backward_operator = torch.library.custom_op("hardnet::affine_backward", _backward, mutates_args=())
+
+
+@forward_operator.register_fake
+def _(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    return torch.empty_like(raw, memory_format=torch.contiguous_format)
+
+
+@backward_operator.register_fake
+def _(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    matrix = A.new_empty(A.shape) if wants_matrix else A.new_empty(0)
+    return raw.new_empty(raw.shape), matrix, A.new_empty(A.shape[:2]), A.new_empty(A.shape[:2])

@@ -1,0 +1,243 @@
+"""Dense algebra of one sample in 16-row blocks: loads, ``A A'`` on the matrix units, its factor and solves.
+
+Rows 16 i to 16 i + 15 are block i. The Gram matrix is a tuple of 16 x 16 tiles (lower triangle, packed by rows), summed
+over chunks of columns. It is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal
+blocks of D inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
+"""
+
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hardnet.kernels.common import add, load_as
+
+SIZE = tl.constexpr(16)
+PAIR = tl.constexpr(8)
+
+
+@triton.jit
+def load_blocks(
+    A, base, start,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Columns start to start + CHUNK of A as a tuple of 16-row tiles; zero beyond the matrix."""
+    columns = start + tl.arange(0, CHUNK)[None, :]
+    tiles = ()
+    for i in tl.static_range(BLOCKS):
+        rows = (tl.arange(0, SIZE) + i * SIZE)[:, None]
+        tiles = tiles + (load_as(A + base * m * n + rows * n + columns, (rows < m) & (columns < n), COMPUTE),)
+    return tiles
+
+
+@triton.jit
+def load_chunk(vector, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr):
+    """Entries start to start + CHUNK of a vector of length n."""
+    columns = start + tl.arange(0, CHUNK)
+    return load_as(vector + base * n + columns, columns < n, COMPUTE)
+
+
+@triton.jit
+def _load_pair(f, g, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr, BOTH: tl.constexpr):
+    """The two vectors as the first columns of a tile, so that the matrix units map them together with A."""
+    rows = (start + tl.arange(0, CHUNK))[:, None]
+    which = tl.arange(0, PAIR)[None, :]
+    pair = load_as(f + base * n + rows + 0 * which, (rows < n) & (which == 0), COMPUTE)
+    if BOTH:
+        pair += load_as(g + base * n + rows + 0 * which, (rows < n) & (which == 1), COMPUTE)
+    return pair
+
+
+@triton.jit
+def load_bound(bound, base, i: tl.constexpr, absent, ROWS: tl.constexpr, m: tl.constexpr, COMPUTE: tl.constexpr):
+    """Block i of a bound; absent 0, shared 1, per sample 2. Rows beyond m are free."""
+    rows = tl.arange(0, SIZE) + i * SIZE
+    if ROWS > 0:
+        value = load_as(bound + base * (m * (ROWS - 1)) + rows, rows < m, COMPUTE)
+        value = tl.where(rows < m, value, absent)
+    else:
+        value = tl.full((SIZE,), absent, COMPUTE)
+    return value
+
+
+@triton.jit
+def _invert(tile, tolerance, steps: tl.constexpr):
+    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; false when a pivot is lost to rounding.
+
+    Sweep k of the symmetric Gauss-Jordan method takes ``t_ij - c_i c_j / p`` with the column ``c = T e_k`` and the
+    pivot ``p = c_k``, but ``c_i / p`` in row and column k and ``-1 / p`` where they meet. The plain rank-one update
+    by ``v v' / p``, ``v = c - e_k``, does all of this at once and leaves 2 too much on the diagonal: after all sweeps
+    T has become ``2 I - T^-1``. Nothing cancels, because p <= 1. Two columns are swept together, as one 2 x 2 pivot,
+    to halve the chain of dependent steps. Rows of the identity need no sweep: the first ``steps`` rows do.
+    """
+    places = tl.arange(0, SIZE)
+    regular = True
+    for k in range(0, steps, 2):
+        unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
+        next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
+        column = tl.sum(tile * unit[None, :], axis=1)
+        next_column = tl.sum(tile * next_unit[None, :], axis=1)
+        pivot = tl.sum(column * unit, axis=0)
+        coupling = tl.sum(column * next_unit, axis=0)
+        clear = pivot > tolerance  # false for NaN
+        reciprocal = _reciprocal(tl.where(clear, pivot, 1.0))
+        next_pivot = tl.sum(next_column * next_unit, axis=0) - coupling * coupling * reciprocal
+        clear = clear & (next_pivot > tolerance)
+        next_reciprocal = _reciprocal(tl.where(clear, next_pivot, 1.0))
+        regular = regular & clear
+        vector = column - unit
+        next_vector = next_column - next_unit - vector * (coupling * reciprocal)
+        tile -= vector[:, None] * (vector * reciprocal)[None, :]
+        tile -= next_vector[:, None] * (next_vector * next_reciprocal)[None, :]
+    twice = tl.where(places[:, None] == places[None, :], 2.0, 0.0).to(tile.dtype)
+    return twice - tile, regular
+
+
+@triton.jit
+def _reciprocal(value):
+    """``1 / p`` for p between a tolerance and 1: a float32 guess and two Newton steps, cheaper than a division."""
+    guess = (1.0 / value.to(tl.float32)).to(value.dtype)
+    guess += guess * (1.0 - value * guess)
+    return guess + guess * (1.0 - value * guess)
+
+
+@triton.jit
+def _multiply(left, right):
+    """Product of two tiles in full precision."""
+    return tl.dot(left, right, input_precision="ieee", out_dtype=left.dtype)
+
+
+@triton.jit
+def _multiply_add(left, right, total):
+    """``total + left right`` in full precision."""
+    return tl.dot(left, right, total, input_precision="ieee", out_dtype=left.dtype)
+
+
+@triton.jit
+def dots(tiles, vector, BLOCKS: tl.constexpr):
+    """``A v`` for the columns of a chunk, block by block."""
+    products = ()
+    for i in tl.static_range(BLOCKS):
+        products = products + (tl.sum(tiles[i] * vector[None, :], axis=1),)
+    return products
+
+
+@triton.jit
+def combine(tiles, weights, BLOCKS: tl.constexpr):
+    """``A' w`` for the columns of a chunk."""
+    total = tiles[0] * weights[0][:, None]
+    for i in tl.static_range(1, BLOCKS):
+        total += tiles[i] * weights[i][:, None]
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def gram_and_images(
+    A, f, g, base,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
+    BOTH: tl.constexpr,
+):  # fmt: skip
+    """``A A'`` (tiles packed by rows), ``A f`` and, if ``BOTH``, ``A g`` (blocks), in one pass over A."""
+    gram = ()
+    images = ()
+    for i in tl.static_range(BLOCKS):
+        for _ in tl.static_range(i + 1):
+            gram = gram + (tl.zeros((SIZE, SIZE), COMPUTE),)
+        images = images + (tl.zeros((SIZE, PAIR), COMPUTE),)
+    for start in range(0, n, CHUNK):
+        tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
+        pair = _load_pair(f, g, base, start, n, CHUNK, COMPUTE, BOTH)
+        sums = ()
+        mapped = ()
+        for i in tl.static_range(BLOCKS):
+            for j in tl.static_range(i + 1):
+                sums = sums + (_multiply_add(tiles[i], tl.trans(tiles[j]), gram[i * (i + 1) // 2 + j]),)
+            mapped = mapped + (_multiply_add(tiles[i], pair, images[i]),)
+        gram = sums
+        images = mapped
+    which = tl.arange(0, PAIR)[None, :]
+    first = ()
+    second = ()
+    for i in tl.static_range(BLOCKS):
+        first = first + (tl.sum(tl.where(which == 0, images[i], 0.0), axis=1),)
+        second = second + (tl.sum(tl.where(which == 1, images[i], 0.0), axis=1),)
+    return gram, first, second
+
+
+@triton.jit
+def factorise(gram, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
+    """``S G S = L D L'`` by blocks, the scales S that give its rows length 1, and whether A has full rank.
+
+    The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number
+    ``j BLOCKS - j (j - 1) / 2 + i - j``.
+    """
+    rows = tl.arange(0, SIZE)[:, None]
+    columns = tl.arange(0, SIZE)[None, :]
+    scales = ()
+    scaled = ()
+    for i in tl.static_range(BLOCKS):
+        squares = tl.sum(tl.where(rows == columns, gram[i * (i + 3) // 2], 0.0), axis=1)
+        scales = scales + (1.0 / tl.sqrt(tl.where(tl.arange(0, SIZE) + i * SIZE < m, squares, 1.0)),)
+        for j in tl.static_range(i + 1):
+            scaled = scaled + (gram[i * (i + 1) // 2 + j] * scales[i][:, None] * scales[j][None, :],)
+    tiles = ()
+    regular = True
+    for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
+        padding = (rows == columns) & (rows + j * SIZE >= m)
+        inverse, clear = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
+        regular = regular & clear
+        column = ()
+        rest = ()
+        for i in tl.static_range(1, BLOCKS - j):
+            column = column + (_multiply(scaled[i * (i + 1) // 2], inverse),)
+            for k in tl.static_range(1, i + 1):
+                update = _multiply(column[i - 1], tl.trans(scaled[k * (k + 1) // 2]))
+                rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
+        tiles = tiles + (inverse,) + column
+        scaled = rest
+    return tiles, scales, regular
+
+
+@triton.jit
+def _solve(factor, scales, right, BLOCKS: tl.constexpr):
+    """``S (L D L')^-1 S r``, block by block."""
+    half = ()
+    for i in tl.static_range(BLOCKS):
+        entry = right[i] * scales[i]
+        for j in tl.static_range(i):
+            entry -= tl.sum(factor[j * BLOCKS - j * (j - 1) // 2 + i - j] * half[j][None, :], axis=1)
+        half = half + (entry,)
+    solution = ()
+    for back in tl.static_range(BLOCKS):
+        inverse = factor[(BLOCKS - 1 - back) * BLOCKS - (BLOCKS - 1 - back) * (BLOCKS - 2 - back) // 2]
+        entry = tl.sum(inverse * half[BLOCKS - 1 - back][None, :], axis=1)
+        for below in tl.static_range(back):  # solution[0] is the block below this one
+            tile = factor[(BLOCKS - 1 - back) * BLOCKS - (BLOCKS - 1 - back) * (BLOCKS - 2 - back) // 2 + below + 1]
+            entry -= tl.sum(tile * solution[below][:, None], axis=0)
+        solution = (entry,) + solution
+    scaled = ()
+    for i in tl.static_range(BLOCKS):
+        scaled = scaled + (solution[i] * scales[i],)
+    return scaled
+
+
+@triton.jit
+def solve_refined(
+    A, base, factor, scales, right,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
+    REFINE: tl.constexpr,
+):  # fmt: skip
+    """``(A A')^-1 r`` with ``REFINE`` corrections by the residual ``r - A A' q``, each one pass over the cached A."""
+    solution = _solve(factor, scales, right, BLOCKS)
+    for _ in tl.static_range(REFINE):
+        residual = right
+        for start in range(0, n, CHUNK):
+            tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
+            residual = add(residual, dots(tiles, combine(tiles, solution, BLOCKS), BLOCKS), -1.0, BLOCKS)
+        solution = add(solution, _solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
+    return solution

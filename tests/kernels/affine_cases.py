@@ -1,0 +1,90 @@
+"""Inputs for the kernels of the closed form, random and degenerate, and what must hold for them on any device."""
+
+import itertools
+
+import torch
+
+from hardnet.kernels import affine, affine_reference
+from hardnet.kernels.checking import check_kernel
+
+TOLERANCE = {torch.float64: 2e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+BOUNDS = ("both", "lower", "upper", "shared")
+
+
+def problem(seed, samples, m, n, dtype, device, bounds="both"):
+    """(raw, A, lower, upper, gradient): rows of many lengths, infinite bounds, equalities, one bad sample of a kind."""
+    source = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
+    A = normal(samples, m, n)
+    A[:, :, :m] += 2 * torch.eye(m, dtype=torch.float64)  # well away from rank loss
+    A = A * 2.0 ** torch.randint(-3, 4, (samples, m, 1), generator=source)
+    raw, middle = 2 * normal(samples, n), torch.einsum("bmn,bn->bm", A, normal(samples, n))
+    width = A.norm(dim=-1) * normal(samples, m).abs().where(normal(samples, m) > -0.8, 0.0)
+    lower, upper = middle - width, middle + width
+    lower[normal(samples, m) > 1.2] = -torch.inf
+    upper[normal(samples, m) > 1.2] = torch.inf
+    raw, A, lower, upper, gradient = (part.to(dtype) for part in (raw, A, lower, upper, normal(samples, n)))
+    lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)
+    spoil(raw, A, lower, upper)
+    if bounds == "shared":
+        lower, upper = lower[0], upper[0]
+    parts = raw, A, None if bounds == "upper" else lower, None if bounds == "lower" else upper, gradient
+    return tuple(part if part is None else part.to(device) for part in parts)
+
+
+def spoil(raw, A, lower, upper):
+    """One bad sample of each kind, after a good first one; and one inside its bounds with a negative zero."""
+    if len(raw) < 8:
+        return
+    A[1, 0] = 0.0
+    A[2, -1] = A[2, 0] if A.shape[1] > 1 else 0.0
+    A[3, 0, 0] = torch.nan
+    raw[4, 0] = torch.inf
+    lower[5, 0], upper[5, 0] = 1.0, 0.0
+    lower[6, 0], upper[6, 0] = torch.nan, torch.nan
+    lower[7], upper[7], raw[7] = -1e4, 1e4, -0.0
+
+
+def run_forward(raw, A, lower, upper, gradient):
+    return affine.forward(raw, A, lower, upper)[0]
+
+
+def run_backward(raw, A, lower, upper, gradient):
+    return affine.backward(gradient, raw, A, (lower, upper), True)
+
+
+def reference_forward(raw, A, lower, upper, gradient):
+    return affine_reference.forward(raw, A, lower, upper)
+
+
+def reference_backward(raw, A, lower, upper, gradient):
+    return affine_reference.backward(gradient, raw, A, lower, upper)
+
+
+def compare(shapes, dtypes, device, samples, seeds=(0,), kinds=BOUNDS):
+    """Kernel and reference agree on all shapes, dtypes and kinds of bounds."""
+    for (m, n), dtype, bounds in itertools.product(shapes, dtypes, kinds):
+        make = lambda seed: problem(seed, samples, m, n, dtype, device, bounds)  # noqa: B023
+        options = {"tolerance": TOLERANCE[dtype], "seeds": seeds}
+        check_kernel(run_forward, reference_forward, make, **options)
+        check_kernel(run_backward, reference_backward, make, **options)
+
+
+def compare_promises(shapes, device, samples):
+    """Inside stays bit for bit, bad samples harm nobody, a sample is alone in its batch, and no matrix unasked."""
+    for m, n in shapes:
+        raw, A, lower, upper, gradient = problem(3, samples, m, n, torch.float32, device)
+        y, saved = affine.forward(raw, A, lower, upper)
+        assert y[7].view(torch.int32).equal(raw[7].view(torch.int32))
+        assert y[1:7].isnan().all()
+        assert not y[[0, *range(7, samples)]].isnan().any()
+        grads = affine.backward(gradient, raw, A, saved, True)
+        for sample in (0, samples - 1):
+            one = slice(sample, sample + 1)
+            alone, kept = affine.forward(raw[one], A[one], lower[one], upper[one])
+            assert alone.equal(y[one])
+            for mine, ours in zip(affine.backward(gradient[one], raw[one], A[one], kept, True), grads, strict=True):
+                assert mine.equal(ours[one])
+        unasked = affine.backward(gradient, raw, A, saved, False)
+        assert unasked[1] is None
+        assert unasked[0].view(torch.int32).equal(grads[0].view(torch.int32))

@@ -1,0 +1,119 @@
+"""The kernels of the closed form against their reference: on the interpreter here, on a device where there is one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hardnet.kernels import affine, affine_reference
+from hardnet.kernels.checking import KernelMismatchError, check_kernel
+
+SMALL = [(1, 1), (2, 2), (3, 6), (5, 17)]
+EVERY = [
+    (1, 1), (1, 5), (2, 2), (3, 6), (8, 9), (5, 17), (4, 4), (5, 10), (7, 7), (8, 16), (8, 256),
+    (9, 12), (16, 16), (25, 50), (33, 40), (50, 100), (64, 64), (64, 256),
+]  # fmt: skip
+
+
+def interpret(statement):
+    """Run a statement on the CPU, where Triton interprets its kernels; it must know before it is imported."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    code = f"import torch; from tests.kernels.affine_cases import *; {statement}"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+def test_few_rows_agree_with_the_reference():
+    interpret(f"compare({SMALL}, (torch.float32,), 'cpu', 9, kinds=('both',))")
+    interpret("compare([(2, 2), (5, 17)], (torch.float64,), 'cpu', 9, kinds=('lower', 'upper', 'shared'))")
+
+
+def test_many_rows_agree_with_the_reference():
+    interpret("compare([(18, 21)], (torch.float32,), 'cpu', 8, kinds=('both',))")
+    interpret("compare([(9, 12)], (torch.float64,), 'cpu', 2, kinds=('shared',))")
+
+
+def test_half_types_agree_with_the_reference():
+    interpret("compare([(2, 2), (3, 6)], (torch.bfloat16, torch.float16), 'cpu', 2, kinds=('both',))")
+
+
+def test_promises_on_the_interpreter():
+    interpret("compare_promises([(2, 2), (6, 12)], 'cpu', 10)")
+
+
+def test_kernels_are_not_for_the_cpu_or_for_large_matrices():
+    assert not affine.available(torch.zeros(3, 2, 2))
+
+
+def test_reference_knows_the_answers_of_the_paper():
+    A = torch.tensor([[[1.0, 0.0], [1.0, 1.0]]], dtype=torch.float64)
+    raw, upper = torch.tensor([[2.0, -2.0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    y = affine_reference.forward(raw, A, None, upper)
+    torch.testing.assert_close(y, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+    jacobian = [
+        affine_reference.backward(row[None], raw, A, None, upper)[0][0] for row in torch.eye(2, dtype=torch.float64)
+    ]
+    torch.testing.assert_close(torch.stack(jacobian), torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64))
+
+
+def broken_value(x):
+    return 2 * x + 1e-3
+
+
+def broken_empty(x):
+    result = torch.empty_like(x)
+    result[1:] = 2 * x[1:]
+    return result
+
+
+def broken_input(x):
+    return x.mul_(2)
+
+
+def broken_shape(x):
+    return 2 * x[1:]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (broken_value, "off by"),
+        (broken_empty, "is NaN where the reference is not"),
+        (broken_input, "changed its input 0"),
+        (broken_shape, "is \\(3,\\)"),
+        (lambda x: 2 * x + 1e-9 * torch.rand(4), "differs between two runs"),
+    ],
+)
+def test_check_kernel_finds_what_is_wrong(broken, message):
+    make = lambda seed: (torch.arange(4, dtype=torch.float64) + seed,)
+    with pytest.raises(KernelMismatchError, match=message):
+        check_kernel(broken, lambda x: 2 * x, make, tolerance=1e-6)
+    check_kernel(lambda x: x + x, lambda x: 2 * x, make, tolerance=0.0)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+def test_every_shape_agrees_with_the_reference_on_the_device():
+    from tests.kernels.affine_cases import compare, compare_promises
+
+    compare(EVERY, (torch.float32, torch.float64), "cuda", 33, (0, 1))
+    compare([(2, 2), (5, 10), (25, 50)], (torch.bfloat16, torch.float16), "cuda", 33)
+    compare_promises(EVERY, "cuda", 33)
+
+
+@pytest.mark.gpu
+def test_capture_and_compile_give_the_same_bits():
+    from tests.kernels.affine_cases import problem
+
+    raw, A, lower, upper, _ = problem(0, 100, 2, 2, torch.float32, "cuda")
+    expected = affine.forward(raw, A, lower, upper)[0]
+    compiled = torch.compile(lambda *parts: affine.forward(*parts)[0], fullgraph=True)(raw, A, lower, upper)
+    assert compiled.view(torch.int32).equal(expected.view(torch.int32))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = affine.forward(raw, A, lower, upper)[0]
+    graph.replay()
+    assert captured.view(torch.int32).equal(expected.view(torch.int32))
