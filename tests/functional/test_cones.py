@@ -76,8 +76,8 @@ def test_psd_nan_stays_in_its_sample():
 def test_packing_keeps_inner_products():
     X, Y = (draw(5, 3, 3, seed=s) for s in (1, 2))
     X, Y = X + X.mT, Y + Y.mT
-    torch.testing.assert_close((pack(X) * pack(Y)).sum(-1), (X * Y).sum((-1, -2)))
-    torch.testing.assert_close(unpack(pack(X), 3), X)
+    torch.testing.assert_close((pack(X) * pack(Y)).sum(-1), (X * Y).sum((-1, -2)), rtol=0, atol=1e-14)
+    torch.testing.assert_close(unpack(pack(X), 3), X, rtol=0, atol=1e-15)
     assert [order(k * (k + 1) // 2) for k in range(1, 60)] == list(range(1, 60))
 
 
@@ -87,8 +87,8 @@ def test_frames_are_orthonormal_bases_with_eigenvalues_in_the_unit_interval(fram
     found = frame(z, torch.zeros(20, 1, dtype=D))
     eye = torch.eye(size, dtype=D).expand(20, -1, -1)
     turned = found.rotate(eye)
-    torch.testing.assert_close(turned @ turned.mT, eye)
-    torch.testing.assert_close(found.restore(turned), eye)
+    torch.testing.assert_close(turned @ turned.mT, eye, rtol=0, atol=1e-14)
+    torch.testing.assert_close(found.restore(turned), eye, rtol=0, atol=1e-14)
     assert bool(((found.delta >= 0) & (found.delta <= 1)).all())
 
 

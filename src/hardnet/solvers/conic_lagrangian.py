@@ -89,22 +89,20 @@ def _descend(raw: Tensor, stack: Stack, state: State, here: Point, move: Tensor)
 
 
 def _search(raw: Tensor, stack: Stack, state: State, here: Point, direction: Tensor) -> Point:
-    """A point at which the slope along `direction`, increasing by convexity, has lost half of its size.
+    """The full step, or a shorter one where it overshoots: where the slope along `direction` has turned and is steep.
 
-    Only slopes are compared: near the solution differences of values drown in rounding long before slopes do.
+    The slope increases along the way by convexity, so its secant tells where it vanishes. Only slopes are compared:
+    near the solution differences of values drown in rounding long before slopes do.
     """
-    first = (here.gradient * direction).sum(-1)
-    low, high = torch.zeros_like(first), torch.full_like(first, torch.inf)
-    step, running = torch.ones_like(first), first < 0
+    first = -(here.gradient * direction).sum(-1)
+    step, running = torch.ones_like(first), first > 0
     there = look(raw, stack, state, here.y + direction)
     for _ in range(TRIALS):
         slope = (there.gradient * direction).sum(-1)
-        running = running & (slope.abs() > -0.5 * first)
+        running = running & (slope > 0.5 * first)
         if not bool(running.any()):
             break
-        low, high = torch.where(slope < 0, step, low), torch.where(slope > 0, step, high)
-        middle = torch.where(high.isinf(), 2 * step, (low + high) / 2)
-        step = torch.where(running, middle, step)
+        step = torch.where(running, step * (first / (first + slope)).clamp_min(0.1), step)
         there = look(raw, stack, state, here.y + step.unsqueeze(-1) * direction)
     return there
 
