@@ -6,16 +6,20 @@ import torch
 from torch import Tensor
 
 
-def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None, rows: int = -1) -> Tensor:
+def may_look(tensor: Tensor) -> bool:
+    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+
+
+def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``s = relu(lower - p) - relu(p - upper) = clamp(p, lower, upper) - p``, NaN for samples with invalid bounds.
 
     Invalid is lower > upper, lower = +inf, upper = -inf or NaN; infinite bounds on the open side give s = 0.
 
     Args:
-        product: ``p = A raw``, ``(B, m)`` or, with ``rows=0``, ``(m, B)``.
-        lower: Of a shape that broadcasts with `product`, or None.
+        product: ``p = A raw``, ``(B, m)``.
+        lower: ``(B, m)`` or ``(m,)`` or None.
         upper: Like `lower`.
-        rows: The dimension of the rows.
     """
     if lower is not None and upper is not None:
         width = upper - lower
@@ -25,7 +29,7 @@ def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None
         width = torch.finfo(product.dtype).max - lower.clamp_min(0)
     else:
         return product - product
-    narrowest = width if width.shape[rows] == 1 else width.amin(rows, keepdim=True)
+    narrowest = width if width.shape[-1] == 1 else width.amin(-1, keepdim=True)
     return product.clamp(lower, upper).sub_(product).add_(nan_where_negative(narrowest))
 
 

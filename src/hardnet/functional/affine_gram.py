@@ -13,18 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import moved, outer_sum, signed_violation, split_by_side, times
+from hardnet.functional.affine_bounds import may_look, moved, outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 from hardnet.functional.affine_pinv import pseudo_inverse
 
 Saved = tuple[Tensor, ...]
 SAFE_DISTANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
-
-
-def may_look(tensor: Tensor) -> bool:
-    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
-    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:

@@ -14,29 +14,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import moved, nan_where_negative, signed_violation, split_by_side
+from hardnet.functional.affine_bounds import (
+    may_look,
+    moved,
+    nan_where_negative,
+    signed_violation,
+    split_by_side,
+    times,
+)
 
 Saved = tuple[Tensor, ...]
+SAFE_DISTANCE = {torch.float64: 1e-6, torch.float32: 1.0}
+"""Below this squared distance of a unit row from the rows before it, a sample's answer is refined."""
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
     """``y = raw + A⁺ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
-    rows, output = A.permute(1, 2, 0).contiguous(), raw.t().contiguous()
-    violation = signed_violation((rows * output).sum(1), _batch_last(lower), _batch_last(upper), 0)
-    R, L, inverse = orthogonalise(rows)
+    violation = signed_violation(times(A, raw), lower, upper).t().contiguous()
+    rows = A.permute(1, 2, 0).contiguous()
+    R, L, inverse, distance = orthogonalise(rows)
     weights = substitute(L, violation).mul_(inverse)
     step = combine(weights, R)
-    # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings, and this squares them
-    correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
-    step, weights = step.add_(combine(correction, R)), weights.add_(correction)
-    return moved(raw, step.t()), (rows, output, R, L, inverse, violation, weights, step)
+    doubtful = (distance < SAFE_DISTANCE[A.dtype]).any(0) if may_look(A) else None
+    if doubtful is None or doubtful.any():
+        # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings, and this squares them
+        correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
+        correction = correction if doubtful is None else torch.where(doubtful, correction, 0)
+        step, weights = step.add_(combine(correction, R)), weights.add_(correction)
+    return moved(raw, step.t()), (rows, R, L, inverse, violation, weights, step)
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    rows, output, R, L, inverse, violation, weights, step = saved
+    rows, R, L, inverse, violation, weights, step = saved
     incoming = gradient.t().contiguous()
     inside = (R * incoming).sum(1).mul_(inverse)
     w = substitute_transposed(L, inside)
@@ -47,23 +59,29 @@ def backward(
         across = incoming - combine(inside, R)
         grad_matrix = substitute_transposed(L, weights).unsqueeze(1) * across
         grad_matrix.addcmul_(w.unsqueeze(1), step.unsqueeze(0), value=-1)
-        grad_matrix.addcmul_(active.unsqueeze(1), output.unsqueeze(0), value=-1)
+        grad_matrix.addcmul_(active.unsqueeze(1), raw.t().contiguous(), value=-1)
         grad_matrix = grad_matrix.permute(2, 0, 1)
     return grad_raw, grad_matrix, below.t(), above.t()
 
 
-def orthogonalise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``A = L R`` of rows ``(m, n, B)``: R, L below its diagonal ``(m, m, B)``, and 1 / diag(D), NaN if dependent."""
+def orthogonalise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``A = L R`` of rows ``(m, n, B)``: R, L below its diagonal ``(m, m, B)``, 1 / diag(D), and ``d_k / |a_k|²``.
+
+    The last is the squared distance of the unit row k from the rows before it; 1 / diag(D) is NaN if it is rounding.
+    """
     m, n, samples = rows.shape
-    R, L, D = rows.clone(), rows.new_empty(m, m, samples), (rows * rows).sum(1)
-    floor = D * -((4 * n * torch.finfo(rows.dtype).eps) ** 2)  # rows as short as this beside A are rounding
+    R, L, size = rows.clone(), rows.new_empty(m, m, samples), (rows * rows).sum(1)
+    R_rows, squares = R.unbind(0), [size[0]]
     for k in range(m - 1):
-        first, rest = R[k], R[k + 1 :]
-        multiplier = (rest * first).sum(1).div_(D[k])
-        rest.addcmul_(multiplier.unsqueeze(1), first.unsqueeze(0), value=-1)
+        first, rest = R_rows[k], R[k + 1 :]
+        multiplier = (rest * first).sum(1).div_(squares[k])
+        rest.addcmul_(multiplier.unsqueeze(1), first, value=-1)
         L[k + 1 :, k] = multiplier
-        D[k + 1] = (rest[0] * rest[0]).sum(0)
-    return R, L, D.reciprocal().add_(nan_where_negative(floor.add_(D)))
+        squares.append((R_rows[k + 1] * R_rows[k + 1]).sum(0))
+    D = torch.stack(squares)
+    distance = D / size
+    rounding = (4 * n * torch.finfo(rows.dtype).eps) ** 2
+    return R, L, D.reciprocal().add_(nan_where_negative((distance - rounding).amin(0))), distance
 
 
 def substitute(L: Tensor, right: Tensor) -> Tensor:
@@ -85,8 +103,3 @@ def substitute_transposed(L: Tensor, right: Tensor) -> Tensor:
 def combine(weights: Tensor, rows: Tensor) -> Tensor:
     """``sum_k w_k a_k``: weights ``(m, B)`` and rows ``(m, n, B)`` to ``(n, B)``."""
     return (rows * weights.unsqueeze(1)).sum(0)
-
-
-def _batch_last(bound: Tensor | None) -> Tensor | None:
-    """A bound ``(B, m)`` or ``(m,)`` as ``(m, B)`` or ``(m, 1)``."""
-    return None if bound is None else bound.unsqueeze(-1) if bound.dim() == 1 else bound.t()

@@ -57,7 +57,7 @@ def linsat(
     variant: Variant = "entropic",
     solver: Solver = "newton",
     tolerance: float = 1e-10,
-    max_iterations: int = 200,
+    max_iterations: int = 100,
     on_invalid: Policy = "raise",
 ) -> Tensor:
     """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower <= A y <= upper`` hold.
@@ -164,10 +164,12 @@ def _encode(
     bound = torch.where(says, bound, 0)
     dummy, target = multiple * bound, (multiple + (place >= up)) * bound
     if variant == "entropic":
-        return Balance(weights, weights, dummy, dummy, target, says, None)
+        return Balance(weights, weights, dummy, dummy, target, says, None, torch.ones_like(total))
     pattern = (weights > 0).double()
     crowd = (says.double() @ pattern).clamp_min(1) if variant == "v1" else None
-    return Balance(weights, pattern, dummy, (dummy > 0).double(), target, says, crowd)
+    largest = weights.amax(dim=-1)
+    scale = largest if torch.equal(largest.unsqueeze(-1) * pattern, weights) else None
+    return Balance(weights, pattern, dummy, (dummy > 0).double(), target, says, crowd, scale)
 
 
 def _bounds(lower: Tensor | None, upper: Tensor | None, encoding: Encoding, batch: torch.Size) -> Tensor:
