@@ -166,7 +166,7 @@ def test_curvature_and_rows_enter_as_the_formula_says():
 @pytest.mark.parametrize("rows", [3, 40])
 def test_dependent_rows_are_split_by_the_pseudo_inverse(rows):
     A = draw(6, rows, 5)
-    A = torch.cat([A, A[:, :2]], 1)
+    A = torch.cat([A, A[:, :1] + A[:, 1:2], A[:, :1] / 3], 1)
     A = A / A.norm(dim=-1, keepdim=True)
     active = torch.rand(6, rows + 2, generator=torch.Generator().manual_seed(0)) < 0.7
     active[:, [0, 1, rows, rows + 1]] = True

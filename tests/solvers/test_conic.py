@@ -5,7 +5,7 @@ import torch
 from tests.solvers.convex import D, ball, draw, families, half_plane, quadratic
 
 from hardnet.functional.conic import solve_intersection
-from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status
+from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status, conic
 from hardnet.solvers.cones import project_second_order
 from hardnet.solvers.conic_iterate import miss, optimality
 from hardnet.solvers.stack import Stack
@@ -96,6 +96,13 @@ def test_a_sample_does_not_depend_on_its_mates():
     assert torch.equal(solve_intersection(other, blocks).y[0], whole[0])
 
 
+def test_chunks_change_nothing(monkeypatch):
+    raw, blocks = 3 * draw(BATCH, N), FAMILIES["rows and cone"]
+    whole = solve_intersection(raw, blocks)
+    monkeypatch.setattr(conic, "_chunk", lambda stack, raw: 5)
+    assert torch.equal(solve_intersection(raw, blocks).y, whole.y)
+
+
 def test_several_batch_dimensions_and_none():
     raw, blocks = 3 * draw(2, 3, 2), [ball([0.0, 0], 1.0), half_plane([1.0, 0], 0.2)]
     found = solve_intersection(raw, blocks)
@@ -110,6 +117,12 @@ def test_empty_sets_are_infeasible_and_mates_are_solved():
     moving = ball([0.0, 0], 1.0)._replace(b=-center)
     found = solve_intersection(draw(3, 2), [ball([0.0, 0], 1.0), moving])
     assert found.status.tolist() == [Status.SOLVED, Status.INFEASIBLE, Status.SOLVED]
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.003])
+def test_a_narrow_gap_is_infeasible_too(gap):
+    found = solve_intersection(draw(3, 2), [ball([0.0, 0], 1.0), ball([2 + gap, 0], 1.0)])
+    assert found.status.tolist() == [Status.INFEASIBLE] * 3
 
 
 def test_a_set_that_is_merely_far_away_is_not_called_empty():

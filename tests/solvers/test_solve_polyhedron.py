@@ -5,7 +5,7 @@ import torch
 from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
 
 from hardnet.errors import MissingExtraError
-from hardnet.solvers import Status, compiled, project_affine
+from hardnet.solvers import Status, compiled, project_affine, proximal
 from hardnet.solvers.newton import newton
 from hardnet.solvers.problem import standard_form
 
@@ -84,10 +84,11 @@ def test_newton_settles_most_samples_with_few_rows_and_is_right_where_it_says_so
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_sample_has_the_same_bits_in_any_batch(backend):
-    for arguments in (gaussian(48, 10, 20), gaussian(48, 10, 5), duplicated(48), gaussian(48, 20, 8, shared=True)):
+    shapes = (gaussian(16, 10, 20), gaussian(16, 10, 5), duplicated(16), gaussian(16, 20, 8, shared=True))
+    for arguments in (*shapes, gaussian(16, 50, 50)):
         whole = project_affine(*arguments, backend=backend)
-        for index in (slice(5, 6), slice(7, 9), slice(30, 48)):
-            part = project_affine(*(x[index] if len(x) == 48 else x for x in arguments), backend=backend)
+        for index in (slice(5, 6), slice(7, 9), slice(10, 16)):
+            part = project_affine(*(x[index] if len(x) == 16 else x for x in arguments), backend=backend)
             assert torch.equal(part.y, whole.y[index])
             assert torch.equal(part.dual, whole.dual[index])
 
@@ -149,6 +150,17 @@ def test_certificates_of_random_empty_sets_hold():
     bound = torch.where(found.dual > 0, middle + 0.1, middle)
     assert product(A.mT, found.dual).abs().max() <= 1e-7
     assert ((bound * found.dual).sum(-1) < 0).all()
+
+
+def test_contradictory_parallel_rows_are_found_before_iterating(monkeypatch):
+    monkeypatch.setattr(proximal, "STEPS", 0)
+    raw, A, lower, upper = gaussian(4, 5, 8)
+    A[2, 6], lower[2, 6], upper[2, 6] = -2 * A[2, 1], -2 * lower[2, 1] + 1, -2 * lower[2, 1] + 2
+    problem = standard_form(raw, A, lower, upper, A.norm(dim=-1))
+    found = proximal.settle(problem)
+    assert found.infeasible.tolist() == [False, False, True, False]
+    assert found.dual[2].nonzero().squeeze(-1).tolist() == [1, 6]
+    assert product(A[2].mT, found.dual[2]).abs().max() <= 1e-14
 
 
 def test_empty_sets_leave_their_batch_mates_alone():

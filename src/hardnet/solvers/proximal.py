@@ -114,15 +114,15 @@ def _proves_empty(problem: Problem, ray: Tensor, y: Tensor) -> Tensor:
 def _parallel_conflict(problem: Problem, gram: Tensor) -> Tensor:
     """The first pair of parallel rows whose intervals are disjoint, as a certificate; zero where there is none."""
     m = gram.shape[-1]
-    parallel = gram.abs() > 1 - PARALLEL
     same = gram > 0
-    low = torch.where(same, problem.lower.unsqueeze(-2), -problem.upper.unsqueeze(-2))
-    slack = problem.slack.unsqueeze(-1) + problem.slack.unsqueeze(-2)
-    clash = (parallel & (low - problem.upper.unsqueeze(-1) > 10 * slack)).flatten(1)  # row i above: lower_j > upper_i
-    found, pair = clash.max(-1)
-    first, second = pair // m, pair % m
-    aligned = same.flatten(1).gather(-1, pair.unsqueeze(-1)).squeeze(-1)
-    value = torch.where(found, 1.0, 0.0).to(gram)
-    certificate = torch.zeros_like(problem.lower).scatter(-1, first.unsqueeze(-1), value.unsqueeze(-1))
-    other = torch.where(aligned, -value, value).unsqueeze(-1)
-    return certificate.scatter_add(-1, second.unsqueeze(-1), other)
+    upper, lower = problem.upper.unsqueeze(-2), problem.lower.unsqueeze(-2)
+    low, high = torch.where(same, lower, -upper), torch.where(same, upper, -lower)  # row j seen along row i
+    slack = 10 * (problem.slack.unsqueeze(-1) + problem.slack.unsqueeze(-2))
+    above = low - problem.upper.unsqueeze(-1) > slack
+    clash = (gram.abs() > 1 - PARALLEL) & (above | (problem.lower.unsqueeze(-1) - high > slack))
+    found, pair = clash.flatten(1).max(-1)
+    at = pair.unsqueeze(-1)
+    sign = torch.where(above.flatten(1).gather(-1, at), 1.0, -1.0).to(gram) * found.unsqueeze(-1)
+    other = torch.where(same.flatten(1).gather(-1, at), -sign, sign)
+    certificate = torch.zeros_like(problem.lower).scatter(-1, at // m, sign)
+    return certificate.scatter_add(-1, at % m, other)
