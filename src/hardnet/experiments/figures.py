@@ -206,6 +206,7 @@ def learning_curves(results: Sequence[Result], objective: str, limit: float | No
             _curve(right, result, "violation", floor=1e-17)
         if limit is not None:
             left.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
+            left.set_ylim(top=min(left.get_ylim()[1], limit + 3 * abs(limit)))  # a bad start must not flatten the rest
         left.set_yscale("log" if objective == "mse" else "linear")
         right.set_yscale("log")
         for panel, title in ((left, objective), (right, "largest violation")):

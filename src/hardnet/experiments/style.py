@@ -7,7 +7,7 @@ body {
   margin: 0; background: #fafbfc; color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
-main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
+main { max-width: 1240px; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
 h1 { margin: 0; font-size: 2rem; letter-spacing: -0.02em; }
 h2 { margin: 0 0 0.25rem; font-size: 1.3rem; letter-spacing: -0.01em; }
 header p, section > p { margin: 0.25rem 0 1rem; color: var(--soft); }
@@ -55,7 +55,7 @@ tbody th { font-weight: 500; }
 .broken { background: var(--red); }
 .plain td { white-space: normal; }
 .note { margin: 0.6rem 0 1rem; font-size: 0.8rem; }
-figure { margin: 1.25rem auto 0; max-width: 960px; }
+figure { margin: 1.25rem auto 0; max-width: 1000px; }
 img { display: block; width: 100%; }
 figcaption { padding: 0.25rem 0.6rem 0; color: var(--soft); font-size: 0.8rem; text-align: center; }
 @media print { body { background: white; } section, .card { break-inside: avoid; } nav { display: none; } }
