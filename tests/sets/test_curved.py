@@ -131,6 +131,16 @@ def test_every_number_may_depend_on_x():
             constraint.numbers(None, raw)
 
 
+def test_learned_numbers_receive_gradients():
+    radius = torch.nn.Parameter(torch.tensor(0.5, dtype=D))
+    learned = sets.Ball(torch.zeros(N, dtype=D), radius) & SETS["box"]
+    raw = 2 * draw(5, N, seed=23)
+    project(learned, raw).square().sum().backward()
+    assert radius.grad is not None
+    assert radius.grad.item() > 0.1
+    assert not learned.constant
+
+
 def test_gradcheck_through_the_numbers_of_an_intersection():
     A, root = draw(2, 2, seed=1), draw(2, 2, seed=2)
     both = sets.SecondOrderCone(A, lambda x: x[..., :2], torch.zeros(2, dtype=D), 0.6) & sets.Quadratic(

@@ -8,6 +8,7 @@ import torch
 from hardnet import sets
 from hardnet.certificate import check
 from hardnet.errors import InfeasibleError, MissingExtraError, NonFiniteError, ShapeError, UnsupportedSetError
+from hardnet.layers.hardnet_cvx import HardNetCvx
 from tests.solvers.convex import D, draw
 
 cp = pytest.importorskip("cvxpy")
@@ -83,6 +84,13 @@ def test_a_failed_sample_is_named_or_nan(constraint):
         project(constraint, raw, x)
     y = project(constraint, raw, x, on_infeasible="nan", on_invalid="nan")
     assert y.isnan().any(-1).tolist() == [False, True, False, True, False]
+
+
+def test_an_intersection_with_a_program_is_refused(constraint):
+    with pytest.raises(UnsupportedSetError, match=r"write all constraints as one hn\.Cvxpy"):
+        HardNetCvx(constraint & sets.Ball(torch.zeros(3, dtype=D), 1.0))
+    raw, x = (tensor.detach() for tensor in data())
+    assert torch.equal(HardNetCvx(constraint)(raw, x), project(constraint, raw, x))
 
 
 def test_copies_compile_again(constraint):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.solvers.blocks import Block
 from hardnet.solvers.conic_iterate import State, miss, start
-from hardnet.solvers.conic_lagrangian import approach
+from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
 from hardnet.solvers.conic_newton import finish, repair
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
@@ -81,6 +81,8 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
         state = State(*(field.index_copy(0, index, new) for field, new in zip(state, own, strict=True)))
         iterations = iterations.index_add(0, index, found.spent + steps)
         lost = lost.index_copy(0, index, found.gone & (own.residual > tolerance))
-    status = torch.where(state.residual <= tolerance, Status.SOLVED, Status.NOT_CONVERGED)
+    solved = state.residual <= tolerance
+    lost = lost | (~solved & hopeless(raw, unit, state.y, BEYOND_REACH))
+    status = torch.where(solved, Status.SOLVED, Status.NOT_CONVERGED)
     status = torch.where(lost, Status.INFEASIBLE, status).to(torch.int8)
     return Solution(repair(raw, unit, state), state.dual / factor, status, iterations, state.residual)

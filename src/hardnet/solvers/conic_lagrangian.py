@@ -15,7 +15,9 @@ from hardnet.solvers.conic_iterate import State, finite, pull, scale
 from hardnet.solvers.stack import Stack
 
 FAR = 1e6
-"""A sample is infeasible where no point of the set lies within FAR times the size of raw and of the set's numbers."""
+"""Iterations stop where no point of the set lies within FAR times the size of raw and of the set's numbers."""
+BEYOND_REACH = 1e2
+"""The same for a sample that did not converge: it is called infeasible, and not merely unfinished."""
 LARGEST_PENALTY = 1e9
 """Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
 TRIALS = 12
@@ -50,7 +52,7 @@ def approach(raw: Tensor, stack: Stack, state: State, accuracy: float, limit: in
         good = running & (slope <= torch.maximum(0.1 * gap, 0.1 * accuracy * size))
         residual = torch.maximum(slope, gap) / size
         if bool(good.any()):
-            gone = gone | (good & hopeless(raw, stack, state.y))
+            gone = gone | (good & hopeless(raw, stack, state.y, FAR))
             state = _advance(state, here, good, residual)
             running = running & ~gone & ~(good & (residual <= accuracy))
             if not bool(running.any()):
@@ -107,8 +109,8 @@ def _search(raw: Tensor, stack: Stack, state: State, here: Point, direction: Ten
     return there
 
 
-def hopeless(raw: Tensor, stack: Stack, y: Tensor) -> Tensor:
-    """Samples whose set has no point within `FAR` of y, by convexity of ``f(y) = 1/2 dist(G(y), K)^2``.
+def hopeless(raw: Tensor, stack: Stack, y: Tensor, reach: float) -> Tensor:
+    """Samples whose set has no point within `reach` sizes of y, by convexity of ``f(y) = 1/2 dist(G(y), K)^2``.
 
     ``0 = f(point) >= f(y) + grad f . (point - y)`` puts every feasible point at least ``f / |grad f|`` away.
     """
@@ -117,4 +119,4 @@ def hopeless(raw: Tensor, stack: Stack, y: Tensor) -> Tensor:
     half = (excess * excess).sum(-1) / 2
     gradient = torch.linalg.vector_norm(pull(stack, y, excess), dim=-1)
     size = scale(raw) + stack.size(y).amax(-1)
-    return (half > FAR * size * gradient) & (excess.abs().amax(-1) > 1e-7 * size)
+    return (half > reach * size * gradient) & (excess.abs().amax(-1) > 1e-7 * size)
