@@ -1,6 +1,6 @@
 """The measured table: every pair has a row, with numbers or with the method's reason to refuse."""
 
-from hardnet.benchmarks.methods import measure, standard_sets, table
+from hardnet.benchmarks.methods import measure, overview, standard_sets, table
 
 
 def test_every_pair_is_measured_or_refused_with_a_remedy():
@@ -14,4 +14,5 @@ def test_every_pair_is_measured_or_refused_with_a_remedy():
             assert "method='" in row["refused"]
             assert row["violation"] is None
     assert {row["method"] for row in rows if row["set"].startswith("ball") and row["refused"] is None} >= {"none"}
+    assert overview(rows).count("\n") == len(standard_sets()) + 1
     assert table(rows).count("\n") == len(rows) + 1

@@ -80,6 +80,23 @@ def table(rows: Sequence[dict]) -> str:
     return table_text(headers, [[row[key] for key in keys] for row in rows])
 
 
+def overview(rows: Sequence[dict]) -> str:
+    """One line per set, one column per method: ``forward + backward ms (violation)``, a dash where it is refused."""
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    lines: dict[str, list[object]] = {}
+    for row in rows:
+        lines.setdefault(row["set"], [row["set"]]).append(_summary(row))
+    return table_text(["set", *names], list(lines.values()))
+
+
+def _summary(row: dict) -> str | None:
+    """One cell of the overview."""
+    if row["refused"] is not None:
+        return None
+    total = row["forward_ms"] + row["backward_ms"]
+    return f"{total:.0f} ({row['violation']:.1g})" if total >= 10 else f"{total:.2g} ({row['violation']:.1g})"
+
+
 def _pairs(device: str, names: Sequence[str], seconds: float, seed: int) -> Iterator[dict]:
     """Row after row."""
     for standard in standard_sets(seed):
