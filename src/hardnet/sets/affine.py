@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.functional.completion import matvec
 from hardnet.functional.inputs import check_affine
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
 def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
     """``relu(A y - upper) + relu(lower - A y)``, row by row: ``(*batch, m)``."""
-    product = (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+    product = matvec(rows.A, y)
     total = torch.zeros_like(product)
     if rows.upper is not None:
         total = total + (product - rows.upper).clamp_min(0)
@@ -25,7 +26,7 @@ def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
 
 def affine_scale(rows: AffineRows, y: Tensor) -> Tensor:
     """``|A| |y| + max(|lower|, |upper|)`` over the finite bounds, row by row: ``(*batch, m)``."""
-    size = (rows.A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
+    size = matvec(rows.A.abs(), y.abs())
     bound = torch.zeros_like(size)
     for side in (rows.lower, rows.upper):
         if side is not None:
