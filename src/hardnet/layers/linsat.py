@@ -49,7 +49,7 @@ class LinSAT(TableLayer):
         variant: Variant = "entropic",
         solver: Solver = "newton",
         tolerance: float = 1e-10,
-        max_iterations: int = 200,
+        max_iterations: int = 100,
         on_invalid: Policy = "raise",
     ) -> None:
         super().__init__(constraint)

@@ -31,6 +31,9 @@ LINK_STEPS = 16
 LONGEST_STEP = 20.0
 """Largest change of a score in one step, for the same reason."""
 
+ARMIJO = 1e-4
+"""Part of the first-order fall that a step must achieve."""
+
 REGULARISATION = 1e-12
 """Added to the unit diagonal of the scaled Jacobian, so that dependent rows do not stop the solve."""
 
@@ -49,6 +52,8 @@ class Balance(NamedTuple):
         target: ``(B, k)``.
         active: ``(B, k)`` bool: rows that say something for this sample.
         crowd: In how many rows each variable counts, ``(B, n)``; None for the sigmoid.
+        row_scale: ``weights = row_scale * slope`` row by row, ``(k,)``, where there is such a scale: then the equations
+            are the gradient of a convex function of the multipliers; None where there is none.
     """
 
     weights: Tensor
@@ -58,12 +63,13 @@ class Balance(NamedTuple):
     target: Tensor
     active: Tensor
     crowd: Tensor | None
+    row_scale: Tensor | None
 
     def detach(self) -> Balance:
         """The same numbers without their history."""
         crowd = None if self.crowd is None else self.crowd.detach()
         shared, own = (self.weights.detach(), self.slope.detach()), (self.dummy.detach(), self.dummy_slope.detach())
-        return Balance(*shared, *own, self.target.detach(), self.active, crowd)
+        return Balance(*shared, *own, self.target.detach(), self.active, crowd, self.row_scale)
 
 
 class Point(NamedTuple):
@@ -154,7 +160,8 @@ def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max
 def proves_infeasible(balance: Balance, direction: Tensor) -> Tensor:
     """Whether ``direction . target > max over the cube of direction . (weights x + dummy beta)``, ``(B,)``.
 
-    Then no x in the unit cube meets the rows (Farkas). At the least residual, minus the residual is such a direction.
+    Then no x in the unit cube meets the rows (Farkas). Diverging multipliers are such a direction, and so is minus the
+    least residual.
     """
     direction = torch.where(balance.active, direction, 0)
     reach = (direction @ balance.weights).clamp_min(0).sum(dim=-1)
@@ -181,14 +188,46 @@ def _damped_step(balance: Balance, scores: Tensor, dual: Tensor, done: Tensor) -
     step = newton_step(balance, point, point.residual)
     change = torch.cat([step @ balance.slope, step * balance.dummy_slope], dim=-1).abs().amax(dim=-1, keepdim=True)
     step = step * (LONGEST_STEP / change).clamp(max=1)
-    error, length = torch.linalg.vector_norm(point.residual, dim=-1), torch.ones_like(scores[:, 0])
+    error = torch.linalg.vector_norm(point.residual, dim=-1)
+    value, fall = _value(balance, scores, dual), error
+    if balance.row_scale is not None:
+        fall = -(point.residual / balance.row_scale * step).sum(dim=-1)
+    length = torch.ones_like(error)
     for _ in range(30):
-        moved = evaluate(balance, scores, dual + length.unsqueeze(-1) * step)
-        good = done | (torch.linalg.vector_norm(moved.residual, dim=-1) <= (1 - 1e-4 * length) * error)
+        trial = dual + length.unsqueeze(-1) * step
+        shorter = _residual_length(balance, scores, trial) <= (1 - ARMIJO * length) * error
+        lower = _value(balance, scores, trial) <= value - ARMIJO * length * fall
+        good = done | lower | (shorter & (error <= ROUGH))
         if bool(good.all()):
             break
         length = torch.where(good, length, length / 2)
     return dual + length.unsqueeze(-1) * step
+
+
+def _residual_length(balance: Balance, scores: Tensor, dual: Tensor) -> Tensor:
+    """``|residual|``, ``(B,)``."""
+    return torch.linalg.vector_norm(evaluate(balance, scores, dual).residual, dim=-1)
+
+
+def _value(balance: Balance, scores: Tensor, dual: Tensor) -> Tensor:
+    """What a step must lower, ``(B,)``.
+
+    Where the equations are the gradient of a convex function it is this function, which leads out of regions where all
+    sigmoids are flat and the residual does not change; else the length of the residual. (Close to the solution the
+    fall of the convex function drowns in rounding, and a shorter residual is enough.)
+    """
+    if balance.row_scale is None:
+        return _residual_length(balance, scores, dual)
+    return _potential(balance, balance.row_scale, scores, dual)
+
+
+def _potential(balance: Balance, row_scale: Tensor, scores: Tensor, dual: Tensor) -> Tensor:
+    """The convex function whose gradient is ``residual / row_scale``: the integral of each variable by its score."""
+    logits = _link(scores + dual @ balance.slope, balance.crowd)
+    extra = 0 if balance.crowd is None else (balance.crowd - 1) * (softplus(logits) - logits.sigmoid())
+    slack = balance.dummy / torch.where(balance.dummy_slope > 0, balance.dummy_slope, 1)
+    own = slack * softplus(balance.dummy_slope * dual) - balance.target * dual
+    return (softplus(logits) + extra).sum(dim=-1) + (own / row_scale).sum(dim=-1)
 
 
 def _rescale_shared(balance: Balance, scores: Tensor, dual: Tensor, row: int) -> Tensor:
