@@ -6,7 +6,6 @@ code sees two opaque operators; eager code launches the kernels directly, which 
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -14,27 +13,25 @@ from torch import Tensor
 
 MOST_ROWS, MOST_COLUMNS = 64, 256
 """The largest matrix of one sample that the kernels take."""
+MOST_ROWS_IN_HALF = 8
+"""The same for bfloat16 and float16: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
+HAS_TRITON = find_spec("triton") is not None
 
 Saved = tuple[Tensor | None, Tensor | None]
 
 
 def available(A: Tensor) -> bool:
     """Whether the kernels take this per-sample A ``(B, m, n)``, from its shape, dtype and device alone."""
-    return (
-        A.device.type == "cuda"
-        and A.dim() == 3
-        and 0 < A.shape[1] <= MOST_ROWS
-        and 0 < A.shape[2] <= MOST_COLUMNS
-        and A.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-        and _supported(A.device)
-    )
+    if A.device.type != "cuda" or A.dim() != 3 or not HAS_TRITON or not A.is_floating_point():
+        return False
+    most_rows = MOST_ROWS if A.dtype in (torch.float64, torch.float32) else MOST_ROWS_IN_HALF
+    return 0 < A.shape[1] <= most_rows and 0 < A.shape[2] <= MOST_COLUMNS and _supported(A.device)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _supported(device: torch.device) -> bool:
-    """Whether Triton is installed and the device has matrix units for float64."""
-    has_triton = find_spec("triton") is not None
-    return has_triton and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether the device has matrix units for float64."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:

@@ -15,7 +15,7 @@ def _prepare(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None)
     valid = (low <= high).all(-1) & signed.isfinite().all(-1) & products.isfinite().all(-1)
     rows = A.double().where(valid[:, None, None], 0.0)
     inverse = torch.linalg.pinv(rows, rtol=0.0)
-    spectrum = torch.linalg.svdvals(rows)
+    spectrum = torch.linalg.svdvals(rows / rows.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny))
     cutoff = max(A.shape[-2:]) * min(torch.finfo(A.dtype).eps, torch.finfo(torch.float32).eps)
     return signed, inverse, valid & (spectrum[:, -1] > cutoff * spectrum[:, 0])
 
