@@ -16,7 +16,7 @@ ORDER = [
     {"sets"},
     {"layers"},
     {"model", "storage", "certificate"},
-    {"testing", "metrics", "train"},
+    {"testing", "metrics", "gradients", "train"},
     {"problems"},
     {"experiments", "benchmarks"},
     {"cli", "__main__"},

@@ -1,7 +1,8 @@
 """hardnet: neural networks whose outputs satisfy hard, input-dependent constraints by construction."""
 
-from hardnet import errors, functional, layers, metrics, sets, solvers, testing
+from hardnet import errors, functional, gradients, layers, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
+from hardnet.gradients import GradientFlow, gradient_flow
 from hardnet.layers import explain, methods
 from hardnet.model import HardNet
 from hardnet.sets import (
@@ -27,6 +28,7 @@ __all__ = [
     "Certificate",
     "Cvxpy",
     "Equality",
+    "GradientFlow",
     "HardNet",
     "Quadratic",
     "SecondOrderCone",
@@ -35,6 +37,8 @@ __all__ = [
     "errors",
     "explain",
     "functional",
+    "gradient_flow",
+    "gradients",
     "layers",
     "load",
     "methods",

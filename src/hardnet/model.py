@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.functional.leak import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
 from hardnet.sets.base import ConstraintSet
@@ -22,6 +23,8 @@ class HardNet(nn.Module):
         net: Any module that maps x to raw outputs ``(*batch, raw_dim)``.
         constraint: The set C(x).
         method: ``"auto"``, the name of a method, or a layer built on this constraint.
+        leak: Share of the loss gradient that passes the enforcement straight through, in [0, 1]. 0 is the exact
+            gradient; a small share frees samples that are stuck on the boundary (see `hardnet.gradients`).
 
     Example:
         >>> import torch, hardnet as hn
@@ -30,8 +33,12 @@ class HardNet(nn.Module):
         >>> y = model(torch.randn(5, 3))
     """
 
-    def __init__(self, net: nn.Module, constraint: ConstraintSet, method: str | Layer = "auto") -> None:
+    def __init__(
+        self, net: nn.Module, constraint: ConstraintSet, method: str | Layer = "auto", *, leak: float = 0.0
+    ) -> None:
         super().__init__()
+        if not 0 <= leak <= 1:
+            raise ShapeError(sentence("leak", "a share between 0 and 1", leak))
         if not isinstance(net, nn.Module):
             raise DTypeError(sentence("net", "an nn.Module", type(net).__name__))
         if not isinstance(constraint, ConstraintSet):
@@ -39,6 +46,7 @@ class HardNet(nn.Module):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
         self.layer = build_layer(constraint, method)
         self.net = self.layer.prepare(net)
+        self.leak = leak
 
     @property
     def constraint(self) -> ConstraintSet:
@@ -54,7 +62,10 @@ class HardNet(nn.Module):
         """The enforced output, or with ``enforce=False`` (the paper's warm start) the raw one of this call."""
         raw = self.net(x)
         self._check(raw)
-        return self.layer(raw, x) if enforce else raw
+        if not enforce:
+            return raw
+        y = self.layer(raw, x)
+        return leak_gradient(y, raw, self.leak) if self.leak else y
 
     def _check(self, raw: Tensor) -> None:
         """Refuse a network that emits another number of outputs than the method needs."""

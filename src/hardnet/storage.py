@@ -42,6 +42,7 @@ def save(model: HardNet, path: str | Path, *, example: Tensor | None = None) -> 
         "format": FORMAT,
         "method": model.method,
         "options": _options(model.layer),
+        "leak": model.leak,
         "dtype": str(next((p.dtype for p in model.parameters()), torch.float32)),
         "constraint": describe(model.constraint),
     }
@@ -79,7 +80,7 @@ def _assemble(
     layer = LAYERS.get(description["method"])
     if layer is None:
         raise FileError(f"the file was saved with method {description['method']!r}, which this installation lacks")
-    return HardNet(net, constraint, layer(constraint, **description["options"]))
+    return HardNet(net, constraint, layer(constraint, **description["options"]), leak=description["leak"])
 
 
 def _options(layer: Layer) -> dict[str, Any]:

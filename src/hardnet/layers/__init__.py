@@ -6,6 +6,7 @@ from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.cdgm import CDGM
 from hardnet.layers.cone import Cone
 from hardnet.layers.dc3 import DC3
+from hardnet.layers.dc3_smooth import SmoothDC3
 from hardnet.layers.hardnet_aff import HardNetAff
 from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
@@ -36,6 +37,7 @@ __all__ = [
     "Police",
     "Projection",
     "Rayen",
+    "SmoothDC3",
     "Soft",
     "build_layer",
     "explain",

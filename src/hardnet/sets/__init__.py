@@ -10,12 +10,15 @@ from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.lmi import LMI
 from hardnet.sets.quadratic import Quadratic
+from hardnet.sets.region import AffineOnRegion
 from hardnet.sets.simplex import Simplex
+from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
 
 __all__ = [
     "LMI",
     "Affine",
+    "AffineOnRegion",
     "AffineRows",
     "Ball",
     "Box",
@@ -28,4 +31,5 @@ __all__ = [
     "Quadratic",
     "SecondOrderCone",
     "Simplex",
+    "Smooth",
 ]
