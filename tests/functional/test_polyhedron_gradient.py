@@ -178,3 +178,14 @@ def test_dependent_rows_are_split_by_the_pseudo_inverse(rows):
     solved = solve_active(A, active, target)
     expected = torch.linalg.pinv(masked @ masked.mT, rtol=1e-12) @ (target * active).unsqueeze(-1)
     assert torch.allclose(solved, expected.squeeze(-1), atol=1e-8)
+
+
+def test_nearly_dependent_rows_keep_the_digits_that_they_have():
+    """Rows at an angle of 1e-6 lose six digits, not the twelve that their Gram matrix would lose."""
+    A = torch.cat([draw(8, 1, 6) + 1e-6 * draw(8, 2, 6, seed=1), draw(8, 2, 6, seed=2)], 1)
+    v = draw(8, 6, seed=3)
+    tangent, multiplier = split(v, A, torch.ones(8, 4, dtype=torch.bool))
+    Q = torch.linalg.qr(A.mT).Q
+    expected = v - (Q @ (Q.mT @ v.unsqueeze(-1))).squeeze(-1)
+    assert torch.allclose(tangent, expected, atol=1e-8)
+    assert torch.allclose((A.mT @ multiplier.unsqueeze(-1)).squeeze(-1) + tangent, v, atol=1e-8)
