@@ -1,7 +1,8 @@
 """Vanishing gradients: how much of the loss gradient passes the enforcement.
 
 A projection loses the component of the gradient that is normal to the active constraints. That is right where the loss
-would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could improve. ``HardNet(..., leak=0.1)`` is one remedy.
+would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could improve.
+``HardNet(..., leak=0.1)`` is one remedy.
 """
 
 from __future__ import annotations
