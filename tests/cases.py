@@ -101,6 +101,31 @@ def simple_balance() -> hn.Equality:
     return hn.Equality(draw(2, 4, seed=14), torch.ones(2, dtype=torch.float64))
 
 
+def moving_balance() -> hn.Equality:
+    return hn.Equality(matrix_of, bound_of)
+
+
+def half_moving_balance() -> hn.Equality:
+    return hn.Equality(draw(2, 4, seed=3), bound_of)
+
+
+STEPS = torch.eye(4, dtype=torch.float64) - torch.diag(torch.ones(3, dtype=torch.float64), 1)
+
+
+def wide_bound(x: Tensor) -> Tensor:
+    """(*batch, 4)."""
+    return x.abs() + 0.5
+
+
+def small_total(x: Tensor) -> Tensor:
+    """(*batch, 1), in the unit cube's reach."""
+    return 1 + 0.5 * torch.tanh(x[..., :1])
+
+
+def moving_total() -> hn.Equality:
+    return hn.Equality(torch.ones(1, 4, dtype=torch.float64), small_total)
+
+
 def ball_of_x() -> hn.Ball:
     return hn.Ball(torch.zeros(4, dtype=torch.float64), radius_of)
 
@@ -123,11 +148,21 @@ CASES = [
     Case("cvx-lmi", lambda: hn.layers.HardNetCvx(matrix_inequality()), 3),
     Case("cvx-mixed", lambda: hn.layers.HardNetCvx(ball_of_x() & hn.Box(-0.6, 0.6) & quadratic()), 4, 2),
     Case("dc3", lambda: hn.layers.DC3(balance()), 3),
+    Case("dc3-moving", lambda: hn.layers.DC3(moving_rows()), 4, 4, compiled=True),
+    Case("dc3-completion", lambda: hn.layers.DC3(moving_balance(), predicted=[1, 3], dim=4), 2, 4, compiled=True),
+    Case("kkt-hpinn-moving", lambda: hn.layers.KKThPINN(half_moving_balance()), 4, 4, compiled=True),
+    Case("acnet-moving", lambda: hn.layers.ACnet(moving_balance(), residuals=[0, 2], dim=4), 2, 4, compiled=True),
+    Case("rayen-point", lambda: hn.layers.Rayen(constant_rows(), raw_as="point"), 4, compiled=True),
+    Case("rayen-equality", lambda: hn.layers.Rayen(balance()), 3, compiled=True),
+    Case("rayen-sigmoid", lambda: hn.layers.Rayen(hn.Simplex(4), radial="sigmoid"), 4, compiled=True),
     Case("rayen", lambda: hn.layers.Rayen(many_rows()), 4),
     Case("rayen-curved", lambda: hn.layers.Rayen(quadratic() & hn.Box(-2.0, 2.0)), 4),
     Case("linsat", lambda: hn.layers.LinSAT(positive_rows()), 4, spread=0.1),
     Case("cdgm", lambda: hn.layers.CDGM(constant_rows()), 4),
     Case("cone", lambda: hn.layers.Cone(homogeneous_rows()), 4),
+    Case("cdgm-moving", lambda: hn.layers.CDGM(hn.Affine(STEPS, upper=wide_bound)), 4, 4, compiled=True),
+    Case("linsat-moving", lambda: hn.layers.LinSAT(moving_total(), temperature=0.3), 4, 4, spread=0.1),
+    Case("cone-box", lambda: hn.layers.Cone(hn.Affine(STEPS[:3], upper=0.0), box=0.5), 4, compiled=True),
     Case("kkt-hpinn", lambda: hn.layers.KKThPINN(simple_balance()), 4),
     Case("acnet", lambda: hn.layers.ACnet(simple_balance()), 2),
 ]

@@ -119,6 +119,8 @@ def test_any_leading_dimensions():
         (hn.Affine(draw(2, 4), 0.0) & hn.Box(0.0), "projection"),
         (hn.Affine(lambda x: x, 0.0) & hn.Box(0.0), "projection"),
         (hn.Box(0.0, 1.0), "cvx"),
+        (hn.Ball(torch.zeros(2), 1.0) & hn.Box(0.0), "cvx"),
+        (hn.sets.AffineOnRegion(draw(3, 2)), "police"),
     ],
 )
 def test_auto_follows_the_written_rule(constraint, method):

@@ -1,9 +1,9 @@
 """method="auto": a written rule that the user can read and query.
 
-1. A set with a projection of its own that is as cheap as the closed form (a box, a simplex, a ball, ...): ``cvx``.
+1. A set with a projection of its own (a box, a simplex, a ball, a cone, ..., their intersections, CVXPY): ``cvx``.
 2. Affine rows that are independent and well conditioned, or whose A depends on x: the closed form, ``aff``.
 3. Any other affine rows (more rows than outputs, dependent or ill-conditioned rows): the exact ``projection``.
-4. Everything else (curved sets, intersections, CVXPY): ``cvx``.
+4. Everything else: the first method that accepts the set (``police`` for an affine map on a region of inputs).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError
-from hardnet.layers.base import Layer
+from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.registry import LAYERS
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
@@ -22,9 +22,6 @@ from hardnet.sets.intersection import Intersection
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A the closed form is refused: it may move outputs by cond(A) times the
 violation, where the exact projection never moves further than the nearest feasible point."""
-
-CONSIDERED = ("aff", "projection", "cvx")
-"""The methods that 'auto' chooses from: those that keep expressive power and promise feasibility."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,19 @@ def _choose(constraint: ConstraintSet) -> tuple[str, str]:
     if constraint.projectable:
         return "cvx", f"{type(constraint).__name__} has an exact projection of its own"
     if not constraint.polyhedral:
-        return "cvx", f"{type(constraint).__name__} is convex but not given by affine rows alone"
+        return _made_for(constraint)
     objection = _objection(constraint)
     if objection is not None:
         return "projection", objection
     return "aff", "affine rows in closed form, exact and without iteration"
+
+
+def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
+    """The first method that accepts a set with neither affine rows nor a projection of its own, and promises something."""
+    for name, layer in LAYERS.items():
+        if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
+            return name, f"{type(constraint).__name__} is what it is made for"
+    return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"
 
 
 def _objection(constraint: ConstraintSet) -> str | None:
