@@ -82,7 +82,7 @@ def _choose(constraint: ConstraintSet) -> tuple[str, str]:
 
 
 def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
-    """The first method that accepts a set with neither affine rows nor a projection of its own, and promises something."""
+    """The first method that accepts a set without affine rows and without a projection, and promises something."""
     for name, layer in LAYERS.items():
         if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
             return name, f"{type(constraint).__name__} is what it is made for"
