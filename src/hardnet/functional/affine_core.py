@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+import hardnet.kernels.affine as kernel
 from hardnet.functional import affine_gram, affine_pair, affine_pinv, affine_rows, affine_single, affine_square
 
-Saved = tuple[Tensor, ...]
+Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
 MOST_UNROLLED_NUMBERS = 512
 """Few rows are unrolled: up to this many, and up to this many numbers of A per sample."""
@@ -35,12 +36,14 @@ class Path(NamedTuple):
 def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype and device alone, so that forward and backward agree.
 
-    A factor or a shared A: its pseudo-inverse. One or two rows: their formulas. Few rows: unrolled Gram-Schmidt.
-    Square: LU. Else: the Gram matrix.
+    A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One or two
+    rows: their formulas. Few rows: unrolled Gram-Schmidt. Square: LU. Else: the Gram matrix.
     """
     m, n = A.shape[-2:]
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor))
+    if kernel.available(A):
+        return Path(kernel.forward, kernel.backward)
     if m == 1:
         return Path(affine_single.forward, affine_single.backward)
     if m == 2:
