@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.blocks import Block
-from hardnet.solvers.conic_iterate import State, miss, start
+from hardnet.solvers.conic_iterate import merge, miss, select, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
 from hardnet.solvers.conic_newton import finish, repair
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
 
-ROUNDS = (1e-4, 1e-4, 1e-5, 1e-5, 1e-6, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9) for _ in range(4))
 """Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
-STEPS = 20
+STEPS = 8
 """Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
 
 
@@ -75,11 +75,14 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
         index = ((state.residual > max(tolerance * 1e-3, 1e-13)) & ~lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part = unit.select(raw[index], index)
-        found = approach(raw[index], part, State(*(field[index] for field in state)), accuracy, STEPS)
-        own, steps = finish(raw[index], part, found.state)
-        state = State(*(field.index_copy(0, index, new) for field, new in zip(state, own, strict=True)))
-        iterations = iterations.index_add(0, index, found.spent + steps)
+        point = raw[index]
+        part = unit.select(point, index)
+        found = approach(point, part, select(state, index), accuracy, STEPS)
+        near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # Newton may lead astray from further away
+        polished, steps = finish(point[near], part.select(point[near], near), select(found.state, near))
+        own = merge(found.state, near, polished)
+        state = merge(state, index, own)
+        iterations = iterations.index_add(0, index, found.spent.index_add(0, near, steps))
         lost = lost.index_copy(0, index, found.gone & (own.residual > tolerance))
     solved = state.residual <= tolerance
     lost = lost | (~solved & hopeless(raw, unit, state.y, BEYOND_REACH))

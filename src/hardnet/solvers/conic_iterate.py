@@ -33,7 +33,8 @@ def scale(raw: Tensor) -> Tensor:
 
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     """``DG(y)' dual``, ``(B, n)``."""
-    return (stack.jacobian(y).mT @ dual.unsqueeze(-1)).squeeze(-1)
+    pieces = zip(stack.images, stack.split(dual), strict=True)
+    return torch.stack([(image.jacobian(y).mT @ own.unsqueeze(-1)).squeeze(-1) for image, own in pieces]).sum(0)
 
 
 def conditions(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +48,16 @@ def optimality(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     first, second = conditions(raw, stack, y, dual)
     size = torch.maximum(first.abs().amax(-1), second.abs().amax(-1)) / scale(raw)
     return torch.where(size.isnan(), torch.inf, size)
+
+
+def select(state: State, index: Tensor) -> State:
+    """The samples `index` alone."""
+    return State(*(field[index] for field in state))
+
+
+def merge(state: State, index: Tensor, part: State) -> State:
+    """`state` with the samples `index` replaced by `part`."""
+    return State(*(field.index_copy(0, index, new) for field, new in zip(state, part, strict=True)))
 
 
 def finite(v: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.conic_iterate import State, conditions, miss, optimality, scale
+from hardnet.solvers.conic_iterate import State, conditions, merge, miss, optimality, scale, select
 from hardnet.solvers.stack import Saddle, Stack
 
 TARGET = 1e-15
@@ -14,21 +14,27 @@ TARGET = 1e-15
 
 def finish(raw: Tensor, stack: Stack, state: State, limit: int = 12) -> tuple[State, Tensor]:
     """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
-    residual = optimality(raw, stack, state.y, state.dual)
-    state, steps = state._replace(residual=residual), torch.zeros_like(residual, dtype=torch.int64)
-    running = residual > TARGET
+    state = state._replace(residual=optimality(raw, stack, state.y, state.dual))
+    steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > TARGET
     for _ in range(limit):
-        if not bool(running.any()):
+        index = running.nonzero().squeeze(-1)
+        if index.numel() == 0:
             break
-        y, dual = step(raw, stack, state, torch.zeros_like(state.penalty))
-        residual = optimality(raw, stack, y, dual)
-        better = running & (residual < state.residual)
-        running = better & (residual > TARGET) & (residual < 0.5 * state.residual)
-        keep = better.unsqueeze(-1)
-        y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
-        state = State(y, dual, state.penalty, torch.where(better, residual, state.residual))
-        steps = steps + better
+        moved, better, again = _try_step(raw[index], stack.select(raw[index], index), select(state, index))
+        state, running = merge(state, index, moved), running.index_copy(0, index, again)
+        steps = steps.index_add(0, index, better.to(steps.dtype))
     return state, steps
+
+
+def _try_step(raw: Tensor, stack: Stack, state: State) -> tuple[State, Tensor, Tensor]:
+    """One step, kept where it lowers the residual; which samples it helped, and which may need another ``(B,)``."""
+    y, dual = step(raw, stack, state, torch.zeros_like(state.penalty))
+    residual = optimality(raw, stack, y, dual)
+    better = residual < state.residual
+    keep = better.unsqueeze(-1)
+    y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
+    again = (residual > TARGET) & (residual < 0.5 * state.residual)
+    return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
 
 
 def step(raw: Tensor, stack: Stack, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +61,7 @@ def repair(raw: Tensor, stack: Stack, state: State) -> Tensor:
     index = ((over > 1) & (state.residual < 1e-4)).nonzero().squeeze(-1)
     if index.numel() == 0:
         return y
-    part, own = stack.select(y[index], index), State(*(field[index] for field in state))
+    part, own = stack.select(y[index], index), select(state, index)
     least = 4 * torch.finfo(y.dtype).eps * scale(raw[index]).unsqueeze(-1)  # below it a margin drowns in rounding
     missed = miss(part, own.y)
     tight = part.tightened(own.y, (2 * missed.amax(-1, keepdim=True) + least).expand_as(missed))
