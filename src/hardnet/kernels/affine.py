@@ -6,6 +6,7 @@ code sees two opaque operators; eager code launches the kernels directly, which 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -30,7 +31,13 @@ def available(A: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _supported(device: torch.device) -> bool:
-    """Whether the device has matrix units for float64."""
+    """Whether the device has matrix units for float64; a constant for compiled code."""
+    return _capable(device)
+
+
+@cache
+def _capable(device: torch.device) -> bool:
+    """The same, asked of the driver once."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
