@@ -37,7 +37,7 @@ SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
 
 def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
     """Slope of log time over log size by least squares, over the upper half of the sizes."""
-    half = len(sizes) // 2
+    half = min(len(sizes) // 2, len(sizes) - 2)
     points = [(math.log(size), math.log(time)) for size, time in zip(sizes, times, strict=True)][half:]
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
