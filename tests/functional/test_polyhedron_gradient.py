@@ -189,3 +189,13 @@ def test_nearly_dependent_rows_keep_the_digits_that_they_have():
     expected = v - (Q @ (Q.mT @ v.unsqueeze(-1))).squeeze(-1)
     assert torch.allclose(tangent, expected, atol=1e-8)
     assert torch.allclose((A.mT @ multiplier.unsqueeze(-1)).squeeze(-1) + tangent, v, atol=1e-8)
+
+
+def test_the_compromise_on_an_empty_set_passes_gradcheck():
+    raw, A, middle = draw(2, 3), draw(2, 5, 3, seed=1), 2 * draw(2, 5, seed=2)
+
+    def nearest(raw, A, lower, upper):
+        return project_affine(raw, A, lower, upper, on_infeasible="nearest")
+
+    assert gradcheck(nearest, leaves(raw, A, middle, middle + 0.1))
+    assert gradcheck(nearest, leaves(raw, A[0], middle, middle + 0.1))

@@ -16,12 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
+from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import look_is_free
-from hardnet.solvers.active import solve_active
-from hardnet.solvers.problem import multiply
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.solution import Status
 
@@ -102,7 +100,7 @@ class _Projection(torch.autograd.Function):
         """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
         if grads[0] is None:
             return None, None, None, None
-        return _gradients(grads[0], *ctx.saved_tensors, needed=ctx.needs_input_grad)
+        return gradients(grads[0], *ctx.saved_tensors, needed=ctx.needs_input_grad)
 
     @staticmethod
     def vmap(
@@ -126,67 +124,3 @@ def _lead(tensor: Tensor | None, dim: int | None, core: int, depth: int) -> Tens
     tensor = tensor.movedim(dim, 0)
     missing = depth - (tensor.dim() - 1 - core)
     return tensor.reshape(tensor.shape[0], *(1,) * missing, *tensor.shape[1:])
-
-
-def _gradients(
-    grad: Tensor,
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    y: Tensor,
-    dual: Tensor,
-    side: Tensor,
-    status: Tensor,
-    *,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """The cotangents of raw, A, lower and upper."""
-    batch, (flat_raw, rows, low, high) = flatten(raw, A, lower, upper)
-    sound = (status == Status.SOLVED) | (status == Status.NOT_CONVERGED) | (status == Status.INFEASIBLE)
-    sound = sound.reshape(-1, 1)
-    if not bool(sound.all()):  # numbers of invalid samples may be NaN
-        rows = rows if rows.dim() == 2 else torch.where(sound.unsqueeze(-1), rows, 0.0)
-    tight = low == high
-    side = side.reshape(low.shape)
-    active = ((side != 0) | tight) & sound
-    cotangent = torch.where(sound & ~grad.reshape(flat_raw.shape).isnan(), grad.double().reshape(flat_raw.shape), 0.0)
-    u, w = implicit_vjp(cotangent, rows, active)
-    found = (_flat(y, sound), _flat(dual, sound))
-    if torch.is_grad_enabled():  # a derivative of this derivative is asked for
-        found = _resolved(flat_raw, rows, low, high, side, active)
-    shares = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
-    return (
-        _reduce(u, batch, raw) if needed[0] else None,
-        _matrix_gradient(u, w, *found, batch, A) if needed[1] else None,
-        _reduce(w * shares[0], batch, lower) if needed[2] and lower is not None else None,
-        _reduce(w * shares[1], batch, upper) if needed[3] and upper is not None else None,
-    )
-
-
-def _flat(tensor: Tensor, sound: Tensor) -> Tensor:
-    return torch.where(sound, tensor.double().reshape(len(sound), -1), 0.0)
-
-
-def _resolved(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, side: Tensor, active: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The point y and dual as differentiable functions of the numbers, on the active set that was found."""
-    bound = torch.where(side > 0, upper, lower)
-    target = torch.where(active, multiply(A, raw) - torch.where(active, bound, 0.0), 0.0)
-    dual = solve_active(A, active, target)
-    return raw - multiply(A.mT, dual), dual
-
-
-def _matrix_gradient(u: Tensor, w: Tensor, y: Tensor, dual: Tensor, batch: torch.Size, A: Tensor) -> Tensor:
-    """``-dual u' - w y'``; for a shared A the sum over the batch, without a matrix per sample."""
-    if A.dim() == 2:
-        return -(dual.mT @ u + w.mT @ y).to(A.dtype)
-    left, right = torch.stack([dual, w], -1), torch.stack([u, y], -2)
-    return _reduce(torch.bmm(-left, right), batch, A)
-
-
-def _reduce(gradient: Tensor, batch: torch.Size, like: Tensor) -> Tensor:
-    """Sum over the batch dimensions that `like` was shared along, in its dtype."""
-    core = gradient.shape[1:]
-    return gradient.reshape(*batch, *core).sum_to_size(like.shape).to(like.dtype)
