@@ -66,9 +66,9 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
 
 def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
     """All samples are outside: alternate the globally convergent phase and the fast one until each is solved."""
-    near = stack.nearby(raw)
-    unit, factor = stack.scaled(near), stack.factor(near)
-    state = start(raw, near, unit)
+    first = stack.nearby(raw)
+    unit, factor = stack.scaled(first), stack.factor(first)
+    state = start(raw, first, unit)
     iterations = torch.zeros_like(state.residual, dtype=torch.int64)
     lost = torch.zeros_like(state.residual, dtype=torch.bool)
     for accuracy in ROUNDS:
