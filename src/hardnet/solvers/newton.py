@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hardnet.solvers.problem import Problem, multiply
 
-STEPS = 6
+STEPS = {16: 4, 1 << 30: 6}
+"""Most steps, by the most rows they serve: a sample that cycles is cheap to pass on where rows are few."""
 CHUNK_ENTRIES = 1 << 19
 """Most entries of the matrices that are solved at once: they stay in the cache."""
 
@@ -37,7 +38,8 @@ def _settle(gram: Tensor, scaled: list[Tensor], index: Tensor, result: tuple[Ten
     dual, steps, settled = result
     product, lower, upper, slack = (part[index] for part in scaled)
     side = _outside(product, lower, upper, slack)
-    for _ in range(STEPS):
+    most = next(steps for rows, steps in STEPS.items() if product.shape[-1] <= rows)
+    for _ in range(most):
         rows = gram if gram.dim() == 2 else gram[index]
         guess = _tight(rows, side, product - torch.where(side > 0, upper, lower))
         steps[index] += 1
