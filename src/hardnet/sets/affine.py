@@ -25,13 +25,16 @@ def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
 
 
 def affine_scale(rows: AffineRows, y: Tensor) -> Tensor:
-    """``|A| |y| + max(|lower|, |upper|)`` over the finite bounds, row by row: ``(*batch, m)``."""
-    size = matvec(rows.A.abs(), y.abs())
-    bound = torch.zeros_like(size)
+    """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, row by row: ``(*batch, m)``.
+
+    Measured by the largest output, not output by output: an output is rounded relative to the sums it came from, so a
+    coordinate that lands on the bound 0 among outputs of size 1 may be off by a rounding of 1, not of 0.
+    """
+    size = rows.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
     for side in (rows.lower, rows.upper):
         if side is not None:
-            bound = torch.maximum(bound, torch.where(side.isfinite(), side.abs(), 0).expand_as(size))
-    return size + bound
+            size = size + torch.where(side.isfinite(), side.abs(), 0)
+    return size
 
 
 class Affine(ConstraintSet):
@@ -85,5 +88,5 @@ class Affine(ConstraintSet):
         return affine_residual(self.rows(numbers, y), y)
 
     def scale(self, numbers: AffineRows, y: Tensor) -> Tensor:
-        """``|A| |y| + max(|lower|, |upper|)``."""
+        """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
         return affine_scale(self.rows(numbers, y), y)

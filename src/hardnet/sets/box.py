@@ -11,6 +11,7 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.box import project_box
 from hardnet.functional.inputs import check_bound
 from hardnet.functional.samples import Policy
+from hardnet.sets.affine import affine_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -72,12 +73,8 @@ class Box(ConstraintSet):
         return total
 
     def scale(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
-        """``max(|lower|, |upper|)``: a clamp adds nothing up, so only the bound itself can round."""
-        size = y.abs()
-        for side in numbers:
-            if side is not None:
-                size = torch.maximum(size, torch.where(side.isfinite(), side.abs(), 0).expand_as(size))
-        return size
+        """``|y|_inf + |lower| + |upper|``, as for any affine row."""
+        return affine_scale(self.rows(numbers, y), y)
 
     def project(
         self, numbers: BoxNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

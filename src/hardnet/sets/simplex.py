@@ -75,8 +75,8 @@ class Simplex(ConstraintSet):
         return affine_residual(self.rows(numbers, y), y)
 
     def scale(self, numbers: SimplexNumbers, y: Tensor) -> Tensor:
-        """``|y| + total`` and ``sum |y| + total``: every entry is a difference of numbers of that size."""
-        return affine_scale(self.rows(numbers, y), y) + numbers.total.abs().unsqueeze(-1)
+        """``|a|_1 |y|_inf + |lower| + |upper|``, as for any affine row."""
+        return affine_scale(self.rows(numbers, y), y)
 
     def project(
         self, numbers: SimplexNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
