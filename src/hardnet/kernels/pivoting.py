@@ -5,6 +5,9 @@ mathematics. A step of the reference is some fifty launches over the whole batch
 and a sample stops when it is through.
 """
 
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types.
+# ruff: noqa: ANN001, ANN202
+
 from __future__ import annotations
 
 import torch
