@@ -98,17 +98,17 @@ def main_table(
     known = all_peers(device)
     chosen = {name: known[name] for name in (known if peers is None else peers)}
     missing = [name for name, peer in chosen.items() if not peer.installed]
+    tools = {"hardnet": Peer((), ours)} | {name: peer for name, peer in chosen.items() if peer.installed}
     rows: list[dict[str, Any]] = []
+    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows, "missing": missing}
     for size in sizes or (CPU_SIZES if device == "cpu" else GPU_SIZES):
         case = problem(size, device, dtype, seed)
         exact = _exact(case)
-        tools = {"hardnet": Peer((), ours)} | {name: peer for name, peer in chosen.items() if peer.installed}
         rows += [_row(name, peer, case, str(size), exact, device, seconds) for name, peer in tools.items()]
         _print(rows, str(size))
+        if out is not None:  # after every size: a run that is cut short keeps what it has
+            common.write_json(out, result)
     print("not installed:", ", ".join(missing) or "none")
-    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows, "missing": missing}
-    if out is not None:
-        common.write_json(out, result)
     return result
 
 
