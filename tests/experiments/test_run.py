@@ -123,6 +123,26 @@ def test_methods_that_cannot_express_a_problem_say_why(tmp_path):
     assert not (tmp_path / "named").exists()
 
 
+def test_among_all_methods_one_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch):
+    broken = specs.Method("broken", "broken", specs.by_name("aff"))
+    monkeypatch.setattr(broken.__class__, "settings", _refuse(broken, specs.Method.settings))
+    monkeypatch.setattr(specs, "choose_methods", lambda names: [broken, specs.all_methods()["nn"]])
+    options = {"seeds": "1", "epochs": 1, "device": "cpu"}
+    paths = reproduce(request("pwc", methods="all", **options, out=tmp_path / "all"))
+    assert [path.stem for path in paths] == ["nn"]
+    with pytest.raises(HardNetError, match="out of luck"):
+        reproduce(request("pwc", methods="broken", **options, out=tmp_path / "named"))
+
+
+def _refuse(broken, settings):
+    def refuse(self, *arguments):
+        if self is broken:
+            raise HardNetError("out of luck")
+        return settings(self, *arguments)
+
+    return refuse
+
+
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", methods="aff", epochs=8)
     pressed = partial(os.kill, os.getpid(), signal.SIGINT)
@@ -141,7 +161,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_killed_command_resumes_to_the_same_numbers(tmp_path):
-    options = ["--methods", "aff", "--seeds", "1-2", "--epochs", "250", "--device", "cpu", "--out", str(tmp_path)]
+    options = ["--methods", "aff", "--seeds", "1-2", "--epochs", "120", "--device", "cpu", "--out", str(tmp_path)]
     code = (
         "import hardnet.experiments.row as row; row.CHECKPOINT_SECONDS = 0.05; import hardnet.cli; hardnet.cli.main()"
     )
@@ -157,7 +177,7 @@ def test_a_killed_command_resumes_to_the_same_numbers(tmp_path):
     subprocess.run([*command, "--resume"], env=environment, check=True, stdout=subprocess.DEVNULL)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    whole = run(tmp_path / "whole", methods="aff", epochs=250)
+    whole = run(tmp_path / "whole", methods="aff", epochs=120)
     torch.set_num_threads(threads)
     assert numbers(tmp_path / "pwc" / "aff.json") == numbers(whole[0])
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hardnet.experiments.results import read_json, write_json
 from hardnet.experiments.row import Row
 from hardnet.experiments.specs import Method
 from hardnet.problems import PROBLEMS
-from hardnet.train import Display, Silence, World, joined, local_device
+from hardnet.train import Display, InterruptedRunError, Silence, World, joined, local_device
 
 RUN = "run.json"
 """Says what the folder of a problem holds."""
@@ -94,7 +95,21 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
         shown = display if display is not None and world.rank == 0 else Silence()
         rows = [row for name in asked.experiments for row in _rows(asked, name, shown)]
         _claim_folders(asked, rows, world)
-        return [row.run(shown, world, interrupted) for row in rows]
+        paths = [_attempt(asked, row, shown, partial(row.run, shown, world, interrupted)) for row in rows]
+        return [path for path in paths if path is not None]
+
+
+def _attempt(asked: Request, row: Row, display: Display, run: Callable[[], Path]) -> Path | None:
+    """Run a row; when all methods are asked for, one that fails on the problem's numbers does not stop the rest."""
+    try:
+        return run()
+    except (InterruptedRunError, FileError):
+        raise
+    except HardNetError as error:
+        if asked.named or asked.default:
+            raise
+        display.note(f"{row.name} {row.method.name}: given up, {error}")
+        return None
 
 
 def _rows(asked: Request, name: str, display: Display) -> list[Row]:
