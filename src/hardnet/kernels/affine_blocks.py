@@ -16,6 +16,7 @@ import triton.language as tl
 from hardnet.kernels.blocks import (
     SIZE,
     combine,
+    combine_refined,
     factorise,
     gram_and_images,
     load_blocks,
@@ -23,7 +24,7 @@ from hardnet.kernels.blocks import (
     load_chunk,
     solve_refined,
 )
-from hardnet.kernels.common import split_by_side, store_from
+from hardnet.kernels.common import add, split_by_side, store_from
 
 
 @triton.jit
@@ -56,13 +57,13 @@ def forward(
     gram, products, _ = gram_and_images(A, raw, raw, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
     signed, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    q = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
+    q, extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
     good = valid & regular
     for start in range(0, n, WIDE):
         columns = start + tl.arange(0, WIDE)
         f = load_chunk(raw, base, start, n, WIDE, COMPUTE)
         tiles = load_blocks(A, base, start, m, n, BLOCKS, WIDE, COMPUTE)
-        moved = tl.where(moves, f + combine(tiles, q, BLOCKS), f)
+        moved = tl.where(moves, f + combine_refined(tiles, q, extra, BLOCKS, REFINE), f)
         store_from(y + base * n + columns, tl.where(good, moved, float("nan")), columns < n)
 
 
@@ -78,9 +79,14 @@ def backward(
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
     signed, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    w = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
-    q = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
-    active, below, above = split_by_side(w, signed, BLOCKS)
+    w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
+    q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
+    w_sum = w
+    q_sum = q
+    if REFINE > 0:
+        w_sum = add(w, w_extra, 1.0, BLOCKS)
+        q_sum = add(q, q_extra, 1.0, BLOCKS)
+    active, below, above = split_by_side(w_sum, signed, BLOCKS)
     good = valid & regular
     for i in tl.static_range(BLOCKS):
         rows = tl.arange(0, SIZE) + i * SIZE
@@ -94,11 +100,11 @@ def backward(
         kept = g - combine(tiles, active, BLOCKS)
         store_from(grad_raw + base * n + columns, tl.where(good, kept, float("nan")), columns < n)
         if MATRIX:
-            normal = g - combine(tiles, w, BLOCKS)
-            image = combine(tiles, q, BLOCKS)
+            normal = g - combine_refined(tiles, w, w_extra, BLOCKS, REFINE)
+            image = combine_refined(tiles, q, q_extra, BLOCKS, REFINE)
             for i in tl.static_range(BLOCKS):
                 places = (tl.arange(0, SIZE) + i * SIZE)[:, None]
-                entry = q[i][:, None] * normal[None, :] - w[i][:, None] * image[None, :]
+                entry = q_sum[i][:, None] * normal[None, :] - w_sum[i][:, None] * image[None, :]
                 entry = tl.where(good, entry - active[i][:, None] * f[None, :], float("nan"))
                 inside = (places < m) & (columns < n)[None, :]
                 store_from(grad_A + base * m * n + places * n + columns[None, :], entry, inside)

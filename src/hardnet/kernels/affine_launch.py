@@ -23,6 +23,8 @@ FEW_ROWS = 8
 """Most rows that are unrolled; more are taken in blocks of 16."""
 TINY, TINY_BACKWARD = 64, 16
 """Most numbers of A (rounded up to a power of two) that one thread holds, forward and backward."""
+REFINEMENTS = 2
+"""Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each contracts by cond(A)^2 eps."""
 FREE_REGISTERS = 128
 """Registers of a thread that let the forward of up to 32 rows hide its latencies behind other samples."""
 
@@ -41,7 +43,12 @@ class Plan(NamedTuple):
 @cache
 def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
     """How samples of this shape are computed in this direction."""
-    constants: dict[str, Any] = {"m": m, "n": n, "COMPUTE": tl.float64, "REFINE": int(dtype == torch.float64)}
+    constants: dict[str, Any] = {
+        "m": m,
+        "n": n,
+        "COMPUTE": tl.float64,
+        "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
+    }
     if _power(m * n) <= (TINY_BACKWARD if backward else TINY):
         constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
         kernels, samples = affine_threads, 32 * constants["num_warps"]
@@ -50,9 +57,9 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
         constants |= {"N": _power(n), "num_warps": 1}
         kernels, samples = affine_rows, max(1, 32 * vector // _power(n))
     else:
-        constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "num_warps": 1}
-        constants |= {"WIDE": 16} if backward else {"WIDE": min(64, _power(n))}
-        if m <= 32 and not backward:
+        light = not backward and dtype != torch.float64
+        constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
+        if m <= 32 and light:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))
     return Plan(kernels, samples, constants | {"BLOCK": samples}, rank_tolerance(m, n, dtype))

@@ -66,8 +66,9 @@ def _solve_refined(rows, lower, inverse, right, m: tl.constexpr, REFINE: tl.cons
     image = _combine(rows, solution, m)
     for _ in tl.static_range(REFINE):
         residual = add(right, _dots(rows, image, m), -1.0, m)
-        solution = add(solution, solve(lower, inverse, residual, m), 1.0, m)
-        image = _combine(rows, solution, m)
+        correction = solve(lower, inverse, residual, m)
+        solution = add(solution, correction, 1.0, m)
+        image += _combine(rows, correction, m)  # A' q anew would round as coarsely as before
     return solution, image
 
 

@@ -134,8 +134,9 @@ def _solve_refined(entries, lower, inverse, right, m: tl.constexpr, n: tl.conste
     image = _combine(entries, solution, m, n)
     for _ in tl.static_range(REFINE):
         residual = add(right, _dots(entries, image, m, n), -1.0, m)
-        solution = add(solution, solve(lower, inverse, residual, m), 1.0, m)
-        image = _combine(entries, solution, m, n)
+        correction = solve(lower, inverse, residual, m)
+        solution = add(solution, correction, 1.0, m)
+        image = add(image, _combine(entries, correction, m, n), 1.0, n)  # A' q anew would round as coarsely as before
     return solution, image
 
 

@@ -232,12 +232,26 @@ def solve_refined(
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
     REFINE: tl.constexpr,
 ):  # fmt: skip
-    """``(A A')^-1 r`` with ``REFINE`` corrections by the residual ``r - A A' q``, each one pass over the cached A."""
+    """``(A A')^-1 r`` in two parts, the first answer and what ``REFINE`` passes over the cached A correct of it.
+
+    The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for that too.
+    """
     solution = _solve(factor, scales, right, BLOCKS)
+    correction = add(solution, solution, -1.0, BLOCKS)
     for _ in tl.static_range(REFINE):
         residual = right
         for start in range(0, n, CHUNK):
             tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
-            residual = add(residual, dots(tiles, combine(tiles, solution, BLOCKS), BLOCKS), -1.0, BLOCKS)
-        solution = add(solution, _solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
-    return solution
+            image = combine_refined(tiles, solution, correction, BLOCKS, REFINE)
+            residual = add(residual, dots(tiles, image, BLOCKS), -1.0, BLOCKS)
+        correction = add(correction, _solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
+    return solution, correction
+
+
+@triton.jit
+def combine_refined(tiles, weights, correction, BLOCKS: tl.constexpr, REFINE: tl.constexpr):
+    """``A' w`` for the columns of a chunk, from both parts of w."""
+    total = combine(tiles, weights, BLOCKS)
+    if REFINE > 0:
+        total += combine(tiles, correction, BLOCKS)
+    return total
