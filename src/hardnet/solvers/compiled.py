@@ -38,6 +38,8 @@ def solve_compiled(problem: Problem) -> Compiled:
     if not available():
         raise MissingExtraError("daqp", "qp")
     (batch, n), m = problem.raw.shape, problem.lower.shape[-1]
+    if batch == 0:
+        return Compiled(*_outputs(problem))
     threads = min(torch.get_num_threads(), batch) if m * n >= THREADED_ENTRIES else 1
     bounds = [batch * part // threads for part in range(threads + 1)]
     spans = [range(first, last) for first, last in pairwise(bounds)]
