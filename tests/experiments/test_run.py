@@ -69,6 +69,16 @@ def test_published_settings():
     assert methods["aff"].settings(opt, 20).warm_epochs == 2
 
 
+def test_dc3_is_the_published_one_and_beside_it_the_right_one():
+    box, opt, cbf = PROBLEMS["pwcbox"](), PROBLEMS["opt"](), PROBLEMS["cbf"]()
+    published = specs.published_dc3(box).descent
+    assert (published.steps, published.step, published.momentum, published.published_sign) == (10, 1e-2, 0.5, True)
+    assert not specs.tuned_dc3(box).descent.published_sign
+    assert specs.published_dc3(opt).raw_dim == specs.tuned_dc3(opt).raw_dim == 50
+    assert tuple(specs.published_dc3(opt).predicted.tolist()) == opt.dc3.predicted
+    assert (specs.published_dc3(cbf).extra_steps, specs.published_dc3(cbf).raw_dim) == (5, 2)
+
+
 def test_the_mean_over_the_last_epochs_is_the_history_s(tmp_path, monkeypatch):
     monkeypatch.setitem(specs.JUDGE_LAST, "pwc", 2)
     (path,) = run(tmp_path, methods="nn", epochs=5)
