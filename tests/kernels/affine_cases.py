@@ -104,3 +104,17 @@ def compare_compiled(device):
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(affine.forward_operator, (raw, A, lower, None), test_utils=tests)
     torch.library.opcheck(affine.backward_operator, (gradient, raw, A, None, upper, False), test_utils=tests)
+
+
+def compare_conditioning(shapes, device):
+    """Violations stay at rounding of the output while cond(A) grows to 1e4 (float32) and 1e6 (float64)."""
+    for (m, n), (dtype, decades) in itertools.product(shapes, ((torch.float32, 4), (torch.float64, 6))):
+        source = torch.Generator().manual_seed(m)
+        normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)  # noqa: B023
+        U, V = torch.linalg.qr(normal(m, m))[0], torch.linalg.qr(normal(n, m))[0]
+        A = (U * torch.logspace(0, -decades, m, dtype=torch.float64) @ V.mT)[None].to(dtype).to(device)
+        raw, bound = normal(1, n).to(dtype).to(device), torch.full((m,), 0.01, dtype=dtype, device=device)
+        y = affine.forward(raw, A, -bound, bound)[0]
+        product = torch.einsum("bmn,bn->bm", A.double(), y.double())
+        violation = (product.abs() - bound.double()).max()
+        assert violation <= 4 * torch.finfo(dtype).eps * y.abs().max(), (m, n, dtype, violation)

@@ -44,6 +44,10 @@ def test_promises_on_the_interpreter():
     interpret("compare_promises([(2, 2), (6, 12)], 'cpu', 10)")
 
 
+def test_bad_conditioning_leaves_violations_at_rounding():
+    interpret("compare_conditioning([(2, 4), (5, 14), (10, 20)], 'cpu')")
+
+
 def test_compiled_code_meets_operators():
     interpret("compare_compiled('cpu')")
 
@@ -114,11 +118,12 @@ def test_check_kernel_finds_what_is_wrong(broken, message):
 
 @pytest.mark.gpu
 def test_every_shape_agrees_with_the_reference_on_the_device():
-    from tests.kernels.affine_cases import compare, compare_promises
+    from tests.kernels.affine_cases import compare, compare_conditioning, compare_promises
 
     compare(EVERY, (torch.float32, torch.float64), "cuda", 33, (0, 1))
     compare([(2, 2), (5, 10), (8, 16)], (torch.bfloat16, torch.float16), "cuda", 33)
     compare_promises(EVERY, "cuda", 33)
+    compare_conditioning([(2, 4), (5, 14), (8, 16), (10, 20), (25, 50)], "cuda")
 
 
 @pytest.mark.gpu
