@@ -182,3 +182,17 @@ def test_known_answers():
     delta = 1e-3  # nearly parallel rows carry the output far: 1 / delta for a violation of 1
     y = enforce_affine(tensor(1.0, -2 / delta), tensor([1.0, 0.0], [1.0, delta]), None, 0.0)
     torch.testing.assert_close(y, tensor(0.0, -1 / delta), atol=1e-9, rtol=1e-12)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_raw_output_far_outside_leaves_rounding_of_y_alone(n, m, size, dtype):
+    source = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
+    A = matrices(n, m, 10.0, 200, source)
+    raw, A, upper = (number.to(dtype) for number in (size * draw(200, n), A, draw(200, m)))
+    for matrix in (A, A[0]):
+        for lower in (upper - 1, upper):
+            y = enforce_affine(raw, matrix, lower, upper)
+            assert relative_violation(y, matrix, lower, upper) <= 16 * torch.finfo(dtype).eps

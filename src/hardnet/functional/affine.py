@@ -63,7 +63,7 @@ def enforce_affine(
     batch, lower, upper = check_affine(raw, A, lower, upper)
     _check_options(A, factor, on_invalid)
     m, n = A.shape[-2:]
-    if m == 0 or batch.numel() == 0 or (lower is None and upper is None):
+    if m == 0 or 0 in batch or (lower is None and upper is None):
         return raw.expand(*batch, n)
     flat = _flatten(batch, raw, A, lower, upper, factor)
     y = apply(*flat)
@@ -135,7 +135,7 @@ def _flatten(
     batch: torch.Size, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
 ) -> Flat:
     """Join the batch dimensions of every argument."""
-    share = batch.numel() != 1  # a single sample takes the per-sample path, which needs no pseudo-inverse
+    share = any(size != 1 for size in batch)  # a single sample takes the per-sample path, which needs no pseudo-inverse
     return Flat(
         _flat(raw, batch, 1, False),
         _flat(A, batch, 2, share),

@@ -30,7 +30,12 @@ def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None
     else:
         return product - product
     narrowest = width if width.shape[-1] == 1 else width.amin(-1, keepdim=True)
-    return product.clamp(lower, upper).sub_(product).add_(nan_where_negative(narrowest))
+    return to_bounds(product, lower, upper).add_(nan_where_negative(narrowest))
+
+
+def to_bounds(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``clamp(p, lower, upper) - p`` for bounds that are known to be valid."""
+    return product.clamp(lower, upper).sub_(product)
 
 
 def nan_where_negative(number: Tensor) -> Tensor:

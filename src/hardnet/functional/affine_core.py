@@ -1,24 +1,31 @@
 """The closed form on plain tensors: one forward and one backward, and the one place that chooses who computes them.
 
 Shapes are flat here: raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)`` or None, in float32
-or float64. Every path has the same two functions,
+or float64. Every path has the same three functions,
 
     forward(raw, A, lower, upper) -> (y, saved)
+    correct(rest, A, saved) -> A⁺ rest
     backward(gradient, raw, A, saved, wants_matrix) -> (g_raw, g_A | None, g_lower, g_upper),
 
 the last two of shape ``(B, m)``; `hardnet.functional.affine_plain.gradients` states the formulas.
+
+`enforce` applies the closed form a second time, to its own answer. The first time leaves rounding relative to the
+terms of A raw, and a raw output far outside its set has terms much larger than those of A y; the second leaves rounding
+relative to the terms at y, which is what a certificate may hold it to. A sample that is inside is changed by neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 import hardnet.kernels.affine as kernel
 from hardnet.functional import affine_gram, affine_pair, affine_pinv, affine_rows, affine_single, affine_square
+from hardnet.functional.affine_bounds import moved, times, to_bounds
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
@@ -31,6 +38,16 @@ class Path(NamedTuple):
 
     forward: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Saved]]
     backward: Callable[[Tensor, Tensor, Tensor, Saved, bool], tuple[Tensor, Tensor | None, Tensor, Tensor]]
+    correct: Callable[[Tensor, Tensor, Saved], Tensor] | None
+
+
+def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
+    """The path's y, corrected by the closed form at y, and what its backward reads."""
+    y, saved = path.forward(raw, A, lower, upper)
+    if path.correct is None:
+        return y, saved
+    rest = to_bounds(times(A, y), lower, upper)
+    return moved(y, path.correct(rest, A, saved)), saved
 
 
 def choose(A: Tensor, factor: Tensor | None) -> Path:
@@ -39,17 +56,19 @@ def choose(A: Tensor, factor: Tensor | None) -> Path:
     A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One or two
     rows: their formulas. Few rows: unrolled Gram-Schmidt. Square: LU. Else: the Gram matrix.
     """
-    m, n = A.shape[-2:]
     if factor is not None or A.dim() == 2:
-        return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor))
+        given = partial(partial, factor=factor)
+        return Path(given(affine_pinv.forward), given(affine_pinv.backward), given(affine_pinv.correct))
     if kernel.available(A):
-        return Path(kernel.forward, kernel.backward)
-    if m == 1:
-        return Path(affine_single.forward, affine_single.backward)
-    if m == 2:
-        return Path(affine_pair.forward, affine_pair.backward)
+        return Path(kernel.forward, kernel.backward, None)  # float64 inside
+    module = _module(*A.shape[-2:])
+    return Path(module.forward, module.backward, module.correct)
+
+
+def _module(m: int, n: int) -> ModuleType:
+    """The module that computes rows of this shape in plain torch."""
+    if m <= 2:
+        return affine_single if m == 1 else affine_pair
     if m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS:
-        return Path(affine_rows.forward, affine_rows.backward)
-    if m == n:
-        return Path(affine_square.forward, affine_square.backward)
-    return Path(affine_gram.forward, affine_gram.backward)
+        return affine_rows
+    return affine_square if m == n else affine_gram

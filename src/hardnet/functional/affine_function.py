@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional import affine_plain
-from hardnet.functional.affine_core import choose
+from hardnet.functional.affine_core import choose, enforce
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -29,7 +29,7 @@ def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
         return MappedAffine.apply(raw, A, lower, upper, factor)
     if torch.is_grad_enabled():
         return EnforceAffine.apply(raw, A, lower, upper, factor)
-    return choose(A, factor).forward(raw, A, lower, upper)[0]
+    return enforce(choose(A, factor), raw, A, lower, upper)[0]
 
 
 class EnforceAffine(torch.autograd.Function):
@@ -38,7 +38,7 @@ class EnforceAffine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Any) -> Tensor:
         """Y ``(B, n)``; keeps what the path saved."""
-        y, saved = choose(A, factor).forward(raw, A, lower, upper)
+        y, saved = enforce(choose(A, factor), raw, A, lower, upper)
         ctx.save_for_backward(raw, A, lower, upper, factor, *saved)
         return y
 
@@ -59,7 +59,7 @@ class MappedAffine(torch.autograd.Function):
     @staticmethod
     def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
         """Y ``(B, n)``."""
-        return choose(A, factor).forward(raw, A, lower, upper)[0]
+        return enforce(choose(A, factor), raw, A, lower, upper)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:

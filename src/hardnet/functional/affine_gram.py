@@ -26,32 +26,31 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     """``y = raw + A' (A A')⁻¹ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``."""
     violation = signed_violation(times(A, raw), lower, upper)
     C, doubtful = factorise(A)
-    q = solve(C, violation)
-    step = times_t(A, q)
-    for _ in range(refinements(A)):
-        rest = violation - times(A, step)
-        correction = solve(C, rest)
-        q, step = q + correction, step + times_t(A, correction)
-    if may_look(A):
-        q, step = settle_forward(A, violation, doubtful, q, step)
-    else:
+    P = pseudo_inverse(A[doubtful]) if may_look(A) and doubtful.any() else A[:0]
+    q, step = invert(violation, A, C, doubtful, P, refinements(A))
+    if not may_look(A):
         lost = (doubtful | not_contracted(A, violation, step)).unsqueeze(-1)
         violation, step = torch.where(lost, torch.nan, violation), torch.where(lost, torch.nan, step)
-    return moved(raw, step), (C, doubtful, violation, q, step)
+    return moved(raw, step), (C, doubtful, P, violation, q, step)
+
+
+def correct(rest: Tensor, A: Tensor, saved: Saved) -> Tensor:
+    """``A⁺ r`` for r ``(B, m)``: ``(B, n)``."""
+    return invert(rest, A, *saved[:3], refine=0)[1]
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    C, doubtful, violation, q, step = saved
+    C, doubtful, P, violation, q, step = saved
     w = solve(C, times(A, gradient))
     across = gradient - times_t(A, w)
     for _ in range(refinements(A)):
         correction = solve(C, times(A, across))
         w, across = w + correction, across - times_t(A, correction)
-    if may_look(A):
-        w, across = settle_backward(A, gradient, doubtful, w, across)
+    if len(P):
+        w, across = settle_backward(A, gradient, doubtful, P, w, across)
     active, below, above = split_by_side(violation, w)
     grad_matrix = outer_sum(A, (q, -w, -active), (across, step, raw)) if wants_matrix else None
     return gradient - times_t(A, active), grad_matrix, below, above
@@ -81,22 +80,26 @@ def solve(C: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(C.mT, solution, upper=True).squeeze(-1).to(right.dtype)
 
 
-def settle_forward(A: Tensor, violation: Tensor, doubtful: Tensor, q: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the doubtful samples: ``step = P' s, q = P step`` with ``P = A⁺'`` by QR."""
-    if not doubtful.any():
+def invert(right: Tensor, A: Tensor, C: Tensor, doubtful: Tensor, P: Tensor, refine: int) -> tuple[Tensor, Tensor]:
+    """``q = (A A')⁻¹ s`` and ``A' q = A⁺ s`` for s ``(B, m)``; by ``P = A⁺'`` for the doubtful samples."""
+    q = solve(C, right)
+    step = times_t(A, q)
+    for _ in range(refine):
+        correction = solve(C, right - times(A, step))
+        q, step = q + correction, step + times_t(A, correction)
+    if not len(P):
         return q, step
-    P, s = pseudo_inverse(A[doubtful]), violation[doubtful]
+    s = right[doubtful]
     exact = times_t(P, s)
     exact = exact + times_t(P, s - times(A[doubtful], exact))
     return put(q, doubtful, times(P, exact)), put(step, doubtful, exact)
 
 
-def settle_backward(A: Tensor, gradient: Tensor, doubtful: Tensor, w: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+def settle_backward(
+    A: Tensor, gradient: Tensor, doubtful: Tensor, P: Tensor, w: Tensor, across: Tensor
+) -> tuple[Tensor, Tensor]:
     """Replace the doubtful samples: ``w = P g, across = g - A' w`` with ``P = A⁺'`` by QR."""
-    if not doubtful.any():
-        return w, across
     rows, g = A[doubtful], gradient[doubtful]
-    P = pseudo_inverse(rows)
     exact = times(P, g)
     exact = exact + times(P, g - times_t(rows, exact))
     return put(w, doubtful, exact), put(across, doubtful, g - times_t(rows, exact))

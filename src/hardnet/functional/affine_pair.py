@@ -23,12 +23,24 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     """``y = raw + A⁺ s`` for raw ``(B, n)``, A ``(B, 2, n)``, bounds ``(B, 2)`` or ``(2,)``."""
     product = times(A, raw)
     violation = signed_violation(product, lower, upper).add_(product, alpha=0)  # NaN where raw is infinite
-    first, r, c, first_square, r_square = split(A)
-    one, two = violation.unbind(1)
+    parts = split(A)
+    along_first, along_r, step = invert(violation, *parts)
+    return moved(raw, step.t()), (*parts, violation, along_first, along_r, step)
+
+
+def correct(rest: Tensor, A: Tensor, saved: Saved) -> Tensor:
+    """``A⁺ r`` for r ``(B, 2)``: ``(B, n)``."""
+    return invert(rest, *saved[:5])[-1].t()
+
+
+def invert(
+    right: Tensor, first: Tensor, r: Tensor, c: Tensor, first_square: Tensor, r_square: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The coefficients ``(B,)`` of ``A⁺ s`` along a and along r, and ``A⁺ s`` itself ``(n, B)``, for s ``(B, 2)``."""
+    one, two = right.unbind(1)
     along_first = one / first_square
     along_r = torch.addcmul(two, c, one, value=-1).div_(r_square)
-    step = (along_first * first).addcmul_(along_r, r)
-    return moved(raw, step.t()), (first, r, c, first_square, r_square, violation, along_first, along_r, step)
+    return along_first, along_r, (along_first * first).addcmul_(along_r, r)
 
 
 def backward(

@@ -37,6 +37,11 @@ def forward(
     return moved(raw, step), (violation, step) if factor is not None else (violation, step, P)
 
 
+def correct(rest: Tensor, A: Tensor, saved: Saved, factor: Tensor | None = None) -> Tensor:
+    """``A⁺ r = P' r`` for r ``(B, m)``: ``(B, n)``."""
+    return times_t(saved[2] if factor is None else factor, rest)
+
+
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:

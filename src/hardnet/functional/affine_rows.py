@@ -24,7 +24,7 @@ from hardnet.functional.affine_bounds import (
 )
 
 Saved = tuple[Tensor, ...]
-SAFE_DISTANCE = {torch.float64: 1e-6, torch.float32: 1.0}
+SAFE_DISTANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Below this squared distance of a unit row from the rows before it, a sample's answer is refined."""
 
 
@@ -33,22 +33,37 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     violation = signed_violation(times(A, raw), lower, upper).t().contiguous()
     rows = A.permute(1, 2, 0).contiguous()
     R, L, inverse, distance = orthogonalise(rows)
-    weights = substitute(L, violation).mul_(inverse)
+    doubtful = (distance < SAFE_DISTANCE[A.dtype]).any(0)
+    weights, step = invert(violation, rows, R, L, inverse, doubtful)
+    return moved(raw, step.t()), (rows, R, L, inverse, doubtful, violation, weights, step)
+
+
+def correct(rest: Tensor, A: Tensor, saved: Saved) -> Tensor:
+    """``A⁺ r`` for r ``(B, m)``: ``(B, n)``."""
+    return invert(rest.t(), *saved[:5])[1].t()
+
+
+def invert(
+    right: Tensor, rows: Tensor, R: Tensor, L: Tensor, inverse: Tensor, doubtful: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``w = D⁻¹ L⁻¹ s`` and ``A⁺ s = R' w`` for s ``(m, B)``, refined where a sample is doubtful ``(B,)``.
+
+    R is orthogonal only up to cond(A) roundings; one pass with the residual squares them.
+    """
+    weights = substitute(L, right).mul_(inverse)
     step = combine(weights, R)
-    doubtful = (distance < SAFE_DISTANCE[A.dtype]).any(0) if may_look(A) else None
-    if doubtful is None or doubtful.any():
-        # what Gram-Schmidt left: R is orthogonal only up to cond(A) roundings, and this squares them
-        correction = substitute(L, violation - (rows * step).sum(1)).mul_(inverse)
-        correction = correction if doubtful is None else torch.where(doubtful, correction, 0)
-        step, weights = step.add_(combine(correction, R)), weights.add_(correction)
-    return moved(raw, step.t()), (rows, R, L, inverse, violation, weights, step)
+    if may_look(right) and not doubtful.any():
+        return weights, step
+    correction = substitute(L, right - (rows * step).sum(1)).mul_(inverse)
+    correction = torch.where(doubtful, correction, 0)
+    return weights.add_(correction), step.add_(combine(correction, R))
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    rows, R, L, inverse, violation, weights, step = saved
+    rows, R, L, inverse, _, violation, weights, step = saved
     incoming = gradient.t().contiguous()
     inside = (R * incoming).sum(1).mul_(inverse)
     w = substitute_transposed(L, inside)

@@ -23,6 +23,11 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     return moved(raw, q * row), (violation, square, q)
 
 
+def correct(rest: Tensor, A: Tensor, saved: Saved) -> Tensor:
+    """``A⁺ r = a r / |a|²``."""
+    return rest / saved[1] * A.squeeze(-2)
+
+
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:

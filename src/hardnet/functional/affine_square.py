@@ -30,8 +30,13 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     rounding = torch.linalg.vector_norm(A, dim=-1).mul_(4 * A.shape[-1] * limits.eps).add_(limits.tiny)
     left = LU.diagonal(dim1=-2, dim2=-1).abs().sub_(rounding).amin(-1, keepdim=True)
     violation = signed_violation(times(A, raw), lower, upper).add_(nan_where_negative(left))
-    step = torch.linalg.lu_solve(LU, pivots, violation.unsqueeze(-1), adjoint=True).squeeze(-1)
+    step = correct(violation, A, (LU, pivots))
     return moved(raw, step), (LU, pivots, violation, step)
+
+
+def correct(rest: Tensor, A: Tensor, saved: Saved) -> Tensor:
+    """``A⁻¹ r`` for r ``(B, n)``."""
+    return torch.linalg.lu_solve(saved[0], saved[1], rest.unsqueeze(-1), adjoint=True).squeeze(-1)
 
 
 def backward(
