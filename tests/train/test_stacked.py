@@ -90,6 +90,11 @@ def test_shared_statistics_equal_those_of_one_process():
     torch.testing.assert_close(alone.running_var, shared.running_var)
 
 
+def test_one_sample_cannot_be_normalised():
+    with pytest.raises(ShapeError, match="batch: expected at least 2 samples to normalise over, got 1"):
+        StackedBatchNorm(2, 4, torch.float64)(torch.ones(2, 1, 4, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(("sizes", "seeds"), [((3,), [1]), ((3, 2), [])])
 def test_a_network_needs_two_widths_and_a_seed(sizes, seeds):
     with pytest.raises(ShapeError, match="sizes and streams: expected two widths and one seed at least"):

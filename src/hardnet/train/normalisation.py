@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardnet.errors import ShapeError, sentence
+
 Total = Callable[[Tensor], Tensor]
 
 
@@ -34,6 +36,9 @@ class StackedBatchNorm(nn.Module):
         if not self.training:
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
             return torch.addcmul(self.bias - self.running_mean * scale, x, scale)
+        if self.total is None and x.shape[1] < 2:
+            remedy = "choose a batch size that does not leave one sample over"
+            raise ShapeError(sentence("batch", "at least 2 samples to normalise over", x.shape[1], remedy))
         out, mean, var, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.total)  # pyright: ignore[reportGeneralTypeIssues]
         self._follow(mean, var, count)
         return out
