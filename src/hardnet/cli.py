@@ -15,7 +15,7 @@ except ImportError:
     sys.exit(f"hardnet: {MissingExtraError('typer', 'experiments')}")
 
 BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
-BENCHMARKS = ("affine", "projection", "training")
+BENCHMARKS = ("affine", "projection", "training", "roofline")
 
 app = typer.Typer(
     help="Neural networks whose outputs satisfy hard, input-dependent constraints.",
@@ -70,17 +70,36 @@ def report(
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    measure: Annotated[bool, typer.Option(help="Measure violation and time of each on standard sets, now.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, with --measure.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
     """Table 1 of the paper: what each method of the library enforces and promises."""
     from dataclasses import asdict
 
     from hardnet.layers.table import methods as rows
 
+    if measure:
+        _measure_methods(device, as_json)
+        return
     table = [asdict(row) for row in rows()]
     if as_json:
         _print_json(table)
     else:
         _print_table(table, ("name", "constraint", "input_dependence", "guarantee", "computation"))
+
+
+def _measure_methods(device: str, as_json: bool) -> None:
+    """Print what every method reaches on every standard set, and what it costs."""
+    from hardnet.benchmarks import methods as benchmark
+    from hardnet.experiments.run import choose_device
+
+    rows = benchmark.measure(str(choose_device(device)))
+    if as_json:
+        _print_json(rows)
+    else:
+        typer.echo(f"{benchmark.overview(rows)}\n\n{benchmark.table(rows)}")
 
 
 @app.command()
@@ -89,6 +108,7 @@ def bench(
     peers: Annotated[str | None, typer.Option(help="Comma-separated names; every installed one by default.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="JSON file for the numbers.")] = None,
+    scale: Annotated[bool, typer.Option(help="With affine: how time grows with the sizes, instead of ratios.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time the library side by side with others, as ratios."""
@@ -103,7 +123,7 @@ def bench(
     chosen: dict[str, Any] = {"device": str(choose_device(device)), "out": out}
     if peers is not None:
         chosen["peers"] = [name.strip() for name in peers.split(",")]
-    measure = import_module(f"hardnet.benchmarks.{what}").main_table
+    measure = import_module(f"hardnet.benchmarks.{'scale' if scale else what}").main_table
     if not as_json:
         measure(**chosen)
         return

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from hardnet.certificate import check
 from hardnet.errors import HardNetError
+from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.base import ConstraintSet
+
+__all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer", "check_set"]
 
 
 class ContractError(AssertionError):

@@ -97,7 +97,10 @@ def test_methods(monkeypatch, capsys):
 
 def test_an_unknown_benchmark(monkeypatch, capsys):
     code, _, err = call(monkeypatch, capsys, "bench", "everything")
-    assert (code, err) == (2, "hardnet: benchmark: expected one of affine, projection, training, got 'everything'\n")
+    assert (code, err) == (
+        2,
+        "hardnet: benchmark: expected one of affine, projection, training, roofline, got 'everything'\n",
+    )
 
 
 @pytest.fixture
@@ -168,3 +171,16 @@ def test_networks_that_cannot_be_built(saved, name, message):
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "hardnet", "--help"], capture_output=True, text=True, check=True)
     assert all(command in done.stdout for command in ("reproduce", "report", "methods", "bench", "check"))
+
+
+def test_methods_can_be_measured_on_the_spot(monkeypatch, capsys):
+    from hardnet.benchmarks import methods
+
+    rows = methods.measure(names=["aff"], seconds=0.01)
+    monkeypatch.setattr(methods, "measure", lambda device: rows)
+    code, out, _ = call(monkeypatch, capsys, "methods", "--measure", "--json")
+    assert code == 0
+    assert json.loads(out) == rows
+    code, out, _ = call(monkeypatch, capsys, "methods", "--measure")
+    assert code == 0
+    assert "| aff" in out

@@ -35,7 +35,7 @@ class HardNetAff(Layer):
     ) -> None:
         super().__init__(constraint)
         self.strict = strict
-        self.on_invalid = on_invalid
+        self.on_invalid: Literal["raise", "nan"] = on_invalid
         self.register_buffer("factor", None, persistent=False)
         self.refactor()
 

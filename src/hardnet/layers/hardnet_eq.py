@@ -70,7 +70,7 @@ class HardNetEq(Layer):
         on_invalid: Literal["raise", "nan"] = "raise",
     ) -> None:
         super().__init__(constraint)
-        self.on_invalid = on_invalid
+        self.on_invalid: Literal["raise", "nan"] = on_invalid
         partition = self._partition(completed, constraint.dim if dim is None else dim)
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on it
         self.register_buffer("completed", partition.completed)
