@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
-from torch.func import grad, hessian, jacrev, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.functional import affine_plain, enforce_affine, factorize
@@ -155,3 +155,30 @@ def test_compiled_float32_on_badly_conditioned_rows_is_right_or_nan():
         assert good.all() or condition > 1e4
         if good.any():
             assert relative_violation(y[good], A[good], upper[good] - 1, upper[good]) < 1e-4
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("shared", [False, True])
+def test_forward_mode(n, m, shared):
+    leaves = leaves_of(problem(n, m, samples=2, shared=shared))
+    assert torch.autograd.gradcheck(enforce_affine, leaves, check_forward_ad=True, check_backward_ad=False)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 1), (4, 2), (4, 3)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_second_derivatives_in_every_order_of_modes(n, m, shared):
+    raw, A, lower, upper = problem(n, m, samples=2, shared=shared)
+    loss = lambda A: enforce_affine(raw, A, lower, upper).square().sum()
+    expected = torch.autograd.functional.hessian(loss, A)
+    for outer in (jacfwd, jacrev):
+        for inner in (jacfwd, jacrev):
+            torch.testing.assert_close(outer(inner(loss))(A), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_forward_mode_answers_dependent_rows_with_nan():
+    raw, A, lower, upper = problem(4, 2, samples=3)
+    A[1, 1] = 2 * A[1, 0]
+    y, change = jvp(lambda raw: enforce_affine(raw, A, lower, upper, on_invalid="nan"), (raw,), (raw,))
+    assert y[1].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+    assert change[[0, 2]].isfinite().all()

@@ -39,8 +39,11 @@ def to_bounds(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Te
 
 
 def nan_where_negative(number: Tensor) -> Tensor:
-    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch."""
-    return number.clamp_max(0).sqrt_()
+    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch.
+
+    Cut from the graph: the derivative of the root at zero would be NaN for every sample.
+    """
+    return number.detach().clamp_max(0).sqrt_()
 
 
 def split_by_side(violation: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,8 @@
 `EnforceAffine` is the eager operation: its backward reads what the forward computed. `MappedAffine` is the same under
 the transforms of torch.func (vmap, grad, jacrev, ...), which see only inputs and outputs. Where a gradient must itself
 be differentiated or mapped it is `AffineGradients`, whose own derivative is that of the formulas in `affine_plain`.
+Forward mode (jvp, jacfwd, hessian) runs through these formulas alone, since compiled code takes no operation with a
+forward derivative of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hardnet.functional import affine_plain
 from hardnet.functional.affine_core import choose, enforce
@@ -23,8 +26,15 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def forward_mode() -> bool:
+    """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
 def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
     """``y = raw + A⁺ s`` for the flat shapes of `hardnet.functional.affine_core`."""
+    if forward_mode():
+        return affine_plain.enforce(raw, A, lower, upper)
     if transformed():
         return MappedAffine.apply(raw, A, lower, upper, factor)
     if torch.is_grad_enabled():

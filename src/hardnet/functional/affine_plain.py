@@ -8,16 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import outer_sum, signed_violation, split_by_side, times
+from hardnet.functional.affine_bounds import nan_where_negative, outer_sum, signed_violation, split_by_side, times
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def differentiable_pinv(A: Tensor) -> Tensor:
-    """``A⁺' = R⁻¹ Q'`` with ``A' = Q R``, for A ``(*batch, m, n)`` of full row rank."""
+    """``A⁺' = R⁻¹ Q'`` with ``A' = Q R``, for A ``(*batch, m, n)``; NaN where the rows are dependent."""
     Q, R = torch.linalg.qr(A.mT)
-    return torch.linalg.solve_triangular(R, Q.mT, upper=True)
+    rounding = 4 * A.shape[-1] * torch.finfo(A.dtype).eps * torch.linalg.vector_norm(A.detach(), dim=-1)
+    left = (R.detach().diagonal(dim1=-2, dim2=-1).abs() - rounding).amin(-1, keepdim=True).unsqueeze(-1)
+    return torch.linalg.solve_triangular(R, Q.mT, upper=True) + nan_where_negative(left)
 
 
 def enforce(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
