@@ -10,7 +10,8 @@ from pathlib import Path
 from hardnet.errors import FileError
 from hardnet.experiments import tables
 from hardnet.experiments.report import read_runs
-from hardnet.experiments.results import Result, read_json
+from hardnet.experiments.results import Result
+from hardnet.experiments.speed import speed_tables
 
 SHOWN = ("pwc", "opt", "cbf")
 """The experiments that the README itself shows; the page of results shows all."""
@@ -20,7 +21,10 @@ def update(root: Path) -> list[Path]:
     """Rewrite the generated blocks of the README and the docs from ``results/``; return the pages touched."""
     runs = read_runs(root / "results" / "paper")
     blocks = {
-        root / "README.md": {"results": lambda: paper_tables(runs, SHOWN), "speed": lambda: speed_tables(root)},
+        root / "README.md": {
+            "results": lambda: paper_tables(runs, SHOWN),
+            "speed": lambda: speed_tables(root / "results" / "bench"),
+        },
         root / "docs" / "reproduce.md": {"results": lambda: paper_tables(runs, tuple(runs))},
     }
     for page, parts in blocks.items():
@@ -59,18 +63,6 @@ def _made(results: list[Result]) -> str:
         f"brackets. {stamp['device']}, torch {stamp['versions']['torch']}, {stamp['date']}. T_train is for all "
         "seeds together; † breaks the constraints."
     )
-
-
-def speed_tables(root: Path) -> str:
-    """The recorded benchmarks in Markdown, each with what made it."""
-    parts = []
-    for file in sorted((root / "results" / "bench").glob("*.json")):
-        content = read_json(file)
-        if "markdown" in content:
-            stamp = content["environment"]
-            made = f"`{stamp['command']}`: {stamp['device']}, torch {stamp['torch']}, {stamp['date']}"
-            parts.append(f"**{content['title']}**\n\n{content['markdown']}\n\n{made}\n")
-    return "\n".join(parts)
 
 
 def main() -> None:

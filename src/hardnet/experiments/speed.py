@@ -1,0 +1,87 @@
+"""The recorded benchmarks as short tables for people: ratios to the alternatives, multiples of the floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hardnet.benchmarks.common import table_text
+from hardnet.experiments.results import read_json
+
+Content = dict[str, Any]
+
+
+def roofline(content: Content) -> str:
+    """Microseconds and multiples of the memory floor, forward and with all four gradients."""
+    headers = ["B, m x n", "forward (us)", "x floor", "forward+backward (us)", "x floor"]
+    rows = [
+        [
+            f"{row['B']}, {row['m']}x{row['n']}",
+            1e3 * row["forward_ms"],
+            row["forward_multiple"],
+            1e3 * row["both_ms"],
+            row["both_multiple"],
+        ]
+        for row in content["rows"]
+    ]
+    return table_text(headers, rows)
+
+
+def affine(content: Content) -> str:
+    """Our milliseconds at each size, and how many times longer the best alternative takes."""
+    headers = ["B, n, m", "A", "forward (ms)", "best alternative", "forward+backward (ms)", "best alternative"]
+    sizes = dict.fromkeys((row["B"], row["n"], row["m"], row["shared_A"]) for row in content["rows"])
+    return table_text(headers, [_affine_row(content, size) for size in sizes])
+
+
+def _affine_row(content: Content, size: tuple[int, int, int, bool]) -> list[object]:
+    """One size: ours is the kept factor where A is shared."""
+    here = [row for row in content["rows"] if (row["B"], row["n"], row["m"], row["shared_A"]) == size]
+    own = min((row for row in here if row["who"].startswith("hardnet")), key=lambda row: row["forward_ms"])
+    others = [row for row in here if not row["who"].startswith("hardnet")]
+    cells: list[object] = [", ".join(map(str, size[:3])), "shared" if size[3] else "per sample"]
+    for key in ("forward_ms", "both_ms"):
+        best = min(others, key=lambda row: row[key])
+        cells += [own[key], f"{best[key] / own[key]:.2g}x ({best['who']})"]
+    return cells
+
+
+def projection(content: Content) -> str:
+    """Our milliseconds at each size, and how many times longer each peer takes; ``!`` where its answer is wrong."""
+    sizes = list(dict.fromkeys(row["size"] for row in content["rows"]))
+    tools = list(dict.fromkeys(row["tool"] for row in content["rows"]))
+    cells = {(row["tool"], row["size"]): row for row in content["rows"]}
+    own = {size: cells[tools[0], size] for size in sizes}
+    rows = [[tool, *(_projection_cell(cells.get((tool, size)), own[size]) for size in sizes)] for tool in tools]
+    return table_text(["forward+backward", *sizes], rows)
+
+
+def _projection_cell(row: Content | None, own: Content) -> str:
+    """Milliseconds for ours, a ratio for a peer (of its forward pass alone where it has no gradients)."""
+    if row is None or "error" in row or "forward" not in row:
+        return "-"
+    if row["tool"] == own["tool"]:
+        return f"{own['forward+backward']:.3g} ms"
+    key, note = ("forward+backward", "") if "forward+backward" in row else ("forward", " fwd")
+    return f"{row[key] / own[key]:.3g}x{note}{'' if row['right'] else ' !'}"
+
+
+RECORDS: dict[str, tuple[str, Callable[[Content], str]]] = {
+    "roofline_h200.json": ("The closed form on a GPU, float32, A per sample", roofline),
+    "affine_cpu.json": ("The closed form on a CPU, float64", affine),
+    "projection_cpu.json": ("The exact projection on a CPU, float64; '!': wrong answer or gradient", projection),
+    "projection_h200.json": ("The exact projection on a GPU, float64", projection),
+}
+
+
+def speed_tables(folder: Path) -> str:
+    """Every recorded benchmark that is there, each with what made it."""
+    parts = []
+    for name, (title, write) in RECORDS.items():
+        if (folder / name).exists():
+            content = read_json(folder / name)
+            stamp = content["environment"]
+            made = f"{stamp['device']}, {stamp['threads']} threads, torch {stamp['torch']}, {stamp['date'][:10]}"
+            parts.append(f"**{title}**\n\n{write(content)}\n\n{made}; data: `results/bench/{name}`.\n")
+    return "\n".join(parts)
