@@ -87,3 +87,9 @@ def test_a_set_without_rows_of_one_kind_reports_zeros():
     inequalities, equalities = hn.metrics.violations(hn.Box(0.0), torch.tensor([[-1.0]]))
     assert inequalities.largest.tolist() == [1.0]
     assert equalities.largest.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("y", [[0.0, 1.0], torch.ones(2, 2, dtype=torch.int64)])
+def test_refuses_outputs_that_are_no_float_tensor(y):
+    with pytest.raises(hn.errors.DTypeError, match="y: expected a"):
+        hn.check(hn.Box(0.0, 1.0), y)

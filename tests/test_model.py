@@ -136,6 +136,13 @@ REFUSALS = [
     (lambda: hn.HardNet(network(), moving(), "magic"), hn.errors.UnsupportedSetError, "'auto' or one of aff"),
     (lambda: hn.HardNet(network(), hn.Affine(draw(5, 4), 0.0), "aff"), ValueError, "use method='projection'"),
     (lambda: hn.HardNet(network(), hn.Affine(draw(2, 3), 0.0))(draw(5, 4)), hn.errors.ShapeError, "3 outputs per"),
+    (lambda: hn.HardNet(torch.nn.LSTM(4, 4).double(), moving())(draw(5, 4)), hn.errors.DTypeError, "net: expected a t"),
+    (lambda: hn.explain(3), hn.errors.DTypeError, "constraint: expected a set, got int"),
+    (lambda: hn.Box(0.0) & 3, hn.errors.DTypeError, "expected a set after &, got int"),
+    (lambda: hn.Box(1.0, 0.0), hn.errors.BoundsError, "lower > upper by up to 1"),
+    (lambda: hn.Box(draw(3), torch.inf * draw(4).abs()), hn.errors.ShapeError, r"upper: expected shape \(3,\)"),
+    (lambda: hn.Affine(draw(2, 4), 1.0, draw(2) - 9), hn.errors.BoundsError, "lower <= upper in every row"),
+    (lambda: hn.Affine(draw(2, 4), draw(3)), hn.errors.ShapeError, r"lower: expected shape \(2,\)"),
     (lambda: hn.HardNet(network(), moving(), hn.layers.HardNetAff(moving())), ValueError, "built on this constraint"),
 ]
 

@@ -68,6 +68,18 @@ def test_distributed_training_equals_one_process():
         assert torch.equal(results[0], results[1])
 
 
+@pytest.mark.parametrize("constraint", [constant, moving, lambda: hn.Affine(draw(6, 4).float(), -0.5, 0.5)])
+def test_autocast_leaves_enforcement_in_full_precision(constraint):
+    model, x = hn.HardNet(network(), constraint()), draw(16, 4).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(x, enforce=False).dtype == torch.bfloat16
+        y = model(x)
+    assert y.dtype == torch.float32
+    assert hn.check(model.constraint, y.detach(), x).ok
+    y.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_second_derivatives_flow():
     constraint = moving()
     layer = hn.layers.HardNetAff(constraint)

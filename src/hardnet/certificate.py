@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardnet.functional.inputs import require_float
 from hardnet.sets.base import ConstraintSet
 
 ROUNDINGS = 16
@@ -66,6 +67,7 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
             size of the terms that the row adds up.
     """
+    require_float("y", y)
     with torch.no_grad():
         numbers, exact = to_double(constraint.numbers(x, y)), y.double()
         violation = constraint.residual(numbers, exact)

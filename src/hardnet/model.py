@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.functional.affine import HALF
+from hardnet.functional.inputs import require_float
 from hardnet.functional.leak import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
@@ -17,7 +20,7 @@ class HardNet(nn.Module):
     """``y = layer(net(x), x)``, so that ``model(x)`` is in C(x).
 
     An ordinary module: it moves, copies, pickles, compiles and saves like any other, and it enforces unless the
-    call itself asks not to.
+    call itself asks not to. Under autocast the network runs in half precision; enforcement, and y, in float32.
 
     Args:
         net: Any module that maps x to raw outputs ``(*batch, raw_dim)``.
@@ -64,11 +67,19 @@ class HardNet(nn.Module):
         self._check(raw)
         if not enforce:
             return raw
+        if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
+            with torch.autocast(raw.device.type, enabled=False):
+                return self._enforce(raw.float() if raw.dtype in HALF else raw, x)
+        return self._enforce(raw, x)
+
+    def _enforce(self, raw: Tensor, x: Any) -> Tensor:
+        """The layer, with its share of leaked gradient."""
         y = self.layer(raw, x)
         return leak_gradient(y, raw, self.leak) if self.leak else y
 
     def _check(self, raw: Tensor) -> None:
-        """Refuse a network that emits another number of outputs than the method needs."""
+        """Refuse a network that emits anything but a tensor of as many outputs as the method needs."""
+        require_float("net", raw)
         width = self.layer.raw_dim
         if width is not None and raw.shape[-1:] != (width,):
             expected = f"{width} outputs per sample for method '{self.method}'"

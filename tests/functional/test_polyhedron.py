@@ -143,6 +143,17 @@ def test_wrong_shapes_and_dtypes_are_refused():
         project_affine(raw, A, lower[:, :5], upper)
     with pytest.raises(DTypeError, match="A: expected the dtype of raw"):
         project_affine(raw, A.float(), lower, upper)
+    with pytest.raises(DTypeError, match="upper: expected a tensor, got list"):
+        project_affine(raw, A, lower, [1.0])
+    with pytest.raises(ValueError, match="on_infeasible: expected 'raise' or 'nearest' or 'nan', got 'closest'"):
+        project_affine(raw, A, lower, upper, on_infeasible="closest")
+    with pytest.raises(ValueError, match="on_invalid: expected 'raise' or 'nan', got 'nearest'"):
+        project_affine(raw, A, lower, upper, on_invalid="nearest")
+
+
+def test_no_rows_leave_raw_as_it_is():
+    raw, A, lower, upper = gaussian(3, 4, 6)
+    assert torch.equal(project_affine(raw, A[:, :0], lower[:, :0], upper[:, :0]), raw)
 
 
 def test_a_stop_short_of_the_tolerance_warns():

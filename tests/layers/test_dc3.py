@@ -250,7 +250,7 @@ def test_errors_at_call_name_the_samples():
     with pytest.raises(NonFiniteError, match="A: expected finite numbers, got NaN or inf in samples 0"):
         DC3(Affine(lambda x: x, upper=number(0.0)), step=0.1)(number([0.0]), number([[torch.nan]]))
     with pytest.raises(BoundsError, match="lower: expected lower <= upper"):
-        DC3(Affine(number([1.0]), lower=number(1.0), upper=number(0.0)))(number([0.0]))
+        DC3(Affine(number([1.0]), lower=lambda x: x, upper=number(0.0)))(number([0.0]), number([1.0]))
     with pytest.raises(NonFiniteError, match="correction diverged: lower the step, or use step='auto'"):
         DC3(Affine(number([1.0]), lower=number(0.0), upper=number(0.0)), steps=1000, step=100.0, completion=False)(
             number([1.0])

@@ -54,10 +54,10 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     """Check one bound ``(m,)`` or ``(*batch, m)``; a number or 0-dim tensor stands for every row."""
     if bound is None:
         return None
-    if not isinstance(bound, Tensor):
+    if isinstance(bound, int | float):
         return raw.new_full((m,), float(bound))
+    require_float(name, bound)
     if bound.dim() == 0:
-        require_float(name, bound)
         return bound.to(dtype=raw.dtype, device=raw.device).expand(m)
     require_like(name, bound, raw)
     if bound.shape[-1] != m:

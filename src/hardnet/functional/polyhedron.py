@@ -16,12 +16,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hardnet.errors import sentence
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import look_is_free
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.solution import Status
+
+POLICIES = ("raise", "nearest", "nan")
 
 
 def project_affine(
@@ -51,7 +54,12 @@ def project_affine(
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
-    _, lower, upper = check_affine(raw, A, lower, upper)
+    batch, lower, upper = check_affine(raw, A, lower, upper)
+    for name, policy, known in (("on_infeasible", on_infeasible, POLICIES), ("on_invalid", on_invalid, POLICIES[::2])):
+        if policy not in known:
+            raise ValueError(sentence(name, " or ".join(map(repr, known)), repr(policy)))
+    if A.shape[-2] == 0:
+        return raw.expand(*batch, raw.shape[-1])
     return _project(raw, A, lower, upper, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardnet.errors import UnsupportedSetError
+from hardnet.errors import DTypeError, UnsupportedSetError, sentence
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.registry import LAYERS
 from hardnet.sets.base import ConstraintSet
@@ -46,6 +46,8 @@ class Explanation:
 
 def explain(constraint: ConstraintSet) -> Explanation:
     """Which method ``method="auto"`` takes for this set, and why not the others."""
+    if not isinstance(constraint, ConstraintSet):
+        raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     method, why = _choose(constraint)
     reasons = {}
     for name, layer in LAYERS.items():

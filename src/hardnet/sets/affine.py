@@ -61,6 +61,7 @@ class Affine(ConstraintSet):
         shape = self._shape("A")
         if shape is not None and len(shape) < 2:
             raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(shape)))
+        self._check_bounds(None if shape is None else shape[-2])
 
     @property
     def dim(self) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import BoundsError, DTypeError, ShapeError, UnsupportedSetError, sentence
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection
@@ -111,6 +111,8 @@ class ConstraintSet(nn.Module):
         """The intersection of two sets."""
         from hardnet.sets.intersection import Intersection
 
+        if not isinstance(other, ConstraintSet):
+            raise DTypeError(sentence("other", "a set after &", type(other).__name__))
         return Intersection([self, other])
 
     def _take(self, name: str, value: Number | None) -> None:
@@ -127,6 +129,20 @@ class ConstraintSet(nn.Module):
         """The argument where it is a constant that asks for no gradient, else None."""
         value = self._buffers.get(name) if name in self._constants else None
         return None if value is None or value.requires_grad else value
+
+    def _check_bounds(self, rows: int | None) -> None:
+        """Refuse constant bounds with another number of entries than rows (None: not known), or lower > upper."""
+        lower, upper = self._fixed("lower"), self._fixed("upper")
+        for name, bound in (("lower", lower), ("upper", upper)):
+            if bound is not None and bound.dim() and bound.shape[-1] != (rows or bound.shape[-1]):
+                remedy = "a bound needs one entry per row"
+                raise ShapeError(sentence(name, f"shape ({rows},) or (*batch, {rows})", tuple(bound.shape), remedy))
+        if lower is None or upper is None or lower.is_meta or upper.is_meta:
+            return
+        excess = (lower.double() - upper.double()).max().item() if lower.numel() and upper.numel() else 0.0
+        if excess > 0:
+            got = f"lower > upper by up to {excess:.3g}"
+            raise BoundsError(sentence("lower, upper", "lower <= upper in every row", got, "swap or relax them"))
 
     def _given(self, name: str) -> bool:
         """Whether the argument was given at all."""

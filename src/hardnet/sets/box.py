@@ -39,6 +39,7 @@ class Box(ConstraintSet):
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
         self._take("lower", lower)
         self._take("upper", upper)
+        self._check_bounds(self.dim)
 
     @property
     def dim(self) -> int | None:
