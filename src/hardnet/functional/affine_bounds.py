@@ -21,16 +21,48 @@ def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None
         lower: ``(B, m)`` or ``(m,)`` or None.
         upper: Like `lower`.
     """
-    if lower is not None and upper is not None:
-        width = upper - lower
-    elif upper is not None:
-        width = upper.clamp_max(0) + torch.finfo(product.dtype).max  # negative for -inf alone
-    elif lower is not None:
-        width = torch.finfo(product.dtype).max - lower.clamp_min(0)
-    else:
+    if lower is None and upper is None:
         return product - product
-    narrowest = width if width.shape[-1] == 1 else width.amin(-1, keepdim=True)
+    room = width(lower, upper, product.dtype)
+    narrowest = room if room.shape[-1] == 1 else room.amin(-1, keepdim=True)
     return to_bounds(product, lower, upper).add_(nan_where_negative(narrowest))
+
+
+def width(lower: Tensor | None, upper: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """``upper - lower``; for one bound alone any number that is negative or NaN exactly where it is invalid."""
+    if lower is not None and upper is not None:
+        return upper - lower
+    if upper is not None:
+        return upper.clamp_max(0) + torch.finfo(dtype).max  # negative for -inf alone
+    return torch.finfo(dtype).max - torch.as_tensor(lower).clamp_min(0)
+
+
+def clamp_valid(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``clamp(p, lower, upper)`` for p ``(B, m)``, NaN for samples with invalid bounds."""
+    room = width(lower, upper, product.dtype)
+    if may_look(room) and room.amin().item() >= 0:
+        return product.clamp(lower, upper)
+    return product.clamp(lower, upper).add_(nan_where_negative(room.amin(-1, keepdim=True)))
+
+
+def clamp_lanes(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """The same for p ``(m, B)``; the bounds are ``(B, m)`` or ``(m,)`` all the same."""
+    room = width(lower, upper, product.dtype)
+    turn = lambda side: side if side is None else side.t() if side.dim() == 2 else side.unsqueeze(1)
+    target = product.clamp(turn(lower), turn(upper))
+    if may_look(room) and room.amin().item() >= 0:
+        return target
+    return target.add_(nan_where_negative(room.amin(-1)))
+
+
+def dot(rows: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for rows ``(m, n, B)`` and v ``(n, B)``: ``(m, B)``; +0.0 where all terms are zero."""
+    return (rows * vector).sum(1)
+
+
+def combine(weights: Tensor, rows: Tensor) -> Tensor:
+    """``A' w = sum_k w_k a_k`` for weights ``(m, B)`` and rows ``(m, n, B)``: ``(n, B)``; +0.0 where all are zero."""
+    return (rows * weights.unsqueeze(1)).sum(0)
 
 
 def to_bounds(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

@@ -21,11 +21,20 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as kernel
-from hardnet.functional import affine_gram, affine_pair, affine_pinv, affine_rows, affine_single, affine_square
-from hardnet.functional.affine_bounds import moved, times, to_bounds
+from hardnet.functional import (
+    affine_cramer,
+    affine_gram,
+    affine_lanes,
+    affine_pinv,
+    affine_rows,
+    affine_single,
+    affine_square,
+)
+from hardnet.functional.affine_bounds import may_look, moved, times, to_bounds
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
@@ -51,24 +60,29 @@ def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Ten
 
 
 def choose(A: Tensor, factor: Tensor | None) -> Path:
-    """The path for this A, from its shape, dtype and device alone, so that forward and backward agree.
+    """The path for this A, from its shape, dtype, device and mode alone, so that forward and backward agree.
 
-    A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One or two
-    rows: their formulas. Few rows: unrolled Gram-Schmidt. Square: LU. Else: the Gram matrix.
+    A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One row, or two
+    in the plane: their formulas. Few rows: sweeps over small Gram matrices, or unrolled Gram-Schmidt where no value
+    may be looked at. Square: LU. Else: Cholesky of the Gram matrix.
     """
     if factor is not None or A.dim() == 2:
         given = partial(partial, factor=factor)
         return Path(given(affine_pinv.forward), given(affine_pinv.backward), given(affine_pinv.correct))
     if kernel.available(A):
         return Path(kernel.forward, kernel.backward, None)  # float64 inside
-    module = _module(*A.shape[-2:])
-    return Path(module.forward, module.backward, module.correct)
+    module = _module(A)
+    return Path(module.forward, module.backward, getattr(module, "correct", None))
 
 
-def _module(m: int, n: int) -> ModuleType:
-    """The module that computes rows of this shape in plain torch."""
-    if m <= 2:
-        return affine_single if m == 1 else affine_pair
+def _module(A: Tensor) -> ModuleType:
+    """The module that computes rows of this shape in plain torch; those without `correct` refine their y themselves."""
+    m, n = A.shape[-2:]
+    if m == 1:
+        return affine_single
+    if m == n == 2:
+        return affine_cramer
     if m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS:
-        return affine_rows
+        # a random square A of float32 is often too close to dependent for its Gram matrix
+        return affine_lanes if may_look(A) and (m < n or A.dtype == torch.float64) else affine_rows
     return affine_square if m == n else affine_gram

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.affine_bounds import (
+    combine,
     may_look,
     moved,
     nan_where_negative,
@@ -113,8 +114,3 @@ def substitute_transposed(L: Tensor, right: Tensor) -> Tensor:
     for k in range(L.shape[0] - 1, 0, -1):
         solution[:k].addcmul_(L[k, :k], solution[k].unsqueeze(0), value=-1)
     return solution
-
-
-def combine(weights: Tensor, rows: Tensor) -> Tensor:
-    """``sum_k w_k a_k``: weights ``(m, B)`` and rows ``(m, n, B)`` to ``(n, B)``."""
-    return (rows * weights.unsqueeze(1)).sum(0)
