@@ -63,8 +63,9 @@ def _solve_span(problem: Problem, result: Compiled, span: range) -> None:
     import daqp
     import numpy as np
 
-    linear, matrix = (-problem.raw).numpy(), problem.A.contiguous().numpy()
-    lower, upper = problem.lower.contiguous().numpy(), problem.upper.contiguous().numpy()
+    # detached, since no_grad of the calling thread does not reach the threads of a pool
+    linear, matrix = (-problem.raw.detach()).numpy(), problem.A.detach().contiguous().numpy()
+    lower, upper = (bound.detach().contiguous().numpy() for bound in (problem.lower, problem.upper))
     sense = np.where(lower == upper, 5, 0).astype(np.int32)
     hessian = np.eye(linear.shape[-1])
     cut = slice(span.start, span.stop)
