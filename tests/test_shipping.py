@@ -93,3 +93,26 @@ def test_hessian_of_a_loss_through_the_model():
     hessian = torch.func.hessian(lambda u: model(u).square().sum())(x)
     assert torch.allclose(hessian, hessian.mT, atol=1e-10)
     assert hessian.abs().sum() > 0
+
+
+ITERATING = {
+    "polyhedron": lambda: hn.Affine(draw(6, 4), -0.5, 0.5),
+    "quadratic": lambda: hn.Quadratic(torch.eye(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), -0.1),
+    "mixed": lambda: hn.Ball(torch.zeros(4, dtype=torch.float64), 0.3) & hn.Box(-0.2, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", ITERATING)
+def test_what_an_iteration_cannot_do_is_refused_in_one_sentence(name):
+    model, x = hn.HardNet(network().double(), ITERATING[name]()), draw(3, 4)
+    with pytest.raises(hn.errors.UnsupportedSetError, match=r"torch\.export: expected a fixed graph, got"):
+        torch.export.export(model, (x,))
+    with pytest.raises(hn.errors.UnsupportedSetError, match=r"forward mode through.*use reverse mode"):
+        torch.func.jacfwd(model)(x[0])
+    if name == "polyhedron":
+        assert torch.allclose(torch.vmap(model)(x), model(x), atol=1e-12)
+    else:
+        with pytest.raises(hn.errors.UnsupportedSetError, match=r"no transform around.*need no vmap"):
+            torch.vmap(model)(x)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert torch.allclose(compiled(x), model(x), atol=1e-12)

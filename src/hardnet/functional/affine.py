@@ -10,11 +10,12 @@ from torch import Tensor
 
 from hardnet.errors import RankError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.affine_bounds import may_look
-from hardnet.functional.affine_function import apply, transformed
+from hardnet.functional.affine_function import apply
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.diagnose import raise_invalid
 from hardnet.functional.inputs import check_affine, require_float, require_like
 from hardnet.functional.strict import tighten
+from hardnet.functional.transforms import transformed
 
 OnInvalid = Literal["raise", "nan"]
 HALF = (torch.bfloat16, torch.float16)

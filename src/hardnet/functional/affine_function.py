@@ -13,22 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hardnet.functional import affine_plain
 from hardnet.functional.affine_core import choose, enforce
+from hardnet.functional.transforms import forward_mode, transformed
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def transformed() -> bool:
-    """Whether a function transform (vmap, grad, jacrev, ...) of torch.func is at work."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def forward_mode() -> bool:
-    """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:

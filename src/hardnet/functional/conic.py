@@ -31,6 +31,7 @@ from hardnet.errors import (
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, refuse
+from hardnet.functional.transforms import refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.solution import Solution, Status
@@ -60,6 +61,7 @@ def project_intersection(
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
+    refuse_transforms("the projection onto a convex set")
     return _eager_project(raw, blocks, tolerance, on_infeasible, on_invalid)
 
 

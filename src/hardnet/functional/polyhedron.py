@@ -21,6 +21,7 @@ from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import look_is_free
+from hardnet.functional.transforms import refuse_transforms, transformed
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.solution import Status
 
@@ -60,6 +61,7 @@ def project_affine(
             raise ValueError(sentence(name, " or ".join(map(repr, known)), repr(policy)))
     if A.shape[-2] == 0:
         return raw.expand(*batch, raw.shape[-1])
+    refuse_transforms("the projection onto a polyhedron", mapped=True)
     return _project(raw, A, lower, upper, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 
@@ -69,7 +71,7 @@ def _project(
 ) -> Tensor:
     """Solve, then raise or warn for the samples without an answer where a look is possible."""
     y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper)  # pyright: ignore[reportGeneralTypeIssues]
-    may_look = look_is_free(raw) or not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+    may_look = look_is_free(raw) or not transformed()
     if may_look and bool((status != Status.SOLVED).any()):
         if on_invalid == "raise":
             raise_invalid(raw, A, lower, upper, status == Status.INVALID)

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError, sentence
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, look_is_free, refuse
+from hardnet.functional.transforms import refuse_transforms
 from hardnet.solvers.blocks import CONVEX
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
@@ -54,6 +55,7 @@ def project_quadratic(
         on_invalid: What NaN or a P with a negative eigenvalue give on a CPU in eager mode: an error, or NaN.
     """
     r = _check(raw, P, q, r)
+    refuse_transforms("the projection onto a quadratic")
     spectrum = diagonalize(P) if factor is None else factor
     y = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
     if look_is_free(y) and bool(y.isnan().any()):

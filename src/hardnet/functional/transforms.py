@@ -1,0 +1,38 @@
+"""What an iterative solver cannot be traced through, refused in one sentence instead of deep inside torch."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+from hardnet.errors import UnsupportedSetError, sentence
+
+exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 does not say
+
+
+def transformed() -> bool:
+    """Whether a function transform (vmap, grad, jacrev, ...) of torch.func is at work."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def refuse_transforms(solver: str, *, mapped: bool = False) -> None:
+    """Refuse export, forward mode and, unless the solver can be `mapped`, every transform of torch.func.
+
+    Args:
+        solver: The solver, in a phrase for people.
+        mapped: Whether vmap, grad and jacrev work.
+    """
+    if exporting():
+        remedy = "export a model whose method has no iterations (hn.methods()), or the network without its layer"
+        raise UnsupportedSetError(sentence("torch.export", "a fixed graph", f"{solver}, which iterates", remedy))
+    if forward_mode():
+        remedy = "use reverse mode: backward, torch.autograd.functional"
+        raise UnsupportedSetError(sentence("torch.func", f"no forward mode through {solver}", "one", remedy))
+    if not mapped and transformed():
+        remedy = "use torch.autograd; batch dimensions need no vmap"
+        raise UnsupportedSetError(sentence("torch.func", f"no transform around {solver}", "one", remedy))
