@@ -17,7 +17,7 @@ def through_jax(case: Case, project: Callable[..., Any], wanted: tuple[str, ...]
     import numpy as np
 
     jax.config.update("jax_enable_x64", True)
-    arrays = [jax.numpy.asarray(part.detach().numpy()) for part in case[:4]]
+    arrays = [jax.numpy.asarray(part.detach().cpu().numpy()) for part in case[:4]]
     places = tuple(NUMBERS.index(name) for name in wanted)
     solve = jax.jit(project)
 
@@ -76,8 +76,8 @@ def pinet(iterations: int) -> Callable[[Case], Run]:
 
         jax.config.update("jax_enable_x64", True)
         k = case.equalities
-        A = jnp.asarray((case.A if case.A.dim() == 3 else case.A.unsqueeze(0)).numpy())
-        lower, upper = (jnp.asarray(bound.numpy())[..., None] for bound in (case.lower, case.upper))
+        A = jnp.asarray((case.A if case.A.dim() == 3 else case.A.unsqueeze(0)).cpu().numpy())
+        lower, upper = (jnp.asarray(bound.cpu().numpy())[..., None] for bound in (case.lower, case.upper))
         equality = EqualityConstraint(a_mat=A[:, :k], b=upper[:, :k], method="pinv") if k else None
         inequality = AffineInequalityConstraint(c_mat=A[:, k:], lb=lower[:, k:], ub=upper[:, k:])
         layer = Project(eq_constraint=equality, ineq_constraint=inequality)

@@ -47,8 +47,8 @@ GPU_SIZES = (
     Size(2048, 100, 100),
     Size(2048, 100, 100, equalities=50),
 )
-ON_DEVICE = ("qpth",)
-"""The peers that run on a GPU here; the others are left to a CPU."""
+ON_DEVICE = ("qpth", "pinet 100", "pinet 1000")
+"""The peers that run on a GPU here (JAX takes its own); the others are left to a CPU."""
 FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 """What a peer may raise: that is its result, not the end of the run."""
 WRONG = {"violation": 1e-5, "distance": 1e-3, "gradient error": 1e-2}
