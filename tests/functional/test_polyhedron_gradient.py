@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tests.solvers.families import F64, cone_apex, draw, gaussian
 from torch.autograd import gradcheck, gradgradcheck
 
+from hardnet.errors import UnsupportedSetError
 from hardnet.functional import implicit_vjp, project_affine
 from hardnet.solvers.active import solve_active, split
+from tests.solvers.families import F64, cone_apex, draw, gaussian
 
 
 def leaves(*tensors):
@@ -199,3 +200,19 @@ def test_the_compromise_on_an_empty_set_passes_gradcheck():
 
     assert gradcheck(nearest, leaves(raw, A, middle, middle + 0.1))
     assert gradcheck(nearest, leaves(raw, A[0], middle, middle + 0.1))
+
+
+@pytest.mark.parametrize("m", [3, 6, 12])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_per_sample_by_vmap(m, shared):
+    raw, A, _, upper = gaussian(5, 4, m, shared=shared)
+    bound = upper.abs()
+    loss = lambda raw, A, bound: project_affine(raw, A, -bound, bound).square().sum()
+    found = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), (0, None if shared else 0, 0))(raw, A, bound)
+    for i in range(5):
+        leaves = [number.clone().requires_grad_() for number in (raw[i], A if shared else A[i], bound[i])]
+        for one, other in zip(found, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+            torch.testing.assert_close(one[i], other, rtol=1e-9, atol=1e-9)
+    twice = torch.func.jacrev(torch.func.jacrev(lambda A: loss(raw, A, bound)))
+    with pytest.raises(UnsupportedSetError, match=r"no second derivative of a projection.*use torch\.autograd"):
+        twice(A)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack  # pyright: ignore[reportMissingModuleSource]
 
-from hardnet.errors import sentence
+from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
 from hardnet.functional.polyhedron_gradient import gradients
@@ -110,6 +111,8 @@ class _Projection(torch.autograd.Function):
         """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
         if grads[0] is None:
             return None, None, None, None
+        if _mapped():
+            return tuple(grad if grad.numel() else None for grad in _Pullback.apply(grads[0], *ctx.saved_tensors))  # pyright: ignore[reportGeneralTypeIssues]
         return gradients(grads[0], *ctx.saved_tensors, needed=ctx.needs_input_grad)
 
     @staticmethod
@@ -125,6 +128,51 @@ class _Projection(torch.autograd.Function):
         )
         joined = (_lead(*parts, depth) for parts in zip(inputs, in_dims, cores, strict=True))
         return _Projection.apply(*joined), (0,) * 5  # pyright: ignore[reportReturnType]
+
+
+class _Pullback(torch.autograd.Function):
+    """`gradients` under vmap, which must see the active rows of every mapped sample; an absent cotangent is empty."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        """All four cotangents."""
+        found = gradients(*inputs, needed=(True,) * 4)
+        return tuple(inputs[0].new_empty(0) if part is None else part for part in found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        """Refused."""
+        remedy = "use torch.autograd, with batch dimensions instead of vmap"
+        raise UnsupportedSetError(sentence("torch.func", "no second derivative of a projection", "one", remedy))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """Every input gets the mapped dimension first, so that every mapped call has cotangents of its own."""
+        cores = (1, 1, 2, 1, 1, 1, 1, 1, 0)
+        depth = inputs[0].dim() - 1 - (in_dims[0] is not None)
+        whole = [_first(tensor, dim, info.batch_size) for tensor, dim in zip(inputs, in_dims, strict=True)]
+        found: Any = _Pullback.apply(
+            *(_lead(tensor, 0, core, depth) for tensor, core in zip(whole, cores, strict=True))
+        )
+        pairs = list(zip(found, whole[1:5], strict=True))
+        grads = tuple(part if tensor is None else part.reshape(tensor.shape) for part, tensor in pairs)
+        return grads, tuple(None if tensor is None else 0 for _, tensor in pairs)
+
+
+def _first(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """The tensor with its mapped dimension first, which one that is not mapped gets by expansion."""
+    if tensor is None:
+        return None
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _mapped() -> bool:
+    """Whether vmap is at work."""
+    return transformed() and any(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
 
 
 def _lead(tensor: Tensor | None, dim: int | None, core: int, depth: int) -> Tensor | None:
