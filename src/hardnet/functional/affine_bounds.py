@@ -92,12 +92,18 @@ def moved(raw: Tensor, step: Tensor) -> Tensor:
 
 def times(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, n)``: ``(B, m)``."""
-    return vector @ A.mT if A.dim() == 2 else torch.bmm(A, vector.unsqueeze(-1)).squeeze(-1)
+    return vector @ A.mT if A.dim() == 2 else torch.bmm(vector.unsqueeze(-2), A.mT).squeeze(-2)
 
 
 def times_transposed(A: Tensor, vector: Tensor) -> Tensor:
     """``A' v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, m)``: ``(B, n)``."""
     return vector @ A if A.dim() == 2 else torch.bmm(vector.unsqueeze(-2), A).squeeze(-2)
+
+
+def minus_times_transposed(base: Tensor, A: Tensor, vector: Tensor) -> Tensor:
+    """``b - A' v`` for b ``(B, n)``, v ``(B, m)``; b itself, bit for bit, where v is zero: -0.0 - 0.0 = -0.0."""
+    step = times_transposed(A, vector).add_(0)
+    return torch.sub(base, step, out=step)
 
 
 def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:

@@ -67,8 +67,7 @@ def choose(A: Tensor, factor: Tensor | None) -> Path:
     may be looked at. Square: LU. Else: Cholesky of the Gram matrix.
     """
     if factor is not None or A.dim() == 2:
-        given = partial(partial, factor=factor)
-        return Path(given(affine_pinv.forward), given(affine_pinv.backward), given(affine_pinv.correct))
+        return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)
     if kernel.available(A):
         return Path(kernel.forward, kernel.backward, None)  # float64 inside
     module = _module(A)

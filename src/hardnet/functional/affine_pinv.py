@@ -9,10 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import moved, outer_sum, signed_violation, split_by_side, times
+from hardnet.functional.affine_bounds import (
+    clamp_valid,
+    may_look,
+    minus_times_transposed,
+    outer_sum,
+    split_by_side,
+    times,
+)
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
 Saved = tuple[Tensor, ...]
+SHRUNK = 1 / 8
+"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+SMALL_ENTRY = 1e-6
+"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
 
 
 def pseudo_inverse(A: Tensor) -> Tensor:
@@ -32,26 +43,44 @@ def forward(
 ) -> tuple[Tensor, Saved]:
     """``y = raw + P' s`` for raw ``(B, n)``, A and the factor P ``(m, n)`` or ``(B, m, n)``; P is made if not given."""
     P = pseudo_inverse(A) if factor is None else factor
-    violation = signed_violation(times(A, raw), lower, upper)
-    step = times_t(P, violation)
-    return moved(raw, step), (violation, step) if factor is not None else (violation, step, P)
+    product = times(A, raw)
+    excess = product.sub_(clamp_valid(product, lower, upper))
+    y = minus_times_transposed(raw, P, excess)
+    chosen = inexact(raw, A, y)
+    if chosen is not None:
+        product = times(A, y)
+        rest = product.sub_(product.clamp(lower, upper))
+        y = minus_times_transposed(y, P, torch.where(chosen, rest, 0))
+    return y, (excess, y) if factor is not None else (excess, y, P)
 
 
-def correct(rest: Tensor, A: Tensor, saved: Saved, factor: Tensor | None = None) -> Tensor:
-    """``A⁺ r = P' r`` for r ``(B, m)``: ``(B, n)``."""
-    return times_t(saved[2] if factor is None else factor, rest)
+def inexact(raw: Tensor, A: Tensor, y: Tensor) -> Tensor | None:
+    """Which samples need the closed form again, at y: ``(B, 1)`` or, for all of them, ``(1, 1)``; None for none.
+
+    The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
+    Where every row feels every output, that matters only for outputs that shrank.
+    """
+    every = torch.ones(1, 1, dtype=torch.bool, device=A.device)
+    if not may_look(A) or A.dim() == 3:
+        return every
+    least, most = A.abs().aminmax()
+    if not (least > SMALL_ENTRY * most).item():
+        return every
+    length, before = (torch.linalg.vector_norm(point, dim=-1, keepdim=True) for point in (y, raw))
+    shrunk = length < SHRUNK * before
+    return shrunk if shrunk.any().item() else None
 
 
 def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    violation, step = saved[:2]
+    excess, y = saved[:2]
     P = saved[2] if factor is None else factor
     w = times(P, gradient)
-    active, below, above = split_by_side(violation, w)
+    active, above, below = split_by_side(excess, w)
     grad_matrix = None
     if wants_matrix:
-        across = gradient - times_t(A, w)
+        across, step = gradient - times_t(A, w), y - raw
         grad_matrix = outer_sum(A, (times(P, step), -w, -active), (across, step, raw))
     return gradient - times_t(A, active), grad_matrix, below, above
