@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.functional.affine_problems import SHAPES, formula, multiply, problem, relative_violation
 
 from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.errors import RankError
 from hardnet.functional import enforce_affine, factorize
+from tests.functional.affine_problems import SHAPES, formula, multiply, problem, relative_violation
 
 EVERY_SHAPE = pytest.mark.parametrize(("n", "m"), SHAPES.values(), ids=SHAPES)
 INF = torch.inf

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.functional import affine_plain, enforce_affine, factorize
+from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
 
 EVERY_SHAPE = pytest.mark.parametrize(("n", "m"), SHAPES.values(), ids=SHAPES)
 

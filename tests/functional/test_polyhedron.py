@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.solvers.families import F64, FAMILIES, draw, gaussian, integers, product
 
 from hardnet.errors import BoundsError, DTypeError, InfeasibleError, NonFiniteError, NotConvergedWarning, ShapeError
 from hardnet.functional import project_affine
 from hardnet.functional.polyhedron_errors import warn_not_converged
+from tests.solvers.families import F64, FAMILIES, draw, gaussian, integers, product
 
 PROPERTIES = ["many rows", "few rows", "half open", "duplicated rows", "cone apex", "integers", "only equalities"]
 
@@ -197,3 +197,14 @@ def test_integers_stay_exact():
     vertex = (y - y.round()).abs().amax(-1) < 1e-9
     assert vertex.any()
     assert (y - y.round())[vertex].abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_one_row_holds_to_rounding_at_y_however_far_raw_is(n, dtype):
+    A, bound = draw(500, 1, n).to(dtype), draw(500, 1, seed=1).to(dtype)
+    for size in (1e3, 1e6):
+        y = project_affine((size * draw(500, n, seed=2)).to(dtype), A, bound - 1, bound).double()
+        product, terms = (A.double() * y.unsqueeze(-2)).sum(-1), (A.double() * y.unsqueeze(-2)).abs().sum(-1)
+        violation = torch.maximum(product - bound, bound.double() - 1 - product)
+        assert (violation <= 16 * torch.finfo(dtype).eps * (terms + bound.abs() + 1)).all()

@@ -31,7 +31,10 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Single
     moved = excess.abs() > FEASIBLE * size
     empty = moved & (square == 0)
     dual = torch.where(moved & ~empty, excess / square, 0.0)
-    y = torch.where(moved, raw - a * dual, raw)
+    y = raw - a * dual
+    # once more at y: a raw output far outside leaves rounding relative to raw, which may be much larger than y
+    rest = torch.where(dual != 0, ((a * y).sum(-1, keepdim=True) - target) / square, 0.0)
+    y = torch.where(moved, y - a * rest, raw)
     missed = ((a * y).sum(-1, keepdim=True) - target).abs() / torch.where(size > 0, size, 1.0)
     residual = torch.where(moved, missed, 0.0)
     dual = torch.where(empty, excess.sign(), dual)
