@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
 from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
 
 
@@ -50,9 +50,4 @@ def _check(raw: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
         expected = f"shape (n,) or (*batch, n) with the n of raw, {tuple(raw.shape)}"
         raise ShapeError(sentence("center", expected, tuple(center.shape)))
     batch = broadcast_batch("center", raw.shape[:-1], center.shape[:-1])
-    if not isinstance(radius, Tensor):
-        return raw.new_tensor(float(radius))
-    radius = radius.to(raw) if radius.dim() == 0 else radius
-    require_like("radius", radius, raw)
-    broadcast_batch("radius", batch, radius.shape)
-    return radius
+    return check_number("radius", radius, raw, batch)

@@ -66,6 +66,17 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     return bound
 
 
+def check_number(name: str, number: Tensor | float, raw: Tensor, batch: torch.Size) -> Tensor:
+    """Check one number per sample ``(*batch)``; a number or 0-dim tensor stands for every sample."""
+    if isinstance(number, int | float):
+        return raw.new_tensor(float(number))
+    require_float(name, number)
+    number = number.to(raw) if number.dim() == 0 else number
+    require_like(name, number, raw)
+    broadcast_batch(name, batch, number.shape)
+    return number
+
+
 def check_affine(
     raw: Tensor, A: Tensor, lower: Tensor | float | None, upper: Tensor | float | None
 ) -> tuple[torch.Size, Tensor | None, Tensor | None]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
 from hardnet.functional.samples import Policy, look_is_free, refuse
 from hardnet.functional.transforms import refuse_transforms
 from hardnet.solvers.blocks import CONVEX
@@ -74,12 +74,7 @@ def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
             expected = f"shape {core} or (*batch, {', '.join(map(str, core))}) for raw of shape {tuple(raw.shape)}"
             raise ShapeError(sentence(name, expected, tuple(value.shape)))
         batch = broadcast_batch(name, batch, value.shape[: -len(core)])
-    if not isinstance(r, Tensor):
-        return raw.new_tensor(float(r))
-    r = r.to(raw) if r.dim() == 0 else r
-    require_like("r", r, raw)
-    broadcast_batch("r", batch, r.shape)
-    return r
+    return check_number("r", r, raw, batch)
 
 
 def _diagnose(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, policies: tuple[str, str]) -> None:

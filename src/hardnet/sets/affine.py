@@ -15,12 +15,16 @@ from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
     """``relu(A y - upper) + relu(lower - A y)``, row by row: ``(*batch, m)``."""
-    product = matvec(rows.A, y)
-    total = torch.zeros_like(product)
-    if rows.upper is not None:
-        total = total + (product - rows.upper).clamp_min(0)
-    if rows.lower is not None:
-        total = total + (rows.lower - product).clamp_min(0)
+    return interval_residual(matvec(rows.A, y), rows.lower, rows.upper)
+
+
+def interval_residual(value: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``relu(v - upper) + relu(lower - v)``, entry by entry; an absent bound is infinite."""
+    total = torch.zeros_like(value)
+    if upper is not None:
+        total = total + (value - upper).clamp_min(0)
+    if lower is not None:
+        total = total + (lower - value).clamp_min(0)
     return total
 
 

@@ -11,7 +11,7 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.box import project_box
 from hardnet.functional.inputs import check_bound
 from hardnet.functional.samples import Policy
-from hardnet.sets.affine import affine_scale
+from hardnet.sets.affine import affine_scale, interval_residual
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -66,12 +66,7 @@ class Box(ConstraintSet):
 
     def residual(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
         """``relu(y - upper) + relu(lower - y)``."""
-        total = torch.zeros_like(y)
-        if numbers.upper is not None:
-            total = total + (y - numbers.upper).clamp_min(0)
-        if numbers.lower is not None:
-            total = total + (numbers.lower - y).clamp_min(0)
-        return total
+        return interval_residual(y, *numbers)
 
     def scale(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
         """``|y|_inf + |lower| + |upper|``, as for any affine row."""
