@@ -196,3 +196,26 @@ def test_a_raw_output_far_outside_leaves_rounding_of_y_alone(n, m, size, dtype):
         for lower in (upper - 1, upper):
             y = enforce_affine(raw, matrix, lower, upper)
             assert relative_violation(y, matrix, lower, upper) <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 2), (12, 5), (20, 12)])
+def test_rows_that_feel_one_output_are_exact_beside_large_ones(n, m, dtype):
+    source = torch.Generator().manual_seed(5)
+    raw = 1e6 * torch.randn(200, n, generator=source, dtype=torch.float64).to(dtype)
+    upper = torch.randn(200, m, generator=source, dtype=torch.float64).to(dtype)
+    A = torch.eye(m, n, dtype=dtype)
+    for matrix, options in ((A, {}), (A, {"factor": factorize(A)}), (A.expand(200, m, n), {})):
+        y = enforce_affine(raw, matrix, upper - 1, upper, **options)
+        assert relative_violation(y, matrix, upper - 1, upper) <= 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_output_that_shrank_does_not_change_its_neighbours(dtype):
+    raw, A, lower, upper = problem(12, 9, samples=64, shared=True, dtype=dtype)
+    y = enforce_affine(raw, A, lower, upper)
+    raw[5] *= 1e6
+    others = torch.arange(64) != 5
+    again = enforce_affine(raw, A, lower, upper)
+    assert torch.equal(bits(again[others]), bits(y[others]))
+    assert relative_violation(again, A, lower, upper) <= 16 * torch.finfo(dtype).eps

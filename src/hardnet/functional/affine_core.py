@@ -21,7 +21,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as kernel
@@ -38,7 +37,7 @@ from hardnet.functional.affine_bounds import may_look, moved, times, to_bounds
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
-MOST_UNROLLED_NUMBERS = 512
+MOST_UNROLLED_NUMBERS = 256
 """Few rows are unrolled: up to this many, and up to this many numbers of A per sample."""
 
 
@@ -63,8 +62,8 @@ def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype, device and mode alone, so that forward and backward agree.
 
     A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One row, or two
-    in the plane: their formulas. Few rows: sweeps over small Gram matrices, or unrolled Gram-Schmidt where no value
-    may be looked at. Square: LU. Else: Cholesky of the Gram matrix.
+    in the plane: their formulas. Few rows where no value may be looked at: unrolled Gram-Schmidt. Square: LU. Few
+    rows: sweeps over small Gram matrices. Else: Cholesky of the Gram matrix.
     """
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)
@@ -81,7 +80,9 @@ def _module(A: Tensor) -> ModuleType:
         return affine_single
     if m == n == 2:
         return affine_cramer
-    if m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS:
-        # a random square A of float32 is often too close to dependent for its Gram matrix
-        return affine_lanes if may_look(A) and (m < n or A.dtype == torch.float64) else affine_rows
-    return affine_square if m == n else affine_gram
+    few = m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS
+    if few and not may_look(A):
+        return affine_rows
+    if m == n:
+        return affine_square
+    return affine_lanes if few else affine_gram
