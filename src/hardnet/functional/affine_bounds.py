@@ -103,7 +103,7 @@ def times_transposed(A: Tensor, vector: Tensor) -> Tensor:
 def minus_times_transposed(base: Tensor, A: Tensor, vector: Tensor) -> Tensor:
     """``b - A' v`` for b ``(B, n)``, v ``(B, m)``; b itself, bit for bit, where v is zero: -0.0 - 0.0 = -0.0."""
     step = times_transposed(A, vector).add_(0)
-    return torch.sub(base, step, out=step)
+    return base - step
 
 
 def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
