@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.functional.affine_problems import problem
 
 from hardnet import errors
 from hardnet.functional import enforce_affine, factorize
+from tests.functional.affine_problems import problem
 
 PATHS = pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 2), (6, 3), (12, 12), (20, 12)])
 NAN, INF = torch.nan, torch.inf

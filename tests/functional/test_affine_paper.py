@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.functional.affine_problems import multiply, problem
 
 from hardnet.functional import enforce_affine
+from tests.functional.affine_problems import multiply, problem
 
 F64 = torch.float64
 

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from tests.functional.affine_problems import problem
 
 from hardnet.functional import enforce_affine, rounding_bound
+from tests.functional.affine_problems import problem
 
 CASES = [
     (4, 1, 4000, torch.float64),

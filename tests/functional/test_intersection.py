@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.solvers.convex import D, ball, draw, families, half_plane
 
 from hardnet.errors import (
     BoundsError,
@@ -15,6 +14,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.conic import project_intersection
 from hardnet.solvers import Intervals, Quadratics
+from tests.solvers.convex import D, ball, draw, families, half_plane
 
 FAMILIES = families(3, 4)
 

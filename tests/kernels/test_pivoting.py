@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from tests.solvers.families import duplicated, gaussian, integers
 
 from hardnet.solvers.pivoting import pivot_reference
+from tests.solvers.families import duplicated, gaussian, integers
 
 pytest.importorskip("triton")
 

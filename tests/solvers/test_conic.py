@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.solvers.convex import D, ball, draw, families, half_plane, quadratic
 
 from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status, conic
 from hardnet.solvers.cones import project_second_order
 from hardnet.solvers.conic_iterate import miss, optimality
 from hardnet.solvers.stack import Stack
+from tests.solvers.convex import D, ball, draw, families, half_plane, quadratic
 
 BATCH, N = 24, 5
 FAMILIES = families(BATCH, N)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
 
 from hardnet.errors import MissingExtraError
 from hardnet.solvers import Status, compiled, project_affine, proximal
 from hardnet.solvers.newton import newton
 from hardnet.solvers.problem import standard_form
+from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
 
 BACKENDS = ["auto", "torch", pytest.param("daqp", marks=pytest.mark.skipif(not compiled.available(), reason="no daqp"))]
 
