@@ -21,6 +21,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as kernel
@@ -39,6 +40,9 @@ Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
 MOST_UNROLLED_NUMBERS = 256
 """Few rows are unrolled: up to this many, and up to this many numbers of A per sample."""
+
+MOST_FUSED_ROWS = 2
+"""Under the compiler so few rows stay plain formulas, which it fuses with what stands around them."""
 
 
 class Path(NamedTuple):
@@ -67,7 +71,7 @@ def choose(A: Tensor, factor: Tensor | None) -> Path:
     """
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)
-    if kernel.available(A):
+    if kernel.available(A) and not (torch.compiler.is_compiling() and A.shape[-2] <= MOST_FUSED_ROWS):
         return Path(kernel.forward, kernel.backward, None)  # float64 inside
     module = _module(A)
     return Path(module.forward, module.backward, getattr(module, "correct", None))
