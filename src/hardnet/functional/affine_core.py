@@ -1,7 +1,7 @@
 """The closed form on plain tensors: one forward and one backward, and the one place that chooses who computes them.
 
 Shapes are flat here: raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)`` or None, in float32
-or float64. Every path has the same three functions,
+or float64. Every path has the same two functions, and a third where it leaves the second pass below to `enforce`,
 
     forward(raw, A, lower, upper) -> (y, saved)
     correct(rest, A, saved) -> A⁺ rest
