@@ -93,3 +93,11 @@ def test_a_set_without_rows_of_one_kind_reports_zeros():
 def test_refuses_outputs_that_are_no_float_tensor(y):
     with pytest.raises(hn.errors.DTypeError, match="y: expected a"):
         hn.check(hn.Box(0.0, 1.0), y)
+
+
+def test_an_output_that_should_be_zero_has_a_floor():
+    """Four rows through the origin meet in 0 alone: what is left there is a rounding of a rounding, not a violation."""
+    constraint = hn.Affine(draw(4, 4, seed=5), upper=0.0)
+    y = hn.HardNet(torch.nn.Identity(), constraint, "aff")(-torch.linalg.solve(constraint.A, -draw(50, 4).abs().mT).mT)
+    assert hn.check(constraint, y).ok
+    assert not hn.check(constraint, torch.full((1, 4), 1e-20, dtype=torch.float64) * constraint.A[:1]).ok

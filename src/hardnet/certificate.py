@@ -65,7 +65,7 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         y: Outputs, ``(*batch, n)``.
         x: The input that the set depends on; None for a constant set.
         tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
-            size of the terms that the row adds up.
+            size of the terms that the row adds up; outputs count as at least one rounding of 1.
     """
     require_float("y", y)
     with torch.no_grad():
@@ -73,7 +73,9 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         violation = constraint.residual(numbers, exact)
         if tolerance is not None:
             return Certificate(violation, torch.full_like(violation, tolerance))
-        return Certificate(violation, ROUNDINGS * torch.finfo(y.dtype).eps * constraint.scale(numbers, exact))
+        rounding = torch.finfo(y.dtype).eps
+        # the rounding added to y is a floor for outputs that should be exactly 0, relative to which nothing is small
+        return Certificate(violation, ROUNDINGS * rounding * constraint.scale(numbers, exact.abs() + rounding))
 
 
 def to_double(numbers: Any) -> Any:
