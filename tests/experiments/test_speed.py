@@ -28,7 +28,9 @@ def test_affine_compares_with_the_best_alternative_of_each_pass():
         common | {"who": "lstsq", "forward_ms": 2.0, "both_ms": 9.0},
     ]
     line = speed.affine({"rows": rows}).splitlines()[2]
-    assert [cell.strip() for cell in line.strip("|").split("|")][2:] == ["1", "2x (lstsq)", "2", "2x (qr)"]
+    assert [cell.strip() for cell in line.strip("|").split("|")][2:] == ["1", "2x (lstsq)", "2", "2x (qr)", "-"]
+    rows.append(common | {"who": "two products", "forward_ms": 0.5, "both_ms": 0.5})
+    assert speed.affine({"rows": rows}).splitlines()[2].endswith("| 2x                  |")
 
 
 def test_only_what_was_recorded_is_shown(tmp_path):
