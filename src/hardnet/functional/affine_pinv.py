@@ -1,7 +1,7 @@
 """HardNet-Aff with the pseudo-inverse at hand: a constant A, factorised once and applied often.
 
 The factor is ``P = A⁺'`` ``(m, n)``: forward ``y = raw + P' s``, backward ``w = P g`` and ``(A A')⁻¹ s = P P' s``:
-a few products each, and nothing else that grows with n.
+two products each, and nothing else that grows with n.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardnet.functional.affine_bounds import (
     clamp_valid,
+    may_look,
     minus_times_transposed,
     outer_sum,
     split_by_side,
@@ -19,6 +20,10 @@ from hardnet.functional.affine_bounds import (
 from hardnet.functional.affine_bounds import times_transposed as times_t
 
 Saved = tuple[Tensor, ...]
+SHRUNK = 1 / 8
+"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+SMALL_ENTRY = 1e-6
+"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
 
 
 def pseudo_inverse(A: Tensor) -> Tensor:
@@ -41,9 +46,29 @@ def forward(
     product = times(A, raw)
     excess = product.sub_(clamp_valid(product, lower, upper))
     y = minus_times_transposed(raw, P, excess)
-    product = times(A, y)  # once more at y: the first pass leaves rounding of the size of raw, which may be far outside
-    y = minus_times_transposed(y, P, product.sub_(product.clamp(lower, upper)))
+    chosen = inexact(raw, A, y)
+    if chosen is not None:
+        product = times(A, y)
+        rest = product.sub_(product.clamp(lower, upper))
+        y = minus_times_transposed(y, P, torch.where(chosen, rest, 0))
     return y, (excess, y) if factor is not None else (excess, y, P)
+
+
+def inexact(raw: Tensor, A: Tensor, y: Tensor) -> Tensor | None:
+    """Which samples need the closed form again, at y: ``(B, 1)`` or, for all of them, ``(1, 1)``; None for none.
+
+    The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
+    Where every row feels every output, that matters only for outputs that shrank.
+    """
+    every = torch.ones(1, 1, dtype=torch.bool, device=A.device)
+    if not may_look(A) or A.dim() == 3:
+        return every
+    least, most = A.abs().aminmax()
+    if not (least > SMALL_ENTRY * most).item():
+        return every
+    length, before = (torch.linalg.vector_norm(point, dim=-1, keepdim=True) for point in (y, raw))
+    shrunk = length < SHRUNK * before
+    return shrunk if shrunk.any().item() else None
 
 
 def backward(
