@@ -157,7 +157,10 @@ def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
-    """The layer moved to float32 takes and returns float32, and keeps its promise to rounding of float32."""
+    """The layer moved to float32 takes and returns float32, within 1000 times the certificate's tolerance.
+
+    That is a coarse net against plain mistakes: conditioning costs float32 digits that no layer gives back.
+    """
     single = copy.deepcopy(layer).to(torch.float32)
     x = x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
     with torch.no_grad():
