@@ -17,6 +17,7 @@ from torch import Tensor
 from hardnet.functional import affine_plain
 from hardnet.functional.affine_core import choose, enforce
 from hardnet.functional.transforms import forward_mode, transformed
+from hardnet.kernels import cpu
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -29,7 +30,12 @@ def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
         return MappedAffine.apply(raw, A, lower, upper, factor)
     if torch.is_grad_enabled():
         return EnforceAffine.apply(raw, A, lower, upper, factor)
-    return enforce(choose(A, factor), raw, A, lower, upper)[0]
+    return enforce(choose(A, factor, _native(raw, A, lower, upper, factor)), raw, A, lower, upper)[0]
+
+
+def _native(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:
+    """Whether compiled code for a CPU takes these."""
+    return factor is None and cpu.available(A, raw, lower, upper)
 
 
 class EnforceAffine(torch.autograd.Function):
@@ -38,7 +44,8 @@ class EnforceAffine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Any) -> Tensor:
         """Y ``(B, n)``; keeps what the path saved."""
-        y, saved = enforce(choose(A, factor), raw, A, lower, upper)
+        ctx.native = _native(raw, A, lower, upper, factor)
+        y, saved = enforce(choose(A, factor, ctx.native), raw, A, lower, upper)
         ctx.save_for_backward(raw, A, lower, upper, factor, *saved)
         return y
 
@@ -48,8 +55,10 @@ class EnforceAffine(torch.autograd.Function):
         raw, A, lower, upper, factor, *saved = ctx.saved_tensors
         if torch.is_grad_enabled() or transformed():
             grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
+        elif ctx.native and not cpu.plain(gradients[0]):
+            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
         else:
-            grads = choose(A, factor).backward(gradients[0], raw, A, tuple(saved), ctx.needs_input_grad[1])
+            grads = choose(A, factor, ctx.native).backward(gradients[0], raw, A, tuple(saved), ctx.needs_input_grad[1])
         return _fit(grads, lower, upper)
 
 
@@ -59,7 +68,7 @@ class MappedAffine(torch.autograd.Function):
     @staticmethod
     def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
         """Y ``(B, n)``."""
-        return enforce(choose(A, factor), raw, A, lower, upper)[0]
+        return enforce(choose(A, factor, _native(raw, A, lower, upper, factor)), raw, A, lower, upper)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
@@ -87,7 +96,7 @@ class AffineGradients(torch.autograd.Function):
         gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
     ) -> Gradients:
         """Both passes of the path."""
-        path = choose(A, factor)
+        path = choose(A, factor, _native(raw, A, lower, upper, factor) and cpu.plain(gradient))
         grads = path.backward(gradient, raw, A, path.forward(raw, A, lower, upper)[1], True)
         return grads[0], torch.as_tensor(grads[1]), grads[2], grads[3]
 

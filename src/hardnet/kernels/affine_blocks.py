@@ -15,8 +15,8 @@ import triton.language as tl
 
 from hardnet.kernels.blocks import (
     SIZE,
+    add_refined,
     combine,
-    combine_refined,
     factorise,
     gram_and_images,
     load_blocks,
@@ -31,8 +31,12 @@ from hardnet.kernels.common import add, split_by_side, store_from
 def _violations(
     products, lower, upper, base, m: tl.constexpr, BLOCKS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr
 ):
-    """``s = relu(lower - A f) - relu(A f - upper)`` by blocks; whether the numbers are valid; whether one moves."""
+    """``s = relu(lower - A f) - relu(A f - upper)`` and ``A f + s`` by blocks; whether all is valid; whether one moves.
+
+    The sum is the bound itself, not rounded, where a row is violated.
+    """
     signed = ()
+    goal = ()
     faults = tl.zeros((SIZE,), tl.int32)
     moves = tl.zeros((SIZE,), tl.int32)
     for i in tl.static_range(BLOCKS):
@@ -43,7 +47,8 @@ def _violations(
         faults += tl.where(sound, 0, 1)
         moves += tl.where(step != 0.0, 1, 0)
         signed = signed + (step,)
-    return signed, tl.sum(faults, axis=0) == 0, tl.sum(moves, axis=0) != 0
+        goal = goal + (tl.where(step > 0.0, low, tl.where(step < 0.0, high, products[i])),)
+    return signed, goal, tl.sum(faults, axis=0) == 0, tl.sum(moves, axis=0) != 0
 
 
 @triton.jit
@@ -55,15 +60,15 @@ def forward(
     """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent."""
     base = tl.program_id(0).to(tl.int64)
     gram, products, _ = gram_and_images(A, raw, raw, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
-    signed, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
+    signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    q, extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
+    q, extra = solve_refined(A, raw, base, factor, scales, signed, goal, m, n, BLOCKS, WIDE, COMPUTE, REFINE, True)
     good = valid & regular
     for start in range(0, n, WIDE):
         columns = start + tl.arange(0, WIDE)
         f = load_chunk(raw, base, start, n, WIDE, COMPUTE)
         tiles = load_blocks(A, base, start, m, n, BLOCKS, WIDE, COMPUTE)
-        moved = tl.where(moves, f + combine_refined(tiles, q, extra, BLOCKS, REFINE), f)
+        moved = tl.where(moves, add_refined(f, tiles, q, extra, BLOCKS, REFINE), f)
         store_from(y + base * n + columns, tl.where(good, moved, float("nan")), columns < n)
 
 
@@ -77,10 +82,10 @@ def backward(
     """The gradients of `forward`, from its inputs alone: the formulas of `affine_reference.backward`."""
     base = tl.program_id(0).to(tl.int64)
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
-    signed, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
+    signed, _, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
-    q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE)
+    w, w_extra = solve_refined(A, raw, base, factor, scales, slopes, slopes, m, n, BLOCKS, WIDE, COMPUTE, REFINE, False)
+    q, q_extra = solve_refined(A, raw, base, factor, scales, signed, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE, False)
     w_sum = w
     q_sum = q
     if REFINE > 0:
@@ -100,11 +105,12 @@ def backward(
         kept = g - combine(tiles, active, BLOCKS)
         store_from(grad_raw + base * n + columns, tl.where(good, kept, float("nan")), columns < n)
         if MATRIX:
-            normal = g - combine_refined(tiles, w, w_extra, BLOCKS, REFINE)
-            image = combine_refined(tiles, q, q_extra, BLOCKS, REFINE)
+            nothing = tl.zeros((WIDE,), COMPUTE)
+            normal = g - add_refined(nothing, tiles, w, w_extra, BLOCKS, REFINE)
+            image = add_refined(nothing, tiles, q, q_extra, BLOCKS, REFINE)
             for i in tl.static_range(BLOCKS):
                 places = (tl.arange(0, SIZE) + i * SIZE)[:, None]
-                entry = q_sum[i][:, None] * normal[None, :] - w_sum[i][:, None] * image[None, :]
-                entry = tl.where(good, entry - active[i][:, None] * f[None, :], float("nan"))
+                entry = tl.fma(-w_sum[i][:, None], image[None, :], q_sum[i][:, None] * normal[None, :])
+                entry = tl.where(good, tl.fma(-active[i][:, None], f[None, :], entry), float("nan"))
                 inside = (places < m) & (columns < n)[None, :]
                 store_from(grad_A + base * m * n + places * n + columns[None, :], entry, inside)

@@ -48,6 +48,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
         "n": n,
         "COMPUTE": tl.float64,
         "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
+        "enable_fp_fusion": False,  # the kernels say themselves where a product is fused: `kernels.common`
     }
     if _power(m * n) <= (TINY_BACKWARD if backward else TINY):
         constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}

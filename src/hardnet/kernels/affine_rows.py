@@ -17,7 +17,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add, factor, load_as, solve, some_nonzero, split_by_side, store_from, violations
+from hardnet.kernels.common import (
+    add,
+    factor,
+    load_as,
+    missing,
+    solve,
+    some_nonzero,
+    split_by_side,
+    store_from,
+    violations,
+)
 
 
 @triton.jit
@@ -43,7 +53,7 @@ def _combine(rows, weights, m: tl.constexpr):
     """``A' w`` as one ``(BLOCK, N)`` tile."""
     total = rows[0] * weights[0][:, None]
     for i in tl.static_range(1, m):
-        total += rows[i] * weights[i][:, None]
+        total = tl.fma(rows[i], weights[i][:, None], total)
     return total
 
 
@@ -103,8 +113,11 @@ def forward(
     high = _load_bound(upper, samples, mask, float("inf"), products[0], UPPER, m)
     signed, valid = violations(products, low, high, mask, m)
     unit, inverse, regular = _factor(rows, mask, tolerance, m)
-    _, image = _solve_refined(rows, unit, inverse, signed, m, REFINE)
-    moved = tl.where(some_nonzero(signed, m)[:, None], f + image, f)
+    point = f + _combine(rows, solve(unit, inverse, signed, m), m)
+    for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
+        rest = missing(products, signed, low, high, _dots(rows, point, m), m)
+        point += _combine(rows, solve(unit, inverse, rest, m), m)
+    moved = tl.where(some_nonzero(signed, m)[:, None], point, f)
     store_from(y + vectors, tl.where((valid & regular)[:, None], moved, float("nan")), inside)
 
 
@@ -148,6 +161,6 @@ def backward(
         q, image = _solve_refined(rows, unit, inverse, signed, m, REFINE)
         normal = g - tangent
         for i in tl.static_range(m):
-            entry = q[i][:, None] * normal - w[i][:, None] * image - active[i][:, None] * f
+            entry = tl.fma(-active[i][:, None], f, tl.fma(-w[i][:, None], image, q[i][:, None] * normal))
             entry = tl.where(good[:, None], entry, float("nan"))
             store_from(grad_A + matrices + i * n + columns, entry, inside)

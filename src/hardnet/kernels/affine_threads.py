@@ -15,7 +15,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add, factor, solve, some_nonzero, split_by_side, store_from, violations, widen
+from hardnet.kernels.common import (
+    add,
+    factor,
+    missing,
+    solve,
+    some_nonzero,
+    split_by_side,
+    store_from,
+    violations,
+    widen,
+)
 
 
 @triton.jit
@@ -93,7 +103,7 @@ def _dots(entries, vector, m: tl.constexpr, n: tl.constexpr):
     for i in tl.static_range(m):
         total = entries[i * n] * vector[0]
         for j in tl.static_range(1, n):
-            total += entries[i * n + j] * vector[j]
+            total = tl.fma(entries[i * n + j], vector[j], total)
         products = products + (total,)
     return products
 
@@ -105,7 +115,7 @@ def _combine(entries, weights, m: tl.constexpr, n: tl.constexpr):
     for j in tl.static_range(n):
         total = entries[j] * weights[0]
         for i in tl.static_range(1, m):
-            total += entries[i * n + j] * weights[i]
+            total = tl.fma(entries[i * n + j], weights[i], total)
         sums = sums + (total,)
     return sums
 
@@ -119,7 +129,7 @@ def _factor(entries, mask, tolerance, m: tl.constexpr, n: tl.constexpr):
         for j in tl.static_range(i + 1):
             total = entries[i * n] * entries[j * n]
             for k in tl.static_range(1, n):
-                total += entries[i * n + k] * entries[j * n + k]
+                total = tl.fma(entries[i * n + k], entries[j * n + k], total)
             if j < i:
                 gram = gram + (total,)
             else:
@@ -153,13 +163,17 @@ def forward(
     f = _load(raw, samples, mask, n, n, N, BLOCK, COMPUTE)
     low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
     high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
-    signed, valid = violations(_dots(entries, f, m, n), low, high, mask, m)
+    products = _dots(entries, f, m, n)
+    signed, valid = violations(products, low, high, mask, m)
     unit, inverse, regular = _factor(entries, mask, tolerance, m, n)
-    _, image = _solve_refined(entries, unit, inverse, signed, m, n, REFINE)
+    point = add(f, _combine(entries, solve(unit, inverse, signed, m), m, n), 1.0, n)
+    for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
+        rest = missing(products, signed, low, high, _dots(entries, point, m, n), m)
+        point = add(point, _combine(entries, solve(unit, inverse, rest, m), m, n), 1.0, n)
     moves = some_nonzero(signed, m)
     moved = ()
     for j in tl.static_range(n):
-        moved = moved + (tl.where(moves, f[j] + image[j], f[j]),)
+        moved = moved + (tl.where(moves, point[j], f[j]),)
     _store(y, moved, valid & regular, samples, mask, n, BLOCK)
 
 
@@ -193,5 +207,5 @@ def backward(
         slopes = ()
         for i in tl.static_range(m):
             for j in tl.static_range(n):
-                slopes = slopes + (q[i] * normal[j] - w[i] * image[j] - active[i] * f[j],)
+                slopes = slopes + (tl.fma(-active[i], f[j], tl.fma(-w[i], image[j], q[i] * normal[j])),)
         _store(grad_A, slopes, good, samples, mask, m * n, BLOCK)

@@ -86,14 +86,14 @@ def _invert(tile, tolerance, steps: tl.constexpr):
         coupling = tl.sum(column * next_unit, axis=0)
         clear = pivot > tolerance  # false for NaN
         reciprocal = _reciprocal(tl.where(clear, pivot, 1.0))
-        next_pivot = tl.sum(next_column * next_unit, axis=0) - coupling * coupling * reciprocal
+        next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
         clear = clear & (next_pivot > tolerance)
         next_reciprocal = _reciprocal(tl.where(clear, next_pivot, 1.0))
         regular = regular & clear
         vector = column - unit
-        next_vector = next_column - next_unit - vector * (coupling * reciprocal)
-        tile -= vector[:, None] * (vector * reciprocal)[None, :]
-        tile -= next_vector[:, None] * (next_vector * next_reciprocal)[None, :]
+        next_vector = tl.fma(vector, -coupling * reciprocal, next_column - next_unit)
+        tile = tl.fma(-vector[:, None], (vector * reciprocal)[None, :], tile)
+        tile = tl.fma(-next_vector[:, None], (next_vector * next_reciprocal)[None, :], tile)
     twice = tl.where(places[:, None] == places[None, :], 2.0, 0.0).to(tile.dtype)
     return twice - tile, regular
 
@@ -102,8 +102,8 @@ def _invert(tile, tolerance, steps: tl.constexpr):
 def _reciprocal(value):
     """``1 / p`` for p between a tolerance and 1: a float32 guess and two Newton steps, cheaper than a division."""
     guess = (1.0 / value.to(tl.float32)).to(value.dtype)
-    guess += guess * (1.0 - value * guess)
-    return guess + guess * (1.0 - value * guess)
+    guess = tl.fma(guess, tl.fma(-value, guess, 1.0), guess)
+    return tl.fma(guess, tl.fma(-value, guess, 1.0), guess)
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def combine(tiles, weights, BLOCKS: tl.constexpr):
     """``A' w`` for the columns of a chunk."""
     total = tiles[0] * weights[0][:, None]
     for i in tl.static_range(1, BLOCKS):
-        total += tiles[i] * weights[i][:, None]
+        total = tl.fma(tiles[i], weights[i][:, None], total)
     return tl.sum(total, axis=0)
 
 
@@ -228,30 +228,33 @@ def _solve(factor, scales, right, BLOCKS: tl.constexpr):
 
 @triton.jit
 def solve_refined(
-    A, base, factor, scales, right,
+    A, f, base, factor, scales, right, goal,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
-    REFINE: tl.constexpr,
+    REFINE: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
-    """``(A A')^-1 r`` in two parts, the first answer and what ``REFINE`` passes over the cached A correct of it.
+    """``q = (A A')^-1 r`` in two parts, the first answer and what ``REFINE`` passes over the cached A correct of it.
 
-    The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for that too.
+    A pass takes ``goal - A A' q`` for the error or, if ``FROM``, ``goal - A (f + A' q)``, which rounds like the sum and
+    not like its terms. The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for
+    that too.
     """
     solution = _solve(factor, scales, right, BLOCKS)
     correction = add(solution, solution, -1.0, BLOCKS)
     for _ in tl.static_range(REFINE):
-        residual = right
+        residual = goal
         for start in range(0, n, CHUNK):
             tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
-            image = combine_refined(tiles, solution, correction, BLOCKS, REFINE)
+            point = load_chunk(f, base, start, n, CHUNK, COMPUTE) if FROM else tl.zeros((CHUNK,), COMPUTE)
+            image = add_refined(point, tiles, solution, correction, BLOCKS, REFINE)
             residual = add(residual, dots(tiles, image, BLOCKS), -1.0, BLOCKS)
         correction = add(correction, _solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
     return solution, correction
 
 
 @triton.jit
-def combine_refined(tiles, weights, correction, BLOCKS: tl.constexpr, REFINE: tl.constexpr):
-    """``A' w`` for the columns of a chunk, from both parts of w."""
-    total = combine(tiles, weights, BLOCKS)
+def add_refined(point, tiles, weights, correction, BLOCKS: tl.constexpr, REFINE: tl.constexpr):
+    """``point + A' w`` for the columns of a chunk, from both parts of w."""
+    total = point + combine(tiles, weights, BLOCKS)
     if REFINE > 0:
         total += combine(tiles, correction, BLOCKS)
     return total

@@ -2,6 +2,9 @@
 
 Tuples stand for small matrices whose entries are vectors over samples; lower triangles are packed by rows, without
 their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
+
+Products are added by `tl.fma`, and the compiler may fuse nothing itself: of ``a b + c d`` it fuses either product,
+whichever suits the code around, and one number would come out differently in two kernels that both compute it.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
@@ -60,10 +63,10 @@ def factor(squares, gram, mask, tolerance, m: tl.constexpr):
         for j in tl.static_range(i):
             entry = gram[i * (i - 1) // 2 + j]
             for k in tl.static_range(j):
-                entry -= lower[i * (i - 1) // 2 + k] * scaled[j * (j - 1) // 2 + k]
+                entry = tl.fma(-lower[i * (i - 1) // 2 + k], scaled[j * (j - 1) // 2 + k], entry)
             scaled = scaled + (entry,)
             lower = lower + (entry * inverse[j],)
-            pivot -= entry * lower[i * (i - 1) // 2 + j]
+            pivot = tl.fma(-entry, lower[i * (i - 1) // 2 + j], pivot)
         clear = pivot > tolerance * squares[i]  # false for NaN
         regular = regular & clear
         inverse = inverse + (1.0 / tl.where(clear, pivot, 1.0),)
@@ -77,13 +80,13 @@ def solve(lower, inverse, right, m: tl.constexpr):
     for i in tl.static_range(m):
         entry = right[i]
         for j in tl.static_range(i):
-            entry -= lower[i * (i - 1) // 2 + j] * half[j]
+            entry = tl.fma(-lower[i * (i - 1) // 2 + j], half[j], entry)
         half = half + (entry,)
     solution = ()
     for back in tl.static_range(m):
         entry = half[m - 1 - back] * inverse[m - 1 - back]
         for row in tl.static_range(m - back, m):  # solution[0] belongs to row m - back
-            entry -= lower[row * (row - 1) // 2 + m - 1 - back] * solution[row + back - m]
+            entry = tl.fma(-lower[row * (row - 1) // 2 + m - 1 - back], solution[row + back - m], entry)
         solution = (entry,) + solution
     return solution
 
@@ -98,6 +101,16 @@ def violations(products, low, high, mask, m: tl.constexpr):
         valid = valid & (low[i] <= high[i]) & (tl.abs(products[i]) < float("inf")) & (tl.abs(step) < float("inf"))
         signed = signed + (step,)
     return signed, valid
+
+
+@triton.jit
+def missing(products, signed, low, high, at_y, m: tl.constexpr):
+    """``clamp(A f, lower, upper) - A y`` row by row: what rounding left between y and where it belongs."""
+    rest = ()
+    for i in tl.static_range(m):
+        goal = tl.where(signed[i] > 0.0, low[i], tl.where(signed[i] < 0.0, high[i], products[i]))
+        rest = rest + (goal - at_y[i],)
+    return rest
 
 
 @triton.jit

@@ -1,0 +1,229 @@
+"""``y = raw + A⁺ s`` for few rows on a CPU: numba compiles one pass over the batch, tile by tile.
+
+Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower triangular, the rows of R orthogonal
+(modified Gram-Schmidt) and ``D = R R'`` diagonal,
+
+    A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
+
+the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
+same instructions in any company and in any lane. The compiled functions are called by address, without the GIL; numba
+keeps them on disk, beside the package or in the user's cache, and the next process reads them back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import carray, cfunc, types
+
+from hardnet.kernels.cpu_tiles import (
+    LANES,
+    Tile,
+    add,
+    compiled,
+    copy,
+    dot,
+    fill,
+    keep,
+    load,
+    load_bound,
+    orthogonalise,
+    outer,
+    rest,
+    split,
+    store,
+    substitute,
+    substitute_transposed,
+    subtract,
+    violation,
+)
+
+REALS = {torch.float32: types.float32, torch.float64: types.float64}
+
+
+class Work(NamedTuple):
+    """The numbers of one tile and what is computed of them; m and n come before the lanes."""
+
+    rows: Tile
+    R: Tile
+    L: Tile
+    inverse: Tile
+    size: Tile
+    low: Tile
+    high: Tile
+    target: Tile
+    signed: Tile
+    point: Tile
+    good: Tile
+    moves: Tile
+
+
+@compiled
+def allocate(m: int, n: int) -> Work:
+    """Memory for one tile."""
+    return Work(
+        np.empty((m, n, LANES)), np.empty((m, n, LANES)), np.empty((m, m, LANES)),
+        np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)),
+        np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)),
+        np.empty((n, LANES)), np.empty(LANES), np.empty(LANES),
+    )  # fmt: skip
+
+
+@compiled
+def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, rounding: float) -> None:
+    """Load the samples from `first` on, their violation s into `signed`, and ``A = L R``."""
+    samples, m, n = A.shape
+    fill(work.good, 1.0)
+    fill(work.moves, 0.0)
+    load(A.reshape((samples, m * n)), first, work.rows.reshape((m * n, LANES)))
+    load(raw, first, work.point)
+    load_bound(lower, first, -np.inf, work.low)
+    load_bound(upper, first, np.inf, work.high)
+    violation(work.rows, work.point, work.low, work.high, work.target, work.signed, work.good, work.moves)
+    copy(work.rows, work.R)
+    orthogonalise(work.R, work.L, work.inverse, work.size, rounding, work.good)
+
+
+@compiled
+def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int, rounding: float) -> None:
+    """``y = raw + A⁺ s``, corrected by what is left of s at y; NaN for a sample without an answer.
+
+    Args:
+        y: ``(B, n)``, written; a sample without violation gets the bits of raw.
+        raw: ``(B, n)``.
+        A: ``(B, m, n)``.
+        lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
+        upper: Like `lower`.
+        begin: The first sample to compute.
+        end: The first that is left alone; both multiples of `LANES`, or the size of the batch.
+        rounding: The squared distance of a unit row from those before it that counts as none.
+    """
+    work = allocate(A.shape[1], A.shape[2])
+    for first in range(begin, end, LANES):
+        prepare(work, raw, A, lower, upper, first, rounding)
+        substitute(work.L, work.inverse, work.signed)
+        add(work.signed, work.R, work.point)
+        rest(work.rows, work.point, work.target, work.signed)
+        substitute(work.L, work.inverse, work.signed)
+        add(work.signed, work.R, work.point)
+        store(work.point, work.good, first, y)
+        keep(raw, work.good, work.moves, first, y)
+
+
+@compiled
+def backward(
+    grad_raw: Tile, grad_A: Tile, grad_lower: Tile, grad_upper: Tile, grad_y: Tile,
+    raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int, rounding: float,
+) -> None:  # fmt: skip
+    """The gradients of `forward` from its inputs: the formulas of `hardnet.functional.affine_plain.gradients`.
+
+    Args:
+        grad_raw: ``(B, n)``, written.
+        grad_A: ``(B, m, n)``, written, or ``(0, m, n)`` where it is not wanted.
+        grad_lower: ``(B, m)``, written.
+        grad_upper: ``(B, m)``, written.
+        grad_y: ``(B, n)``.
+        raw: As for `forward`, like the rest.
+        A: See there.
+        lower: See there.
+        upper: See there.
+        begin: See there.
+        end: See there.
+        rounding: See there.
+    """
+    samples, m, n = A.shape
+    work, matrix = allocate(m, n), np.empty((m, n, LANES))
+    w, below, above, q = np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES))
+    kept, across, step = np.empty((n, LANES)), np.empty((n, LANES)), np.empty((n, LANES))
+    for first in range(begin, end, LANES):
+        prepare(work, raw, A, lower, upper, first, rounding)
+        load(grad_y, first, kept)
+        pull_back(work, kept, w, across)
+        split(w, work.signed, below, above)
+        subtract(below, work.rows, kept)
+        subtract(above, work.rows, kept)
+        store(kept, work.good, first, grad_raw)
+        store(below, work.good, first, grad_lower)
+        store(above, work.good, first, grad_upper)
+        if grad_A.shape[0] > 0:
+            push(work, q, step)
+            outer(q, across, w, step, below, above, work.point, matrix)
+            store(matrix.reshape((m * n, LANES)), work.good, first, grad_A.reshape((samples, m * n)))
+
+
+@compiled
+def pull_back(work: Work, gradient: Tile, w: Tile, across: Tile) -> None:
+    """``w = A⁺' g`` and ``g - A⁺ A g``, what of g lies across the rows."""
+    for i in range(w.shape[0]):
+        dot(work.R[i], gradient, w[i])
+        for lane in range(LANES):
+            w[i, lane] *= work.inverse[i, lane]
+    copy(gradient, across)
+    subtract(w, work.R, across)
+    substitute_transposed(work.L, w)
+
+
+@compiled
+def push(work: Work, q: Tile, step: Tile) -> None:
+    """``step = A⁺ s`` and ``q = (A A')⁻¹ s``, both corrected once by the residual ``s - A step``."""
+    copy(work.signed, q)
+    substitute(work.L, work.inverse, q)
+    fill(step, 0.0)
+    add(q, work.R, step)
+    rest(work.rows, step, work.signed, work.target)
+    substitute(work.L, work.inverse, work.target)
+    add(work.target, work.R, step)
+    for i in range(q.shape[0]):
+        for lane in range(LANES):
+            q[i, lane] += work.target[i, lane]
+    substitute_transposed(work.L, q)
+
+
+def _forward(
+    y: Any, raw: Any, A: Any, lower: Any, upper: Any,
+    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int, rounding: float,
+) -> None:  # fmt: skip
+    """`forward` of addresses."""
+    forward(
+        carray(y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end, rounding,
+    )  # fmt: skip
+
+
+def _backward(
+    grad_raw: Any, grad_A: Any, grad_lower: Any, grad_upper: Any, grad_y: Any, raw: Any, A: Any, lower: Any, upper: Any,
+    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int, rounding: float, matrices: int,
+) -> None:  # fmt: skip
+    """`backward` of addresses."""
+    backward(
+        carray(grad_raw, (samples, n)), carray(grad_A, (matrices, m, n)),
+        carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)),
+        carray(grad_y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end, rounding,
+    )  # fmt: skip
+
+
+@cache
+def compiled_forward(dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled `forward` of addresses."""
+    return _compile(_forward, dtype, pointers=5, more=0)
+
+
+@cache
+def compiled_backward(dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled `backward` of addresses; its last argument is the number of matrices to write, B or 0."""
+    return _compile(_backward, dtype, pointers=9, more=1)
+
+
+def _compile(function: Callable[..., None], dtype: torch.dtype, pointers: int, more: int) -> Callable[..., None]:
+    """A function of so many addresses of this dtype, seven counts, the rounding, and so many more counts."""
+    real = types.CPointer(REALS[dtype])
+    signature = types.void(*[real] * pointers, *[types.int64] * 7, types.float64, *[types.int64] * more)
+    address: Any = cfunc(signature, cache=True, error_model="numpy")(function).address
+    counts = [ctypes.c_int64] * 7 + [ctypes.c_double] + [ctypes.c_int64] * more
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, *counts)(address)

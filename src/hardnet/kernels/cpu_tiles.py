@@ -1,0 +1,194 @@
+"""Tiles of 64 samples for the kernels on a CPU: the sample is the last, contiguous index of every array.
+
+So every inner loop is a run of vector instructions, and a tile never leaves the cache. numba's disk cache watches the
+file of the compiled entry points alone (`cpu_rows`): touch that one after a change here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Tile = npt.NDArray[np.float64]
+
+LANES = 64
+"""Samples of a tile: enough to fill vector registers many times over, few enough that a tile stays in the cache."""
+
+compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
+
+
+@compiled
+def copy(source: Tile, target: Tile) -> None:
+    """Every number of a contiguous tile."""
+    flat_source, flat_target = source.reshape(source.size), target.reshape(target.size)
+    for index in range(flat_source.size):
+        flat_target[index] = flat_source[index]
+
+
+@compiled
+def fill(target: Tile, value: float) -> None:
+    """Every number of a contiguous tile."""
+    flat = target.reshape(target.size)
+    for index in range(flat.size):
+        flat[index] = value
+
+
+@compiled
+def dot(left: Tile, right: Tile, out: Tile) -> None:
+    """``l'r`` of tiles ``(n, LANES)``: ``(LANES,)``."""
+    for lane in range(LANES):
+        out[lane] = left[0, lane] * right[0, lane]
+    for j in range(1, left.shape[0]):
+        for lane in range(LANES):
+            out[lane] += left[j, lane] * right[j, lane]
+
+
+@compiled
+def add(weights: Tile, vectors: Tile, out: Tile) -> None:
+    """``out += V' w`` for weights ``(m, LANES)`` and vectors ``(m, n, LANES)``."""
+    for i in range(vectors.shape[0]):
+        for j in range(vectors.shape[1]):
+            for lane in range(LANES):
+                out[j, lane] += weights[i, lane] * vectors[i, j, lane]
+
+
+@compiled
+def subtract(weights: Tile, vectors: Tile, out: Tile) -> None:
+    """``out -= V' w`` for weights ``(m, LANES)`` and vectors ``(m, n, LANES)``."""
+    for i in range(vectors.shape[0]):
+        for j in range(vectors.shape[1]):
+            for lane in range(LANES):
+                out[j, lane] -= weights[i, lane] * vectors[i, j, lane]
+
+
+@compiled
+def load(source: Tile, first: int, tile: Tile) -> None:
+    """Numbers ``(B, k)`` of the samples from `first` on into a tile ``(k, LANES)``; the last one fills empty lanes."""
+    full = min(LANES, source.shape[0] - first)
+    for j in range(tile.shape[0]):
+        for lane in range(full):
+            tile[j, lane] = source[first + lane, j]
+        for lane in range(full, LANES):
+            tile[j, lane] = source[source.shape[0] - 1, j]
+
+
+@compiled
+def load_bound(source: Tile, first: int, absent: float, tile: Tile) -> None:
+    """A bound ``(B, m)``, or ``(1, m)`` for all samples, or ``(0, m)`` where there is none."""
+    if source.shape[0] > 1:
+        load(source, first, tile)
+        return
+    for i in range(tile.shape[0]):
+        for lane in range(LANES):
+            tile[i, lane] = absent if source.shape[0] == 0 else source[0, i]
+
+
+@compiled
+def store(tile: Tile, good: Tile, first: int, target: Tile) -> None:
+    """A tile ``(k, LANES)`` into numbers ``(B, k)``; NaN for a sample that is not good."""
+    for lane in range(min(LANES, target.shape[0] - first)):
+        for j in range(tile.shape[0]):
+            target[first + lane, j] = tile[j, lane] if good[lane] != 0.0 else np.nan
+
+
+@compiled
+def keep(raw: Tile, good: Tile, moves: Tile, first: int, y: Tile) -> None:
+    """The bits of raw for good samples that hold already: adding zero would lose the sign of -0.0."""
+    for lane in range(min(LANES, y.shape[0] - first)):
+        if good[lane] != 0.0 and moves[lane] == 0.0:
+            y[first + lane] = raw[first + lane]
+
+
+@compiled
+def split(w: Tile, signed: Tile, below: Tile, above: Tile) -> None:
+    """``w`` on rows below their lower and above their upper bound; zero elsewhere."""
+    for i in range(w.shape[0]):
+        for lane in range(LANES):
+            below[i, lane] = w[i, lane] if signed[i, lane] > 0.0 else 0.0
+            above[i, lane] = w[i, lane] if signed[i, lane] < 0.0 else 0.0
+
+
+@compiled
+def outer(q: Tile, across: Tile, w: Tile, step: Tile, below: Tile, above: Tile, point: Tile, out: Tile) -> None:
+    """``q (g - A⁺ A g)' - w step' - V w raw'``: ``(m, n, LANES)``."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            for lane in range(LANES):
+                active = below[i, lane] + above[i, lane]
+                entry = q[i, lane] * across[j, lane] - w[i, lane] * step[j, lane]
+                out[i, j, lane] = entry - active * point[j, lane]
+
+
+@compiled
+def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> None:
+    """``clamp(p, lower, upper)``; a sample with invalid bounds or an infinite product is not good."""
+    for i in range(product.shape[0]):
+        for lane in range(LANES):
+            p, lo, hi = product[i, lane], low[i, lane], high[i, lane]
+            valid = (lo <= hi) & (lo < np.inf) & (hi > -np.inf) & (abs(p) < np.inf)
+            good[lane] = good[lane] if valid else 0.0
+            target[i, lane] = min(max(p, lo), hi)
+
+
+@compiled
+def orthogonalise(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
+    """``A = L R`` in place of A ``(m, n, LANES)``: L, 1 / diag(D); a sample is not good if a row nearly depends."""
+    for i in range(R.shape[0]):
+        dot(R[i], R[i], size[i])
+    for k in range(R.shape[0]):
+        dot(R[k], R[k], inverse[k])
+        for lane in range(LANES):
+            good[lane] = good[lane] if inverse[k, lane] > rounding * size[k, lane] else 0.0
+            inverse[k, lane] = 1.0 / inverse[k, lane]
+        for i in range(k + 1, R.shape[0]):
+            dot(R[i], R[k], L[i, k])
+            for lane in range(LANES):
+                L[i, k, lane] *= inverse[k, lane]
+            for j in range(R.shape[1]):
+                for lane in range(LANES):
+                    R[i, j, lane] -= L[i, k, lane] * R[k, j, lane]
+
+
+@compiled
+def substitute(L: Tile, inverse: Tile, right: Tile) -> None:
+    """``D⁻¹ L⁻¹ r`` in place of r ``(m, LANES)``."""
+    for i in range(right.shape[0]):
+        for k in range(i):
+            for lane in range(LANES):
+                right[i, lane] -= L[i, k, lane] * right[k, lane]
+    for i in range(right.shape[0]):
+        for lane in range(LANES):
+            right[i, lane] *= inverse[i, lane]
+
+
+@compiled
+def substitute_transposed(L: Tile, right: Tile) -> None:
+    """``L⁻' r`` in place of r ``(m, LANES)``."""
+    for i in range(right.shape[0] - 1, -1, -1):
+        for k in range(i + 1, right.shape[0]):
+            for lane in range(LANES):
+                right[i, lane] -= L[k, i, lane] * right[k, lane]
+
+
+@compiled
+def rest(rows: Tile, point: Tile, target: Tile, out: Tile) -> None:
+    """``target - A v`` for rows ``(m, n, LANES)`` and v ``(n, LANES)``."""
+    for i in range(rows.shape[0]):
+        dot(rows[i], point, out[i])
+        for lane in range(LANES):
+            out[i, lane] = target[i, lane] - out[i, lane]
+
+
+@compiled
+def violation(
+    rows: Tile, point: Tile, low: Tile, high: Tile, target: Tile, signed: Tile, good: Tile, moves: Tile
+) -> None:
+    """``clamp(A v, lower, upper)`` into `target`, its distance to A v into `signed`, and where one is not zero."""
+    for i in range(rows.shape[0]):
+        dot(rows[i], point, signed[i])
+    clamp(signed, low, high, target, good)
+    for i in range(rows.shape[0]):
+        for lane in range(LANES):
+            signed[i, lane] = target[i, lane] - signed[i, lane]
+            moves[lane] = 1.0 if signed[i, lane] != 0.0 else moves[lane]
