@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from hardnet.functional import enforce_affine
 from hardnet.kernels import affine, affine_reference
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 
@@ -46,6 +47,11 @@ def test_promises_on_the_interpreter():
 
 def test_bad_conditioning_leaves_violations_at_rounding():
     interpret("compare_conditioning([(2, 4), (5, 14), (10, 20)], 'cpu')")
+
+
+def test_outputs_far_outside_satisfy_the_certificate():
+    interpret("compare_certificates([(2, 2), (3, 5), (9, 10)], 'cpu', 20, (torch.float64,))")
+    interpret("compare_certificates([(2, 2), (6, 6)], 'cpu', 20, (torch.float32,))")
 
 
 def test_compiled_code_meets_operators():
@@ -124,6 +130,32 @@ def test_every_shape_agrees_with_the_reference_on_the_device():
     compare([(2, 2), (5, 10), (8, 16)], (torch.bfloat16, torch.float16), "cuda", 33)
     compare_promises(EVERY, "cuda", 33)
     compare_conditioning([(2, 4), (5, 14), (8, 16), (10, 20), (25, 50)], "cuda")
+
+
+@pytest.mark.gpu
+def test_far_outputs_satisfy_the_certificate_on_the_device():
+    from tests.kernels.affine_cases import compare_certificates
+
+    compare_certificates([(2, 2), (4, 4), (5, 10)], "cuda", 20000)
+    compare_certificates([(8, 16), (16, 16), (25, 50), (50, 50)], "cuda", 2000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 6), (8, 9), (17, 18)])
+def test_gradients_of_any_order_agree_with_differences_on_the_device(m, n):
+    """Wide inequalities with raw away from every kink; equalities without the gradients of their bounds."""
+    source = torch.Generator().manual_seed(m)
+    normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
+    A, centre = normal(2, m, n) + 2 * torch.eye(m, n, dtype=torch.float64), normal(2, n)
+    middle = (A @ centre.unsqueeze(-1)).squeeze(-1)
+    step = torch.linalg.lstsq(A, (normal(2, m).sign() * (2 + normal(2, m).abs())).unsqueeze(-1)).solution.squeeze(-1)
+    raw, A, middle = ((centre + step).cuda().requires_grad_(), A.cuda().requires_grad_(), middle.cuda())
+    lower, upper = (middle - 1).requires_grad_(), (middle + 4).requires_grad_()
+    enforce = lambda *parts: enforce_affine(*parts)
+    fixed = lambda raw, A: enforce_affine(raw, A, middle, middle)
+    for function, inputs in ((enforce, (raw, A, lower, upper)), (fixed, (raw, A))):
+        assert torch.autograd.gradcheck(function, inputs, fast_mode=m > 3)
+        assert torch.autograd.gradgradcheck(function, inputs, fast_mode=m > 3)
 
 
 @pytest.mark.gpu

@@ -15,16 +15,22 @@ import triton.language as tl
 
 from hardnet.kernels.blocks import (
     SIZE,
-    add_refined,
     combine,
+    combine_refined,
+    dots,
     factorise,
     gram_and_images,
     load_blocks,
     load_bound,
     load_chunk,
+    row_scales,
+    solve,
     solve_refined,
 )
 from hardnet.kernels.common import add, split_by_side, store_from
+
+UNSTABLE = tl.constexpr(64 * 2.0**-52)
+"""What a solve leaves of its right-hand side, times the least pivot: the blocks of D are inverted."""
 
 
 @triton.jit
@@ -52,24 +58,92 @@ def _violations(
 
 
 @triton.jit
+def _reach(signed, goal, scales, BLOCKS: tl.constexpr):
+    """How far a row of unit length is outside, and how large it is at y, at most."""
+    far = tl.abs(signed[0]) * scales[0]
+    near = tl.abs(goal[0]) * scales[0]
+    for i in tl.static_range(1, BLOCKS):
+        far = tl.maximum(far, tl.abs(signed[i]) * scales[i])
+        near = tl.maximum(near, tl.abs(goal[i]) * scales[i])
+    return tl.max(far, axis=0), tl.max(near, axis=0)
+
+
+@triton.jit
+def _needs_more(far, near, least, ROUNDING: tl.constexpr, REFINE: tl.constexpr):
+    """Whether a solve and its corrections leave more than a rounding of y: far outside, nearly dependent, near 0."""
+    left = far
+    enough = ROUNDING * near
+    for _ in tl.static_range(REFINE + 1):
+        left *= UNSTABLE
+        enough *= least
+    return left > enough
+
+
+@triton.jit
+def _move(
+    y, source, A, base, step, goal, moves, good,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr, COMPUTE: tl.constexpr,
+    LOOK: tl.constexpr,
+):  # fmt: skip
+    """Write ``y = source + A' q``; return ``goal - A y`` if ``LOOK``: it rounds like y, not like the terms of y."""
+    rest = goal
+    for start in range(0, n, WIDE):
+        columns = start + tl.arange(0, WIDE)
+        f = load_chunk(source, base, start, n, WIDE, COMPUTE)
+        tiles = load_blocks(A, base, start, m, n, BLOCKS, WIDE, COMPUTE)
+        moved = tl.where(moves, f + combine(tiles, step, BLOCKS), f)
+        store_from(y + base * n + columns, tl.where(good, moved, float("nan")), columns < n)
+        if LOOK:
+            rest = add(rest, dots(tiles, moved, BLOCKS), -1.0, BLOCKS)
+    tl.debug_barrier()  # other threads read y than wrote it
+    return rest
+
+
+@triton.jit(noinline=True)
+def _enforce(
+    y, source, A, lower, upper, base, tolerance,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Write ``y = f + A^+ s`` for the f at the source; return whether y needs the same again."""
+    gram, products, _ = gram_and_images(A, source, source, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
+    scales = row_scales(gram, m, BLOCKS)
+    signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
+    far, near = _reach(signed, goal, scales, BLOCKS)
+    factor, least = factorise(gram, scales, tolerance, m, BLOCKS)
+    good = valid & (least > 0.0)
+    step = solve(factor, scales, signed, BLOCKS)
+    for _ in tl.static_range(REFINE):
+        rest = _move(y, source, A, base, step, goal, moves, True, m, n, BLOCKS, WIDE, COMPUTE, True)
+        step = solve(factor, scales, rest, BLOCKS)
+        source = y
+    _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, False)
+    return good & _needs_more(far, near, least, ROUNDING, REFINE)
+
+
+@triton.jit
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent."""
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+
+    The few samples that need it are taken from the start again, at y: a function that is not inlined costs the others
+    no register.
+    """
     base = tl.program_id(0).to(tl.int64)
-    gram, products, _ = gram_and_images(A, raw, raw, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
-    signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
-    factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    q, extra = solve_refined(A, raw, base, factor, scales, signed, goal, m, n, BLOCKS, WIDE, COMPUTE, REFINE, True)
-    good = valid & regular
-    for start in range(0, n, WIDE):
-        columns = start + tl.arange(0, WIDE)
-        f = load_chunk(raw, base, start, n, WIDE, COMPUTE)
-        tiles = load_blocks(A, base, start, m, n, BLOCKS, WIDE, COMPUTE)
-        moved = tl.where(moves, add_refined(f, tiles, q, extra, BLOCKS, REFINE), f)
-        store_from(y + base * n + columns, tl.where(good, moved, float("nan")), columns < n)
+    again = _enforce(
+        y, raw, A, lower, upper, base, tolerance,
+        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
+    )  # fmt: skip
+    if again:
+        _enforce(
+            y, y, A, lower, upper, base, tolerance,
+            m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -77,22 +151,23 @@ def backward(
     grad_raw, grad_A, grad_lower, grad_upper, grad_y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
-    MATRIX: tl.constexpr,
+    ROUNDING: tl.constexpr, MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone: the formulas of `affine_reference.backward`."""
     base = tl.program_id(0).to(tl.int64)
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
     signed, _, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
-    factor, scales, regular = factorise(gram, tolerance, m, BLOCKS)
-    w, w_extra = solve_refined(A, raw, base, factor, scales, slopes, slopes, m, n, BLOCKS, WIDE, COMPUTE, REFINE, False)
-    q, q_extra = solve_refined(A, raw, base, factor, scales, signed, signed, m, n, BLOCKS, WIDE, COMPUTE, REFINE, False)
+    scales = row_scales(gram, m, BLOCKS)
+    factor, least = factorise(gram, scales, tolerance, m, BLOCKS)
+    w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
+    q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     w_sum = w
     q_sum = q
     if REFINE > 0:
         w_sum = add(w, w_extra, 1.0, BLOCKS)
         q_sum = add(q, q_extra, 1.0, BLOCKS)
     active, below, above = split_by_side(w_sum, signed, BLOCKS)
-    good = valid & regular
+    good = valid & (least > 0.0)
     for i in tl.static_range(BLOCKS):
         rows = tl.arange(0, SIZE) + i * SIZE
         store_from(grad_lower + base * m + rows, tl.where(good, below[i], float("nan")), rows < m)
@@ -105,9 +180,8 @@ def backward(
         kept = g - combine(tiles, active, BLOCKS)
         store_from(grad_raw + base * n + columns, tl.where(good, kept, float("nan")), columns < n)
         if MATRIX:
-            nothing = tl.zeros((WIDE,), COMPUTE)
-            normal = g - add_refined(nothing, tiles, w, w_extra, BLOCKS, REFINE)
-            image = add_refined(nothing, tiles, q, q_extra, BLOCKS, REFINE)
+            normal = g - combine_refined(tiles, w, w_extra, BLOCKS, REFINE)
+            image = combine_refined(tiles, q, q_extra, BLOCKS, REFINE)
             for i in tl.static_range(BLOCKS):
                 places = (tl.arange(0, SIZE) + i * SIZE)[:, None]
                 entry = tl.fma(-w_sum[i][:, None], image[None, :], q_sum[i][:, None] * normal[None, :])

@@ -48,10 +48,10 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
         "n": n,
         "COMPUTE": tl.float64,
         "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
-        "enable_fp_fusion": False,  # the kernels say themselves where a product is fused: `kernels.common`
     }
     if _power(m * n) <= (TINY_BACKWARD if backward else TINY):
         constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
+        constants["enable_fp_fusion"] = False  # the kernel says where a product is fused; elsewhere this costs 2-5 %
         kernels, samples = affine_threads, 32 * constants["num_warps"]
     elif m <= FEW_ROWS:
         vector = math.gcd(n, 16 // dtype.itemsize)  # numbers that a thread can load at once
@@ -60,6 +60,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
     else:
         light = not backward and dtype != torch.float64
         constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
+        constants["ROUNDING"] = torch.finfo(dtype).eps
         if m <= 32 and light:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))

@@ -67,7 +67,7 @@ def load_bound(bound, base, i: tl.constexpr, absent, ROWS: tl.constexpr, m: tl.c
 
 @triton.jit
 def _invert(tile, tolerance, steps: tl.constexpr):
-    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; false when a pivot is lost to rounding.
+    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1, and its least pivot, 0 if lost to rounding.
 
     Sweep k of the symmetric Gauss-Jordan method takes ``t_ij - c_i c_j / p`` with the column ``c = T e_k`` and the
     pivot ``p = c_k``, but ``c_i / p`` in row and column k and ``-1 / p`` where they meet. The plain rank-one update
@@ -76,7 +76,7 @@ def _invert(tile, tolerance, steps: tl.constexpr):
     to halve the chain of dependent steps. Rows of the identity need no sweep: the first ``steps`` rows do.
     """
     places = tl.arange(0, SIZE)
-    regular = True
+    least = tl.full((), 1.0, tile.dtype)
     for k in range(0, steps, 2):
         unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
         next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
@@ -89,13 +89,13 @@ def _invert(tile, tolerance, steps: tl.constexpr):
         next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
         clear = clear & (next_pivot > tolerance)
         next_reciprocal = _reciprocal(tl.where(clear, next_pivot, 1.0))
-        regular = regular & clear
+        least = tl.minimum(least, tl.where(clear, tl.minimum(pivot, next_pivot), 0.0))
         vector = column - unit
         next_vector = tl.fma(vector, -coupling * reciprocal, next_column - next_unit)
         tile = tl.fma(-vector[:, None], (vector * reciprocal)[None, :], tile)
         tile = tl.fma(-next_vector[:, None], (next_vector * next_reciprocal)[None, :], tile)
     twice = tl.where(places[:, None] == places[None, :], 2.0, 0.0).to(tile.dtype)
-    return twice - tile, regular
+    return twice - tile, least
 
 
 @triton.jit
@@ -170,27 +170,35 @@ def gram_and_images(
 
 
 @triton.jit
-def factorise(gram, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
-    """``S G S = L D L'`` by blocks, the scales S that give its rows length 1, and whether A has full rank.
+def row_scales(gram, m: tl.constexpr, BLOCKS: tl.constexpr):
+    """One over the lengths of the rows, from the diagonal of the Gram matrix."""
+    places = tl.arange(0, SIZE)
+    scales = ()
+    for i in tl.static_range(BLOCKS):
+        squares = tl.sum(tl.where(places[:, None] == places[None, :], gram[i * (i + 3) // 2], 0.0), axis=1)
+        scales = scales + (tl.rsqrt(tl.where(places + i * SIZE < m, squares, 1.0)),)
+    return scales
+
+
+@triton.jit
+def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
+    """``S G S = L D L'`` by blocks, S the scales that give its rows length 1, and its least pivot, 0 if lost.
 
     The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number
     ``j BLOCKS - j (j - 1) / 2 + i - j``.
     """
     rows = tl.arange(0, SIZE)[:, None]
     columns = tl.arange(0, SIZE)[None, :]
-    scales = ()
     scaled = ()
     for i in tl.static_range(BLOCKS):
-        squares = tl.sum(tl.where(rows == columns, gram[i * (i + 3) // 2], 0.0), axis=1)
-        scales = scales + (1.0 / tl.sqrt(tl.where(tl.arange(0, SIZE) + i * SIZE < m, squares, 1.0)),)
         for j in tl.static_range(i + 1):
             scaled = scaled + (gram[i * (i + 1) // 2 + j] * scales[i][:, None] * scales[j][None, :],)
     tiles = ()
-    regular = True
+    least = tl.full((), 1.0, gram[0].dtype)
     for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
         padding = (rows == columns) & (rows + j * SIZE >= m)
-        inverse, clear = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
-        regular = regular & clear
+        inverse, pivot = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
+        least = tl.minimum(least, pivot)
         column = ()
         rest = ()
         for i in tl.static_range(1, BLOCKS - j):
@@ -200,11 +208,11 @@ def factorise(gram, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
                 rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
         tiles = tiles + (inverse,) + column
         scaled = rest
-    return tiles, scales, regular
+    return tiles, least
 
 
 @triton.jit
-def _solve(factor, scales, right, BLOCKS: tl.constexpr):
+def solve(factor, scales, right, BLOCKS: tl.constexpr):
     """``S (L D L')^-1 S r``, block by block."""
     half = ()
     for i in tl.static_range(BLOCKS):
@@ -228,33 +236,30 @@ def _solve(factor, scales, right, BLOCKS: tl.constexpr):
 
 @triton.jit
 def solve_refined(
-    A, f, base, factor, scales, right, goal,
+    A, base, factor, scales, right,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
-    REFINE: tl.constexpr, FROM: tl.constexpr,
+    REFINE: tl.constexpr,
 ):  # fmt: skip
     """``q = (A A')^-1 r`` in two parts, the first answer and what ``REFINE`` passes over the cached A correct of it.
 
-    A pass takes ``goal - A A' q`` for the error or, if ``FROM``, ``goal - A (f + A' q)``, which rounds like the sum and
-    not like its terms. The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for
-    that too.
+    The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for that too.
     """
-    solution = _solve(factor, scales, right, BLOCKS)
+    solution = solve(factor, scales, right, BLOCKS)
     correction = add(solution, solution, -1.0, BLOCKS)
     for _ in tl.static_range(REFINE):
-        residual = goal
+        residual = right
         for start in range(0, n, CHUNK):
             tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
-            point = load_chunk(f, base, start, n, CHUNK, COMPUTE) if FROM else tl.zeros((CHUNK,), COMPUTE)
-            image = add_refined(point, tiles, solution, correction, BLOCKS, REFINE)
+            image = combine_refined(tiles, solution, correction, BLOCKS, REFINE)
             residual = add(residual, dots(tiles, image, BLOCKS), -1.0, BLOCKS)
-        correction = add(correction, _solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
+        correction = add(correction, solve(factor, scales, residual, BLOCKS), 1.0, BLOCKS)
     return solution, correction
 
 
 @triton.jit
-def add_refined(point, tiles, weights, correction, BLOCKS: tl.constexpr, REFINE: tl.constexpr):
-    """``point + A' w`` for the columns of a chunk, from both parts of w."""
-    total = point + combine(tiles, weights, BLOCKS)
+def combine_refined(tiles, weights, correction, BLOCKS: tl.constexpr, REFINE: tl.constexpr):
+    """``A' w`` for the columns of a chunk, from both parts of w."""
+    total = combine(tiles, weights, BLOCKS)
     if REFINE > 0:
         total += combine(tiles, correction, BLOCKS)
     return total
