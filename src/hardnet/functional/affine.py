@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import RankError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional import affine_compiled
 from hardnet.functional.affine_bounds import may_look
 from hardnet.functional.affine_function import apply
 from hardnet.functional.affine_pinv import pseudo_inverse
@@ -16,8 +17,10 @@ from hardnet.functional.diagnose import raise_invalid
 from hardnet.functional.inputs import check_affine, require_float, require_like
 from hardnet.functional.strict import tighten
 from hardnet.functional.transforms import transformed
+from hardnet.kernels import cpu
 
 OnInvalid = Literal["raise", "nan"]
+POLICIES = ("raise", "nan")
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -61,6 +64,12 @@ def enforce_affine(
         NonFiniteError: NaN or infinity in raw or A.
         BoundsError: lower > upper, lower = +inf, upper = -inf, or a NaN bound.
     """
+    arguments: Any = (raw, A, lower, upper, factor)
+    if not strict and on_invalid in POLICIES and cpu.takes(*arguments):  # well formed: no other check is needed
+        y, lost = affine_compiled.enforce(*arguments)
+        if lost and on_invalid == "raise":
+            raise_invalid(raw, A, arguments[2], arguments[3], raw.shape[:1])
+        return y
     batch, lower, upper = check_affine(raw, A, lower, upper)
     _check_options(A, factor, on_invalid)
     m, n = A.shape[-2:]
@@ -101,7 +110,7 @@ def factorize(A: Tensor) -> Tensor:
 def _check_options(A: Tensor, factor: Tensor | None, on_invalid: str) -> None:
     """Refuse m > n, a factor of another A or of a learned one, and an unknown policy."""
     _check_rows(A)
-    if on_invalid not in ("raise", "nan"):
+    if on_invalid not in POLICIES:
         raise ValueError(sentence("on_invalid", "'raise' or 'nan'", repr(on_invalid)))
     if factor is None:
         return

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.affine as kernel
 from hardnet.functional import (
     affine_cramer,
     affine_gram,
@@ -35,7 +35,6 @@ from hardnet.functional import (
     affine_square,
 )
 from hardnet.functional.affine_bounds import may_look, moved, times, to_bounds
-from hardnet.kernels import cpu
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
@@ -63,20 +62,17 @@ def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Ten
     return moved(y, path.correct(rest, A, saved)), saved
 
 
-def choose(A: Tensor, factor: Tensor | None, native: bool = False) -> Path:
+def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype, device and mode alone, so that forward and backward agree.
 
-    A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. On a CPU: the
-    compiled one, where `native` says that it may. One row, or two in the plane: their formulas. Few rows where no
-    value may be looked at: unrolled Gram-Schmidt. Square: LU. Few rows: sweeps over small Gram matrices. Else:
-    Cholesky of the Gram matrix.
+    A factor or a shared A: its pseudo-inverse. On a GPU: the fused kernel, where it takes the shape. One row, or two
+    in the plane: their formulas. Few rows where no value may be looked at: unrolled Gram-Schmidt. Square: LU. Few
+    rows: sweeps over small Gram matrices. Else: Cholesky of the Gram matrix.
     """
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)
-    if native:
-        return Path(cpu.forward, cpu.backward, None)
-    if gpu.available(A) and not (torch.compiler.is_compiling() and A.shape[-2] <= MOST_FUSED_ROWS):
-        return Path(gpu.forward, gpu.backward, None)  # float64 inside
+    if kernel.available(A) and not (torch.compiler.is_compiling() and A.shape[-2] <= MOST_FUSED_ROWS):
+        return Path(kernel.forward, kernel.backward, None)  # float64 inside
     module = _module(A)
     return Path(module.forward, module.backward, getattr(module, "correct", None))
 

@@ -6,25 +6,24 @@ Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower tr
     A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
 
 the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
-same instructions in any company and in any lane. The compiled functions are called by address, without the GIL; numba
-keeps them on disk, beside the package or in the user's cache, and the next process reads them back.
+same instructions in any company and in any lane.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, cfunc, types
+from numba import carray
 
 from hardnet.kernels.cpu_tiles import (
     LANES,
     Tile,
     add,
+    compile_addresses,
     compiled,
     copy,
     dot,
@@ -42,8 +41,6 @@ from hardnet.kernels.cpu_tiles import (
     subtract,
     violation,
 )
-
-REALS = {torch.float32: types.float32, torch.float64: types.float64}
 
 
 class Work(NamedTuple):
@@ -75,7 +72,7 @@ def allocate(m: int, n: int) -> Work:
 
 
 @compiled
-def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, rounding: float) -> None:
+def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int) -> None:
     """Load the samples from `first` on, their violation s into `signed`, and ``A = L R``."""
     samples, m, n = A.shape
     fill(work.good, 1.0)
@@ -86,40 +83,41 @@ def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int
     load_bound(upper, first, np.inf, work.high)
     violation(work.rows, work.point, work.low, work.high, work.target, work.signed, work.good, work.moves)
     copy(work.rows, work.R)
-    orthogonalise(work.R, work.L, work.inverse, work.size, rounding, work.good)
+    rounding = 4 * n * np.finfo(A.dtype).eps
+    orthogonalise(work.R, work.L, work.inverse, work.size, rounding * rounding, work.good)
 
 
 @compiled
-def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int, rounding: float) -> None:
-    """``y = raw + A⁺ s``, corrected by what is left of s at y; NaN for a sample without an answer.
+def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int) -> int:
+    """``y = raw + A⁺ s``, corrected by what is left of s at y; the number of samples without an answer.
 
     Args:
-        y: ``(B, n)``, written; a sample without violation gets the bits of raw.
+        y: ``(B, n)``, written; a sample without violation gets the bits of raw, one without an answer NaN.
         raw: ``(B, n)``.
         A: ``(B, m, n)``.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
         begin: The first sample to compute.
         end: The first that is left alone; both multiples of `LANES`, or the size of the batch.
-        rounding: The squared distance of a unit row from those before it that counts as none.
     """
-    work = allocate(A.shape[1], A.shape[2])
+    work, lost = allocate(A.shape[1], A.shape[2]), 0
     for first in range(begin, end, LANES):
-        prepare(work, raw, A, lower, upper, first, rounding)
+        prepare(work, raw, A, lower, upper, first)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
         rest(work.rows, work.point, work.target, work.signed)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
-        store(work.point, work.good, first, y)
+        lost += store(work.point, work.good, first, y)
         keep(raw, work.good, work.moves, first, y)
+    return lost
 
 
 @compiled
 def backward(
     grad_raw: Tile, grad_A: Tile, grad_lower: Tile, grad_upper: Tile, grad_y: Tile,
-    raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int, rounding: float,
-) -> None:  # fmt: skip
+    raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int,
+) -> int:  # fmt: skip
     """The gradients of `forward` from its inputs: the formulas of `hardnet.functional.affine_plain.gradients`.
 
     Args:
@@ -134,26 +132,26 @@ def backward(
         upper: See there.
         begin: See there.
         end: See there.
-        rounding: See there.
     """
     samples, m, n = A.shape
-    work, matrix = allocate(m, n), np.empty((m, n, LANES))
+    work, matrix, lost = allocate(m, n), np.empty((m, n, LANES)), 0
     w, below, above, q = np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES))
     kept, across, step = np.empty((n, LANES)), np.empty((n, LANES)), np.empty((n, LANES))
     for first in range(begin, end, LANES):
-        prepare(work, raw, A, lower, upper, first, rounding)
+        prepare(work, raw, A, lower, upper, first)
         load(grad_y, first, kept)
         pull_back(work, kept, w, across)
         split(w, work.signed, below, above)
         subtract(below, work.rows, kept)
         subtract(above, work.rows, kept)
-        store(kept, work.good, first, grad_raw)
+        lost += store(kept, work.good, first, grad_raw)
         store(below, work.good, first, grad_lower)
         store(above, work.good, first, grad_upper)
         if grad_A.shape[0] > 0:
             push(work, q, step)
             outer(q, across, w, step, below, above, work.point, matrix)
             store(matrix.reshape((m * n, LANES)), work.good, first, grad_A.reshape((samples, m * n)))
+    return lost
 
 
 @compiled
@@ -186,44 +184,35 @@ def push(work: Work, q: Tile, step: Tile) -> None:
 
 def _forward(
     y: Any, raw: Any, A: Any, lower: Any, upper: Any,
-    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int, rounding: float,
-) -> None:  # fmt: skip
+    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
+) -> int:  # fmt: skip
     """`forward` of addresses."""
-    forward(
+    return forward(
         carray(y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
-        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end, rounding,
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
     )  # fmt: skip
 
 
 def _backward(
     grad_raw: Any, grad_A: Any, grad_lower: Any, grad_upper: Any, grad_y: Any, raw: Any, A: Any, lower: Any, upper: Any,
-    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int, rounding: float, matrices: int,
-) -> None:  # fmt: skip
-    """`backward` of addresses."""
-    backward(
+    matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
+) -> int:  # fmt: skip
+    """`backward` of addresses; `matrices` is B where the gradient of A is wanted, else 0."""
+    return backward(
         carray(grad_raw, (samples, n)), carray(grad_A, (matrices, m, n)),
         carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)),
         carray(grad_y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
-        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end, rounding,
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
     )  # fmt: skip
 
 
 @cache
-def compiled_forward(dtype: torch.dtype) -> Callable[..., None]:
+def compiled_forward(dtype: torch.dtype) -> Callable[..., int]:
     """The compiled `forward` of addresses."""
-    return _compile(_forward, dtype, pointers=5, more=0)
+    return compile_addresses(_forward, dtype, 5, 7)
 
 
 @cache
-def compiled_backward(dtype: torch.dtype) -> Callable[..., None]:
-    """The compiled `backward` of addresses; its last argument is the number of matrices to write, B or 0."""
-    return _compile(_backward, dtype, pointers=9, more=1)
-
-
-def _compile(function: Callable[..., None], dtype: torch.dtype, pointers: int, more: int) -> Callable[..., None]:
-    """A function of so many addresses of this dtype, seven counts, the rounding, and so many more counts."""
-    real = types.CPointer(REALS[dtype])
-    signature = types.void(*[real] * pointers, *[types.int64] * 7, types.float64, *[types.int64] * more)
-    address: Any = cfunc(signature, cache=True, error_model="numpy")(function).address
-    counts = [ctypes.c_int64] * 7 + [ctypes.c_double] + [ctypes.c_int64] * more
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, *counts)(address)
+def compiled_backward(dtype: torch.dtype) -> Callable[..., int]:
+    """The compiled `backward` of addresses."""
+    return compile_addresses(_backward, dtype, 9, 8)

@@ -1,21 +1,38 @@
 """Tiles of 64 samples for the kernels on a CPU: the sample is the last, contiguous index of every array.
 
 So every inner loop is a run of vector instructions, and a tile never leaves the cache. numba's disk cache watches the
-file of the compiled entry points alone (`cpu_rows`): touch that one after a change here.
+files of the entry points alone (`cpu_rows`, `cpu_shared`): touch these after a change here.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+import torch
+from numba import cfunc, njit, types
 
+REALS = {torch.float32: types.float32, torch.float64: types.float64}
 Tile = npt.NDArray[np.float64]
 
 LANES = 64
 """Samples of a tile: enough to fill vector registers many times over, few enough that a tile stays in the cache."""
 
 compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
+
+
+def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresses: int, counts: int) -> Any:
+    """A compiled function of so many addresses of numbers of this dtype and so many counts, to be called from Python.
+
+    By address a call costs little and holds no lock. numba keeps the code on disk, beside the package or in the user's
+    cache, and the next process reads it back.
+    """
+    signature = types.int64(*[types.CPointer(REALS[dtype])] * addresses, *[types.int64] * counts)
+    entry: Any = cfunc(signature, cache=True, error_model="numpy")(function).address
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry)
 
 
 @compiled
@@ -85,11 +102,14 @@ def load_bound(source: Tile, first: int, absent: float, tile: Tile) -> None:
 
 
 @compiled
-def store(tile: Tile, good: Tile, first: int, target: Tile) -> None:
-    """A tile ``(k, LANES)`` into numbers ``(B, k)``; NaN for a sample that is not good."""
+def store(tile: Tile, good: Tile, first: int, target: Tile) -> int:
+    """A tile ``(k, LANES)`` into numbers ``(B, k)``; NaN for samples that are not good, and how many these are."""
+    lost = 0
     for lane in range(min(LANES, target.shape[0] - first)):
+        lost += good[lane] == 0.0
         for j in range(tile.shape[0]):
             target[first + lane, j] = tile[j, lane] if good[lane] != 0.0 else np.nan
+    return lost
 
 
 @compiled

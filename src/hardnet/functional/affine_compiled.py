@@ -1,0 +1,108 @@
+"""HardNet-Aff by compiled code for a CPU, as two differentiable operations: an A per sample, and a shared one.
+
+`hardnet.kernels.cpu.takes` says for which arguments. What differentiates or maps a gradient takes the same roads as for
+every other path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.functional import affine_plain
+from hardnet.functional.affine_bounds import outer_sum
+from hardnet.functional.affine_gradients import AffineGradients, fit
+from hardnet.functional.affine_pinv import pseudo_inverse
+from hardnet.functional.transforms import transformed
+from hardnet.kernels import cpu
+
+
+def enforce(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
+) -> tuple[Tensor, int]:
+    """``y = raw + A⁺ s`` for what `hardnet.kernels.cpu` takes, and how many samples have no answer and are NaN."""
+    if A.dim() == 3:
+        run = RowsAffine.apply if torch.is_grad_enabled() else cpu.forward
+        return run(raw, A, lower, upper)
+    if torch.is_grad_enabled():
+        return SharedAffine.apply(raw, A, lower, upper, factor)
+    y, _, lost = shared(raw, A, lower, upper, pseudo_inverse(A) if factor is None else factor)
+    return y, lost
+
+
+def shared(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, Tensor, int]:
+    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``; e; how many have no answer."""
+    excess = raw @ A.mT
+    lost = cpu.excess_(excess, P, lower, upper)
+    y = torch.addmm(raw, excess, P, alpha=-1)
+    chosen = cpu.settle_(y, raw, excess, A)
+    if chosen is not None:
+        rest = y @ A.mT
+        cpu.excess_(rest, P, lower, upper, chosen)
+        y.addmm_(rest, P, alpha=-1)
+        cpu.settle_(y, raw, excess, A)
+    return y, excess, lost
+
+
+class RowsAffine(torch.autograd.Function):
+    """``y = raw + A⁺ s`` for an A per sample, and the number of samples without an answer."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
+        """Y ``(B, n)``; keeps the inputs alone."""
+        ctx.save_for_backward(raw, A, lower, upper)
+        return cpu.forward(raw, A, lower, upper)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper."""
+        raw, A, lower, upper = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed():
+            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, None)
+        elif cpu.plain(gradients[0]):
+            grads = cpu.backward(gradients[0], raw, A, lower, upper, ctx.needs_input_grad[1])
+        else:
+            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
+        return fit(grads, lower, upper)
+
+
+class SharedAffine(torch.autograd.Function):
+    """The same for an A that all samples share, with its factor if that is at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Y ``(B, n)``; keeps the inputs, the factor, the excess and y."""
+        P = pseudo_inverse(A) if factor is None else factor
+        y, excess, lost = shared(raw, A, lower, upper, P)
+        ctx.save_for_backward(raw, A, lower, upper, factor, P, excess, y)
+        return y, lost
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper."""
+        raw, A, lower, upper, factor, P, excess, y = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed():
+            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
+        elif cpu.plain(gradients[0]):
+            grads = shared_backward(gradients[0], raw, A, P, excess, y, ctx.needs_input_grad[1])
+        else:
+            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
+        return *fit(grads, lower, upper), None
+
+
+def shared_backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, excess: Tensor, y: Tensor, wants_matrix: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of raw, A (if wanted), lower and upper: see `hardnet.functional.affine_plain.gradients`."""
+    w = gradient @ P.mT
+    active = w.clone() if wants_matrix else w
+    below, above = cpu.split_(active, excess)
+    grad_matrix = None
+    if wants_matrix:
+        across, step = torch.addmm(gradient, w, A, alpha=-1), y - raw
+        grad_matrix = outer_sum(A, (step @ P.mT, -w, -active), (across, step, raw))
+    return torch.addmm(gradient, active, A, alpha=-1), grad_matrix, below, above

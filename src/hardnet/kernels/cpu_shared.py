@@ -1,0 +1,139 @@
+"""What stands around the two products of ``y = raw + P' s`` where all samples share A and its factor ``P = A⁺'``.
+
+The library multiplies; each of these does the rest in one pass over the batch: compare with the bounds, find the
+samples that need a second application, share a gradient out among the bounds. numba compiles them for the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from hardnet.kernels.cpu_tiles import Tile, compile_addresses, compiled
+
+SHRUNK = 1 / 8
+"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+SMALL_ENTRY = 1e-6
+"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
+
+
+@compiled
+def excess(product: Tile, chosen: Tile, P: Tile, lower: Tile, upper: Tile) -> int:
+    """``p - clamp(p, lower, upper)`` in place of p; NaN for samples without an answer, and how many these are.
+
+    Args:
+        product: ``(B, m)``, overwritten.
+        chosen: ``(B,)``, zero for samples whose excess is to be taken for zero, or ``(0,)`` for none of them.
+        P: ``(m, n)``; NaN if the rows of A are dependent.
+        lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
+        upper: Like `lower`.
+    """
+    samples, m = product.shape
+    dependent, lost = np.isnan(P[0, 0]), 0
+    for b in range(samples):
+        bad, left_out = dependent, chosen.shape[0] > 0 and chosen[b] == 0.0
+        for i in range(m):
+            p = product[b, i]
+            low = lower[min(b, lower.shape[0] - 1), i] if lower.shape[0] > 0 else -np.inf
+            high = upper[min(b, upper.shape[0] - 1), i] if upper.shape[0] > 0 else np.inf
+            bad |= not ((low <= high) & (low < np.inf) & (high > -np.inf) & (abs(p) < np.inf))
+            product[b, i] = p - min(max(p, low), high)
+        if bad or left_out:
+            lost += bad
+            product[b] = np.nan if bad else 0.0
+    return lost
+
+
+@compiled
+def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile) -> int:
+    """The bits of raw for samples without excess; which others need the closed form again, at y, and how many.
+
+    The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
+    Where every row feels every output, that matters only for outputs that shrank.
+
+    Args:
+        y: ``(B, n)``, overwritten where a sample has no excess.
+        chosen: ``(B,)``, written: one for the samples in need, else zero.
+        raw: ``(B, n)``.
+        excess: ``(B, m)``, of raw.
+        A: ``(m, n)``.
+    """
+    dense, count = is_dense(A), 0
+    for b in range(y.shape[0]):
+        moves = False
+        for i in range(excess.shape[1]):
+            moves |= excess[b, i] != 0.0
+        if not moves:
+            y[b] = raw[b]
+        inexact = moves and (not dense or shrank(y[b], raw[b]))
+        chosen[b] = 1.0 if inexact else 0.0
+        count += inexact
+    return count
+
+
+@compiled
+def is_dense(A: Tile) -> bool:
+    """Whether every entry of A counts: none is smaller than `SMALL_ENTRY` of the largest."""
+    least, most = np.inf, 0.0
+    for i in range(A.shape[0]):
+        for j in range(A.shape[1]):
+            least, most = min(least, abs(A[i, j])), max(most, abs(A[i, j]))
+    return least > SMALL_ENTRY * most
+
+
+@njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)  # a sum in any order will do
+def shrank(y: Tile, raw: Tile) -> bool:
+    """Whether one output ``(n,)`` is much shorter than it was."""
+    length, before = 0.0, 0.0
+    for j in range(y.shape[0]):
+        length += y[j] * y[j]
+        before += raw[j] * raw[j]
+    return length < SHRUNK * SHRUNK * before
+
+
+@compiled
+def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
+    """``w`` ``(B, m)`` on rows above their upper and below their lower bound, and on either in place of w."""
+    for b in range(w.shape[0]):
+        for i in range(w.shape[1]):
+            side = w[b, i] if excess[b, i] == excess[b, i] else np.nan
+            above[b, i] = side if not excess[b, i] <= 0.0 else 0.0
+            below[b, i] = side if not excess[b, i] >= 0.0 else 0.0
+            w[b, i] = side if excess[b, i] != 0.0 else 0.0
+    return 0
+
+
+def _excess(
+    product: Any, chosen: Any, P: Any, lower: Any, upper: Any,
+    samples: int, m: int, n: int, marks: int, lowers: int, uppers: int,
+) -> int:  # fmt: skip
+    """`excess` of addresses."""
+    return excess(
+        carray(product, (samples, m)), carray(chosen, (marks,)), carray(P, (m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+    )  # fmt: skip
+
+
+def _settle(y: Any, chosen: Any, raw: Any, excess: Any, A: Any, samples: int, m: int, n: int) -> int:
+    """`settle` of addresses."""
+    return settle(
+        carray(y, (samples, n)), carray(chosen, (samples,)), carray(raw, (samples, n)),
+        carray(excess, (samples, m)), carray(A, (m, n)),
+    )  # fmt: skip
+
+
+def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) -> int:
+    """`split` of addresses."""
+    shape = (samples, m)
+    return split(carray(w, shape), carray(above, shape), carray(below, shape), carray(excess, shape))
+
+
+@cache
+def compiled_passes(dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """The compiled `excess`, `settle` and `split` of addresses."""
+    excess_pass, settle_pass = compile_addresses(_excess, dtype, 5, 6), compile_addresses(_settle, dtype, 5, 3)
+    return excess_pass, settle_pass, compile_addresses(_split, dtype, 4, 2)
