@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor
 
 from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_alternatives import ALTERNATIVES
+from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, closed_form
 from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
+from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
 from hardnet.functional import affine_plain, enforce_affine, factorize
 
-Size = tuple[int, int, int]
-Enforce = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 CPU_SIZES: tuple[Size, ...] = (
     (1000, 1, 1),
     (1000, 2, 2),
@@ -34,17 +34,16 @@ GPU_SIZES: tuple[Size, ...] = (
     (100, 2, 2),
 )
 """(B, n, m) of the table, on a CPU and on a GPU."""
-
-
-def problem(size: Size, shared: bool, dtype: torch.dtype, device: str, seed: int) -> list[Tensor]:
-    """A random feasible problem: A ~ N(0, 1), bounds around a centre y0, raw = y0 + 3 N(0, 1)."""
-    samples, n, m = size
-    source = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
-    A, centre = draw(m, n) if shared else draw(samples, m, n), draw(samples, n)
-    product = (A @ centre.unsqueeze(-1)).squeeze(-1)
-    numbers = centre + 3 * draw(samples, n), A, product - draw(samples, m).abs(), product + draw(samples, m).abs()
-    return [number.to(device=device, dtype=dtype) for number in numbers]
+SHARED_GPU_SIZES: tuple[Size, ...] = (*GPU_SIZES, (2**18, 100, 50))
+"""The same where all samples share A: one more, whose batch fills the device."""
+SLOW = 500.0
+"""Milliseconds of a call that is not repeated."""
+JUDGED = 8192
+"""Samples whose gradients are compared with the reference, by QR in float64, where A is per sample."""
+DEVICE_COLUMNS = ["forward_device_ms", "both_device_ms", "forward_floor_ms", "both_floor_ms", "forward_multiple",
+                  "both_multiple"]  # fmt: skip
+ON_DEVICE = ("hardnet", "hardnet, factor kept", "two products")
+"""Contenders that can be captured in a graph and so be timed without the host; library solvers look at values."""
 
 
 def contenders(A: Tensor, peers: Sequence[str]) -> dict[str, Enforce]:
@@ -56,29 +55,77 @@ def contenders(A: Tensor, peers: Sequence[str]) -> dict[str, Enforce]:
             raw, A.detach(), lower, upper, factor=factor
         )
         chosen["two products"] = lambda raw, A, lower, upper: raw + (raw @ A.mT) @ factor
+    if A.is_cuda and "cholesky" in peers:
+        chosen["cholesky, unchecked"] = closed_form(unchecked_cholesky)
     return chosen
+
+
+def unchecked_cholesky(A: Tensor, s: Tensor) -> Tensor:
+    """``A' (A A')⁻¹ s`` by Cholesky that does not look whether it succeeded, and so does not wait for the device."""
+    return A.mT @ torch.cholesky_solve(s, torch.linalg.cholesky_ex(A @ A.mT).L)
 
 
 def measure(size: Size, shared: bool, dtype: torch.dtype, device: str, peers: Sequence[str], seed: int) -> list[dict]:
     """Forward and forward+backward milliseconds, violation and gradient error of every contender at one size."""
     numbers = problem(size, shared, dtype, device, seed)
     weight = torch.randn(numbers[0].shape, generator=torch.Generator().manual_seed(seed + 1)).to(numbers[0])
-    works = {
-        name: enforce for name, enforce in contenders(numbers[1], peers).items() if _runs(enforce, numbers, weight)
-    }
-    forward = common.time_all({name: _forward(enforce, numbers) for name, enforce in works.items()}, device)
-    both = common.time_all({name: _both(enforce, numbers, weight) for name, enforce in works.items()}, device)
-    exact = _gradients(affine_plain.enforce, [number.double() for number in numbers], weight.double())
-    return [
-        {
-            "B": size[0], "n": size[1], "m": size[2], "shared_A": shared, "who": name,
-            "forward_ms": forward[name], "both_ms": both[name],
-            "forward_ratio": forward[name] / forward["hardnet"], "both_ratio": both[name] / both["hardnet"],
-            "violation": _violation(enforce, numbers),
-            "gradient_error": _gradient_error(enforce, numbers, weight, exact),
-        }
-        for name, enforce in works.items()
-    ]  # fmt: skip
+    chosen = contenders(numbers[1], peers)
+    few = problem((min(size[0], 128), *size[1:]), shared, dtype, device, seed)
+    for works in _works(chosen, few, weight[: len(few[0])]):  # compiles on few samples, so that a first call may count
+        common.time_each(works, device, rounds=1, slow=0.0)
+    forward, both = (common.time_each(works, device, slow=SLOW) for works in _works(chosen, numbers, weight))
+    part = [number.double() if shared else number[:JUDGED].double() for number in (*numbers, weight)]
+    exact = gradients(affine_plain.enforce, part[:4], part[4])
+    named = {"B": size[0], "n": size[1], "m": size[2], "shared_A": shared}
+    rows = []
+    for name in chosen:
+        row = named | {"who": name} | _figures(name, forward, both)
+        if "error" not in row:
+            errors = {
+                "violation": _violation(forward[name].result, numbers),
+                "gradient_error": _gradient_error(both[name].result, exact),
+            }
+            row |= errors
+        rows.append(row)
+    return rows
+
+
+def _works(chosen: dict[str, Enforce], numbers: list[Tensor], weight: Tensor) -> tuple[dict, dict]:
+    """A forward pass without a graph, and a forward pass with the gradients of raw, A, lower and upper."""
+
+    def forward(enforce: Enforce) -> Tensor:
+        with torch.no_grad():
+            return enforce(*numbers)
+
+    return (
+        {name: _tried(partial(forward, enforce)) for name, enforce in chosen.items()},
+        {name: _tried(partial(gradients, enforce, numbers, weight)) for name, enforce in chosen.items()},
+    )
+
+
+def _tried(work: common.Work) -> common.Work:
+    """The work, or what stopped it: a routine that does not get through is a result."""
+
+    def run() -> object:
+        try:
+            return work()
+        except (torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:
+            return error
+
+    return run
+
+
+def _figures(name: str, forward: dict[str, common.Timing], both: dict[str, common.Timing]) -> dict[str, Any]:
+    """Times, the calls they are the median of, and how many times ours they are; or why there are none."""
+    for timing in (forward[name], both[name]):
+        if isinstance(timing.result, Exception):
+            return {"error": f"{type(timing.result).__name__}: {timing.result}"[:200]}
+    return {
+        "forward_ms": forward[name].milliseconds, "both_ms": both[name].milliseconds,
+        "rounds": min(forward[name].rounds, both[name].rounds),
+        "forward_ratio": forward[name].milliseconds / forward["hardnet"].milliseconds,
+        "both_ratio": both[name].milliseconds / both["hardnet"].milliseconds,
+    }  # fmt: skip
 
 
 def run(
@@ -90,14 +137,14 @@ def run(
 ) -> dict[str, Any]:
     """Measure every size with A per sample and shared, and the conditioning table; everything as data."""
     on_gpu = device.startswith("cuda")
-    chosen = sizes or (GPU_SIZES if on_gpu else CPU_SIZES)
     rows = []
     for shared in (False, True):
-        for size in chosen:
+        for size in sizes or ((SHARED_GPU_SIZES if shared else GPU_SIZES) if on_gpu else CPU_SIZES):
             rows += measure(size, shared, dtype, device, peers, seed)
-    if on_gpu:
-        _add_floor(rows, device, dtype)
     result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows}
+    if on_gpu:
+        result["copy_bytes_per_ms"] = common.copy_bandwidth(device, megabytes=1024)
+        _add_floor(rows, result["copy_bytes_per_ms"], device, dtype)
     return result | {"conditioning": conditioning(device, seed)}
 
 
@@ -111,8 +158,8 @@ def main_table(
     """Run, print the tables, write JSON to `out` if given, and return the data."""
     dtype = dtype or (torch.float32 if device.startswith("cuda") else torch.float64)
     result = run(device, dtype, sizes, tuple(ALTERNATIVES) if peers is None else peers)
-    columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "forward_ratio", "both_ratio", "violation",
-               "gradient_error"] + ["floor_ms", "multiple_of_floor"] * device.startswith("cuda")  # fmt: skip
+    columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "forward_ratio", "both_ratio",
+               "violation", "gradient_error"] + DEVICE_COLUMNS * device.startswith("cuda") + ["error"]  # fmt: skip
     print(common.table_text(columns, [[row.get(column) for column in columns] for row in result["rows"]]))
     print()
     print(conditioning_table(result["conditioning"]))
@@ -121,60 +168,36 @@ def main_table(
     return result
 
 
-def _forward(enforce: Enforce, numbers: list[Tensor]) -> common.Work:
-    """One forward pass, without a graph."""
-
-    def work() -> Tensor:
-        with torch.no_grad():
-            return enforce(*numbers)
-
-    return work
-
-
-def _both(enforce: Enforce, numbers: list[Tensor], weight: Tensor) -> common.Work:
-    """Forward and the gradients of raw, A, lower and upper."""
-    return lambda: _gradients(enforce, numbers, weight)
-
-
-def _gradients(enforce: Enforce, numbers: list[Tensor], weight: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of ``sum(weight * y)`` with respect to raw, A, lower and upper."""
-    leaves = [number.detach().requires_grad_() for number in numbers]
-    return torch.autograd.grad(enforce(*leaves), leaves, weight, allow_unused=True)
-
-
-def _violation(enforce: Enforce, numbers: list[Tensor]) -> float:
+def _violation(y: Tensor, numbers: list[Tensor]) -> float:
     """The largest violation of y, judged in float64."""
     _, A, lower, upper = (number.double() for number in numbers)
-    with torch.no_grad():
-        product = (A @ enforce(*numbers).double().unsqueeze(-1)).squeeze(-1)
+    product = (A @ y.double().unsqueeze(-1)).squeeze(-1)
     return torch.maximum(product - upper, lower - product).clamp_min(0).max().item()
 
 
-def _gradient_error(enforce: Enforce, numbers: list[Tensor], weight: Tensor, exact: tuple[Tensor | None, ...]) -> float:
+def _gradient_error(got: tuple[Tensor | None, ...], exact: tuple[Tensor | None, ...]) -> float:
     """The largest error of a gradient, relative to the largest entry of the float64 reference."""
-    pairs = zip(_gradients(enforce, numbers, weight), exact, strict=True)
     errors = [
-        ((got.double() - true).abs().max() / true.abs().max()).item()
-        for got, true in pairs
-        if got is not None and true is not None
+        ((mine[: len(true)].double() - true).abs().max() / true.abs().max()).item()
+        for mine, true in zip(got, exact, strict=True)
+        if mine is not None and true is not None
     ]
     return max(errors)
 
 
-def _runs(enforce: Enforce, numbers: list[Tensor], weight: Tensor) -> bool:
-    """Whether a contender gets through this problem at all."""
-    try:
-        _gradients(enforce, numbers, weight)
-    except (torch.linalg.LinAlgError, torch.OutOfMemoryError):
-        return False
-    return True
+def _add_floor(rows: list[dict], bandwidth: float, device: str, dtype: torch.dtype) -> None:
+    """What each row must cost at the bandwidth of a copy, and our own times without the host (one replay where small).
 
-
-def _add_floor(rows: list[dict], device: str, dtype: torch.dtype) -> None:
-    """The time to read raw, A and the bounds once and write y, at the measured copy bandwidth."""
-    bandwidth = common.copy_bandwidth(device)
+    A multiple of the floor is that of the device alone where it was taken, else that of the eager call.
+    """
     for row in rows:
-        samples, n, m = row["B"], row["n"], row["m"]
-        count = samples * (2 * n + 2 * m) + (1 if row["shared_A"] else samples) * m * n
-        row["floor_ms"] = count * dtype.itemsize / bandwidth
-        row["multiple_of_floor"] = row["forward_ms"] / row["floor_ms"]
+        size, shared = (row["B"], row["n"], row["m"]), row["shared_A"]
+        if "error" in row:
+            continue
+        row["forward_floor_ms"], row["both_floor_ms"] = floors(size, bandwidth, dtype.itemsize, shared)
+        if row["who"] in ON_DEVICE and not (shared and row["who"] == "hardnet"):  # QR cannot be captured
+            numbers = problem((1, *size[1:]), shared, dtype, device, 0)
+            alone = replayed(contenders(numbers[1], ())[row["who"]], size, shared, dtype, device, 0)
+            row |= {"forward_device_ms": alone["forward"], "both_device_ms": alone["both"]}
+        for key in ("forward", "both"):
+            row[f"{key}_multiple"] = row.get(f"{key}_device_ms", row[f"{key}_ms"]) / row[f"{key}_floor_ms"]

@@ -7,18 +7,16 @@ captured graph, so that neither the cache nor the host is measured.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hardnet.benchmarks import common
-from hardnet.benchmarks.affine import Size, problem
+from hardnet.benchmarks.affine_problems import Size, floors, replayed
 from hardnet.errors import MissingExtraError
-from hardnet.kernels import affine
+from hardnet.functional import enforce_affine
 
 TARGETS: dict[Size, tuple[float, float] | None] = {
     (10**6, 2, 2): (2.0, 3.0),
@@ -31,52 +29,21 @@ TARGETS: dict[Size, tuple[float, float] | None] = {
     (4096, 256, 64): None,
 }
 """(B, n, m): most multiples of the floor, forward and forward+backward."""
-ROTATED_BYTES = 4e8
+DTYPES = (torch.float32, torch.float64)
 COLUMNS = [
+    "dtype",
     "B",
     "n",
     "m",
     "forward_ms",
     "forward_floor_ms",
     "forward_multiple",
+    "forward_target",
     "both_ms",
     "both_floor_ms",
     "both_multiple",
+    "both_target",
 ]
-
-
-def replay_time(work: Callable[..., object], sets: Sequence[Sequence[Tensor]], rounds: int = 20) -> float:
-    """Median milliseconds of one call, from replays of a graph that runs through all sets of inputs."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for inputs in sets:
-            work(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for inputs in sets:
-            work(*inputs)
-    graph.replay()
-    return statistics.median(_event_time(graph.replay) for _ in range(rounds)) / len(sets)
-
-
-def _event_time(work: Callable[[], object]) -> float:
-    """Milliseconds between two events on the device."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop)
-
-
-def floors(size: Size, bandwidth: float, itemsize: int = 4) -> tuple[float, float]:
-    """Milliseconds to move the numbers of the forward, and of forward and backward with all four gradients."""
-    samples, n, m = size
-    forward = m * n + 2 * n + 2 * m
-    backward = 2 * m * n + 3 * n + 4 * m
-    unit = samples * itemsize / bandwidth
-    return forward * unit, (forward + backward) * unit
 
 
 def operations(size: Size) -> float:
@@ -85,31 +52,19 @@ def operations(size: Size) -> float:
     return samples * (4.0 * m * n + m * (m + 1) * n + m**3 / 3 + 2 * m * m)
 
 
-def measure(size: Size, bandwidth: float, seed: int) -> dict[str, Any]:
-    """Times and multiples of the floor at one size, float32, A per sample."""
-    forward_floor, both_floor = floors(size, bandwidth)
-    count = max(2, min(6, int(ROTATED_BYTES / (forward_floor * bandwidth)) + 1))
-    sets = [_inputs(size, seed + index) for index in range(count)]
-    forward = replay_time(lambda raw, A, low, high, grad: affine.forward(raw, A, low, high), sets)
-    backward = replay_time(lambda raw, A, low, high, grad: affine.backward(grad, raw, A, (low, high), True), sets)
-    both = forward + backward
+def measure(size: Size, dtype: torch.dtype, bandwidth: float, seed: int) -> dict[str, Any]:
+    """Times of the kernels and their multiples of the floor at one size, A per sample."""
+    forward_floor, both_floor = floors(size, bandwidth, dtype.itemsize)
+    times = replayed(enforce_affine, size, False, dtype, "cuda", seed)
+    target = TARGETS.get(size) if dtype == torch.float32 else None
     return {
-        "B": size[0], "n": size[1], "m": size[2], "target": TARGETS.get(size),
-        "forward_ms": forward, "forward_floor_ms": forward_floor, "forward_multiple": forward / forward_floor,
-        "both_ms": both, "both_floor_ms": both_floor, "both_multiple": both / both_floor,
+        "dtype": str(dtype).removeprefix("torch."), "B": size[0], "n": size[1], "m": size[2],
+        "forward_ms": times["forward"], "forward_floor_ms": forward_floor,
+        "forward_multiple": times["forward"] / forward_floor, "forward_target": target and target[0],
+        "both_ms": times["both"], "both_floor_ms": both_floor,
+        "both_multiple": times["both"] / both_floor, "both_target": target and target[1],
         "operations": operations(size),
     }  # fmt: skip
-
-
-def _inputs(size: Size, seed: int) -> list[Tensor]:
-    """A problem of the table and a gradient of y; drawn on the device when it is large."""
-    samples, n, m = size
-    source = torch.Generator("cuda").manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=source, device="cuda")
-    few = problem((min(samples, 1000), n, m), False, torch.float32, "cuda", seed)
-    times = -(-samples // len(few[0]))
-    raw, A, lower, upper = (part.repeat(times, *[1] * (part.dim() - 1))[:samples].contiguous() for part in few)
-    return [raw + 0.1 * draw(samples, n), A, lower, upper, draw(samples, n)]
 
 
 def main_table(
@@ -117,11 +72,10 @@ def main_table(
 ) -> dict[str, Any]:
     """Run, print the table, write JSON and a picture beside it to `out` if given, and return the data."""
     bandwidth = common.copy_bandwidth(device, megabytes=1024)
-    rows = [measure(size, bandwidth, seed=0) for size in sizes or TARGETS]
+    rows = [measure(size, dtype, bandwidth, seed=0) for dtype in DTYPES for size in sizes or TARGETS]
     print(common.table_text(COLUMNS, [[row[column] for column in COLUMNS] for row in rows]))
     result = {
-        "environment": common.environment(device, 0), "dtype": "torch.float32",
-        "copy_bytes_per_ms": bandwidth, "rows": rows,
+        "environment": common.environment(device, 0), "copy_bytes_per_ms": bandwidth, "rows": rows,
     }  # fmt: skip
     if out is not None:
         common.write_json(out, result)
@@ -130,7 +84,7 @@ def main_table(
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The roofline: operations per second over operations per byte, under the roof of the measured bandwidth."""
+    """The roofline in float32: operations per second over operations per byte, under the measured bandwidth."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -138,12 +92,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     bandwidth = result["copy_bytes_per_ms"] * 1e3
     figure = Figure(figsize=(7, 4.5))
     axes = figure.add_subplot()
-    intensities = [
-        row["operations"] / (row["forward_floor_ms"] * result["copy_bytes_per_ms"]) for row in result["rows"]
-    ]
+    rows = [row for row in result["rows"] if row["dtype"] == "float32"]
+    intensities = [row["operations"] / (row["forward_floor_ms"] * result["copy_bytes_per_ms"]) for row in rows]
     reach = [min(intensities) / 2, max(intensities) * 2]
     axes.plot(reach, [bandwidth * x / 1e9 for x in reach], color="black", label="measured copy bandwidth")
-    for row, intensity in zip(result["rows"], intensities, strict=True):
+    for row, intensity in zip(rows, intensities, strict=True):
         rate = row["operations"] / row["forward_ms"] * 1e3 / 1e9
         axes.plot(intensity, rate, "o", color="C0")
         label = f"{row['m']}x{row['n']}: {row['forward_multiple']:.1f}x"

@@ -1,7 +1,8 @@
 """How the cost of the closed form grows with B, n and m: times over decades, fitted exponents, curves.
 
 Beyond the size where launching stops to matter the time should grow like B, like n, and like m^2 (the Gram matrix);
-what grows faster than the mathematics says is a fault.
+what grows faster than the mathematics says is a fault. On a GPU the exponents are those of the device alone, from
+replays of a captured graph: eager calls wait for the host until a batch is large.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from hardnet.benchmarks import common
-from hardnet.benchmarks.affine import Size, problem
+from hardnet.benchmarks.affine_problems import Size, gradients, large_problem, replayed
 from hardnet.errors import MissingExtraError
 from hardnet.functional import enforce_affine
 
@@ -28,8 +29,8 @@ SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
     },
     "cuda": {
         "B": tuple((10**k, 10, 5) for k in range(1, 7)),
-        "n": tuple((8192, n, 8) for n in (8, 16, 32, 64, 128, 256)),
-        "m": tuple((8192, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
+        "n": tuple((32768, n, 8) for n in (8, 16, 32, 64, 128, 256)),
+        "m": tuple((32768, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
     },
 }
 """(B, n, m): one of the three grows at a time."""
@@ -45,18 +46,20 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-    """Milliseconds of the forward, and of forward and backward, at one size."""
-    numbers = problem(size, False, dtype, device, seed)
-    leaves = [number.requires_grad_() for number in numbers]
-    weight = torch.ones_like(numbers[0])
+    """Milliseconds of the forward, and of forward and backward, at one size; on a GPU also without the host."""
+    *numbers, weight = large_problem(size, False, dtype, device, seed)
 
     def forward() -> object:
         with torch.no_grad():
-            return enforce_affine(*leaves)
+            return enforce_affine(*numbers)
 
-    works = {"forward": forward, "both": lambda: torch.autograd.grad(enforce_affine(*leaves), leaves, weight)}
+    works = {"forward": forward, "both": lambda: gradients(enforce_affine, numbers, weight)}
     times = common.time_all(works, device, seconds=0.5, rounds=20)
-    return {"B": size[0], "n": size[1], "m": size[2], "forward_ms": times["forward"], "both_ms": times["both"]}
+    row = {"B": size[0], "n": size[1], "m": size[2], "forward_ms": times["forward"], "both_ms": times["both"]}
+    if device.startswith("cuda"):
+        alone = replayed(enforce_affine, size, False, dtype, device, seed)
+        row |= {"forward_device_ms": alone["forward"], "both_device_ms": alone["both"]}
+    return row
 
 
 def main_table(device: str = "cpu", out: Path | None = None, peers: object = None, seed: int = 0) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def main_table(device: str = "cpu", out: Path | None = None, peers: object = Non
     for name, sizes in SWEEPS["cuda" if device.startswith("cuda") else "cpu"].items():
         rows = [measure(size, device, dtype, seed) for size in sizes]
         grown = [row[name] for row in rows]
-        fits = {key: exponent(grown, [row[f"{key}_ms"] for row in rows]) for key in ("forward", "both")}
+        fits = {key: exponent(grown, [_alone(row, key) for row in rows]) for key in ("forward", "both")}
         sweeps[name] = {"rows": rows, "exponents": fits, "expected": EXPECTED[name]}
     lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
     print(common.table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
@@ -75,6 +78,11 @@ def main_table(device: str = "cpu", out: Path | None = None, peers: object = Non
         common.write_json(out, result)
         draw(result, out.with_suffix(".png"))
     return result
+
+
+def _alone(row: dict[str, Any], key: str) -> float:
+    """The time of the device alone, where it was taken."""
+    return row.get(f"{key}_device_ms", row[f"{key}_ms"])
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -87,8 +95,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for place, (name, sweep) in enumerate(result["sweeps"].items(), start=1):
         axes = figure.add_subplot(1, 3, place)
         for key, fit in sweep["exponents"].items():
-            grown, times = [row[name] for row in sweep["rows"]], [row[f"{key}_ms"] for row in sweep["rows"]]
-            axes.plot(grown, times, "o-", label=f"{key}: {name}^{fit:.2f}")
+            grown, times = [row[name] for row in sweep["rows"]], [_alone(row, key) for row in sweep["rows"]]
+            [line] = axes.plot(grown, times, "o-", label=f"{key}: {name}^{fit:.2f}")
+            if f"{key}_device_ms" in sweep["rows"][0]:
+                eager = [row[f"{key}_ms"] for row in sweep["rows"]]
+                axes.plot(grown, eager, ":", color=line.get_color(), label=f"{key}, launched eagerly")
         axes.set(xscale="log", yscale="log", xlabel=name, ylabel="ms" if place == 1 else "")
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=150, bbox_inches="tight")

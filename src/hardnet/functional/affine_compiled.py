@@ -16,7 +16,7 @@ from hardnet.functional.affine_bounds import outer_sum
 from hardnet.functional.affine_gradients import AffineGradients, fit
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.transforms import transformed
-from hardnet.kernels import cpu
+from hardnet.kernels import cpu, cpu_factor
 
 
 def enforce(
@@ -28,21 +28,31 @@ def enforce(
         return run(raw, A, lower, upper)
     if torch.is_grad_enabled():
         return SharedAffine.apply(raw, A, lower, upper, factor)
-    y, _, lost = shared(raw, A, lower, upper, pseudo_inverse(A) if factor is None else factor)
+    y, _, lost = shared(raw, A, lower, upper, factor_of(A) if factor is None else factor)
     return y, lost
 
 
-def shared(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, Tensor, int]:
-    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``; e; how many have no answer."""
+def factor_of(A: Tensor) -> Tensor:
+    """``P = A⁺'`` of a shared A."""
+    return cpu_factor.factorise(A) if cpu_factor.small(A) else pseudo_inverse(A)
+
+
+def shared(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor
+) -> tuple[Tensor, Tensor | None, int]:
+    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``; e, if kept; how many have no y."""
+    if cpu_factor.small(A):
+        y, lost = cpu_factor.forward(raw, A, lower, upper, P)
+        return y, None, lost
     excess = raw @ A.mT
-    lost = cpu.excess_(excess, P, lower, upper)
+    lost = cpu_factor.excess_(excess, P, lower, upper)
     y = torch.addmm(raw, excess, P, alpha=-1)
-    chosen = cpu.settle_(y, raw, excess, A)
+    chosen = cpu_factor.settle_(y, raw, excess, A)
     if chosen is not None:
         rest = y @ A.mT
-        cpu.excess_(rest, P, lower, upper, chosen)
+        cpu_factor.excess_(rest, P, lower, upper, chosen)
         y.addmm_(rest, P, alpha=-1)
-        cpu.settle_(y, raw, excess, A)
+        cpu_factor.settle_(y, raw, excess, A)
     return y, excess, lost
 
 
@@ -76,7 +86,7 @@ class SharedAffine(torch.autograd.Function):
         ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
     ) -> tuple[Tensor, int]:
         """Y ``(B, n)``; keeps the inputs, the factor, the excess and y."""
-        P = pseudo_inverse(A) if factor is None else factor
+        P = factor_of(A) if factor is None else factor
         y, excess, lost = shared(raw, A, lower, upper, P)
         ctx.save_for_backward(raw, A, lower, upper, factor, P, excess, y)
         return y, lost
@@ -88,7 +98,11 @@ class SharedAffine(torch.autograd.Function):
         if torch.is_grad_enabled() or transformed():
             grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
         elif cpu.plain(gradients[0]):
-            grads = shared_backward(gradients[0], raw, A, P, excess, y, ctx.needs_input_grad[1])
+            wants_matrix = ctx.needs_input_grad[1]
+            if excess is None:
+                grads = cpu_factor.backward(gradients[0], raw, A, lower, upper, P, wants_matrix)
+            else:
+                grads = shared_backward(gradients[0], raw, A, P, excess, y, wants_matrix)
         else:
             grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
         return *fit(grads, lower, upper), None
@@ -100,7 +114,7 @@ def shared_backward(
     """The gradients of raw, A (if wanted), lower and upper: see `hardnet.functional.affine_plain.gradients`."""
     w = gradient @ P.mT
     active = w.clone() if wants_matrix else w
-    below, above = cpu.split_(active, excess)
+    below, above = cpu_factor.split_(active, excess)
     grad_matrix = None
     if wants_matrix:
         across, step = torch.addmm(gradient, w, A, alpha=-1), y - raw

@@ -1,4 +1,4 @@
-"""The closed form on a CPU by compiled code: few rows in one pass, and what is not a product for rows that are shared.
+"""The closed form on a CPU by compiled code: which arguments it takes, and few rows per sample in one pass.
 
 The compiled code reads memory behind torch's back, so it is for plain tensors in eager mode alone: what traces,
 transforms, fakes or broadcasts tensors takes the formulas in torch.
@@ -28,14 +28,18 @@ NUMBERS_OF_A_THREAD = 1 << 17
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether these are memory to read: no subclass, no wrapper, and nobody traces or intercepts operations."""
-    return (
-        not torch.compiler.is_compiling()  # first: the compiler does not get past the rest
-        and not torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
-        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
-        and forward_ad._current_level < 0
-        and all(tensor is None or (type(tensor) in PLAIN and torch._C._has_storage(tensor)) for tensor in tensors)
-    )
+    if (
+        torch.compiler.is_compiling()  # first: the compiler does not get past the rest
+        or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
+        or torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+        or torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in PLAIN or not torch._C._has_storage(tensor)):
+            return False
+    return True
 
 
 def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:
@@ -44,20 +48,23 @@ def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
     That is raw ``(B, n)``, few rows A ``(B, m, n)``, or any ``(m, n)`` with a factor of its shape or none, bounds
     ``(B, m)`` or ``(m,)`` or one None, of one dtype on a CPU.
     """
-    if not HAS_NUMBA or not plain(raw, A, lower, upper, factor) or raw.dim() != 2 or A.dim() not in (2, 3):
+    if not HAS_NUMBA or not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
         return False
-    (samples, n), shared, m = raw.shape, A.dim() == 2, A.shape[-2]
-    return (
-        0 < m <= n
-        and samples > 0
-        and (shared or (m <= MOST_ROWS and m * n <= MOST_NUMBERS))
-        and A.shape == ((m, n) if shared else (samples, m, n))
-        and (factor is None or (shared and factor.shape == A.shape and not A.requires_grad))
-        and (lower is not None or upper is not None)
-        and all(bound is None or bound.shape == (samples, m) or bound.shape == (m,) for bound in (lower, upper))
-        and raw.dtype in REALS
-        and all(part is None or (part.is_cpu and part.dtype == raw.dtype) for part in (raw, A, lower, upper, factor))
-    )
+    dtype, size, rows = raw.dtype, raw.shape, A.shape
+    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or not raw.is_cpu or 0 in size:
+        return False
+    m, n = rows[-2:]
+    if not 0 < m <= n or n != size[1] or (factor is not None and (factor.shape != rows or A.requires_grad)):
+        return False
+    if len(rows) == 3 and (rows[0] != size[0] or m > MOST_ROWS or m * n > MOST_NUMBERS or factor is not None):
+        return False
+    for bound in (lower, upper):
+        if bound is not None and bound.shape not in ((size[0], m), (m,)):
+            return False
+    for part in (A, lower, upper, factor):
+        if part is not None and (part.dtype != dtype or not part.is_cpu):
+            return False
+    return True
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
@@ -78,54 +85,12 @@ def backward(
     return grad_raw, grad_A, grad_lower, grad_upper
 
 
-def excess_(
-    product: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None, chosen: Tensor | None = None
-) -> int:
-    """``p - clamp(p, lower, upper)`` in place of p ``(B, m)``; how many samples have no answer and are NaN.
-
-    Args:
-        product: ``A raw``, just computed, and so dense.
-        P: The factor ``(m, n)``.
-        lower: ``(B, m)`` or ``(m,)`` or None.
-        upper: Like `lower`.
-        chosen: ``(B,)``: zero for samples whose excess counts as zero.
-    """
-    low, high, P = _dense(lower, product), _dense(upper, product), _dense(P, product)
-    marks = product if chosen is None else chosen
-    return _passes(product.dtype)[0](
-        product.data_ptr(), marks.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
-        *product.shape, P.shape[1], 0 if chosen is None else len(chosen), _count(lower), _count(upper),
-    )  # fmt: skip
-
-
-def settle_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor) -> Tensor | None:
-    """The bits of raw for samples without excess; which others need the closed form again, at y, if there are any."""
-    raw, A, chosen = _dense(raw, y), _dense(A, y), torch.empty(len(y), dtype=y.dtype)
-    numbers = (y.data_ptr(), chosen.data_ptr(), raw.data_ptr(), excess.data_ptr(), A.data_ptr())
-    return chosen if _passes(y.dtype)[1](*numbers, len(y), *A.shape) else None
-
-
-def split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` ``(B, m)`` on rows below their lower and above their upper bound; w itself becomes their sum."""
-    above, below = torch.empty(w.shape, dtype=w.dtype), torch.empty(w.shape, dtype=w.dtype)
-    _passes(w.dtype)[2](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
-    return below, above
-
-
 @cache
 def _rows(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
     """The kernels for an A per sample; numba is imported and at work at the first call."""
     from hardnet.kernels import cpu_rows
 
     return cpu_rows.compiled_forward(dtype), cpu_rows.compiled_backward(dtype)
-
-
-@cache
-def _passes(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The passes for a shared A; numba is imported and at work at the first call."""
-    from hardnet.kernels import cpu_shared
-
-    return cpu_shared.compiled_passes(dtype)
 
 
 def _launch(
@@ -148,22 +113,22 @@ def _launch(
         shape: That of A, ``(B, m, n)``.
         *counts: What the kernel counts besides.
     """
-    dense = [*outputs, *[_dense(part, outputs[0]) for part in (*inputs, lower, upper)]]  # copies live until the end
-    addresses = [part.data_ptr() for part in dense]
+    parts = [*outputs, *[dense(part, outputs[0]) for part in (*inputs, lower, upper)]]  # copies live until the end
+    addresses = [part.data_ptr() for part in parts]
     samples, m, n = shape
-    work = partial(kernel, *addresses, *counts, samples, m, n, _count(lower), _count(upper))
+    work = partial(kernel, *addresses, *counts, samples, m, n, count(lower), count(upper))
     threads = min(torch.get_num_threads(), samples * m * n // NUMBERS_OF_A_THREAD)
     return work(0, samples) if threads < 2 else _share(work, samples, threads)
 
 
-def _dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
+def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
     """The same numbers, one after the other in memory; some memory for no tensor."""
     if tensor is None:
         return absent
     return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
-def _count(bound: Tensor | None) -> int:
+def count(bound: Tensor | None) -> int:
     """How many samples a bound has numbers for: none, one for all, or every one."""
     return 0 if bound is None else 1 if bound.dim() == 1 else len(bound)
 
