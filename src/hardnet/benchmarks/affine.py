@@ -36,8 +36,10 @@ GPU_SIZES: tuple[Size, ...] = (
 """(B, n, m) of the table, on a CPU and on a GPU."""
 SHARED_GPU_SIZES: tuple[Size, ...] = (*GPU_SIZES, (2**18, 100, 50))
 """The same where all samples share A: one more, whose batch fills the device."""
-SLOW = 500.0
-"""Milliseconds of a call that is not repeated."""
+SLOW = 200.0
+"""Milliseconds of a call that is not repeated, nor made with more samples: its time is scaled to the batch instead."""
+FEW = 128
+"""Samples that every contender is timed on."""
 JUDGED = 8192
 """Samples whose gradients are compared with the reference, by QR in float64, where A is per sample."""
 DEVICE_COLUMNS = ["forward_device_ms", "both_device_ms", "forward_floor_ms", "both_floor_ms", "forward_multiple",
@@ -69,25 +71,53 @@ def measure(size: Size, shared: bool, dtype: torch.dtype, device: str, peers: Se
     """Forward and forward+backward milliseconds, violation and gradient error of every contender at one size."""
     numbers = problem(size, shared, dtype, device, seed)
     weight = torch.randn(numbers[0].shape, generator=torch.Generator().manual_seed(seed + 1)).to(numbers[0])
+    case = [*numbers, weight]
+    exact = gradients(affine_plain.enforce, *_split(_part(case, len(weight) if shared else JUDGED, torch.float64)))
     chosen = contenders(numbers[1], peers)
-    few = problem((min(size[0], 128), *size[1:]), shared, dtype, device, seed)
-    for works in _works(chosen, few, weight[: len(few[0])]):  # compiles on few samples, so that a first call may count
-        common.time_each(works, device, rounds=1, slow=0.0)
-    forward, both = (common.time_each(works, device, slow=SLOW) for works in _works(chosen, numbers, weight))
-    part = [number.double() if shared else number[:JUDGED].double() for number in (*numbers, weight)]
-    exact = gradients(affine_plain.enforce, part[:4], part[4])
-    named = {"B": size[0], "n": size[1], "m": size[2], "shared_A": shared}
-    rows = []
+    counts = {name: _samples_in_time(enforce, case, device) for name, enforce in chosen.items()}
+    times = _times({name: chosen[name] for name in chosen if counts[name] == size[0]}, case, device)
     for name in chosen:
-        row = named | {"who": name} | _figures(name, forward, both)
-        if "error" not in row:
-            errors = {
-                "violation": _violation(forward[name].result, numbers),
-                "gradient_error": _gradient_error(both[name].result, exact),
-            }
-            row |= errors
-        rows.append(row)
-    return rows
+        if counts[name] < size[0]:
+            times |= _times({name: chosen[name]}, _part(case, counts[name]), device)
+    named = {"B": size[0], "n": size[1], "m": size[2], "shared_A": shared}
+    return [
+        named | {"who": name} | _row(times[name], times["hardnet"], counts[name] / size[0], numbers, exact)
+        for name in chosen
+    ]
+
+
+def _part(case: list[Tensor], count: int, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """The first samples of raw, A, lower, upper and the gradient of y; a shared A stays."""
+    return [part.to(dtype or part.dtype) if part.dim() == 2 and place == 1 else part[:count].to(dtype or part.dtype)
+            for place, part in enumerate(case)]  # fmt: skip
+
+
+def _split(case: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The four numbers, and the gradient of y."""
+    return case[:4], case[4]
+
+
+def _samples_in_time(enforce: Enforce, case: list[Tensor], device: str) -> int:
+    """How many samples a contender is timed on: all, unless a part of them takes it `SLOW` milliseconds already.
+
+    Compiles and opens handles on the way, so that the first call of a slow contender may count.
+    """
+    count = min(FEW, len(case[0]))
+    while True:
+        work = _tried(partial(gradients, enforce, *_split(_part(case, count))))
+        common.time_each({"warm": work}, device, rounds=1, slow=0.0)
+        elapsed = common.time_each({"once": work}, device, rounds=1, slow=0.0)["once"].milliseconds
+        if count == len(case[0]) or elapsed > SLOW:
+            return count
+        count = min(8 * count, len(case[0]))
+
+
+def _times(
+    chosen: dict[str, Enforce], case: list[Tensor], device: str
+) -> dict[str, tuple[common.Timing, common.Timing]]:
+    """Forward, and forward+backward, of some contenders in turns."""
+    forward, both = (common.time_each(works, device, slow=SLOW) for works in _works(chosen, *_split(case)))
+    return {name: (forward[name], both[name]) for name in chosen}
 
 
 def _works(chosen: dict[str, Enforce], numbers: list[Tensor], weight: Tensor) -> tuple[dict, dict]:
@@ -106,25 +136,32 @@ def _works(chosen: dict[str, Enforce], numbers: list[Tensor], weight: Tensor) ->
 def _tried(work: common.Work) -> common.Work:
     """The work, or what stopped it: a routine that does not get through is a result."""
 
-    def run() -> object:
+    def attempt() -> object:
         try:
             return work()
         except (torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:
             return error
 
-    return run
+    return attempt
 
 
-def _figures(name: str, forward: dict[str, common.Timing], both: dict[str, common.Timing]) -> dict[str, Any]:
-    """Times, the calls they are the median of, and how many times ours they are; or why there are none."""
-    for timing in (forward[name], both[name]):
+def _row(
+    times: tuple[common.Timing, common.Timing],
+    ours: tuple[common.Timing, common.Timing],
+    share: float,
+    numbers: list[Tensor],
+    exact: tuple[Tensor | None, ...],
+) -> dict[str, Any]:
+    """Times of the whole batch, how they were taken, what ratio to ours they are, and errors; or why there are none."""
+    for timing in times:
         if isinstance(timing.result, Exception):
             return {"error": f"{type(timing.result).__name__}: {timing.result}"[:200]}
+    forward, both = (timing.milliseconds / share for timing in times)
     return {
-        "forward_ms": forward[name].milliseconds, "both_ms": both[name].milliseconds,
-        "rounds": min(forward[name].rounds, both[name].rounds),
-        "forward_ratio": forward[name].milliseconds / forward["hardnet"].milliseconds,
-        "both_ratio": both[name].milliseconds / both["hardnet"].milliseconds,
+        "forward_ms": forward, "both_ms": both, "rounds": min(timing.rounds for timing in times),
+        "timed_share": share,
+        "forward_ratio": forward / ours[0].milliseconds, "both_ratio": both / ours[1].milliseconds,
+        "violation": _violation(times[0].result, numbers), "gradient_error": _gradient_error(times[1].result, exact),
     }  # fmt: skip
 
 
@@ -158,8 +195,9 @@ def main_table(
     """Run, print the tables, write JSON to `out` if given, and return the data."""
     dtype = dtype or (torch.float32 if device.startswith("cuda") else torch.float64)
     result = run(device, dtype, sizes, tuple(ALTERNATIVES) if peers is None else peers)
-    columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "forward_ratio", "both_ratio",
-               "violation", "gradient_error"] + DEVICE_COLUMNS * device.startswith("cuda") + ["error"]  # fmt: skip
+    columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "timed_share", "forward_ratio",
+               "both_ratio", "violation", "gradient_error"]  # fmt: skip
+    columns += DEVICE_COLUMNS * device.startswith("cuda") + ["error"]
     print(common.table_text(columns, [[row.get(column) for column in columns] for row in result["rows"]]))
     print()
     print(conditioning_table(result["conditioning"]))
@@ -170,7 +208,7 @@ def main_table(
 
 def _violation(y: Tensor, numbers: list[Tensor]) -> float:
     """The largest violation of y, judged in float64."""
-    _, A, lower, upper = (number.double() for number in numbers)
+    _, A, lower, upper = (part.double() for part in _part(numbers, len(y)))
     product = (A @ y.double().unsqueeze(-1)).squeeze(-1)
     return torch.maximum(product - upper, lower - product).clamp_min(0).max().item()
 
@@ -178,7 +216,7 @@ def _violation(y: Tensor, numbers: list[Tensor]) -> float:
 def _gradient_error(got: tuple[Tensor | None, ...], exact: tuple[Tensor | None, ...]) -> float:
     """The largest error of a gradient, relative to the largest entry of the float64 reference."""
     errors = [
-        ((mine[: len(true)].double() - true).abs().max() / true.abs().max()).item()
+        ((mine[: len(true)].double() - true[: len(mine)]).abs().max() / true.abs().max()).item()
         for mine, true in zip(got, exact, strict=True)
         if mine is not None and true is not None
     ]

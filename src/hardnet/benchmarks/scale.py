@@ -21,6 +21,7 @@ from hardnet.functional import enforce_affine
 
 EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
 """The exponents of the mathematics: time ~ B n m^2."""
+OVERHEAD = 4.0
 SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
     "cpu": {
         "B": tuple((10**k, 10, 5) for k in range(1, 6)),
@@ -37,8 +38,13 @@ SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
 
 
 def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Slope of log time over log size by least squares, over the upper half of the sizes."""
+    """Slope of log time over log size by least squares, over the upper half of the sizes.
+
+    Points that take less than `OVERHEAD` times the shortest measure what a call costs at all, and are left out while
+    two remain.
+    """
     half = min(len(sizes) // 2, len(sizes) - 2)
+    half += sum(time < OVERHEAD * min(times) for time in times[half:-2])
     points = [(math.log(size), math.log(time)) for size, time in zip(sizes, times, strict=True)][half:]
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -30,7 +30,7 @@ from hardnet.kernels.blocks import (
 from hardnet.kernels.common import add, split_by_side, store_from
 
 UNSTABLE = tl.constexpr(64 * 2.0**-52)
-"""What a solve leaves of its right-hand side, times the least pivot: the blocks of D are inverted."""
+"""What a solve leaves of its right-hand side, over 1 / the least pivot: the blocks of D are inverted."""
 
 
 @triton.jit
@@ -69,14 +69,12 @@ def _reach(signed, goal, scales, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _needs_more(far, near, least, ROUNDING: tl.constexpr, REFINE: tl.constexpr):
+def _needs_more(far, near, largest, ROUNDING: tl.constexpr, REFINE: tl.constexpr):
     """Whether a solve and its corrections leave more than a rounding of y: far outside, nearly dependent, near 0."""
     left = far
-    enough = ROUNDING * near
     for _ in tl.static_range(REFINE + 1):
-        left *= UNSTABLE
-        enough *= least
-    return left > enough
+        left *= UNSTABLE * largest
+    return left > ROUNDING * near
 
 
 @triton.jit
@@ -111,15 +109,15 @@ def _enforce(
     scales = row_scales(gram, m, BLOCKS)
     signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     far, near = _reach(signed, goal, scales, BLOCKS)
-    factor, least = factorise(gram, scales, tolerance, m, BLOCKS)
-    good = valid & (least > 0.0)
+    factor, regular, largest = factorise(gram, scales, tolerance, m, BLOCKS)
+    good = valid & regular
     step = solve(factor, scales, signed, BLOCKS)
     for _ in tl.static_range(REFINE):
         rest = _move(y, source, A, base, step, goal, moves, True, m, n, BLOCKS, WIDE, COMPUTE, True)
         step = solve(factor, scales, rest, BLOCKS)
         source = y
     _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, False)
-    return good & _needs_more(far, near, least, ROUNDING, REFINE)
+    return good & _needs_more(far, near, largest, ROUNDING, REFINE)
 
 
 @triton.jit
@@ -158,7 +156,7 @@ def backward(
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
     signed, _, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     scales = row_scales(gram, m, BLOCKS)
-    factor, least = factorise(gram, scales, tolerance, m, BLOCKS)
+    factor, regular, _ = factorise(gram, scales, tolerance, m, BLOCKS)
     w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     w_sum = w
@@ -167,7 +165,7 @@ def backward(
         w_sum = add(w, w_extra, 1.0, BLOCKS)
         q_sum = add(q, q_extra, 1.0, BLOCKS)
     active, below, above = split_by_side(w_sum, signed, BLOCKS)
-    good = valid & (least > 0.0)
+    good = valid & regular
     for i in tl.static_range(BLOCKS):
         rows = tl.arange(0, SIZE) + i * SIZE
         store_from(grad_lower + base * m + rows, tl.where(good, below[i], float("nan")), rows < m)

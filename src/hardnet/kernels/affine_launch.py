@@ -23,6 +23,8 @@ FEW_ROWS = 8
 """Most rows that are unrolled; more are taken in blocks of 16."""
 TINY, TINY_BACKWARD = 64, 16
 """Most numbers of A (rounded up to a power of two) that one thread holds, forward and backward."""
+TINY_COLUMNS = 16
+"""Most columns that one thread holds: 1 x 64 takes it three times as long as 2 x 64 takes the threads of a warp."""
 REFINEMENTS = 2
 """Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each contracts by cond(A)^2 eps."""
 FREE_REGISTERS = 128
@@ -49,7 +51,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
         "COMPUTE": tl.float64,
         "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
     }
-    if _power(m * n) <= (TINY_BACKWARD if backward else TINY):
+    if _power(m * n) <= (TINY_BACKWARD if backward else TINY) and n <= TINY_COLUMNS:
         constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
         constants["enable_fp_fusion"] = False  # the kernel says where a product is fused; elsewhere this costs 2-5 %
         kernels, samples = affine_threads, 32 * constants["num_warps"]

@@ -67,7 +67,7 @@ def load_bound(bound, base, i: tl.constexpr, absent, ROWS: tl.constexpr, m: tl.c
 
 @triton.jit
 def _invert(tile, tolerance, steps: tl.constexpr):
-    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1, and its least pivot, 0 if lost to rounding.
+    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; if no pivot is lost; 1 / the least.
 
     Sweep k of the symmetric Gauss-Jordan method takes ``t_ij - c_i c_j / p`` with the column ``c = T e_k`` and the
     pivot ``p = c_k``, but ``c_i / p`` in row and column k and ``-1 / p`` where they meet. The plain rank-one update
@@ -76,7 +76,8 @@ def _invert(tile, tolerance, steps: tl.constexpr):
     to halve the chain of dependent steps. Rows of the identity need no sweep: the first ``steps`` rows do.
     """
     places = tl.arange(0, SIZE)
-    least = tl.full((), 1.0, tile.dtype)
+    regular = True
+    largest = tl.full((), 1.0, tl.float32)
     for k in range(0, steps, 2):
         unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
         next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
@@ -85,25 +86,27 @@ def _invert(tile, tolerance, steps: tl.constexpr):
         pivot = tl.sum(column * unit, axis=0)
         coupling = tl.sum(column * next_unit, axis=0)
         clear = pivot > tolerance  # false for NaN
-        reciprocal = _reciprocal(tl.where(clear, pivot, 1.0))
+        reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
         next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
         clear = clear & (next_pivot > tolerance)
-        next_reciprocal = _reciprocal(tl.where(clear, next_pivot, 1.0))
-        least = tl.minimum(least, tl.where(clear, tl.minimum(pivot, next_pivot), 0.0))
+        next_reciprocal, next_guess = _reciprocal(tl.where(clear, next_pivot, 1.0))
+        regular = regular & clear
+        largest = tl.maximum(largest, tl.maximum(guess, next_guess))
         vector = column - unit
         next_vector = tl.fma(vector, -coupling * reciprocal, next_column - next_unit)
         tile = tl.fma(-vector[:, None], (vector * reciprocal)[None, :], tile)
         tile = tl.fma(-next_vector[:, None], (next_vector * next_reciprocal)[None, :], tile)
     twice = tl.where(places[:, None] == places[None, :], 2.0, 0.0).to(tile.dtype)
-    return twice - tile, least
+    return twice - tile, regular, largest
 
 
 @triton.jit
 def _reciprocal(value):
     """``1 / p`` for p between a tolerance and 1: a float32 guess and two Newton steps, cheaper than a division."""
-    guess = (1.0 / value.to(tl.float32)).to(value.dtype)
-    guess = tl.fma(guess, tl.fma(-value, guess, 1.0), guess)
-    return tl.fma(guess, tl.fma(-value, guess, 1.0), guess)
+    guess = 1.0 / value.to(tl.float32)
+    better = guess.to(value.dtype)
+    better = tl.fma(better, tl.fma(-value, better, 1.0), better)
+    return tl.fma(better, tl.fma(-value, better, 1.0), better), guess
 
 
 @triton.jit
@@ -182,7 +185,7 @@ def row_scales(gram, m: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
-    """``S G S = L D L'`` by blocks, S the scales that give its rows length 1, and its least pivot, 0 if lost.
+    """``S G S = L D L'`` by blocks, S the scales of length 1; whether it has full rank, and 1 / its least pivot.
 
     The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number
     ``j BLOCKS - j (j - 1) / 2 + i - j``.
@@ -194,11 +197,13 @@ def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
         for j in tl.static_range(i + 1):
             scaled = scaled + (gram[i * (i + 1) // 2 + j] * scales[i][:, None] * scales[j][None, :],)
     tiles = ()
-    least = tl.full((), 1.0, gram[0].dtype)
+    regular = True
+    largest = tl.full((), 1.0, tl.float32)
     for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
         padding = (rows == columns) & (rows + j * SIZE >= m)
-        inverse, pivot = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
-        least = tl.minimum(least, pivot)
+        inverse, clear, guess = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
+        regular = regular & clear
+        largest = tl.maximum(largest, guess)
         column = ()
         rest = ()
         for i in tl.static_range(1, BLOCKS - j):
@@ -208,7 +213,7 @@ def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
                 rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
         tiles = tiles + (inverse,) + column
         scaled = rest
-    return tiles, least
+    return tiles, regular, largest
 
 
 @triton.jit

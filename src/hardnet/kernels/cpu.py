@@ -20,8 +20,8 @@ MOST_ROWS, MOST_NUMBERS = 8, 256
 HAS_NUMBA = find_spec("numba") is not None
 PLAIN = (Tensor, torch.nn.Parameter)
 REALS = (torch.float64, torch.float32)
-TILE = 64
-"""Samples that a kernel computes side by side: parts of a batch are whole multiples."""
+TILE = 512
+"""The most samples that a kernel computes side by side: parts of a batch are whole multiples."""
 NUMBERS_OF_A_THREAD = 1 << 17
 """Numbers of A that are worth a thread of their own: about a millisecond of work."""
 

@@ -15,7 +15,6 @@ import torch
 from numba import carray
 
 from hardnet.kernels.cpu_tiles import (
-    LANES,
     Tile,
     clamp,
     compile_addresses,
@@ -23,6 +22,7 @@ from hardnet.kernels.cpu_tiles import (
     copy,
     fill,
     keep,
+    lanes_for,
     load,
     load_bound,
     split,
@@ -43,31 +43,31 @@ class Work(NamedTuple):
 
 
 @compiled
-def allocate(m: int, n: int) -> Work:
+def allocate(m: int, n: int, lanes: int) -> Work:
     """Memory for one tile."""
-    low, high, target, excess = np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES))
-    return Work(low, high, target, excess, np.empty((n, LANES)), np.empty(LANES), np.empty(LANES))
+    low, high, target, excess = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
+    return Work(low, high, target, excess, np.empty((n, lanes)), np.empty(lanes), np.empty(lanes))
 
 
 @compiled
 def times(A: Tile, vector: Tile, out: Tile) -> None:
-    """``A v`` for A ``(m, n)`` and v ``(n, LANES)``: ``(m, LANES)``."""
+    """``A v`` for A ``(m, n)`` and v ``(n, lanes)``: ``(m, lanes)``."""
     for i in range(A.shape[0]):
-        for lane in range(LANES):
+        for lane in range(out.shape[1]):
             out[i, lane] = A[i, 0] * vector[0, lane]
         for j in range(1, A.shape[1]):
             entry = A[i, j]
-            for lane in range(LANES):
+            for lane in range(out.shape[1]):
                 out[i, lane] += entry * vector[j, lane]
 
 
 @compiled
 def subtract_transposed(A: Tile, weights: Tile, out: Tile) -> None:
-    """``out -= A' w`` for A ``(m, n)`` and w ``(m, LANES)``."""
+    """``out -= A' w`` for A ``(m, n)`` and w ``(m, lanes)``."""
     for i in range(A.shape[0]):
         for j in range(A.shape[1]):
             entry = A[i, j]
-            for lane in range(LANES):
+            for lane in range(out.shape[1]):
                 out[j, lane] -= entry * weights[i, lane]
 
 
@@ -75,7 +75,7 @@ def subtract_transposed(A: Tile, weights: Tile, out: Tile) -> None:
 def exceed(work: Work, A: Tile) -> None:
     """``A v - target`` into `excess`, and which samples have one that is not zero."""
     for i in range(A.shape[0]):
-        for lane in range(LANES):
+        for lane in range(work.moves.size):
             work.excess[i, lane] -= work.target[i, lane]
             work.moves[lane] = 1.0 if work.excess[i, lane] != 0.0 else work.moves[lane]
 
@@ -105,8 +105,9 @@ def forward(y: Tile, raw: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile) -> i
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
     """
-    work, lost = allocate(A.shape[0], A.shape[1]), 0
-    for first in range(0, raw.shape[0], LANES):
+    lanes = lanes_for(raw.shape[0], A.size)
+    work, lost = allocate(A.shape[0], A.shape[1], lanes), 0
+    for first in range(0, raw.shape[0], lanes):
         prepare(work, raw, A, P, lower, upper, first)
         subtract_transposed(P, work.excess, work.point)
         times(A, work.point, work.excess)
@@ -137,10 +138,11 @@ def backward(
         upper: See there.
     """
     m, n = A.shape
-    work, total, lost = allocate(m, n), np.zeros((m, n)), 0
-    w, above, below, q = np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES))
-    kept, across, step = np.empty((n, LANES)), np.empty((n, LANES)), np.empty((n, LANES))
-    for first in range(0, raw.shape[0], LANES):
+    lanes = lanes_for(raw.shape[0], A.size)
+    work, total, lost = allocate(m, n, lanes), np.zeros((m, n)), 0
+    w, above, below, q = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
+    kept, across, step = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
+    for first in range(0, raw.shape[0], lanes):
         prepare(work, raw, A, P, lower, upper, first)
         load(grad_y, first, kept)
         times(P, kept, w)
@@ -156,7 +158,7 @@ def backward(
             fill(step, 0.0)
             subtract_transposed(P, work.excess, step)
             times(P, step, q)
-            add_outer(q, across, w, step, above, below, work.point, min(LANES, raw.shape[0] - first), total)
+            add_outer(q, across, w, step, above, below, work.point, min(lanes, raw.shape[0] - first), total)
     for matrix in range(grad_A.shape[0]):
         for i in range(m):
             for j in range(n):

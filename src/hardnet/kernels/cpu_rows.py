@@ -20,7 +20,6 @@ import torch
 from numba import carray
 
 from hardnet.kernels.cpu_tiles import (
-    LANES,
     Tile,
     add,
     compile_addresses,
@@ -29,6 +28,7 @@ from hardnet.kernels.cpu_tiles import (
     dot,
     fill,
     keep,
+    lanes_for,
     load,
     load_bound,
     orthogonalise,
@@ -61,13 +61,13 @@ class Work(NamedTuple):
 
 
 @compiled
-def allocate(m: int, n: int) -> Work:
+def allocate(m: int, n: int, lanes: int) -> Work:
     """Memory for one tile."""
     return Work(
-        np.empty((m, n, LANES)), np.empty((m, n, LANES)), np.empty((m, m, LANES)),
-        np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)),
-        np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)),
-        np.empty((n, LANES)), np.empty(LANES), np.empty(LANES),
+        np.empty((m, n, lanes)), np.empty((m, n, lanes)), np.empty((m, m, lanes)),
+        np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)),
+        np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)),
+        np.empty((n, lanes)), np.empty(lanes), np.empty(lanes),
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int
     samples, m, n = A.shape
     fill(work.good, 1.0)
     fill(work.moves, 0.0)
-    load(A.reshape((samples, m * n)), first, work.rows.reshape((m * n, LANES)))
+    load(A.reshape((samples, m * n)), first, work.rows.reshape((m * n, work.good.size)))
     load(raw, first, work.point)
     load_bound(lower, first, -np.inf, work.low)
     load_bound(upper, first, np.inf, work.high)
@@ -98,10 +98,11 @@ def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, e
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
         begin: The first sample to compute.
-        end: The first that is left alone; both multiples of `LANES`, or the size of the batch.
+        end: The first that is left alone; both multiples of `WIDE`, or the size of the batch.
     """
-    work, lost = allocate(A.shape[1], A.shape[2]), 0
-    for first in range(begin, end, LANES):
+    lanes = lanes_for(A.shape[0], A.shape[1] * A.shape[2])
+    work, lost = allocate(A.shape[1], A.shape[2], lanes), 0
+    for first in range(begin, end, lanes):
         prepare(work, raw, A, lower, upper, first)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
@@ -134,10 +135,11 @@ def backward(
         end: See there.
     """
     samples, m, n = A.shape
-    work, matrix, lost = allocate(m, n), np.empty((m, n, LANES)), 0
-    w, below, above, q = np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES)), np.empty((m, LANES))
-    kept, across, step = np.empty((n, LANES)), np.empty((n, LANES)), np.empty((n, LANES))
-    for first in range(begin, end, LANES):
+    lanes = lanes_for(samples, m * n)
+    work, matrix, lost = allocate(m, n, lanes), np.empty((m, n, lanes)), 0
+    w, below, above, q = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
+    kept, across, step = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
+    for first in range(begin, end, lanes):
         prepare(work, raw, A, lower, upper, first)
         load(grad_y, first, kept)
         pull_back(work, kept, w, across)
@@ -150,7 +152,7 @@ def backward(
         if grad_A.shape[0] > 0:
             push(work, q, step)
             outer(q, across, w, step, below, above, work.point, matrix)
-            store(matrix.reshape((m * n, LANES)), work.good, first, grad_A.reshape((samples, m * n)))
+            store(matrix.reshape((m * n, lanes)), work.good, first, grad_A.reshape((samples, m * n)))
     return lost
 
 
@@ -159,7 +161,7 @@ def pull_back(work: Work, gradient: Tile, w: Tile, across: Tile) -> None:
     """``w = A⁺' g`` and ``g - A⁺ A g``, what of g lies across the rows."""
     for i in range(w.shape[0]):
         dot(work.R[i], gradient, w[i])
-        for lane in range(LANES):
+        for lane in range(w.shape[1]):
             w[i, lane] *= work.inverse[i, lane]
     copy(gradient, across)
     subtract(w, work.R, across)
@@ -177,7 +179,7 @@ def push(work: Work, q: Tile, step: Tile) -> None:
     substitute(work.L, work.inverse, work.target)
     add(work.target, work.R, step)
     for i in range(q.shape[0]):
-        for lane in range(LANES):
+        for lane in range(q.shape[1]):
             q[i, lane] += work.target[i, lane]
     substitute_transposed(work.L, q)
 

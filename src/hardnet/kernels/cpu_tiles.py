@@ -1,4 +1,4 @@
-"""Tiles of 64 samples for the kernels on a CPU: the sample is the last, contiguous index of every array.
+"""Tiles of samples for the kernels on a CPU: the sample, the lane, is the last, contiguous index of every array.
 
 So every inner loop is a run of vector instructions, and a tile never leaves the cache. numba's disk cache watches the
 files of the entry points alone (`cpu_rows`, `cpu_shared`): touch these after a change here.
@@ -18,8 +18,8 @@ from numba import cfunc, njit, types
 REALS = {torch.float32: types.float32, torch.float64: types.float64}
 Tile = npt.NDArray[np.float64]
 
-LANES = 64
-"""Samples of a tile: enough to fill vector registers many times over, few enough that a tile stays in the cache."""
+WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
+"""Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
 
 compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
 
@@ -33,6 +33,15 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresse
     signature = types.int64(*[types.CPointer(REALS[dtype])] * addresses, *[types.int64] * counts)
     entry: Any = cfunc(signature, cache=True, error_model="numpy")(function).address
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry)
+
+
+@compiled
+def lanes_for(samples: int, numbers: int) -> int:
+    """How many of so many samples with so many numbers of A go into a tile.
+
+    Always whole vectors of the machine, so that every lane computes alike, however many there are.
+    """
+    return min(WIDE, (samples + NARROW - 1) // NARROW * NARROW) if numbers <= FEW_NUMBERS else NARROW
 
 
 @compiled
@@ -53,40 +62,40 @@ def fill(target: Tile, value: float) -> None:
 
 @compiled
 def dot(left: Tile, right: Tile, out: Tile) -> None:
-    """``l'r`` of tiles ``(n, LANES)``: ``(LANES,)``."""
-    for lane in range(LANES):
+    """``l'r`` of tiles ``(n, lanes)``: ``(lanes,)``."""
+    for lane in range(out.shape[-1]):
         out[lane] = left[0, lane] * right[0, lane]
     for j in range(1, left.shape[0]):
-        for lane in range(LANES):
+        for lane in range(out.shape[-1]):
             out[lane] += left[j, lane] * right[j, lane]
 
 
 @compiled
 def add(weights: Tile, vectors: Tile, out: Tile) -> None:
-    """``out += V' w`` for weights ``(m, LANES)`` and vectors ``(m, n, LANES)``."""
+    """``out += V' w`` for weights ``(m, lanes)`` and vectors ``(m, n, lanes)``."""
     for i in range(vectors.shape[0]):
         for j in range(vectors.shape[1]):
-            for lane in range(LANES):
+            for lane in range(out.shape[-1]):
                 out[j, lane] += weights[i, lane] * vectors[i, j, lane]
 
 
 @compiled
 def subtract(weights: Tile, vectors: Tile, out: Tile) -> None:
-    """``out -= V' w`` for weights ``(m, LANES)`` and vectors ``(m, n, LANES)``."""
+    """``out -= V' w`` for weights ``(m, lanes)`` and vectors ``(m, n, lanes)``."""
     for i in range(vectors.shape[0]):
         for j in range(vectors.shape[1]):
-            for lane in range(LANES):
+            for lane in range(out.shape[-1]):
                 out[j, lane] -= weights[i, lane] * vectors[i, j, lane]
 
 
 @compiled
 def load(source: Tile, first: int, tile: Tile) -> None:
-    """Numbers ``(B, k)`` of the samples from `first` on into a tile ``(k, LANES)``; the last one fills empty lanes."""
-    full = min(LANES, source.shape[0] - first)
+    """Numbers ``(B, k)`` of the samples from `first` on into a tile ``(k, lanes)``; the last one fills empty lanes."""
+    full = min(tile.shape[-1], source.shape[0] - first)
     for j in range(tile.shape[0]):
         for lane in range(full):
             tile[j, lane] = source[first + lane, j]
-        for lane in range(full, LANES):
+        for lane in range(full, tile.shape[-1]):
             tile[j, lane] = source[source.shape[0] - 1, j]
 
 
@@ -97,15 +106,15 @@ def load_bound(source: Tile, first: int, absent: float, tile: Tile) -> None:
         load(source, first, tile)
         return
     for i in range(tile.shape[0]):
-        for lane in range(LANES):
+        for lane in range(tile.shape[-1]):
             tile[i, lane] = absent if source.shape[0] == 0 else source[0, i]
 
 
 @compiled
 def store(tile: Tile, good: Tile, first: int, target: Tile) -> int:
-    """A tile ``(k, LANES)`` into numbers ``(B, k)``; NaN for samples that are not good, and how many these are."""
+    """A tile ``(k, lanes)`` into numbers ``(B, k)``; NaN for samples that are not good, and how many these are."""
     lost = 0
-    for lane in range(min(LANES, target.shape[0] - first)):
+    for lane in range(min(tile.shape[-1], target.shape[0] - first)):
         lost += good[lane] == 0.0
         for j in range(tile.shape[0]):
             target[first + lane, j] = tile[j, lane] if good[lane] != 0.0 else np.nan
@@ -115,26 +124,27 @@ def store(tile: Tile, good: Tile, first: int, target: Tile) -> int:
 @compiled
 def keep(raw: Tile, good: Tile, moves: Tile, first: int, y: Tile) -> None:
     """The bits of raw for good samples that hold already: adding zero would lose the sign of -0.0."""
-    for lane in range(min(LANES, y.shape[0] - first)):
-        if good[lane] != 0.0 and moves[lane] == 0.0:
-            y[first + lane] = raw[first + lane]
+    for lane in range(min(moves.shape[-1], y.shape[0] - first)):
+        kept = (good[lane] != 0.0) & (moves[lane] == 0.0)
+        for j in range(y.shape[1]):
+            y[first + lane, j] = raw[first + lane, j] if kept else y[first + lane, j]
 
 
 @compiled
 def split(w: Tile, signed: Tile, below: Tile, above: Tile) -> None:
     """``w`` on rows below their lower and above their upper bound; zero elsewhere."""
     for i in range(w.shape[0]):
-        for lane in range(LANES):
+        for lane in range(w.shape[-1]):
             below[i, lane] = w[i, lane] if signed[i, lane] > 0.0 else 0.0
             above[i, lane] = w[i, lane] if signed[i, lane] < 0.0 else 0.0
 
 
 @compiled
 def outer(q: Tile, across: Tile, w: Tile, step: Tile, below: Tile, above: Tile, point: Tile, out: Tile) -> None:
-    """``q (g - A⁺ A g)' - w step' - V w raw'``: ``(m, n, LANES)``."""
+    """``q (g - A⁺ A g)' - w step' - V w raw'``: ``(m, n, lanes)``."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            for lane in range(LANES):
+            for lane in range(out.shape[-1]):
                 active = below[i, lane] + above[i, lane]
                 entry = q[i, lane] * across[j, lane] - w[i, lane] * step[j, lane]
                 out[i, j, lane] = entry - active * point[j, lane]
@@ -144,7 +154,7 @@ def outer(q: Tile, across: Tile, w: Tile, step: Tile, below: Tile, above: Tile, 
 def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> None:
     """``clamp(p, lower, upper)``; a sample with invalid bounds or an infinite product is not good."""
     for i in range(product.shape[0]):
-        for lane in range(LANES):
+        for lane in range(product.shape[-1]):
             p, lo, hi = product[i, lane], low[i, lane], high[i, lane]
             valid = (lo <= hi) & (lo < np.inf) & (hi > -np.inf) & (abs(p) < np.inf)
             good[lane] = good[lane] if valid else 0.0
@@ -153,50 +163,50 @@ def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> Non
 
 @compiled
 def orthogonalise(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
-    """``A = L R`` in place of A ``(m, n, LANES)``: L, 1 / diag(D); a sample is not good if a row nearly depends."""
+    """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends."""
     for i in range(R.shape[0]):
         dot(R[i], R[i], size[i])
     for k in range(R.shape[0]):
         dot(R[k], R[k], inverse[k])
-        for lane in range(LANES):
+        for lane in range(R.shape[-1]):
             good[lane] = good[lane] if inverse[k, lane] > rounding * size[k, lane] else 0.0
             inverse[k, lane] = 1.0 / inverse[k, lane]
         for i in range(k + 1, R.shape[0]):
             dot(R[i], R[k], L[i, k])
-            for lane in range(LANES):
+            for lane in range(R.shape[-1]):
                 L[i, k, lane] *= inverse[k, lane]
             for j in range(R.shape[1]):
-                for lane in range(LANES):
+                for lane in range(R.shape[-1]):
                     R[i, j, lane] -= L[i, k, lane] * R[k, j, lane]
 
 
 @compiled
 def substitute(L: Tile, inverse: Tile, right: Tile) -> None:
-    """``D⁻¹ L⁻¹ r`` in place of r ``(m, LANES)``."""
+    """``D⁻¹ L⁻¹ r`` in place of r ``(m, lanes)``."""
     for i in range(right.shape[0]):
         for k in range(i):
-            for lane in range(LANES):
+            for lane in range(right.shape[-1]):
                 right[i, lane] -= L[i, k, lane] * right[k, lane]
     for i in range(right.shape[0]):
-        for lane in range(LANES):
+        for lane in range(right.shape[-1]):
             right[i, lane] *= inverse[i, lane]
 
 
 @compiled
 def substitute_transposed(L: Tile, right: Tile) -> None:
-    """``L⁻' r`` in place of r ``(m, LANES)``."""
+    """``L⁻' r`` in place of r ``(m, lanes)``."""
     for i in range(right.shape[0] - 1, -1, -1):
         for k in range(i + 1, right.shape[0]):
-            for lane in range(LANES):
+            for lane in range(right.shape[-1]):
                 right[i, lane] -= L[k, i, lane] * right[k, lane]
 
 
 @compiled
 def rest(rows: Tile, point: Tile, target: Tile, out: Tile) -> None:
-    """``target - A v`` for rows ``(m, n, LANES)`` and v ``(n, LANES)``."""
+    """``target - A v`` for rows ``(m, n, lanes)`` and v ``(n, lanes)``."""
     for i in range(rows.shape[0]):
         dot(rows[i], point, out[i])
-        for lane in range(LANES):
+        for lane in range(out.shape[-1]):
             out[i, lane] = target[i, lane] - out[i, lane]
 
 
@@ -209,6 +219,6 @@ def violation(
         dot(rows[i], point, signed[i])
     clamp(signed, low, high, target, good)
     for i in range(rows.shape[0]):
-        for lane in range(LANES):
+        for lane in range(signed.shape[-1]):
             signed[i, lane] = target[i, lane] - signed[i, lane]
             moves[lane] = 1.0 if signed[i, lane] != 0.0 else moves[lane]
