@@ -8,6 +8,8 @@ from hardnet.errors import RankError
 from hardnet.functional import enforce_affine, factorize
 from tests.functional.affine_problems import SHAPES, formula, multiply, problem, relative_violation
 
+pytestmark = pytest.mark.usefixtures("path")
+
 EVERY_SHAPE = pytest.mark.parametrize(("n", "m"), SHAPES.values(), ids=SHAPES)
 INF = torch.inf
 

@@ -8,6 +8,8 @@ from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.functional import affine_plain, enforce_affine, factorize
 from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
 
+pytestmark = pytest.mark.usefixtures("path")
+
 EVERY_SHAPE = pytest.mark.parametrize(("n", "m"), SHAPES.values(), ids=SHAPES)
 
 

@@ -7,6 +7,8 @@ from hardnet import errors
 from hardnet.functional import enforce_affine, factorize
 from tests.functional.affine_problems import problem
 
+pytestmark = pytest.mark.usefixtures("path")
+
 PATHS = pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 2), (6, 3), (12, 12), (20, 12)])
 NAN, INF = torch.nan, torch.inf
 

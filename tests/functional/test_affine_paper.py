@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from hardnet.functional import enforce_affine
 from tests.functional.affine_problems import multiply, problem
 
+pytestmark = pytest.mark.usefixtures("path")
+
 F64 = torch.float64
 
 

@@ -8,6 +8,8 @@ import torch
 from hardnet.functional import enforce_affine, rounding_bound
 from tests.functional.affine_problems import problem
 
+pytestmark = pytest.mark.usefixtures("path")
+
 CASES = [
     (4, 1, 4000, torch.float64),
     (2, 2, 4000, torch.float64),
