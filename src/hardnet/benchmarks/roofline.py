@@ -96,11 +96,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
     intensities = [row["operations"] / (row["forward_floor_ms"] * result["copy_bytes_per_ms"]) for row in rows]
     reach = [min(intensities) / 2, max(intensities) * 2]
     axes.plot(reach, [bandwidth * x / 1e9 for x in reach], color="black", label="measured copy bandwidth")
-    for row, intensity in zip(rows, intensities, strict=True):
+    for place, (row, intensity) in enumerate(zip(rows, intensities, strict=True)):
         rate = row["operations"] / row["forward_ms"] * 1e3 / 1e9
         axes.plot(intensity, rate, "o", color="C0")
         label = f"{row['m']}x{row['n']}: {row['forward_multiple']:.1f}x"
-        axes.annotate(label, (intensity, rate), textcoords="offset points", xytext=(6, -10), fontsize=8)
+        axes.annotate(
+            label, (intensity, rate), textcoords="offset points", xytext=(6, 6 if place % 2 else -12), fontsize=8
+        )
     axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="Gflop/s, forward")
     axes.legend()
     figure.savefig(path, dpi=150, bbox_inches="tight")

@@ -107,5 +107,5 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 eager = [row[f"{key}_ms"] for row in sweep["rows"]]
                 axes.plot(grown, eager, ":", color=line.get_color(), label=f"{key}, launched eagerly")
         axes.set(xscale="log", yscale="log", xlabel=name, ylabel="ms" if place == 1 else "")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     figure.savefig(path, dpi=150, bbox_inches="tight")

@@ -11,7 +11,7 @@ from hardnet.errors import FileError
 from hardnet.experiments import tables
 from hardnet.experiments.report import read_runs
 from hardnet.experiments.results import Result
-from hardnet.experiments.speed import speed_tables
+from hardnet.experiments.speed import DEVICE_RECORDS, speed_tables
 
 SHOWN = ("pwc", "opt", "cbf")
 """The experiments that the README itself shows; the page of results shows all."""
@@ -26,6 +26,7 @@ def update(root: Path) -> list[Path]:
             "speed": lambda: speed_tables(root / "results" / "bench"),
         },
         root / "docs" / "reproduce.md": {"results": lambda: paper_tables(runs, tuple(runs))},
+        root / "docs" / "kernels.md": {"speed": lambda: speed_tables(root / "results" / "bench", DEVICE_RECORDS)},
     }
     for page, parts in blocks.items():
         page.write_text(fill(page.read_text(), parts))

@@ -14,20 +14,53 @@ FLOOR = "two products"
 """What a shared A costs at least: both matrix products, without looking at a bound."""
 
 
-def roofline(content: Content) -> str:
-    """Microseconds and multiples of the memory floor, forward and with all four gradients."""
-    headers = ["B, m x n", "forward (us)", "x floor", "forward+backward (us)", "x floor"]
+def roofline(content: Content, dtype: str = "float32") -> str:
+    """Microseconds and multiples of the memory floor (most allowed), forward and with all four gradients."""
+    headers = ["B, m x n", "forward (us)", "x floor (target)", "forward+backward (us)", "x floor (target)"]
     rows = [
         [
             f"{row['B']}, {row['m']}x{row['n']}",
             1e3 * row["forward_ms"],
-            row["forward_multiple"],
+            _beside(row["forward_multiple"], row["forward_target"]),
             1e3 * row["both_ms"],
-            row["both_multiple"],
+            _beside(row["both_multiple"], row["both_target"]),
         ]
         for row in content["rows"]
+        if row["dtype"] == dtype
     ]
     return table_text(headers, rows)
+
+
+def _beside(multiple: float, target: float | None) -> str:
+    """A multiple and the most it should be."""
+    return f"{multiple:.3g}" + ("" if target is None else f" ({target:.3g})")
+
+
+def roofline_double(content: Content) -> str:
+    """The same in float64."""
+    return roofline(content, "float64")
+
+
+def contenders(content: Content) -> str:
+    """Every contender at every size: ``~`` where a part of the batch was timed and scaled, or why there is no time."""
+    headers = ["B, m x n", "A", "who", "forward (ms)", "x floor", "forward+backward (ms)", "x floor"]
+    return table_text([*headers, "violation", "gradient error"], [_contender(row) for row in content["rows"]])
+
+
+def _contender(row: Content) -> list[object]:
+    """One contender at one size."""
+    cells: list[object] = [f"{row['B']}, {row['m']}x{row['n']}", "shared" if row["shared_A"] else "per sample"]
+    if "error" in row:
+        return [*cells, row["who"], row["error"].split(":")[0].strip("_"), *[None] * 5]
+    who = row["who"] + ("~" if row["timed_share"] < 1 else "")
+    times = [row["forward_ms"], row["forward_multiple"], row["both_ms"], row["both_multiple"]]
+    return [*cells, who, *times, row["violation"], row["gradient_error"]]
+
+
+def growth(content: Content) -> str:
+    """The fitted exponents beside those of the mathematics."""
+    rows = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in content["sweeps"].items()]
+    return table_text(["time grows with", "forward", "forward+backward", "mathematics"], rows)
 
 
 def affine(content: Content) -> str:
@@ -74,18 +107,27 @@ def _projection_cell(row: Content | None, own: Content) -> str:
     return f"{row[key] / own[key]:.3g}x{note}{'' if row['right'] else ' !'}"
 
 
-RECORDS: dict[str, tuple[str, Callable[[Content], str]]] = {
-    "roofline_h200.json": ("The closed form on a GPU, float32, A per sample", roofline),
-    "affine_cpu.json": ("The closed form on a CPU, float64", affine),
-    "projection_cpu.json": ("The exact projection on a CPU, float64; '!': wrong answer or gradient", projection),
-    "projection_h200.json": ("The exact projection on a GPU, float64", projection),
-}
+Record = tuple[str, str, Callable[[Content], str]]
+RECORDS: tuple[Record, ...] = (
+    ("roofline_h200.json", "The closed form on a GPU, float32, A per sample", roofline),
+    ("affine_cpu.json", "The closed form on a CPU, float64", affine),
+    ("projection_cpu.json", "The exact projection on a CPU, float64; '!': wrong answer or gradient", projection),
+    ("projection_h200.json", "The exact projection on a GPU, float64", projection),
+)
+"""What the README shows: file, title and table."""
+DEVICE_RECORDS: tuple[Record, ...] = (
+    ("roofline_h200.json", "The kernels alone, float32, A per sample", roofline),
+    ("roofline_h200.json", "The kernels alone, float64, A per sample", roofline_double),
+    ("affine_h200.json", "Every contender, eager calls, float32", contenders),
+    ("scale_h200.json", "Exponents of the device's own time, float32", growth),
+)
+"""What the page of the kernels shows."""
 
 
-def speed_tables(folder: Path) -> str:
+def speed_tables(folder: Path, records: tuple[Record, ...] = RECORDS) -> str:
     """Every recorded benchmark that is there, each with what made it."""
     parts = []
-    for name, (title, write) in RECORDS.items():
+    for name, title, write in records:
         if (folder / name).exists():
             content = read_json(folder / name)
             stamp = content["environment"]
