@@ -1,0 +1,71 @@
+"""Inputs for the compiled code on a CPU, and the closed form with all its gradients as one function to compare."""
+
+import torch
+
+from hardnet.functional import enforce_affine
+from hardnet.kernels import affine_reference, cpu
+from tests.kernels.affine_cases import problem
+
+PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
+SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (20, 50), (50, 100)]
+"""(m, n): one pass up to (8, 8), the library's products beyond."""
+DTYPES = (torch.float64, torch.float32)
+SIZES = (1, 63, 64, 65, 511, 512, 513, 1000)
+"""Around the edges of the narrow and of the wide tiles."""
+
+
+def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=True):
+    """(raw, A, lower, upper, gradient) with a bad sample of each kind among the first eight, if spoiled."""
+    raw, A, lower, upper, gradient = problem(seed, samples + 8, m, n, dtype, "cpu", "both")
+    keep = slice(None, samples) if spoiled else slice(8, None)
+    raw, lower, upper, gradient = (part[keep].clone() for part in (raw, lower, upper, gradient))
+    A = A[0].clone() if shared else A[keep].clone()
+    if bounds == "shared":
+        lower, upper = lower[0], upper[0]
+    return raw, A, None if bounds == "upper" else lower, None if bounds == "lower" else upper, gradient
+
+
+def enforce(raw, A, lower, upper, **options):
+    """`enforce_affine` for numbers that the compiled code must take."""
+    assert cpu.takes(raw, A, lower, upper, options.get("factor"))
+    return enforce_affine(raw, A, lower, upper, on_invalid="nan", **options)
+
+
+def outputs(raw, A, lower, upper, gradient, **options):
+    """Y and the gradients of raw, A and the bounds that there are; that of a shared A as a mean over the samples."""
+    leaves = [part if part is None else part.detach().requires_grad_() for part in (raw, A, lower, upper)]
+    y = enforce(*leaves, **options)
+    grad_raw, grad_A, *grads = torch.autograd.grad(y, [leaf for leaf in leaves if leaf is not None], gradient)
+    return y.detach(), grad_raw, grad_A if A.dim() == 3 else grad_A / len(raw), *grads
+
+
+def reference(raw, A, lower, upper, gradient):
+    """The same from `affine_reference`, with sums over the samples in float64 where a number is shared."""
+    copies, wide = A.expand(len(raw), *A.shape[-2:]), lambda part: part if part is None else part.double()
+    y = affine_reference.forward(raw, copies, lower, upper)
+    grads = affine_reference.backward(*(wide(part) for part in (gradient, raw, copies, lower, upper)))
+    grad_A = grads[1] if A.dim() == 3 else grads[1].mean(0)
+    bounds = [
+        grad if bound.dim() == 2 else grad.sum(0)
+        for grad, bound in zip(grads[2:], (lower, upper), strict=True)
+        if bound is not None
+    ]
+    return y, *(grad.to(raw.dtype) for grad in (grads[0], grad_A, *bounds))
+
+
+def bits(tensor):
+    """The numbers as integers: NaN equals NaN, and the two zeros differ."""
+    return tensor.contiguous().view(torch.int64 if tensor.dtype == torch.float64 else torch.int32)
+
+
+def same_bits(first, second):
+    """Whether two tuples of tensors hold the same bits."""
+    return all(torch.equal(bits(one), bits(other)) for one, other in zip(first, second, strict=True))
+
+
+def take(parts, index):
+    """The chosen samples of (raw, A, lower, upper, gradient); what is shared stays."""
+    cores = (1, 2, 1, 1, 1)
+    return tuple(
+        part if part is None or part.dim() == core else part[index] for part, core in zip(parts, cores, strict=True)
+    )
