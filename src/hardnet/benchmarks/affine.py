@@ -34,7 +34,7 @@ GPU_SIZES: tuple[Size, ...] = (
     (100, 2, 2),
 )
 """(B, n, m) of the table, on a CPU and on a GPU."""
-SHARED_GPU_SIZES: tuple[Size, ...] = (*GPU_SIZES, (2**18, 100, 50))
+SHARED_GPU_SIZES: tuple[Size, ...] = (*reversed(GPU_SIZES), (2**18, 100, 50))
 """The same where all samples share A: one more, whose batch fills the device."""
 SLOW = 200.0
 """Milliseconds of a call that is not repeated, nor made with more samples: its time is scaled to the batch instead."""
@@ -169,18 +169,24 @@ def run(
     sizes: Sequence[Size] | None = None,
     peers: Sequence[str] = tuple(ALTERNATIVES),
     seed: int = 0,
+    out: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure every size with A per sample and shared, and the conditioning table; everything as data."""
+    """Measure the conditioning, and every size with A per sample and shared; everything as data, also in `out`."""
     on_gpu = device.startswith("cuda")
-    rows = []
-    for shared in (False, True):
-        for size in sizes or ((SHARED_GPU_SIZES if shared else GPU_SIZES) if on_gpu else CPU_SIZES):
-            rows += measure(size, shared, dtype, device, peers, seed)
+    rows: list[dict] = []
     result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows}
     if on_gpu:
         result["copy_bytes_per_ms"] = common.copy_bandwidth(device, megabytes=1024)
-        _add_floor(rows, result["copy_bytes_per_ms"], device, dtype)
-    return result | {"conditioning": conditioning(device, seed)}
+    result["conditioning"] = conditioning(device, seed)
+    for shared in (False, True):
+        for size in sizes or ((SHARED_GPU_SIZES if shared else GPU_SIZES) if on_gpu else CPU_SIZES):
+            found = measure(size, shared, dtype, device, peers, seed)
+            if on_gpu:
+                _add_floor(found, result["copy_bytes_per_ms"], device, dtype)
+            rows += found
+            if out is not None:  # after every size: a run that is cut short keeps what it has
+                common.write_json(out, result)
+    return result
 
 
 def main_table(
@@ -192,15 +198,13 @@ def main_table(
 ) -> dict[str, Any]:
     """Run, print the tables, write JSON to `out` if given, and return the data."""
     dtype = dtype or (torch.float32 if device.startswith("cuda") else torch.float64)
-    result = run(device, dtype, sizes, tuple(ALTERNATIVES) if peers is None else peers)
+    result = run(device, dtype, sizes, tuple(ALTERNATIVES) if peers is None else peers, out=out)
     columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "timed_share", "forward_ratio",
                "both_ratio", "violation", "gradient_error"]  # fmt: skip
     columns += DEVICE_COLUMNS * device.startswith("cuda") + ["error"]
     print(common.table_text(columns, [[row.get(column) for column in columns] for row in result["rows"]]))
     print()
     print(conditioning_table(result["conditioning"]))
-    if out is not None:
-        common.write_json(out, result)
     return result
 
 
