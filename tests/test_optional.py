@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 CORE = textwrap.dedent("""
     import importlib.machinery, sys
 
@@ -31,6 +33,7 @@ WORK = textwrap.dedent("""
     x = torch.randn(16, 4, dtype=torch.float64)
     for constraint in (
         hn.Affine(A, upper=lambda x: x[..., :2]),
+        hn.Affine(lambda x: A + 0.1 * x[:, :2, None], upper=lambda x: x[..., :2]),
         hn.Affine(A, -0.1, 0.1) & hn.Box(-1.0, 1.0),
         hn.Equality(A, torch.ones(2, dtype=torch.float64)),
         hn.Box(0.0, 1.0),
@@ -53,10 +56,43 @@ def test_core_needs_torch_alone():
     assert "core works" in result.stdout
 
 
-def test_the_guard_refuses_other_packages():
-    result = run(CORE + "import numpy")
+@pytest.mark.parametrize("package", ["numpy", "numba"])
+def test_the_guard_refuses_other_packages(package):
+    result = run(CORE + f"import {package}")
     assert result.returncode != 0
-    assert "No module named 'numpy'" in result.stderr
+    assert f"No module named '{package}'" in result.stderr
+
+
+def test_without_numba_torch_computes_the_closed_form():
+    code = """
+import sys
+import torch
+import hardnet as hn
+from hardnet.kernels import cpu
+
+raw, A, upper = torch.ones(3, 2), torch.eye(2).expand(3, 2, 2), torch.zeros(2)
+assert not cpu.HAS_NUMBA and not cpu.takes(raw, A, None, upper, None)
+assert hn.functional.enforce_affine(raw, A, None, upper).abs().max() == 0
+print("torch alone" if "numba" not in sys.modules else "numba came in")
+"""
+    result = run(CORE + code)
+    assert result.stdout == "torch alone\n", result.stderr
+
+
+def test_numba_is_imported_by_the_first_call_that_needs_it():
+    pytest.importorskip("numba")
+    code = """
+import sys
+import torch
+import hardnet as hn
+
+model = hn.HardNet(torch.nn.Linear(4, 2), hn.Affine(torch.eye(2), upper=torch.zeros(2)))
+before = "numba" in sys.modules
+model(torch.ones(3, 4))
+print(before, "numba" in sys.modules)
+"""
+    result = run(code)
+    assert result.stdout == "False True\n", result.stderr
 
 
 def test_saving_without_safetensors_names_the_extra(tmp_path):
