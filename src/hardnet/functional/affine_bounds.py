@@ -109,5 +109,8 @@ def minus_times_transposed(base: Tensor, A: Tensor, vector: Tensor) -> Tensor:
 def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
     """``sum_k l_k r_k'`` in the shape of A: per sample, or summed over the batch where A is ``(m, n)``."""
     if A.dim() == 2:
-        return torch.cat(left).mT @ torch.cat(right)
+        total = left[0].mT @ right[0]
+        for first, second in zip(left[1:], right[1:], strict=True):
+            total = torch.addmm(total, first.mT, second)
+        return total
     return torch.bmm(torch.stack(left, -1), torch.stack(right, -2))

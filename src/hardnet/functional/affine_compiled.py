@@ -1,4 +1,4 @@
-"""HardNet-Aff by compiled code for a CPU, as two differentiable operations: an A per sample, and a shared one.
+"""HardNet-Aff by compiled code for a CPU, as differentiable operations: few and many rows per sample, and a shared A.
 
 `hardnet.kernels.cpu.takes` says for which arguments. What differentiates or maps a gradient takes the same roads as for
 every other path.
@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.functional import affine_plain
+from hardnet.functional import affine_many, affine_plain
 from hardnet.functional.affine_bounds import outer_sum
 from hardnet.functional.affine_gradients import AffineGradients, fit
+from hardnet.functional.affine_many import Factor
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.transforms import transformed
 from hardnet.kernels import cpu, cpu_factor
+from hardnet.kernels.cpu_finish import Finished
 
 
 def enforce(
@@ -24,12 +26,21 @@ def enforce(
 ) -> tuple[Tensor, int]:
     """``y = raw + A⁺ s`` for what `hardnet.kernels.cpu` takes, and how many samples have no answer and are NaN."""
     if A.dim() == 3:
-        run = RowsAffine.apply if torch.is_grad_enabled() else cpu.forward
-        return run(raw, A, lower, upper)
+        return per_sample(raw, A, lower, upper)
     if torch.is_grad_enabled():
         return SharedAffine.apply(raw, A, lower, upper, factor)
     y, _, lost = shared(raw, A, lower, upper, factor_of(A) if factor is None else factor)
     return y, lost
+
+
+def per_sample(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
+    """The same for A ``(B, m, n)``."""
+    if torch.is_grad_enabled():
+        return (RowsAffine if cpu.few_rows(A) else ManyAffine).apply(raw, A, lower, upper)
+    if cpu.few_rows(A):
+        return cpu.forward(raw, A, lower, upper)
+    done = affine_many.forward(raw, A, lower, upper)[0]
+    return done.y, done.lost
 
 
 def factor_of(A: Tensor) -> Tensor:
@@ -78,6 +89,30 @@ class RowsAffine(torch.autograd.Function):
         return fit(grads, lower, upper)
 
 
+class ManyAffine(torch.autograd.Function):
+    """The same for many rows per sample."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
+        """Y ``(B, n)``; keeps the inputs, the factor and what was computed with it."""
+        done, factor, saved = affine_many.forward(raw, A, lower, upper)
+        ctx.save_for_backward(raw, A, lower, upper, *factor, *done[:3], *saved)
+        return done.y, done.lost
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper."""
+        raw, A, lower, upper, F, swaps, doubtful, y, violation, q, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed():
+            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, None)
+        elif cpu.plain(gradients[0]):
+            factor, done = Factor(F, swaps, doubtful), Finished(y, violation, q, 0)
+            grads = affine_many.backward(gradients[0], raw, A, factor, done, tuple(saved), ctx.needs_input_grad[1])
+        else:
+            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
+        return fit(grads, lower, upper)
+
+
 class SharedAffine(torch.autograd.Function):
     """The same for an A that all samples share, with its factor if that is at hand."""
 
@@ -117,6 +152,8 @@ def shared_backward(
     below, above = cpu_factor.split_(active, excess)
     grad_matrix = None
     if wants_matrix:
-        across, step = torch.addmm(gradient, w, A, alpha=-1), y - raw
-        grad_matrix = outer_sum(A, (step @ P.mT, -w, -active), (across, step, raw))
+        step = y - raw
+        q = step @ P.mT
+        # q (g - A' w)' without the product A' w of every sample
+        grad_matrix = outer_sum(A, (q, -w, -active, -(w.mT @ q)), (gradient, step, raw, A))
     return torch.addmm(gradient, active, A, alpha=-1), grad_matrix, below, above

@@ -45,8 +45,8 @@ def plain(*tensors: Tensor | None) -> bool:
 def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:
     """Whether compiled code takes these arguments as they are; anything odd about them is for others to judge.
 
-    That is raw ``(B, n)``, few rows A ``(B, m, n)``, or any ``(m, n)`` with a factor of its shape or none, bounds
-    ``(B, m)`` or ``(m,)`` or one None, of one dtype on a CPU.
+    That is raw ``(B, n)``, A ``(B, m, n)`` (but for one long row), or ``(m, n)`` with a factor of its shape or none,
+    bounds ``(B, m)`` or ``(m,)`` or one None, of one dtype on a CPU.
     """
     if not HAS_NUMBA or not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
         return False
@@ -56,7 +56,7 @@ def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
     m, n = rows[-2:]
     if not 0 < m <= n or n != size[1] or (factor is not None and (factor.shape != rows or A.requires_grad)):
         return False
-    if len(rows) == 3 and (rows[0] != size[0] or m > MOST_ROWS or m * n > MOST_NUMBERS or factor is not None):
+    if len(rows) == 3 and (rows[0] != size[0] or factor is not None or (m == 1 and n > MOST_NUMBERS)):
         return False
     for bound in (lower, upper):
         if bound is not None and bound.shape not in ((size[0], m), (m,)):
@@ -67,10 +67,16 @@ def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
     return True
 
 
+def few_rows(A: Tensor) -> bool:
+    """Whether the single pass is for this A ``(B, m, n)``."""
+    _, m, n = A.shape
+    return m <= MOST_ROWS and m * n <= MOST_NUMBERS
+
+
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
-    """``y = raw + A⁺ s`` for an A per sample that `takes` accepts, and how many samples have no answer and are NaN."""
+    """``y = raw + A⁺ s`` for few rows per sample, and how many samples have no answer and are NaN."""
     y = torch.empty(raw.shape, dtype=raw.dtype)
-    return y, _launch(_rows(raw.dtype)[0], [y], [raw, A], lower, upper, A.shape)
+    return y, launch(_rows(raw.dtype)[0], [y], [raw, A], (lower, upper), A.shape)
 
 
 def backward(
@@ -81,7 +87,7 @@ def backward(
     grad_lower, grad_upper = torch.empty(shape, dtype=raw.dtype), torch.empty(shape, dtype=raw.dtype)
     grad_A = torch.empty(A.shape, dtype=raw.dtype) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
-    _launch(_rows(raw.dtype)[1], outputs, [gradient, raw, A], lower, upper, A.shape, len(A) if wants_matrix else 0)
+    launch(_rows(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), A.shape, len(A) if wants_matrix else 0)
     return grad_raw, grad_A, grad_lower, grad_upper
 
 
@@ -93,12 +99,11 @@ def _rows(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
     return cpu_rows.compiled_forward(dtype), cpu_rows.compiled_backward(dtype)
 
 
-def _launch(
+def launch(
     kernel: Callable[..., int],
     outputs: list[Tensor],
     inputs: list[Tensor],
-    lower: Tensor | None,
-    upper: Tensor | None,
+    bounds: tuple[Tensor | None, ...],
     shape: torch.Size,
     *counts: int,
 ) -> int:
@@ -108,15 +113,14 @@ def _launch(
         kernel: Takes addresses of outputs, inputs and bounds, then counts: these, B, m, n, of bounds, and two samples.
         outputs: Dense tensors to write.
         inputs: Tensors to read.
-        lower: ``(B, m)`` or ``(m,)`` or None.
-        upper: Like `lower`.
+        bounds: ``(B, m)`` or ``(m,)`` or None each.
         shape: That of A, ``(B, m, n)``.
         *counts: What the kernel counts besides.
     """
-    parts = [*outputs, *[dense(part, outputs[0]) for part in (*inputs, lower, upper)]]  # copies live until the end
+    parts = [*outputs, *[dense(part, outputs[0]) for part in (*inputs, *bounds)]]  # copies live until the end
     addresses = [part.data_ptr() for part in parts]
     samples, m, n = shape
-    work = partial(kernel, *addresses, *counts, samples, m, n, count(lower), count(upper))
+    work = partial(kernel, *addresses, *counts, samples, m, n, *[count(bound) for bound in bounds])
     threads = min(torch.get_num_threads(), samples * m * n // NUMBERS_OF_A_THREAD)
     return work(0, samples) if threads < 2 else _share(work, samples, threads)
 
