@@ -1,5 +1,7 @@
 """Inputs for the compiled code on a CPU, and the closed form with all its gradients as one function to compare."""
 
+from typing import Any
+
 import torch
 
 from hardnet.functional import enforce_affine
@@ -7,6 +9,8 @@ from hardnet.kernels import affine_reference, cpu
 from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
+MANY = [(9, 12), (12, 12), (20, 50)]
+"""(m, n) per sample for which the library factorises."""
 SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (20, 50), (50, 100)]
 """(m, n): one pass up to (8, 8), the library's products beyond."""
 DTYPES = (torch.float64, torch.float32)
@@ -14,9 +18,10 @@ SIZES = (1, 63, 64, 65, 511, 512, 513, 1000)
 """Around the edges of the narrow and of the wide tiles."""
 
 
-def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=True):
+def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=True) -> Any:
     """(raw, A, lower, upper, gradient) with a bad sample of each kind among the first eight, if spoiled."""
-    raw, A, lower, upper, gradient = problem(seed, samples + 8, m, n, dtype, "cpu", "both")
+    numbers: Any = problem(seed, samples + 8, m, n, dtype, "cpu", "both")
+    raw, A, lower, upper, gradient = numbers
     keep = slice(None, samples) if spoiled else slice(8, None)
     raw, lower, upper, gradient = (part[keep].clone() for part in (raw, lower, upper, gradient))
     A = A[0].clone() if shared else A[keep].clone()
@@ -41,9 +46,10 @@ def outputs(raw, A, lower, upper, gradient, **options):
 
 def reference(raw, A, lower, upper, gradient):
     """The same from `affine_reference`, with sums over the samples in float64 where a number is shared."""
-    copies, wide = A.expand(len(raw), *A.shape[-2:]), lambda part: part if part is None else part.double()
+    copies = A.expand(len(raw), *A.shape[-2:])
     y = affine_reference.forward(raw, copies, lower, upper)
-    grads = affine_reference.backward(*(wide(part) for part in (gradient, raw, copies, lower, upper)))
+    wide: Any = [part if part is None else part.double() for part in (gradient, raw, copies, lower, upper)]
+    grads = affine_reference.backward(*wide)
     grad_A = grads[1] if A.dim() == 3 else grads[1].mean(0)
     bounds = [
         grad if bound.dim() == 2 else grad.sum(0)

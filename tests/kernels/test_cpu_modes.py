@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from hardnet.functional import affine_compiled, affine_plain, enforce_affine
 from hardnet.kernels import cpu
 from tests.functional.affine_problems import problem
 
-pytest.importorskip("numba")
+caching = pytest.importorskip("numba.core.caching")
+carray = pytest.importorskip("numba").carray
 
 ANY = pytest.mark.parametrize(
-    ("m", "n", "shared"), [(1, 1, False), (2, 2, False), (3, 5, False), (2, 3, True), (7, 10, True)]
+    ("m", "n", "shared"),
+    [(1, 1, False), (2, 2, False), (3, 5, False), (9, 9, False), (9, 10, False), (2, 3, True), (7, 10, True)],
 )
-"""An A per sample, a small shared one, and one for which the library multiplies."""
+"""Few and many rows per sample, a small shared A, and one for which the library multiplies."""
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_a_trace_computes_new_numbers(m, n, shared, taken):
     first, second = problem(n, m, seed=0, shared=shared), problem(n, m, seed=1, shared=shared)
     expected = enforce_affine(*second)
     taken.clear()
-    traced = torch.jit.trace(enforce_affine, tuple(first), check_trace=False)  # the check runs without gradients
+    traced: Any = torch.jit.trace(enforce_affine, tuple(first), check_trace=False)  # the check runs without gradients
     assert not taken
     torch.testing.assert_close(traced(*second), expected, rtol=1e-9, atol=1e-9)
 
@@ -221,6 +224,24 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_process_can_call_it_after_threads_ran():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=100)
     assert done.stdout == "child 0\n", (done.returncode, done.stderr[-2000:])
+
+
+def twice(numbers, count):
+    """A kernel of addresses: every number doubled."""
+    array = carray(numbers, (count,))
+    for index in range(count):
+        array[index] *= 2.0
+    return 0
+
+
+@pytest.mark.xfail(strict=True, reason="numba refuses to compile for a cache that has no place")
+def test_code_is_compiled_where_no_directory_can_be_written(monkeypatch):
+    from hardnet.kernels import cpu_tiles
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # a read-only installation, and no home
+    numbers = torch.ones(3, dtype=torch.float64)
+    cpu_tiles.compile_addresses(twice, torch.float64, 1, 1)(numbers.data_ptr(), 3)
+    assert torch.equal(numbers, torch.full((3,), 2.0, dtype=torch.float64))
 
 
 @pytest.mark.xfail(run=False, reason="its outputs are made on the default device: a crash")
