@@ -93,6 +93,25 @@ def compare_promises(shapes, device, samples):
             assert mine.view(torch.int32).equal(ours.view(torch.int32))
 
 
+def compare_shared(shapes, dtypes, device, samples):
+    """An A that all samples share gives the bits of the same A for each of them, and no gradient of itself."""
+    for (m, n), dtype in itertools.product(shapes, dtypes):
+        raw, A, lower, upper, gradient = problem(5, samples, m, n, dtype, device)
+        y, saved = affine.forward(raw, A[0], lower, upper)
+        one = affine.backward(gradient, raw, A[0], saved, False)
+        each = A[:1].expand_as(A)
+        same = affine.backward(gradient, raw, each, saved, False)
+        assert y.isnan().equal(affine.forward(raw, each, lower, upper)[0].isnan())
+        assert y.nan_to_num(7.0).equal(affine.forward(raw, each, lower, upper)[0].nan_to_num(7.0))
+        assert one[1] is None
+        assert all(
+            mine.nan_to_num(7.0).equal(ours.nan_to_num(7.0))
+            for mine, ours in zip(one, same, strict=True)
+            if mine is not None
+        )
+        assert not y[7:].isnan().any()
+
+
 def compare_compiled(device):
     """Compiled code meets the kernels as two operators, forward and backward, and gives the same numbers."""
     raw, A, lower, upper, gradient = problem(0, 4, 2, 3, torch.float64, device)

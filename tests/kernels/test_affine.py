@@ -54,6 +54,10 @@ def test_outputs_far_outside_satisfy_the_certificate():
     interpret("compare_certificates([(2, 2), (6, 6)], 'cpu', 20, (torch.float32,))")
 
 
+def test_shared_rows_give_the_bits_of_rows_per_sample():
+    interpret("compare_shared([(1, 3), (2, 2), (5, 10)], (torch.float64, torch.float32), 'cpu', 10)")
+
+
 def test_compiled_code_meets_operators():
     interpret("compare_compiled('cpu')")
 
@@ -130,6 +134,22 @@ def test_every_shape_agrees_with_the_reference_on_the_device():
     compare([(2, 2), (5, 10), (8, 16)], (torch.bfloat16, torch.float16), "cuda", 33)
     compare_promises(EVERY, "cuda", 33)
     compare_conditioning([(2, 4), (5, 14), (8, 16), (10, 20), (25, 50)], "cuda")
+
+
+@pytest.mark.gpu
+def test_shared_rows_give_the_bits_of_rows_per_sample_on_the_device():
+    from hardnet.functional import enforce_affine, factorize
+    from tests.kernels.affine_cases import compare_shared, problem
+
+    compare_shared([(1, 64), (2, 2), (3, 6), (5, 10), (8, 16)], (torch.float64, torch.float32), "cuda", 1000)
+    for m, n in ((2, 2), (5, 10), (20, 40)):  # the fused kernel, and the factor with two products
+        raw, A, lower, upper, gradient = problem(5, 7, m, n, torch.float64, "cuda")
+        leaves = [raw.requires_grad_(), A[0], lower, upper]
+        y = enforce_affine(*leaves, factor=factorize(A[0]))
+        expected = enforce_affine(raw, A[:1].expand_as(A), lower, upper)
+        torch.testing.assert_close(y, expected)
+        grads = [torch.autograd.grad(out, raw, gradient)[0] for out in (y, expected)]
+        torch.testing.assert_close(grads[0], grads[1])
 
 
 @pytest.mark.gpu

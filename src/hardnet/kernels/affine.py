@@ -16,17 +16,23 @@ MOST_ROWS, MOST_COLUMNS = 64, 256
 """The largest matrix of one sample that the kernels take."""
 MOST_ROWS_IN_HALF = 8
 """The same for bfloat16 and float16: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
+MOST_SHARED_ROWS = 8
+"""The same for an A that all samples share: with more rows its factor and two products are faster."""
 HAS_TRITON = find_spec("triton") is not None
 
 Saved = tuple[Tensor | None, Tensor | None]
 
 
 def available(A: Tensor) -> bool:
-    """Whether the kernels take this per-sample A ``(B, m, n)``, from its shape, dtype and device alone."""
-    if A.device.type != "cuda" or A.dim() != 3 or not HAS_TRITON or not A.is_floating_point():
+    """Whether the kernels take this A, per sample or (a few rows) shared, from its shape, dtype and device alone.
+
+    A shared A has no gradient from the kernels.
+    """
+    if A.device.type != "cuda" or A.dim() not in (2, 3) or not HAS_TRITON or not A.is_floating_point():
         return False
-    most_rows = MOST_ROWS if A.dtype in (torch.float64, torch.float32) else MOST_ROWS_IN_HALF
-    return 0 < A.shape[1] <= most_rows and 0 < A.shape[2] <= MOST_COLUMNS and _supported(A.device)
+    wide = A.dtype in (torch.float64, torch.float32)
+    most_rows = MOST_SHARED_ROWS if A.dim() == 2 else MOST_ROWS if wide else MOST_ROWS_IN_HALF
+    return 0 < A.shape[-2] <= most_rows and 0 < A.shape[-1] <= MOST_COLUMNS and _supported(A.device)
 
 
 @torch.compiler.assume_constant_result
@@ -42,7 +48,7 @@ def _capable(device: torch.device) -> bool:
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
-    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)``, bounds ``(B, m)`` or ``(m,)``; NaN where invalid."""
+    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)``; else NaN."""
     run = forward_operator if torch.compiler.is_compiling() else _forward
     return run(raw, A, lower, upper), (lower, upper)
 
@@ -87,4 +93,5 @@ def _(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     matrix = A.new_empty(A.shape) if wants_matrix else A.new_empty(0)
-    return raw.new_empty(raw.shape), matrix, A.new_empty(A.shape[:2]), A.new_empty(A.shape[:2])
+    shape = (raw.shape[0], A.shape[-2])
+    return raw.new_empty(raw.shape), matrix, A.new_empty(shape), A.new_empty(shape)

@@ -43,8 +43,8 @@ class Plan(NamedTuple):
 
 
 @cache
-def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
-    """How samples of this shape are computed in this direction."""
+def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) -> Plan:
+    """How samples of this shape, each with an A of its own or all with one, are computed in this direction."""
     constants: dict[str, Any] = {
         "m": m,
         "n": n,
@@ -66,7 +66,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> Plan:
         if m <= 32 and light:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))
-    return Plan(kernels, samples, constants | {"BLOCK": samples}, rank_tolerance(m, n, dtype))
+    return Plan(kernels, samples, constants | {"BLOCK": samples, "EACH": int(each)}, rank_tolerance(m, n, dtype))
 
 
 def _power(size: int) -> int:
@@ -85,10 +85,10 @@ def rank_tolerance(m: int, n: int, dtype: torch.dtype) -> float:
 
 
 def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """`affine_reference.forward` in one launch."""
+    """`affine_reference.forward` in one launch, for A ``(B, m, n)`` or few shared rows ``(m, n)``."""
     raw, A = raw.contiguous(), A.contiguous()
     y = torch.empty_like(raw)
-    how = plan(A.shape[1], A.shape[2], raw.dtype, False)
+    how = plan(A.shape[-2], A.shape[-1], raw.dtype, False, A.dim() == 3)
     _launch(how.kernels.forward, how, (y, raw, A), lower, upper)
     return y
 
@@ -96,10 +96,11 @@ def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor |
 def launch_backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> Gradients:
-    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted."""
+    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted, or A shared."""
     gradient, raw, A = gradient.contiguous(), raw.contiguous(), A.contiguous()
-    how = plan(A.shape[1], A.shape[2], raw.dtype, True)
-    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(A.shape[:2]), raw.new_empty(A.shape[:2])
+    how = plan(A.shape[-2], A.shape[-1], raw.dtype, True, A.dim() == 3)
+    shape = (raw.shape[0], A.shape[-2])
+    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape), raw.new_empty(shape)
     grad_A = torch.empty_like(A) if wants_matrix else None
     outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
     _launch(how.kernels.backward, how, (*outputs, gradient, raw, A), lower, upper, MATRIX=wants_matrix)
@@ -110,11 +111,11 @@ def _launch(
     kernel: Any, how: Plan, tensors: tuple[Tensor, ...], lower: Tensor | None, upper: Tensor | None, **more: bool
 ) -> None:
     """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
-    raw, A = tensors[-2:]
+    raw = tensors[-2]
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    grid = (triton.cdiv(A.shape[0], how.samples),)
+    grid = (triton.cdiv(raw.shape[0], how.samples),)
     constants = how.constants | more
-    kernel[grid](*tensors, low, high, A.shape[0], how.tolerance, LOWER=low_kind, UPPER=high_kind, **constants)
+    kernel[grid](*tensors, low, high, raw.shape[0], how.tolerance, LOWER=low_kind, UPPER=high_kind, **constants)
 
 
 def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:

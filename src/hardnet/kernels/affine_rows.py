@@ -98,15 +98,18 @@ def _load_bound(bound, samples, mask, absent, like, ROWS: tl.constexpr, m: tl.co
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent."""
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+
+    ``EACH`` is 1 where every sample has its own A, and 0 where all share one.
+    """
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     columns = tl.arange(0, N)[None, :]
     mask = samples < batch
     inside = mask[:, None] & (columns < n)
     vectors = samples[:, None] * n + columns
-    rows = _load_rows(A, samples[:, None] * (m * n), columns, inside, m, n, COMPUTE)
+    rows = _load_rows(A, samples[:, None] * (m * n * EACH), columns, inside, m, n, COMPUTE)
     f = load_as(raw + vectors, inside, COMPUTE)
     products = _dots(rows, f, m)
     low = _load_bound(lower, samples, mask, float("-inf"), products[0], LOWER, m)
@@ -126,7 +129,7 @@ def backward(
     grad_raw, grad_A, grad_lower, grad_upper, grad_y, raw, A, lower, upper,
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
     MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone.
@@ -140,7 +143,7 @@ def backward(
     mask = samples < batch
     inside = mask[:, None] & (columns < n)
     vectors = samples[:, None] * n + columns
-    matrices = samples[:, None] * (m * n)
+    matrices = samples[:, None] * (m * n * EACH)
     rows = _load_rows(A, matrices, columns, inside, m, n, COMPUTE)
     f = load_as(raw + vectors, inside, COMPUTE)
     g = load_as(grad_y + vectors, inside, COMPUTE)

@@ -154,12 +154,15 @@ def _solve_refined(entries, lower, inverse, right, m: tl.constexpr, n: tl.conste
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent."""
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+
+    ``EACH`` is 1 where every sample has its own A, and 0 where all share one.
+    """
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n, m * n, MN, BLOCK, COMPUTE)
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, COMPUTE)
     f = _load(raw, samples, mask, n, n, N, BLOCK, COMPUTE)
     low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
     high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
@@ -182,13 +185,13 @@ def backward(
     grad_raw, grad_A, grad_lower, grad_upper, grad_y, raw, A, lower, upper,
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
     MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone: the formulas of `affine_reference.backward`."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n, m * n, MN, BLOCK, COMPUTE)
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, COMPUTE)
     f = _load(raw, samples, mask, n, n, N, BLOCK, COMPUTE)
     g = _load(grad_y, samples, mask, n, n, N, BLOCK, COMPUTE)
     low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
