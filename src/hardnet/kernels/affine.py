@@ -48,7 +48,7 @@ def _capable(device: torch.device) -> bool:
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
-    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)``; else NaN."""
+    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)``, or NaN."""
     run = forward_operator if torch.compiler.is_compiling() else _forward
     return run(raw, A, lower, upper), (lower, upper)
 
