@@ -97,7 +97,7 @@ def test_a_sample_has_the_same_bits_in_any_company_and_place(m, n, shared, dtype
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize(("m", "n"), [(2, 2), (8, 8), (8, 32)])
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (8, 8), (8, 32), (12, 12), (9, 12)])
 def test_several_threads_give_the_bits_of_one(m, n, dtype):
     samples = 3 * cpu.NUMBERS_OF_A_THREAD // (m * n) + 5
     parts = numbers_of(0, samples, m, n, dtype)
