@@ -11,7 +11,7 @@ from tests.kernels.affine_cases import problem
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
 MANY = [(9, 12), (12, 12), (20, 50)]
 """(m, n) per sample for which the library factorises."""
-SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (20, 50), (50, 100)]
+SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (12, 12), (20, 50), (50, 100)]
 """(m, n): one pass up to (8, 8), the library's products beyond."""
 DTYPES = (torch.float64, torch.float32)
 SIZES = (1, 63, 64, 65, 511, 512, 513, 1000)
