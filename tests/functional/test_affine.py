@@ -221,3 +221,16 @@ def test_an_output_that_shrank_does_not_change_its_neighbours(dtype):
     again = enforce_affine(raw, A, lower, upper)
     assert torch.equal(bits(again[others]), bits(y[others]))
     assert relative_violation(again, A, lower, upper) <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 1), (2, 2), (10, 5), (20, 12), (12, 12)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_autocast_changes_no_bit_of_values_and_gradients(n, m, shared):
+    leaves = [part.requires_grad_() for part in problem(n, m, samples=40, dtype=torch.float32, shared=shared)]
+    expected = enforce_affine(*leaves)
+    slopes = torch.autograd.grad(expected.square().sum(), leaves)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = enforce_affine(*leaves)
+        inside = torch.autograd.grad(y.square().sum(), leaves)
+    assert y.equal(expected)
+    assert all(mine.equal(ours) for mine, ours in zip(inside, slopes, strict=True))

@@ -64,6 +64,9 @@ def enforce_affine(
         NonFiniteError: NaN or infinity in raw or A.
         BoundsError: lower > upper, lower = +inf, upper = -inf, or a NaN bound.
     """
+    if isinstance(raw, Tensor) and torch.is_autocast_enabled(raw.device.type):  # its products are in half precision
+        with torch.autocast(raw.device.type, enabled=False):
+            return enforce_affine(raw, A, lower, upper, factor=factor, strict=strict, on_invalid=on_invalid)
     arguments: Any = (raw, A, lower, upper, factor)
     if not strict and on_invalid in POLICIES and cpu.takes(*arguments):  # well formed: no other check is needed
         y, lost = affine_compiled.enforce(*arguments)

@@ -16,7 +16,7 @@ from hardnet.functional.affine_bounds import outer_sum
 from hardnet.functional.affine_gradients import AffineGradients, fit
 from hardnet.functional.affine_many import Factor
 from hardnet.functional.affine_pinv import pseudo_inverse
-from hardnet.functional.transforms import transformed
+from hardnet.functional.transforms import full_precision, transformed
 from hardnet.kernels import cpu, cpu_factor
 from hardnet.kernels.cpu_finish import Finished
 
@@ -77,6 +77,7 @@ class RowsAffine(torch.autograd.Function):
         return cpu.forward(raw, A, lower, upper)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper = ctx.saved_tensors
@@ -100,6 +101,7 @@ class ManyAffine(torch.autograd.Function):
         return done.y, done.lost
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, F, swaps, doubtful, y, violation, q, *saved = ctx.saved_tensors
@@ -127,6 +129,7 @@ class SharedAffine(torch.autograd.Function):
         return y, lost
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, P, excess, y = ctx.saved_tensors

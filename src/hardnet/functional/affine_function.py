@@ -16,7 +16,7 @@ from torch import Tensor
 from hardnet.functional import affine_compiled, affine_plain
 from hardnet.functional.affine_core import choose, enforce
 from hardnet.functional.affine_gradients import AffineGradients, fit, join_all
-from hardnet.functional.transforms import forward_mode, transformed
+from hardnet.functional.transforms import forward_mode, full_precision, transformed
 from hardnet.kernels import cpu
 
 
@@ -44,6 +44,7 @@ class EnforceAffine(torch.autograd.Function):
         return y
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, *saved = ctx.saved_tensors
@@ -70,6 +71,7 @@ class MappedAffine(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor = ctx.saved_tensors

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardnet.functional import affine_plain
 from hardnet.functional.affine_core import choose
+from hardnet.functional.transforms import full_precision
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -35,6 +36,7 @@ class AffineGradients(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The second derivative, through the differentiable formulas."""
         *inputs, _ = ctx.saved_tensors

@@ -1,6 +1,10 @@
-"""What an iterative solver cannot be traced through, refused in one sentence instead of deep inside torch."""
+"""What stands around a call: transforms of torch.func, forward mode, export, autocast; and refusals in one sentence."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,6 +22,23 @@ def transformed() -> bool:
 def forward_mode() -> bool:
     """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of tensors, with autocast off: products in half precision would leave the set.
+
+    The device is that of the first tensor among the arguments.
+    """
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        device = next(part.device.type for part in arguments if isinstance(part, torch.Tensor))
+        if not torch.is_autocast_enabled(device):
+            return function(*arguments, **options)
+        with torch.autocast(device, enabled=False):
+            return function(*arguments, **options)
+
+    return run
 
 
 def refuse_transforms(solver: str, *, mapped: bool = False) -> None:

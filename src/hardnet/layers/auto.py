@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from hardnet.errors import DTypeError, UnsupportedSetError, sentence
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.hardnet_aff import row_condition
 from hardnet.layers.registry import LAYERS
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
@@ -113,11 +111,3 @@ def _objection_to_shape(constraint: ConstraintSet) -> str | None:
     if isinstance(constraint, Intersection) and any(isinstance(part, Box) for part in constraint.parts):
         return "a box together with further rows has more rows than outputs; the closed form needs m <= n"
     return None
-
-
-def row_condition(A: Tensor) -> float:
-    """The condition number of A after each row is divided by its norm; infinite for dependent rows."""
-    norm = torch.linalg.vector_norm(A.double(), dim=-1, keepdim=True)
-    if not bool((norm > 0).all()):
-        return torch.inf
-    return torch.linalg.cond(A.double() / norm).item()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.base import ConstraintSet
@@ -54,11 +56,22 @@ class HardNetAff(Layer):
         like = self.constraint.origin()
         A = None if like is None else self.constraint.fixed_matrix(like)
         self.factor = factorize(A) if A is not None and A.dtype in (torch.float32, torch.float64) else None
+        if A is not None and self.factor is not None:
+            warn_of_condition(A)
 
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
         rows = self.constraint.affine(x, raw)
         return enforce_affine(raw, *rows, factor=self.factor, strict=self.strict, on_invalid=self.on_invalid)
+
+
+def warn_of_condition(A: Tensor) -> None:
+    """Warn where nearly dependent rows of A ``(m, n)`` let y move much farther than raw is outside."""
+    limit = torch.finfo(A.dtype).eps ** -0.5  # 7e7 in float64
+    condition = row_condition(A.detach())
+    if condition > limit:
+        text = f"A: condition number {condition:.1e} of its unit rows; y may move {condition:.0e} times the violation"
+        warnings.warn(f"{text}; drop or merge rows, or use method='projection'", ConditionWarning, stacklevel=3)
 
 
 def too_many_rows(constraint: ConstraintSet) -> str | None:
@@ -69,3 +82,11 @@ def too_many_rows(constraint: ConstraintSet) -> str | None:
         return None
     m, n = A.shape[-2:]
     return f"it has {m} rows for {n} outputs, and the closed form needs m <= n; use method='projection'"
+
+
+def row_condition(A: Tensor) -> float:
+    """The condition number of A after each row is divided by its norm; infinite for dependent rows."""
+    norm = torch.linalg.vector_norm(A.double(), dim=-1, keepdim=True)
+    if not bool((norm > 0).all()):
+        return torch.inf
+    return torch.linalg.cond(A.double() / norm).item()
