@@ -33,17 +33,51 @@ def test_affine_compares_with_the_best_alternative_of_each_pass():
     assert speed.affine({"rows": rows}).splitlines()[2].endswith("| 2x                  |")
 
 
-def test_contenders_show_scaled_times_and_failures():
-    common = {"B": 10, "n": 4, "m": 2, "shared_A": False}
+def cells(table):
+    """The cells of a table's lines, without its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def contender(who, **more):
+    """A row of the table on a GPU, 10 samples of 2x4."""
+    row = {"B": 10, "n": 4, "m": 2, "shared_A": False, "who": who, "forward_ms": 3.0, "both_ms": 4.0, "timed_share": 1}
     figures = {"forward_multiple": 2.0, "both_multiple": 3.0, "violation": 1e-6, "gradient_error": 1e-7}
-    rows = [
-        common | {"who": "qr", "forward_ms": 3.0, "both_ms": 4.0, "timed_share": 0.5} | figures,
-        common | {"who": "cholesky", "error": "_LinAlgError: not positive-definite"},
-    ]
-    lines = speed.contenders({"rows": rows}).splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["10, 2x4", "per sample", "qr~", "3", "2", "4", "3", "1e-06", "1e-07"]
-    assert cells[1] == ["10, 2x4", "per sample", "cholesky", "LinAlgError", "-", "-", "-", "-", "-"]
+    return row | figures | more
+
+
+def test_contenders_show_scaled_times_failures_and_what_the_device_alone_takes():
+    failed = {"B": 10, "n": 4, "m": 2, "shared_A": False, "who": "cholesky", "error": "_LinAlgError: not positive"}
+    alone = {"forward_device_ms": 0.5, "both_device_ms": 0.75}
+    lines = cells(speed.contenders({"rows": [contender("qr", timed_share=0.5), failed, contender("hardnet", **alone)]}))
+    assert lines[0] == ["10, 2x4", "per sample", "qr~", "3", "-", "2", "4", "-", "3", "1e-06", "1e-07"]
+    assert lines[1] == ["10, 2x4", "per sample", "cholesky", "LinAlgError", *["-"] * 7]
+    assert lines[2][3:9] == ["3", "0.5", "2", "4", "0.75", "3"]
+
+
+def test_errors_that_compare_nothing_are_not_shown():
+    """The two products enforce nothing; the gradient of a shared A is a sum over the whole batch."""
+    part = contender("qr", shared_A=True, timed_share=0.5)
+    lines = cells(speed.contenders({"rows": [contender(speed.FLOOR, shared_A=True), part]}))
+    assert lines[0][-2:] == ["-", "-"]
+    assert lines[1][-2:] == ["1e-06", "-"]
+
+
+def test_replays_of_ours_stand_beside_their_targets():
+    alone = {"B": 10**6, "n": 2, "m": 2, "forward_device_ms": 0.02, "both_device_ms": 0.05}
+    rows = [contender("hardnet", **alone), contender("hardnet"), contender("qr"), contender("hardnet", shared_A=True)]
+    assert cells(speed.replayed({"rows": rows})) == [["1000000, 2x2", "20", "2 (2)", "50", "3 (3)"]]
+
+
+def test_a_kept_factor_stands_beside_the_two_products():
+    kept = contender(speed.KEPT, shared_A=True, forward_device_ms=0.03, both_device_ms=0.06)
+    products = contender(speed.FLOOR, shared_A=True, forward_device_ms=0.01, both_device_ms=0.04)
+    lines = cells(speed.shared({"rows": [kept, products, contender("hardnet", shared_A=True)]}))
+    assert lines == [["10, 2x4", "30", "2", "3", "60", "3", "1.5"]]
+
+
+def test_conditioning_shows_flagged_samples():
+    row = {"path": "gram", "dtype": "float64", "condition": 1e8, "hardnet": float("nan"), "cholesky": None}
+    assert cells(speed.conditioning({"conditioning": [row]})) == [["gram", "float64", "1e+08", "nan", "-"]]
 
 
 def test_roofline_shows_targets_beside_multiples_of_one_dtype():

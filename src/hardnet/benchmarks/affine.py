@@ -15,6 +15,7 @@ from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, closed_form
 from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
 from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
 from hardnet.functional import affine_plain, enforce_affine, factorize
+from hardnet.kernels import cpu
 
 CPU_SIZES: tuple[Size, ...] = (
     (1000, 1, 1),
@@ -57,9 +58,20 @@ def contenders(A: Tensor, peers: Sequence[str]) -> dict[str, Enforce]:
             raw, A.detach(), lower, upper, factor=factor
         )
         chosen["two products"] = lambda raw, A, lower, upper: raw + (raw @ A.mT) @ factor
+    if A.is_cpu and cpu.HAS_NUMBA:
+        chosen["hardnet, torch alone"] = without_numba
     if A.is_cuda and "cholesky" in peers:
         chosen["cholesky, unchecked"] = closed_form(unchecked_cholesky)
     return chosen
+
+
+def without_numba(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Ours on a CPU as it is where numba is not installed."""
+    cpu.HAS_NUMBA = False
+    try:
+        return enforce_affine(raw, A, lower, upper)
+    finally:
+        cpu.HAS_NUMBA = True
 
 
 def unchecked_cholesky(A: Tensor, s: Tensor) -> Tensor:

@@ -100,9 +100,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         rate = row["operations"] / row["forward_ms"] * 1e3 / 1e9
         axes.plot(intensity, rate, "o", color="C0")
         label = f"{row['m']}x{row['n']}: {row['forward_multiple']:.1f}x"
-        axes.annotate(
-            label, (intensity, rate), textcoords="offset points", xytext=(6, 6 if place % 2 else -12), fontsize=8
-        )
+        beside = {"xytext": (0, 7 if place % 2 else -14), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(label, (intensity, rate), fontsize=8, **beside)
     axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="Gflop/s, forward")
     axes.legend()
     figure.savefig(path, dpi=150, bbox_inches="tight")

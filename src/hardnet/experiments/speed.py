@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hardnet.benchmarks.affine_conditioning import conditioning_table
 from hardnet.benchmarks.common import table_text
+from hardnet.benchmarks.roofline import TARGETS
 from hardnet.experiments.results import read_json
 
 Content = dict[str, Any]
 FLOOR = "two products"
 """What a shared A costs at least: both matrix products, without looking at a bound."""
+KEPT = "hardnet, factor kept"
+PASSES = ("forward", "both")
 
 
 def roofline(content: Content, dtype: str = "float32") -> str:
@@ -41,20 +45,63 @@ def roofline_double(content: Content) -> str:
     return roofline(content, "float64")
 
 
+def replayed(content: Content) -> str:
+    """The table of `roofline` from the replays that stand beside the eager times of ours, A per sample."""
+    rows = []
+    for row in content["rows"]:
+        if row["who"] == "hardnet" and not row["shared_A"] and "forward_device_ms" in row:
+            targets = TARGETS.get((row["B"], row["n"], row["m"])) or (None, None)
+            alone = {f"{key}_ms": row[f"{key}_device_ms"] for key in PASSES}
+            rows.append(row | alone | {"dtype": "float32", "forward_target": targets[0], "both_target": targets[1]})
+    return roofline({"rows": rows})
+
+
+def shared(content: Content) -> str:
+    """One A for all samples, its factor kept, on the device alone: beside the memory floor and the two products."""
+    headers = ["B, m x n"]
+    for name in ("forward", "forward+backward"):
+        headers += [f"{name} (us)", "x floor", "x two products"]
+    rows = {(row["B"], row["m"], row["n"], row["who"]): row for row in content["rows"] if row["shared_A"]}
+    kept = [row for row in rows.values() if row["who"] == KEPT and "forward_device_ms" in row]
+    return table_text(headers, [_shared_row(row, rows[row["B"], row["m"], row["n"], FLOOR]) for row in kept])
+
+
+def _shared_row(row: Content, products: Content) -> list[object]:
+    """One size."""
+    cells: list[object] = [f"{row['B']}, {row['m']}x{row['n']}"]
+    for key in PASSES:
+        alone = row[f"{key}_device_ms"]
+        cells += [1e3 * alone, row[f"{key}_multiple"], alone / products[f"{key}_device_ms"]]
+    return cells
+
+
 def contenders(content: Content) -> str:
-    """Every contender at every size: ``~`` where a part of the batch was timed and scaled, or why there is no time."""
-    headers = ["B, m x n", "A", "who", "forward (ms)", "x floor", "forward+backward (ms)", "x floor"]
+    """Every contender at every size: ``~`` where a part of the batch was timed and scaled, or why there is no time.
+
+    Beside the time of an eager call stands that of the device alone, where it was taken; the multiple is the latter's.
+    """
+    headers = ["B, m x n", "A", "who"]
+    for name in ("forward", "forward+backward"):
+        headers += [f"{name} (ms)", "alone (ms)", "x floor"]
     return table_text([*headers, "violation", "gradient error"], [_contender(row) for row in content["rows"]])
 
 
 def _contender(row: Content) -> list[object]:
-    """One contender at one size."""
+    """One contender at one size; the two products enforce nothing, and a part of a batch has another gradient of A."""
     cells: list[object] = [f"{row['B']}, {row['m']}x{row['n']}", "shared" if row["shared_A"] else "per sample"]
     if "error" in row:
-        return [*cells, row["who"], row["error"].split(":")[0].strip("_"), *[None] * 5]
-    who = row["who"] + ("~" if row["timed_share"] < 1 else "")
-    times = [row["forward_ms"], row["forward_multiple"], row["both_ms"], row["both_multiple"]]
-    return [*cells, who, *times, row["violation"], row["gradient_error"]]
+        return [*cells, row["who"], row["error"].split(":")[0].strip("_"), *[None] * 7]
+    cells.append(row["who"] + ("~" if row["timed_share"] < 1 else ""))
+    for key in PASSES:
+        cells += [row[f"{key}_ms"], row.get(f"{key}_device_ms"), row[f"{key}_multiple"]]
+    comparable = row["timed_share"] == 1 or not row["shared_A"]
+    errors = [row["violation"], row["gradient_error"] if comparable else None]
+    return cells + ([None, None] if row["who"] == FLOOR else errors)
+
+
+def conditioning(content: Content) -> str:
+    """The largest violation of each routine, relative to the scale of its row, over condition numbers."""
+    return conditioning_table(content["conditioning"])
 
 
 def growth(content: Content) -> str:
@@ -109,16 +156,20 @@ def _projection_cell(row: Content | None, own: Content) -> str:
 
 Record = tuple[str, str, Callable[[Content], str]]
 RECORDS: tuple[Record, ...] = (
-    ("roofline_h200.json", "The closed form on a GPU, float32, A per sample", roofline),
+    ("affine_h200.json", "The closed form on a GPU, float32, A per sample", replayed),
     ("affine_cpu.json", "The closed form on a CPU, float64", affine),
     ("projection_cpu.json", "The exact projection on a CPU, float64; '!': wrong answer or gradient", projection),
     ("projection_h200.json", "The exact projection on a GPU, float64", projection),
+    ("projection_qpth_h200.json", "The same against qpth", projection),
 )
 """What the README shows: file, title and table."""
 DEVICE_RECORDS: tuple[Record, ...] = (
-    ("roofline_h200.json", "The kernels alone, float32, A per sample", roofline),
-    ("roofline_h200.json", "The kernels alone, float64, A per sample", roofline_double),
+    ("affine_h200.json", "The kernels alone, float32, A per sample", replayed),
+    ("affine_h200.json", "The device alone, float32, one A for all samples, its factor kept", shared),
+    ("roofline_h200.json", "The kernels alone, float32, A per sample, one revision earlier", roofline),
+    ("roofline_h200.json", "The kernels alone, float64, A per sample, one revision earlier", roofline_double),
     ("affine_h200.json", "Every contender, eager calls, float32", contenders),
+    ("affine_h200.json", "Largest violation relative to the scale of its row, 500 samples", conditioning),
     ("scale_h200.json", "Exponents of the device's own time, float32", growth),
 )
 """What the page of the kernels shows."""

@@ -37,7 +37,9 @@ def plain(*tensors: Tensor | None) -> bool:
     ):
         return False
     for tensor in tensors:
-        if tensor is not None and (type(tensor) not in PLAIN or not torch._C._has_storage(tensor)):
+        if tensor is not None and (
+            type(tensor) not in PLAIN or not torch._C._has_storage(tensor) or tensor._is_zerotensor()
+        ):
             return False
     return True
 
@@ -75,7 +77,7 @@ def few_rows(A: Tensor) -> bool:
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
     """``y = raw + A⁺ s`` for few rows per sample, and how many samples have no answer and are NaN."""
-    y = torch.empty(raw.shape, dtype=raw.dtype)
+    y = raw.new_empty(raw.shape)
     return y, launch(_rows(raw.dtype)[0], [y], [raw, A], (lower, upper), A.shape)
 
 
@@ -83,9 +85,9 @@ def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A (if wanted), lower and upper ``(B, m)`` from that of y ``(B, n)``."""
-    grad_raw, shape = torch.empty(raw.shape, dtype=raw.dtype), A.shape[:2]
-    grad_lower, grad_upper = torch.empty(shape, dtype=raw.dtype), torch.empty(shape, dtype=raw.dtype)
-    grad_A = torch.empty(A.shape, dtype=raw.dtype) if wants_matrix else None
+    grad_raw, shape = raw.new_empty(raw.shape), A.shape[:2]
+    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
+    grad_A = raw.new_empty(A.shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
     launch(_rows(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), A.shape, len(A) if wants_matrix else 0)
     return grad_raw, grad_A, grad_lower, grad_upper

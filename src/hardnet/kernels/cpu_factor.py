@@ -25,14 +25,14 @@ def small(A: Tensor) -> bool:
 
 def factorise(A: Tensor) -> Tensor:
     """``A⁺'`` of a small A ``(m, n)``, NaN where its rows are dependent to rounding."""
-    P, A = torch.empty(A.shape, dtype=A.dtype), dense(A, A)
+    P, A = A.new_empty(A.shape), dense(A, A)
     _kernels(A.dtype)[2](P.data_ptr(), A.data_ptr(), *A.shape)
     return P
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, int]:
     """``y = raw + P' s`` for a small A, and how many samples have no answer and are NaN."""
-    y = torch.empty(raw.shape, dtype=raw.dtype)
+    y = raw.new_empty(raw.shape)
     parts = [y, *[dense(part, raw) for part in (raw, A, P, lower, upper)]]
     counts = len(raw), *A.shape, count(lower), count(upper)
     return y, _kernels(raw.dtype)[0](*[part.data_ptr() for part in parts], *counts)
@@ -42,9 +42,9 @@ def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A (if wanted), lower and upper ``(B, m)`` from that of y ``(B, n)``, for a small A."""
-    grad_raw, shape = torch.empty(raw.shape, dtype=raw.dtype), (len(raw), len(A))
-    grad_lower, grad_upper = torch.empty(shape, dtype=raw.dtype), torch.empty(shape, dtype=raw.dtype)
-    grad_A = torch.empty(A.shape, dtype=raw.dtype) if wants_matrix else None
+    grad_raw, shape = raw.new_empty(raw.shape), (len(raw), len(A))
+    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
+    grad_A = raw.new_empty(A.shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
     parts = [*outputs, *[dense(part, raw) for part in (gradient, raw, A, P, lower, upper)]]
     counts = int(wants_matrix), len(raw), *A.shape, count(lower), count(upper)
@@ -74,14 +74,14 @@ def excess_(
 
 def settle_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor) -> Tensor | None:
     """The bits of raw for samples without excess; which others need the closed form again, at y, if there are any."""
-    raw, A, chosen = dense(raw, y), dense(A, y), torch.empty(len(y), dtype=y.dtype)
+    raw, A, chosen = dense(raw, y), dense(A, y), y.new_empty(len(y))
     numbers = (y.data_ptr(), chosen.data_ptr(), raw.data_ptr(), excess.data_ptr(), A.data_ptr())
     return chosen if _passes(y.dtype)[1](*numbers, len(y), *A.shape) else None
 
 
 def split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
     """``w`` ``(B, m)`` on rows below their lower and above their upper bound; w itself becomes their sum."""
-    above, below = torch.empty(w.shape, dtype=w.dtype), torch.empty(w.shape, dtype=w.dtype)
+    above, below = w.new_empty(w.shape), w.new_empty(w.shape)
     _passes(w.dtype)[2](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
     return below, above
 

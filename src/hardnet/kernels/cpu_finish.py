@@ -29,8 +29,8 @@ def forward(
     raw: Tensor, A: Tensor, F: Tensor, swaps: Tensor | None, lower: Tensor | None, upper: Tensor | None
 ) -> Finished:
     """``y = raw + A⁺ s``, corrected at y."""
-    y, shape = torch.empty(raw.shape, dtype=raw.dtype), A.shape[:2]
-    violation, q = torch.empty(shape, dtype=raw.dtype), torch.empty(shape, dtype=raw.dtype)
+    y, shape = raw.new_empty(raw.shape), A.shape[:2]
+    violation, q = raw.new_empty(shape), raw.new_empty(shape)
     inputs = [raw, A, F, A if swaps is None else swaps]
     bounds = (lower, upper)
     lost = launch(_kernels(raw.dtype)[0], [y, violation, q], inputs, bounds, A.shape, int(swaps is not None))
@@ -41,9 +41,9 @@ def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, F: Tensor, swaps: Tensor | None, done: Finished, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A (if wanted), lower and upper ``(B, m)`` from that of y ``(B, n)``."""
-    grad_raw, shape = torch.empty(raw.shape, dtype=raw.dtype), A.shape[:2]
-    grad_lower, grad_upper = torch.empty(shape, dtype=raw.dtype), torch.empty(shape, dtype=raw.dtype)
-    grad_A = torch.empty(A.shape, dtype=raw.dtype) if wants_matrix else None
+    grad_raw, shape = raw.new_empty(raw.shape), A.shape[:2]
+    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
+    grad_A = raw.new_empty(A.shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
     inputs = [gradient, raw, done.y, done.violation, done.q, A, F, A if swaps is None else swaps]
     counts = (len(A) if wants_matrix else 0, int(swaps is not None))

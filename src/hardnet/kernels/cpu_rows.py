@@ -170,17 +170,11 @@ def pull_back(work: Work, gradient: Tile, w: Tile, across: Tile) -> None:
 
 @compiled
 def push(work: Work, q: Tile, step: Tile) -> None:
-    """``step = A⁺ s`` and ``q = (A A')⁻¹ s``, both corrected once by the residual ``s - A step``."""
+    """``step = A⁺ s`` and ``q = (A A')⁻¹ s``."""
     copy(work.signed, q)
     substitute(work.L, work.inverse, q)
     fill(step, 0.0)
     add(q, work.R, step)
-    rest(work.rows, step, work.signed, work.target)
-    substitute(work.L, work.inverse, work.target)
-    add(work.target, work.R, step)
-    for i in range(q.shape[0]):
-        for lane in range(q.shape[1]):
-            q[i, lane] += work.target[i, lane]
     substitute_transposed(work.L, q)
 
 

@@ -1,13 +1,15 @@
 """Tiles of samples for the kernels on a CPU: the sample, the lane, is the last, contiguous index of every array.
 
-So every inner loop is a run of vector instructions, and a tile never leaves the cache. numba's disk cache watches the
-files of the entry points alone (`cpu_rows`, `cpu_shared`): touch these after a change here.
+So every inner loop is a run of vector instructions, and a tile never leaves the cache.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,11 +30,22 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresse
     """A compiled function of so many addresses of numbers of this dtype and so many counts, to be called from Python.
 
     By address a call costs little and holds no lock. numba keeps the code on disk, beside the package or in the user's
-    cache, and the next process reads it back.
+    cache, and the next process reads it back; where there is no place to write, each process compiles anew.
     """
     signature = types.int64(*[types.CPointer(REALS[dtype])] * addresses, *[types.int64] * counts)
-    entry: Any = cfunc(signature, cache=True, error_model="numpy")(function).address
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry)
+    function.__qualname__ = f"{function.__name__}_{_digest()}"
+    try:
+        entry: Any = cfunc(signature, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # numba found no place for a cache
+        entry = cfunc(signature, error_model="numpy")(function)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry.address)
+
+
+@cache
+def _digest() -> str:
+    """Stands for the sources of all kernels: numba's cache knows code by its name and the file of its entry alone."""
+    sources = sorted(Path(__file__).parent.glob("cpu*.py"))
+    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 @compiled
