@@ -41,8 +41,8 @@ def cells(table):
 def contender(who, **more):
     """A row of the table on a GPU, 10 samples of 2x4."""
     row = {"B": 10, "n": 4, "m": 2, "shared_A": False, "who": who, "forward_ms": 3.0, "both_ms": 4.0, "timed_share": 1}
-    figures = {"forward_multiple": 2.0, "both_multiple": 3.0, "violation": 1e-6, "gradient_error": 1e-7}
-    return row | figures | more
+    row |= {"forward_floor_ms": 0.01, "both_floor_ms": 0.02, "violation": 1e-6, "gradient_error": 1e-7}
+    return row | {"forward_multiple": 2.0, "both_multiple": 3.0} | more
 
 
 def test_contenders_show_scaled_times_failures_and_what_the_device_alone_takes():
@@ -73,6 +73,11 @@ def test_a_kept_factor_stands_beside_the_two_products():
     products = contender(speed.FLOOR, shared_A=True, forward_device_ms=0.01, both_device_ms=0.04)
     lines = cells(speed.shared({"rows": [kept, products, contender("hardnet", shared_A=True)]}))
     assert lines == [["10, 2x4", "30", "2", "3", "60", "3", "1.5"]]
+
+
+def test_a_launch_is_no_multiple_of_the_memory_floor():
+    row = contender("hardnet", forward_device_ms=0.006, both_device_ms=0.006, forward_floor_ms=1e-6, both_floor_ms=1e-6)
+    assert cells(speed.replayed({"rows": [row]})) == [["10, 2x4", "6", "-", "6", "-"]]
 
 
 def test_conditioning_shows_flagged_samples():

@@ -16,6 +16,8 @@ FLOOR = "two products"
 """What a shared A costs at least: both matrix products, without looking at a bound."""
 KEPT = "hardnet, factor kept"
 PASSES = ("forward", "both")
+LAUNCH = 1e-4
+"""Milliseconds of a floor that no launch comes near."""
 
 
 def roofline(content: Content, dtype: str = "float32") -> str:
@@ -35,9 +37,9 @@ def roofline(content: Content, dtype: str = "float32") -> str:
     return table_text(headers, rows)
 
 
-def _beside(multiple: float, target: float | None) -> str:
+def _beside(multiple: float | None, target: float | None) -> str:
     """A multiple and the most it should be."""
-    return f"{multiple:.3g}" + ("" if target is None else f" ({target:.3g})")
+    return ("-" if multiple is None else f"{multiple:.3g}") + ("" if target is None else f" ({target:.3g})")
 
 
 def roofline_double(content: Content) -> str:
@@ -52,8 +54,14 @@ def replayed(content: Content) -> str:
         if row["who"] == "hardnet" and not row["shared_A"] and "forward_device_ms" in row:
             targets = TARGETS.get((row["B"], row["n"], row["m"])) or (None, None)
             alone = {f"{key}_ms": row[f"{key}_device_ms"] for key in PASSES}
+            alone |= {f"{key}_multiple": _multiple(row, key) for key in PASSES}
             rows.append(row | alone | {"dtype": "float32", "forward_target": targets[0], "both_target": targets[1]})
     return roofline({"rows": rows})
+
+
+def _multiple(row: Content, key: str) -> float | None:
+    """The multiple of the memory floor, unless the batch is so small that it measures a launch."""
+    return row[f"{key}_multiple"] if row[f"{key}_floor_ms"] > LAUNCH else None
 
 
 def shared(content: Content) -> str:
@@ -71,7 +79,7 @@ def _shared_row(row: Content, products: Content) -> list[object]:
     cells: list[object] = [f"{row['B']}, {row['m']}x{row['n']}"]
     for key in PASSES:
         alone = row[f"{key}_device_ms"]
-        cells += [1e3 * alone, row[f"{key}_multiple"], alone / products[f"{key}_device_ms"]]
+        cells += [1e3 * alone, _multiple(row, key), alone / products[f"{key}_device_ms"]]
     return cells
 
 
@@ -170,7 +178,7 @@ DEVICE_RECORDS: tuple[Record, ...] = (
     ("roofline_h200.json", "The kernels alone, float64, A per sample, one revision earlier", roofline_double),
     ("affine_h200.json", "Every contender, eager calls, float32", contenders),
     ("affine_h200.json", "Largest violation relative to the scale of its row, 500 samples", conditioning),
-    ("scale_h200.json", "Exponents of the device's own time, float32", growth),
+    ("scale_h200.json", "Exponents of the device's own time, float32, one revision earlier", growth),
 )
 """What the page of the kernels shows."""
 
