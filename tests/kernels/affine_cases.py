@@ -94,13 +94,18 @@ def compare_promises(shapes, device, samples):
 
 
 def compare_shared(shapes, dtypes, device, samples):
-    """An A that all samples share gives the bits of the same A for each of them, and no gradient of itself."""
+    """An A that all samples share gives the bits of the same A for each of them, and the sum of its gradients."""
     for (m, n), dtype in itertools.product(shapes, dtypes):
         raw, A, lower, upper, gradient = problem(5, samples, m, n, dtype, device)
         y, saved = affine.forward(raw, A[0], lower, upper)
         one = affine.backward(gradient, raw, A[0], saved, False)
         each = A[:1].expand_as(A)
         same = affine.backward(gradient, raw, each, saved, False)
+        good = ~y.isnan().any(-1)
+        asked = [part[good] for part in (gradient, raw, each)], tuple(bound[good] for bound in saved)
+        _, total, *_ = affine.backward(*asked[0][:2], A[0], asked[1], True)
+        expected = affine.backward(*asked[0], asked[1], True)[1].sum(0)
+        torch.testing.assert_close(total, expected, rtol=0, atol=TOLERANCE[dtype] * expected.abs().max().item())
         assert y.isnan().equal(affine.forward(raw, each, lower, upper)[0].isnan())
         assert y.nan_to_num(7.0).equal(affine.forward(raw, each, lower, upper)[0].nan_to_num(7.0))
         assert one[1] is None

@@ -58,6 +58,11 @@ def test_shared_rows_give_the_bits_of_rows_per_sample():
     interpret("compare_shared([(1, 3), (2, 2), (5, 10)], (torch.float64, torch.float32), 'cpu', 10)")
 
 
+def test_the_gradient_of_shared_rows_is_summed_in_parts():
+    small = "from hardnet.kernels import affine_launch; affine_launch.LARGEST_PART = 70; "
+    interpret(small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
+
+
 def test_compiled_code_meets_operators():
     interpret("compare_compiled('cpu')")
 

@@ -62,16 +62,15 @@ def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Ten
     return moved(y, path.correct(rest, A, saved)), saved
 
 
-def choose(A: Tensor, factor: Tensor | None, wants_matrix: bool = True) -> Path:
+def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype, device and mode alone, so that forward and backward agree.
 
-    On a GPU: the fused kernel, where it takes the shape; it has no gradient of a shared A, if that is wanted. A factor
-    or a shared A: its pseudo-inverse. One row, or two in the plane: their formulas. Few rows where no value may be
-    looked at: unrolled Gram-Schmidt. Square: LU. Few rows: sweeps over small Gram matrices. Else: Cholesky of the
-    Gram matrix.
+    On a GPU: the fused kernel, where it takes the shape. A factor or a shared A: its pseudo-inverse. One row, or two
+    in the plane: their formulas. Few rows where no value may be looked at: unrolled Gram-Schmidt. Square: LU. Few
+    rows: sweeps over small Gram matrices. Else: Cholesky of the Gram matrix.
     """
     fused_by_compiler = torch.compiler.is_compiling() and A.shape[-2] <= MOST_FUSED_ROWS
-    if gpu.available(A) and not fused_by_compiler and (A.dim() == 3 or not wants_matrix):
+    if gpu.available(A) and not fused_by_compiler:
         return Path(gpu.forward, gpu.backward, None)  # float64 inside
     if factor is not None or A.dim() == 2:
         return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)

@@ -30,7 +30,7 @@ def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
         return MappedAffine.apply(raw, A, lower, upper, factor)
     if torch.is_grad_enabled():
         return EnforceAffine.apply(raw, A, lower, upper, factor)
-    return enforce(choose(A, factor, wants_matrix=False), raw, A, lower, upper)[0]
+    return enforce(choose(A, factor), raw, A, lower, upper)[0]
 
 
 class EnforceAffine(torch.autograd.Function):
@@ -39,7 +39,7 @@ class EnforceAffine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Any) -> Tensor:
         """Y ``(B, n)``; keeps what the path saved."""
-        y, saved = enforce(choose(A, factor, ctx.needs_input_grad[1]), raw, A, lower, upper)
+        y, saved = enforce(choose(A, factor), raw, A, lower, upper)
         ctx.save_for_backward(raw, A, lower, upper, factor, *saved)
         return y
 
@@ -51,9 +51,7 @@ class EnforceAffine(torch.autograd.Function):
         if torch.is_grad_enabled() or transformed():
             grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
         else:
-            wants_matrix = ctx.needs_input_grad[1]
-            path = choose(A, factor, wants_matrix)
-            grads = path.backward(gradients[0], raw, A, tuple(saved), wants_matrix)
+            grads = choose(A, factor).backward(gradients[0], raw, A, tuple(saved), ctx.needs_input_grad[1])
         return *fit(grads, lower, upper), None
 
 

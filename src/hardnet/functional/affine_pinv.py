@@ -47,28 +47,27 @@ def forward(
     excess = product.sub_(clamp_valid(product, lower, upper))
     y = minus_times_transposed(raw, P, excess)
     chosen = inexact(raw, A, y)
-    if chosen is not None:
+    if chosen is not False:
         product = times(A, y)
         rest = product.sub_(product.clamp(lower, upper))
-        y = minus_times_transposed(y, P, torch.where(chosen, rest, 0))
+        y = minus_times_transposed(y, P, rest if chosen is True else torch.where(chosen, rest, 0))
     return y, (excess, y) if factor is not None else (excess, y, P)
 
 
-def inexact(raw: Tensor, A: Tensor, y: Tensor) -> Tensor | None:
-    """Which samples need the closed form again, at y: ``(B, 1)`` or, for all of them, ``(1, 1)``; None for none.
+def inexact(raw: Tensor, A: Tensor, y: Tensor) -> Tensor | bool:
+    """Which samples need the closed form again, at y: ``(B, 1)``, or all of them, or none.
 
     The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
     Where every row feels every output, that matters only for outputs that shrank.
     """
-    every = torch.ones(1, 1, dtype=torch.bool, device=A.device)
     if not may_look(A) or A.dim() == 3:
-        return every
+        return True
     least, most = A.abs().aminmax()
     if not (least > SMALL_ENTRY * most).item():
-        return every
+        return True
     length, before = (torch.linalg.vector_norm(point, dim=-1, keepdim=True) for point in (y, raw))
     shrunk = length < SHRUNK * before
-    return shrunk if shrunk.any().item() else None
+    return shrunk if shrunk.any().item() else False
 
 
 def backward(

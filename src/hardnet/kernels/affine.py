@@ -24,10 +24,7 @@ Saved = tuple[Tensor | None, Tensor | None]
 
 
 def available(A: Tensor) -> bool:
-    """Whether the kernels take this A, per sample or (a few rows) shared, from its shape, dtype and device alone.
-
-    A shared A has no gradient from the kernels.
-    """
+    """Whether the kernels take this A, per sample or (a few rows) shared, from its shape, dtype and device alone."""
     if A.device.type != "cuda" or A.dim() not in (2, 3) or not HAS_TRITON or not A.is_floating_point():
         return False
     wide = A.dtype in (torch.float64, torch.float32)

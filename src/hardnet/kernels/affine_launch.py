@@ -29,6 +29,8 @@ REFINEMENTS = 2
 """Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each contracts by cond(A)^2 eps."""
 FREE_REGISTERS = 128
 """Registers of a thread that let the forward of up to 32 rows hide its latencies behind other samples."""
+LARGEST_PART = 1 << 26
+"""Numbers that the samples may ask of a shared A at a time."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
@@ -96,15 +98,42 @@ def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor |
 def launch_backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> Gradients:
-    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted, or A shared."""
+    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted.
+
+    That of a shared A is the sum of those that its samples ask for, in parts of the batch that fit into memory.
+    """
     gradient, raw, A = gradient.contiguous(), raw.contiguous(), A.contiguous()
-    how = plan(A.shape[-2], A.shape[-1], raw.dtype, True, A.dim() == 3)
     shape = (raw.shape[0], A.shape[-2])
     grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape), raw.new_empty(shape)
-    grad_A = torch.empty_like(A) if wants_matrix else None
-    outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
-    _launch(how.kernels.backward, how, (*outputs, gradient, raw, A), lower, upper, MATRIX=wants_matrix)
-    return grad_raw, grad_A, grad_lower, grad_upper
+    outputs = (grad_raw, grad_lower, grad_upper)
+    if A.dim() == 3 or not wants_matrix:
+        grad_A = torch.empty_like(A) if wants_matrix else None
+        _launch_backward(outputs, grad_A, gradient, raw, A, lower, upper)
+        return grad_raw, grad_A, grad_lower, grad_upper
+    total, part = torch.zeros_like(A), max(1, LARGEST_PART // A.numel())
+    for start in range(0, raw.shape[0], part):
+        here = slice(start, start + part)
+        asked = A.new_empty(raw[here].shape[0], *A.shape)
+        low, high = (side if side is None or side.dim() == 1 else side[here] for side in (lower, upper))
+        _launch_backward(tuple(side[here] for side in outputs), asked, gradient[here], raw[here], A, low, high)
+        total += asked.sum(0)
+    return grad_raw, total, grad_lower, grad_upper
+
+
+def _launch_backward(
+    outputs: tuple[Tensor, ...],
+    grad_A: Tensor | None,
+    gradient: Tensor,
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+) -> None:
+    """Write the gradients of raw, lower and upper, and that of A of each sample if there is a place for it."""
+    how = plan(A.shape[-2], A.shape[-1], raw.dtype, True, A.dim() == 3)
+    grad_raw, grad_lower, grad_upper = outputs
+    written = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
+    _launch(how.kernels.backward, how, (*written, gradient, raw, A), lower, upper, MATRIX=grad_A is not None)
 
 
 def _launch(

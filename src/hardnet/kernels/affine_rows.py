@@ -143,8 +143,8 @@ def backward(
     mask = samples < batch
     inside = mask[:, None] & (columns < n)
     vectors = samples[:, None] * n + columns
-    matrices = samples[:, None] * (m * n * EACH)
-    rows = _load_rows(A, matrices, columns, inside, m, n, COMPUTE)
+    matrices = samples[:, None] * (m * n)
+    rows = _load_rows(A, matrices * EACH, columns, inside, m, n, COMPUTE)
     f = load_as(raw + vectors, inside, COMPUTE)
     g = load_as(grad_y + vectors, inside, COMPUTE)
     products = _dots(rows, f, m)
