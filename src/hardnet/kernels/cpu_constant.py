@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray
+from numba import carray, njit
 
 from hardnet.kernels.cpu_tiles import (
     Tile,
@@ -166,7 +166,7 @@ def backward(
     return lost
 
 
-@compiled
+@njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)  # sums in the order of the vector unit
 def add_outer(
     q: Tile, across: Tile, w: Tile, step: Tile, above: Tile, below: Tile, point: Tile, full: int, out: Tile
 ) -> None:
