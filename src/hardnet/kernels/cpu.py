@@ -77,7 +77,8 @@ def few_rows(A: Tensor) -> bool:
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, int]:
     """``y = raw + A⁺ s`` for few rows per sample, and how many samples have no answer and are NaN."""
-    y = raw.new_empty(raw.shape)
+    raw = dense(raw, raw)
+    y = torch.empty_like(raw)
     return y, launch(_rows(raw.dtype)[0], [y], [raw, A], (lower, upper), A.shape)
 
 
@@ -136,7 +137,7 @@ def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
 
 def count(bound: Tensor | None) -> int:
     """How many samples a bound has numbers for: none, one for all, or every one."""
-    return 0 if bound is None else 1 if bound.dim() == 1 else len(bound)
+    return 0 if bound is None else 1 if bound.dim() == 1 else bound.shape[0]
 
 
 def _share(work: Callable[[int, int], int], samples: int, threads: int) -> int:

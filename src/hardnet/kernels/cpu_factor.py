@@ -32,10 +32,12 @@ def factorise(A: Tensor) -> Tensor:
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, int]:
     """``y = raw + P' s`` for a small A, and how many samples have no answer and are NaN."""
-    y = raw.new_empty(raw.shape)
-    parts = [y, *[dense(part, raw) for part in (raw, A, P, lower, upper)]]
-    counts = len(raw), *A.shape, count(lower), count(upper)
-    return y, _kernels(raw.dtype)[0](*[part.data_ptr() for part in parts], *counts)
+    raw, A, P = dense(raw, raw), dense(A, raw), dense(P, raw)
+    low, high, y = dense(lower, raw), dense(upper, raw), torch.empty_like(raw)
+    return y, _kernels(raw.dtype)[0](
+        y.data_ptr(), raw.data_ptr(), A.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
+        *raw.shape[:1], *A.shape, count(lower), count(upper),
+    )  # fmt: skip
 
 
 def backward(
