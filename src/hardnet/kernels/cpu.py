@@ -6,6 +6,7 @@ transforms, fakes or broadcasts tensors takes the formulas in torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
@@ -17,7 +18,8 @@ from torch.autograd import forward_ad
 
 MOST_ROWS, MOST_NUMBERS = 8, 256
 """The most rows, and the most numbers of A per sample, for which this beats the library's factorisations."""
-HAS_NUMBA = find_spec("numba") is not None
+HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
+"""Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
 PLAIN = (Tensor, torch.nn.Parameter)
 REALS = (torch.float64, torch.float32)
 TILE = 512
