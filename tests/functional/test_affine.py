@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.errors import RankError
 from hardnet.functional import enforce_affine, factorize
@@ -234,3 +235,20 @@ def test_autocast_changes_no_bit_of_values_and_gradients(n, m, shared):
         inside = torch.autograd.grad(y.square().sum(), leaves)
     assert y.equal(expected)
     assert all(mine.equal(ours) for mine, ours in zip(inside, slopes, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("n", "m", "samples"), [(2, 2, 20000), (8, 8, 2000), (10, 5, 2000), (16, 16, 500), (50, 50, 200)]
+)
+@pytest.mark.parametrize("size", [1e3, 1e6])
+def test_raw_outputs_far_outside_are_certified(n, m, samples, dtype, size):
+    source = torch.Generator().manual_seed(m)
+    draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
+    A, centre = draw(samples, m, n), draw(samples, n)
+    middle, width = multiply(A, centre), draw(samples, m).abs() * (draw(samples, m) > -0.5)
+    numbers = (size * draw(samples, n), A, middle - width, middle + width)
+    raw, A, lower, upper = (number.to(dtype) for number in numbers)
+    upper = torch.maximum(lower, upper)
+    certificate = hn.check(hn.Affine(A, lower, upper), enforce_affine(raw, A, lower, upper))
+    assert certificate.ok, str(certificate)

@@ -11,6 +11,14 @@ def may_look(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
+def corrections(A: Tensor) -> int:
+    """How often y is corrected with what is left of s: for a square A in float32 once is not enough from far outside.
+
+    A Gram matrix of badly conditioned rows would not bear more: its corrections may grow.
+    """
+    return 3 if A.dtype == torch.float32 and A.shape[-2] == A.shape[-1] else 1
+
+
 def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``s = relu(lower - p) - relu(p - upper) = clamp(p, lower, upper) - p``, NaN for samples with invalid bounds.
 

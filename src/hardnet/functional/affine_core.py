@@ -34,7 +34,7 @@ from hardnet.functional import (
     affine_single,
     affine_square,
 )
-from hardnet.functional.affine_bounds import may_look, moved, times, to_bounds
+from hardnet.functional.affine_bounds import corrections, may_look, moved, times, to_bounds
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
@@ -58,8 +58,9 @@ def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Ten
     y, saved = path.forward(raw, A, lower, upper)
     if path.correct is None:
         return y, saved
-    rest = to_bounds(times(A, y), lower, upper)
-    return moved(y, path.correct(rest, A, saved)), saved
+    for _ in range(corrections(A)):
+        y = moved(y, path.correct(to_bounds(times(A, y), lower, upper), A, saved))
+    return y, saved
 
 
 def choose(A: Tensor, factor: Tensor | None) -> Path:

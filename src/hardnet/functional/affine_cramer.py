@@ -9,7 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import clamp_lanes, combine, dot, may_look, nan_where_negative, split_by_side
+from hardnet.functional.affine_bounds import (
+    clamp_lanes,
+    combine,
+    corrections,
+    dot,
+    may_look,
+    nan_where_negative,
+    split_by_side,
+)
 
 Saved = tuple[Tensor, ...]
 
@@ -22,7 +30,8 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
     excess = torch.sub(product, target).add_(product, alpha=0)  # NaN where raw is infinite
     inverse = invert(rows)
     y = point - dot(inverse, excess)  # a zero step is +0.0 and keeps every bit of raw
-    y.sub_(dot(inverse, dot(rows, y).sub_(target)))
+    for _ in range(corrections(A)):
+        y.sub_(dot(inverse, dot(rows, y).sub_(target)))
     return y.t(), (rows, point, inverse, excess, y)
 
 
