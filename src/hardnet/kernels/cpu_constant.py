@@ -155,6 +155,8 @@ def backward(
         store(above, work.good, first, grad_upper)
         if grad_A.shape[0] > 0:
             subtract_transposed(A, w, across)
+            if m == n:  # nothing lies across the rows of a square A but rounding, which q would enlarge
+                fill(across, 0.0)
             fill(step, 0.0)
             subtract_transposed(P, work.excess, step)
             times(P, step, q)

@@ -165,6 +165,8 @@ def pull_back(work: Work, gradient: Tile, w: Tile, across: Tile) -> None:
             w[i, lane] *= work.inverse[i, lane]
     copy(gradient, across)
     subtract(w, work.R, across)
+    if w.shape[0] == across.shape[0]:  # nothing lies across the rows of a square A but rounding, which q would enlarge
+        fill(across, 0.0)
     substitute_transposed(work.L, w)
 
 
