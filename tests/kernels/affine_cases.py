@@ -1,6 +1,7 @@
 """Inputs for the kernels of the closed form, random and degenerate, and what must hold for them on any device."""
 
 import itertools
+from functools import partial
 
 import torch
 
@@ -66,7 +67,7 @@ def reference_backward(raw, A, lower, upper, gradient):
 def compare(shapes, dtypes, device, samples, seeds=(0,), kinds=BOUNDS):
     """Kernel and reference agree on all shapes, dtypes and kinds of bounds."""
     for (m, n), dtype, bounds in itertools.product(shapes, dtypes, kinds):
-        make = lambda seed: problem(seed, samples, m, n, dtype, device, bounds)  # noqa: B023
+        make = partial(problem, samples=samples, m=m, n=n, dtype=dtype, device=device, bounds=bounds)
         options = {"tolerance": TOLERANCE[dtype], "seeds": seeds}
         check_kernel(run_forward, reference_forward, make, **options)
         check_kernel(run_backward, reference_backward, make, **options)
@@ -137,7 +138,7 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
     """Raw outputs up to a million times farther than their set is wide satisfy the certificate, sample by sample."""
     for (m, n), dtype, size in itertools.product(shapes, dtypes, (3.0, 1e3, 1e6)):
         source = torch.Generator().manual_seed(m)
-        normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)  # noqa: B023
+        normal = partial(torch.randn, generator=source, dtype=torch.float64)
         A, centre = normal(samples, m, n), normal(samples, n)
         middle, width = torch.einsum("bmn,bn->bm", A, centre), normal(samples, m).abs() * (normal(samples, m) > -0.5)
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
@@ -150,7 +151,7 @@ def compare_conditioning(shapes, device):
     """Violations stay at rounding of the output while cond(A) grows to 1e4 (float32) and 1e6 (float64)."""
     for (m, n), (dtype, decades) in itertools.product(shapes, ((torch.float32, 4), (torch.float64, 6))):
         source = torch.Generator().manual_seed(m)
-        normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)  # noqa: B023
+        normal = partial(torch.randn, generator=source, dtype=torch.float64)
         U, V = torch.linalg.qr(normal(m, m))[0], torch.linalg.qr(normal(n, m))[0]
         A = (U * torch.logspace(0, -decades, m, dtype=torch.float64) @ V.mT)[None].to(dtype).to(device)
         raw, bound = normal(1, n).to(dtype).to(device), torch.full((m,), 0.01, dtype=dtype, device=device)

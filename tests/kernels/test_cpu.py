@@ -1,6 +1,7 @@
 """The code compiled for a CPU: against the reference, sample by sample, thread by thread, and on hard numbers."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,7 +49,8 @@ def one_pass(m, n, shared):
 def compare(m, n, dtype, shared, sizes, kinds, spoiled):
     exact = dtype == torch.float32 and not shared and one_pass(m, n, shared)
     for samples, bounds in itertools.product(sizes, kinds):
-        make = lambda seed: numbers_of(seed, samples, m, n, dtype, bounds, shared, spoiled)  # noqa: B023
+        options = {"m": m, "n": n, "dtype": dtype, "bounds": bounds, "shared": shared, "spoiled": spoiled}
+        make = partial(numbers_of, samples=samples, **options)
         check_kernel(outputs, reference, make, tolerance=1e-6 if exact else TOLERANCE[dtype], seeds=(samples,))
 
 
