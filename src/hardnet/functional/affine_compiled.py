@@ -6,6 +6,7 @@ every other path.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,13 +82,8 @@ class RowsAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper = ctx.saved_tensors
-        if torch.is_grad_enabled() or transformed():
-            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, None)
-        elif cpu.plain(gradients[0]):
-            grads = cpu.backward(gradients[0], raw, A, lower, upper, ctx.needs_input_grad[1])
-        else:
-            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
-        return fit(grads, lower, upper)
+        compiled = lambda gradient: cpu.backward(gradient, raw, A, lower, upper, ctx.needs_input_grad[1])
+        return pull_back(gradients[0], (raw, A, lower, upper), None, compiled)
 
 
 class ManyAffine(torch.autograd.Function):
@@ -105,14 +101,9 @@ class ManyAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, F, swaps, doubtful, y, violation, q, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled() or transformed():
-            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, None)
-        elif cpu.plain(gradients[0]):
-            factor, done = Factor(F, swaps, doubtful), Finished(y, violation, q, 0)
-            grads = affine_many.backward(gradients[0], raw, A, factor, done, tuple(saved), ctx.needs_input_grad[1])
-        else:
-            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
-        return fit(grads, lower, upper)
+        factor, done, wants_matrix = Factor(F, swaps, doubtful), Finished(y, violation, q, 0), ctx.needs_input_grad[1]
+        compiled = lambda gradient: affine_many.backward(gradient, raw, A, factor, done, tuple(saved), wants_matrix)
+        return pull_back(gradients[0], (raw, A, lower, upper), None, compiled)
 
 
 class SharedAffine(torch.autograd.Function):
@@ -133,17 +124,25 @@ class SharedAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, P, excess, y = ctx.saved_tensors
-        if torch.is_grad_enabled() or transformed():
-            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
-        elif cpu.plain(gradients[0]):
-            wants_matrix = ctx.needs_input_grad[1]
-            if excess is None:
-                grads = cpu_factor.backward(gradients[0], raw, A, lower, upper, P, wants_matrix)
-            else:
-                grads = shared_backward(gradients[0], raw, A, P, excess, y, wants_matrix)
+        wants_matrix = ctx.needs_input_grad[1]
+        if excess is None:
+            compiled = lambda gradient: cpu_factor.backward(gradient, raw, A, lower, upper, P, wants_matrix)
         else:
-            grads = affine_plain.gradients(gradients[0], raw, A, lower, upper)
-        return *fit(grads, lower, upper), None
+            compiled = lambda gradient: shared_backward(gradient, raw, A, P, excess, y, wants_matrix)
+        return *pull_back(gradients[0], (raw, A, lower, upper), factor, compiled), None
+
+
+def pull_back(
+    gradient: Tensor, inputs: Sequence[Any], factor: Tensor | None, compiled: Callable[[Tensor], Any]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of raw, A, lower and upper: compiled, unless they are themselves differentiated or mapped."""
+    if torch.is_grad_enabled() or transformed():
+        grads = AffineGradients.apply(gradient, *inputs, factor)
+    elif cpu.plain(gradient):
+        grads = compiled(gradient)
+    else:
+        grads = affine_plain.gradients(gradient, *inputs)
+    return fit(grads, inputs[2], inputs[3])
 
 
 def shared_backward(

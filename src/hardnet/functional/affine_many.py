@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional import affine_gram
-from hardnet.functional.affine_bounds import moved, times, to_bounds
+from hardnet.functional.affine_core import Path, enforce
 from hardnet.kernels import cpu_finish
 from hardnet.kernels.cpu_finish import Finished
 
@@ -46,9 +46,8 @@ def forward(
         return done, factor, ()
     chosen = factor.doubtful
     lower, upper = (side if side is None or side.dim() == 1 else side[chosen] for side in (lower, upper))
-    y, saved = affine_gram.forward(raw[chosen], A[chosen], lower, upper)
-    rest = to_bounds(times(A[chosen], y), lower, upper)
-    done.y[chosen] = moved(y, affine_gram.correct(rest, A[chosen], saved))
+    path = Path(affine_gram.forward, affine_gram.backward, affine_gram.correct)
+    done.y[chosen], saved = enforce(path, raw[chosen], A[chosen], lower, upper)
     return done._replace(lost=int(done.y.isnan().any(-1).sum())), factor, saved
 
 
