@@ -18,12 +18,9 @@ from hardnet.functional.affine_bounds import (
     times,
 )
 from hardnet.functional.affine_bounds import times_transposed as times_t
+from hardnet.kernels.cpu_factor import SHRUNK, SMALL_ENTRY
 
 Saved = tuple[Tensor, ...]
-SHRUNK = 1 / 8
-"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
-SMALL_ENTRY = 1e-6
-"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
 
 
 def pseudo_inverse(A: Tensor) -> Tensor:

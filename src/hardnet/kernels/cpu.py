@@ -111,6 +111,7 @@ def launch(
     bounds: tuple[Tensor | None, ...],
     shape: torch.Size,
     *counts: int,
+    tile: int = TILE,
 ) -> int:
     """All samples, shared out among threads where there is work for them; how many have no answer.
 
@@ -121,13 +122,14 @@ def launch(
         bounds: ``(B, m)`` or ``(m,)`` or None each.
         shape: That of A, ``(B, m, n)``.
         *counts: What the kernel counts besides.
+        tile: Of how many samples the parts must be whole multiples.
     """
     parts = [*outputs, *[dense(part, outputs[0]) for part in (*inputs, *bounds)]]  # copies live until the end
     addresses = [part.data_ptr() for part in parts]
     samples, m, n = shape
     work = partial(kernel, *addresses, *counts, samples, m, n, *[count(bound) for bound in bounds])
     threads = min(torch.get_num_threads(), samples * m * n // NUMBERS_OF_A_THREAD)
-    return work(0, samples) if threads < 2 else _share(work, samples, threads)
+    return work(0, samples) if threads < 2 else _share(work, samples, threads, tile)
 
 
 def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
@@ -142,9 +144,9 @@ def count(bound: Tensor | None) -> int:
     return 0 if bound is None else 1 if bound.dim() == 1 else bound.shape[0]
 
 
-def _share(work: Callable[[int, int], int], samples: int, threads: int) -> int:
+def _share(work: Callable[[int, int], int], samples: int, threads: int, tile: int) -> int:
     """The samples in equal parts of whole tiles to so many threads; the sum of what these return."""
-    part, results = -(-samples // threads // TILE) * TILE, []
+    part, results = -(-samples // threads // tile) * tile, []
     report = lambda begin: results.append(work(begin, min(begin + part, samples)))
     team = [Thread(target=report, args=(begin,)) for begin in range(part, samples, part)]
     for member in team:

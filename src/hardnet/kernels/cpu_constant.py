@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray
 
 from hardnet.kernels.cpu_tiles import (
     Tile,
@@ -27,6 +27,7 @@ from hardnet.kernels.cpu_tiles import (
     load_bound,
     split,
     store,
+    summed,
 )
 
 
@@ -168,7 +169,7 @@ def backward(
     return lost
 
 
-@njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)  # sums in the order of the vector unit
+@summed
 def add_outer(
     q: Tile, across: Tile, w: Tile, step: Tile, above: Tile, below: Tile, point: Tile, full: int, out: Tile
 ) -> None:

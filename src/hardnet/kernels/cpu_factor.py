@@ -17,6 +17,11 @@ from hardnet.kernels.cpu import count, dense
 MOST_NUMBERS = 64
 """Numbers of A up to which one pass without the library's products is faster."""
 
+SHRUNK = 1 / 8
+"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+SMALL_ENTRY = 1e-6
+"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
+
 
 def small(A: Tensor) -> bool:
     """Whether the single pass is for this A ``(m, n)``."""

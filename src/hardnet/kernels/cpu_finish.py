@@ -33,7 +33,7 @@ def forward(
     violation, q = raw.new_empty(shape), raw.new_empty(shape)
     inputs = [raw, A, F, A if swaps is None else swaps]
     bounds = (lower, upper)
-    lost = launch(_kernels(raw.dtype)[0], [y, violation, q], inputs, bounds, A.shape, int(swaps is not None))
+    lost = launch(_kernels(raw.dtype)[0], [y, violation, q], inputs, bounds, A.shape, int(swaps is not None), tile=1)
     return Finished(y, violation, q, lost)
 
 
@@ -47,7 +47,7 @@ def backward(
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
     inputs = [gradient, raw, done.y, done.violation, done.q, A, F, A if swaps is None else swaps]
     counts = (len(A) if wants_matrix else 0, int(swaps is not None))
-    launch(_kernels(raw.dtype)[1], outputs, inputs, (), A.shape, *counts)
+    launch(_kernels(raw.dtype)[1], outputs, inputs, (), A.shape, *counts, tile=1)
     return grad_raw, grad_A, grad_lower, grad_upper
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray
 
-from hardnet.kernels.cpu_tiles import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu_tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
 
 
-@njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)  # summed as the vector unit likes
+@summed
 def dot(left: Tile, right: Tile) -> float:
     """``l'r`` of long vectors."""
     total = 0.0
@@ -100,9 +100,8 @@ def clamp(product: Tile, lower: Tile, upper: Tile, sample: int, target: Tile) ->
     """``clamp(p, lower, upper)`` of one sample, and whether its bounds are valid and its products finite."""
     valid = True
     for i in range(product.shape[0]):
-        low = lower[min(sample, lower.shape[0] - 1), i] if lower.shape[0] > 0 else -np.inf
-        high = upper[min(sample, upper.shape[0] - 1), i] if upper.shape[0] > 0 else np.inf
-        valid &= (low <= high) & (low < np.inf) & (high > -np.inf) & (abs(product[i]) < np.inf)
+        low, high = bound_of(lower, sample, i, -np.inf), bound_of(upper, sample, i, np.inf)
+        valid &= sound(product[i], low, high)
         target[i] = min(max(product[i], low), high)
     return valid
 

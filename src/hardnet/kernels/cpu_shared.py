@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray
 
-from hardnet.kernels.cpu_tiles import Tile, compile_addresses, compiled
-
-SHRUNK = 1 / 8
-"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
-SMALL_ENTRY = 1e-6
-"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
+from hardnet.kernels.cpu_factor import SHRUNK, SMALL_ENTRY
+from hardnet.kernels.cpu_tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
 
 
 @compiled
@@ -38,9 +34,8 @@ def excess(product: Tile, chosen: Tile, P: Tile, lower: Tile, upper: Tile) -> in
         bad, left_out = dependent, chosen.shape[0] > 0 and chosen[b] == 0.0
         for i in range(m):
             p = product[b, i]
-            low = lower[min(b, lower.shape[0] - 1), i] if lower.shape[0] > 0 else -np.inf
-            high = upper[min(b, upper.shape[0] - 1), i] if upper.shape[0] > 0 else np.inf
-            bad |= not ((low <= high) & (low < np.inf) & (high > -np.inf) & (abs(p) < np.inf))
+            low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
+            bad |= not sound(p, low, high)
             product[b, i] = p - min(max(p, low), high)
         if bad or left_out:
             lost += bad
@@ -85,7 +80,7 @@ def is_dense(A: Tile) -> bool:
     return least > SMALL_ENTRY * most
 
 
-@njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)  # a sum in any order will do
+@summed
 def shrank(y: Tile, raw: Tile) -> bool:
     """Whether one output ``(n,)`` is much shorter than it was."""
     length, before = 0.0, 0.0

@@ -24,6 +24,8 @@ WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
 """Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
 
 compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
+summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
+"""The same for sums in whatever order the vector unit likes."""
 
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresses: int, counts: int) -> Any:
@@ -164,13 +166,24 @@ def outer(q: Tile, across: Tile, w: Tile, step: Tile, below: Tile, above: Tile, 
 
 
 @compiled
+def sound(product: float, low: float, high: float) -> bool:
+    """Whether a row has valid bounds and a finite product."""
+    return (low <= high) & (low < np.inf) & (high > -np.inf) & (abs(product) < np.inf)
+
+
+@compiled
+def bound_of(bounds: Tile, sample: int, row: int, absent: float) -> float:
+    """One number of bounds ``(B, m)``, of ``(1, m)`` for all samples, or of ``(0, m)``, where there are none."""
+    return bounds[min(sample, bounds.shape[0] - 1), row] if bounds.shape[0] > 0 else absent
+
+
+@compiled
 def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> None:
     """``clamp(p, lower, upper)``; a sample with invalid bounds or an infinite product is not good."""
     for i in range(product.shape[0]):
         for lane in range(product.shape[-1]):
             p, lo, hi = product[i, lane], low[i, lane], high[i, lane]
-            valid = (lo <= hi) & (lo < np.inf) & (hi > -np.inf) & (abs(p) < np.inf)
-            good[lane] = good[lane] if valid else 0.0
+            good[lane] = good[lane] if sound(p, lo, hi) else 0.0
             target[i, lane] = min(max(p, lo), hi)
 
 
