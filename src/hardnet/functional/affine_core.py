@@ -27,6 +27,7 @@ from torch import Tensor
 import hardnet.kernels.affine as gpu
 from hardnet.functional import (
     affine_cramer,
+    affine_fused,
     affine_gram,
     affine_lanes,
     affine_pinv,
@@ -35,6 +36,7 @@ from hardnet.functional import (
     affine_square,
 )
 from hardnet.functional.affine_bounds import corrections, may_look, moved, times, to_bounds
+from hardnet.kernels import shared_launch
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8
@@ -66,15 +68,18 @@ def enforce(path: Path, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Ten
 def choose(A: Tensor, factor: Tensor | None) -> Path:
     """The path for this A, from its shape, dtype, device and mode alone, so that forward and backward agree.
 
-    On a GPU: the fused kernel, where it takes the shape. A factor or a shared A: its pseudo-inverse. One row, or two
-    in the plane: their formulas. Few rows where no value may be looked at: unrolled Gram-Schmidt. Square: LU. Few
-    rows: sweeps over small Gram matrices. Else: Cholesky of the Gram matrix.
+    On a GPU: the fused kernel, where it takes the shape; for a shared A of more rows the fused kernel that reads its
+    factor, in eager code. A factor or a shared A elsewhere: its pseudo-inverse. One row, or two in the plane: their
+    formulas. Few rows where no value may be looked at: unrolled Gram-Schmidt. Square: LU. Few rows: sweeps over small
+    Gram matrices. Else: Cholesky of the Gram matrix.
     """
     fused_by_compiler = torch.compiler.is_compiling() and A.shape[-2] <= MOST_FUSED_ROWS
     if gpu.available(A) and not fused_by_compiler:
         return Path(gpu.forward, gpu.backward, None)  # float64 inside
     if factor is not None or A.dim() == 2:
-        return Path(partial(affine_pinv.forward, factor=factor), partial(affine_pinv.backward, factor=factor), None)
+        fused = shared_launch.available(A) and not torch.compiler.is_compiling()
+        module = affine_fused if fused else affine_pinv
+        return Path(partial(module.forward, factor=factor), partial(module.backward, factor=factor), None)
     module = _module(A)
     return Path(module.forward, module.backward, getattr(module, "correct", None))
 

@@ -75,8 +75,13 @@ def backward(
     P = saved[2] if factor is None else factor
     w = times(P, gradient)
     active, above, below = split_by_side(excess, w)
-    grad_matrix = None
-    if wants_matrix:
-        across, step = gradient - times_t(A, w), y - raw
-        grad_matrix = outer_sum(A, (times(P, step), -w, -active), (across, step, raw))
+    grad_matrix = matrix_gradient(gradient, raw, A, P, y, w, active) if wants_matrix else None
     return gradient - times_t(A, active), grad_matrix, below, above
+
+
+def matrix_gradient(
+    gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, y: Tensor, w: Tensor, active: Tensor
+) -> Tensor:
+    """``g_A = P step (g - A' w)' - w step' - V w raw'`` with ``step = y - raw``, ``w = P g`` and ``active = V w``."""
+    across, step = gradient - times_t(A, w), y - raw
+    return outer_sum(A, (times(P, step), -w, -active), (across, step, raw))
