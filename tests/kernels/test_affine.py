@@ -37,6 +37,11 @@ def test_many_rows_agree_with_the_reference():
     interpret("compare([(9, 12)], (torch.float64,), 'cpu', 2, kinds=('shared',))")
 
 
+def test_a_block_without_rows_to_spare_agrees_with_the_reference():
+    """Fifteen rows leave a place for raw, but not for the gradient as well; sixteen leave none."""
+    interpret("compare([(15, 17), (16, 16)], (torch.float32,), 'cpu', 8, kinds=('both',))")
+
+
 def test_half_types_agree_with_the_reference():
     interpret("compare([(2, 2), (3, 6)], (torch.bfloat16, torch.float16), 'cpu', 2, kinds=('both',))")
 

@@ -13,21 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.blocks import (
-    SIZE,
-    combine,
-    combine_refined,
-    dots,
-    factorise,
-    gram_and_images,
-    load_blocks,
-    load_bound,
-    load_chunk,
-    row_scales,
-    solve,
-    solve_refined,
-)
+from hardnet.kernels.blocks import combine, combine_refined, dots, factorise, solve, solve_refined
 from hardnet.kernels.common import add, split_by_side, store_from
+from hardnet.kernels.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
 
 UNSTABLE = tl.constexpr(64 * 2.0**-52)
 """What a solve leaves of its right-hand side, over 1 / the least pivot: the blocks of D are inverted."""
@@ -97,7 +85,7 @@ def _move(
     return rest
 
 
-@triton.jit(noinline=True)
+@triton.jit
 def _enforce(
     y, source, A, lower, upper, base, tolerance,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
@@ -120,6 +108,20 @@ def _enforce(
     return good & _needs_more(far, near, largest, ROUNDING, REFINE)
 
 
+@triton.jit(noinline=True)
+def _enforce_at_y(
+    y, A, lower, upper, base, tolerance,
+    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """The same at y itself: a function that is not inlined costs the samples that do not need it no register."""
+    _enforce(
+        y, y, A, lower, upper, base, tolerance,
+        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
+    )  # fmt: skip
+
+
 @triton.jit
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
@@ -129,8 +131,7 @@ def forward(
 ):  # fmt: skip
     """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
 
-    The few samples that need it are taken from the start again, at y: a function that is not inlined costs the others
-    no register.
+    The few samples that need it are taken from the start again, at y.
     """
     base = tl.program_id(0).to(tl.int64)
     again = _enforce(
@@ -138,8 +139,8 @@ def forward(
         m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
     )  # fmt: skip
     if again:
-        _enforce(
-            y, y, A, lower, upper, base, tolerance,
+        _enforce_at_y(
+            y, A, lower, upper, base, tolerance,
             m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
         )  # fmt: skip
 

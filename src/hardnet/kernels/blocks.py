@@ -1,8 +1,7 @@
-"""Dense algebra of one sample in 16-row blocks: loads, ``A A'`` on the matrix units, its factor and solves.
+"""Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gram`: the factor of ``A A'`` and solves.
 
-Rows 16 i to 16 i + 15 are block i. The Gram matrix is a tuple of 16 x 16 tiles (lower triangle, packed by rows), summed
-over chunks of columns. It is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal
-blocks of D inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
+The Gram matrix is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal blocks of D
+inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
@@ -15,54 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add, load_as
-
-SIZE = tl.constexpr(16)
-PAIR = tl.constexpr(8)
-
-
-@triton.jit
-def load_blocks(
-    A, base, start,
-    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """Columns start to start + CHUNK of A as a tuple of 16-row tiles; zero beyond the matrix."""
-    columns = start + tl.arange(0, CHUNK)[None, :]
-    tiles = ()
-    for i in tl.static_range(BLOCKS):
-        rows = (tl.arange(0, SIZE) + i * SIZE)[:, None]
-        tiles = tiles + (load_as(A + base * m * n + rows * n + columns, (rows < m) & (columns < n), COMPUTE),)
-    return tiles
-
-
-@triton.jit
-def load_chunk(vector, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr):
-    """Entries start to start + CHUNK of a vector of length n."""
-    columns = start + tl.arange(0, CHUNK)
-    return load_as(vector + base * n + columns, columns < n, COMPUTE)
-
-
-@triton.jit
-def _load_pair(f, g, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr, BOTH: tl.constexpr):
-    """The two vectors as the first columns of a tile, so that the matrix units map them together with A."""
-    rows = (start + tl.arange(0, CHUNK))[:, None]
-    which = tl.arange(0, PAIR)[None, :]
-    pair = load_as(f + base * n + rows + 0 * which, (rows < n) & (which == 0), COMPUTE)
-    if BOTH:
-        pair += load_as(g + base * n + rows + 0 * which, (rows < n) & (which == 1), COMPUTE)
-    return pair
-
-
-@triton.jit
-def load_bound(bound, base, i: tl.constexpr, absent, ROWS: tl.constexpr, m: tl.constexpr, COMPUTE: tl.constexpr):
-    """Block i of a bound; absent 0, shared 1, per sample 2. Rows beyond m are free."""
-    rows = tl.arange(0, SIZE) + i * SIZE
-    if ROWS > 0:
-        value = load_as(bound + base * (m * (ROWS - 1)) + rows, rows < m, COMPUTE)
-        value = tl.where(rows < m, value, absent)
-    else:
-        value = tl.full((SIZE,), absent, COMPUTE)
-    return value
+from hardnet.kernels.common import add
+from hardnet.kernels.gram import SIZE, load_blocks
 
 
 @triton.jit
@@ -116,12 +69,6 @@ def _multiply(left, right):
 
 
 @triton.jit
-def _multiply_add(left, right, total):
-    """``total + left right`` in full precision."""
-    return tl.dot(left, right, total, input_precision="ieee", out_dtype=left.dtype)
-
-
-@triton.jit
 def dots(tiles, vector, BLOCKS: tl.constexpr):
     """``A v`` for the columns of a chunk, block by block."""
     products = ()
@@ -137,50 +84,6 @@ def combine(tiles, weights, BLOCKS: tl.constexpr):
     for i in tl.static_range(1, BLOCKS):
         total = tl.fma(tiles[i], weights[i][:, None], total)
     return tl.sum(total, axis=0)
-
-
-@triton.jit
-def gram_and_images(
-    A, f, g, base,
-    m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
-    BOTH: tl.constexpr,
-):  # fmt: skip
-    """``A A'`` (tiles packed by rows), ``A f`` and, if ``BOTH``, ``A g`` (blocks), in one pass over A."""
-    gram = ()
-    images = ()
-    for i in tl.static_range(BLOCKS):
-        for _ in tl.static_range(i + 1):
-            gram = gram + (tl.zeros((SIZE, SIZE), COMPUTE),)
-        images = images + (tl.zeros((SIZE, PAIR), COMPUTE),)
-    for start in range(0, n, CHUNK):
-        tiles = load_blocks(A, base, start, m, n, BLOCKS, CHUNK, COMPUTE)
-        pair = _load_pair(f, g, base, start, n, CHUNK, COMPUTE, BOTH)
-        sums = ()
-        mapped = ()
-        for i in tl.static_range(BLOCKS):
-            for j in tl.static_range(i + 1):
-                sums = sums + (_multiply_add(tiles[i], tl.trans(tiles[j]), gram[i * (i + 1) // 2 + j]),)
-            mapped = mapped + (_multiply_add(tiles[i], pair, images[i]),)
-        gram = sums
-        images = mapped
-    which = tl.arange(0, PAIR)[None, :]
-    first = ()
-    second = ()
-    for i in tl.static_range(BLOCKS):
-        first = first + (tl.sum(tl.where(which == 0, images[i], 0.0), axis=1),)
-        second = second + (tl.sum(tl.where(which == 1, images[i], 0.0), axis=1),)
-    return gram, first, second
-
-
-@triton.jit
-def row_scales(gram, m: tl.constexpr, BLOCKS: tl.constexpr):
-    """One over the lengths of the rows, from the diagonal of the Gram matrix."""
-    places = tl.arange(0, SIZE)
-    scales = ()
-    for i in tl.static_range(BLOCKS):
-        squares = tl.sum(tl.where(places[:, None] == places[None, :], gram[i * (i + 3) // 2], 0.0), axis=1)
-        scales = scales + (tl.rsqrt(tl.where(places + i * SIZE < m, squares, 1.0)),)
-    return scales
 
 
 @triton.jit
