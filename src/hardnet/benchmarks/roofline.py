@@ -7,6 +7,7 @@ captured graph, so that neither the cache nor the host is measured.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,14 @@ def main_table(
 ) -> dict[str, Any]:
     """Run, print the table, write JSON and a picture beside it to `out` if given, and return the data."""
     bandwidth = common.copy_bandwidth(device, megabytes=1024)
-    rows = [measure(size, dtype, bandwidth, seed=0) for dtype in DTYPES for size in sizes or TARGETS]
+    rows: list[dict[str, Any]] = []
+    result = {"environment": common.environment(device, 0), "copy_bytes_per_ms": bandwidth, "rows": rows}
+    for dtype, size in itertools.product(DTYPES, sizes or TARGETS):
+        rows.append(measure(size, dtype, bandwidth, seed=0))
+        if out is not None:  # after every size: a run that is cut short keeps what it has
+            common.write_json(out, result)
     print(common.table_text(COLUMNS, [[row[column] for column in COLUMNS] for row in rows]))
-    result = {
-        "environment": common.environment(device, 0), "copy_bytes_per_ms": bandwidth, "rows": rows,
-    }  # fmt: skip
     if out is not None:
-        common.write_json(out, result)
         draw(result, out.with_suffix(".png"))
     return result
 

@@ -71,17 +71,18 @@ def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str,
 def main_table(device: str = "cpu", out: Path | None = None, peers: object = None, seed: int = 0) -> dict[str, Any]:
     """Sweep, fit, print, write JSON and a picture beside it to `out` if given, and return the data."""
     dtype = torch.float32 if device.startswith("cuda") else torch.float64
-    sweeps = {}
+    sweeps: dict[str, dict[str, Any]] = {}
+    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
     for name, sizes in SWEEPS["cuda" if device.startswith("cuda") else "cpu"].items():
         rows = [measure(size, device, dtype, seed) for size in sizes]
         grown = [row[name] for row in rows]
         fits = {key: exponent(grown, [_alone(row, key) for row in rows]) for key in ("forward", "both")}
         sweeps[name] = {"rows": rows, "exponents": fits, "expected": EXPECTED[name]}
+        if out is not None:  # after every sweep: a run that is cut short keeps what it has
+            common.write_json(out, result)
     lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
     print(common.table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
-    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
     if out is not None:
-        common.write_json(out, result)
         draw(result, out.with_suffix(".png"))
     return result
 
