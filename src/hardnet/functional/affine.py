@@ -11,13 +11,14 @@ from torch import Tensor
 from hardnet.errors import RankError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional import affine_compiled
 from hardnet.functional.affine_bounds import may_look
-from hardnet.functional.affine_function import apply
+from hardnet.functional.affine_function import apply, apply_eager
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.diagnose import raise_invalid
 from hardnet.functional.inputs import check_affine, require_float, require_like
 from hardnet.functional.strict import tighten
 from hardnet.functional.transforms import transformed
 from hardnet.kernels import cpu
+from hardnet.kernels.arguments import well_formed
 
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")
@@ -68,11 +69,14 @@ def enforce_affine(
         with torch.autocast(raw.device.type, enabled=False):
             return enforce_affine(raw, A, lower, upper, factor=factor, strict=strict, on_invalid=on_invalid)
     arguments: Any = (raw, A, lower, upper, factor)
-    if not strict and on_invalid in POLICIES and cpu.takes(*arguments):  # well formed: no other check is needed
-        y, lost = affine_compiled.enforce(*arguments)
-        if lost and on_invalid == "raise":
-            raise_invalid(raw, A, arguments[2], arguments[3], raw.shape[:1])
-        return y
+    if not strict and on_invalid in POLICIES and well_formed(*arguments):  # no other check is needed
+        if not may_look(A):
+            return apply_eager(*arguments) if A.dim() == 3 else apply_eager(*_shared(*arguments))
+        if cpu.compiles(A, factor):
+            y, lost = affine_compiled.enforce(*arguments)
+            if lost and on_invalid == "raise":
+                raise_invalid(raw, A, arguments[2], arguments[3], raw.shape[:1])
+            return y
     batch, lower, upper = check_affine(raw, A, lower, upper)
     _check_options(A, factor, on_invalid)
     m, n = A.shape[-2:]
@@ -156,6 +160,13 @@ def _flatten(
         None if upper is None else _flat(upper, batch, 1, share),
         None if factor is None else _flat(factor, batch, 2, share),
     )
+
+
+def _shared(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Flat:
+    """Well-formed arguments with a shared A, which a batch of one has for itself: like `_flatten`."""
+    if raw.shape[0] > 1:
+        return Flat(raw, A, lower, upper, factor)
+    return Flat(raw, A.unsqueeze(0), lower, upper, None if factor is None else factor.unsqueeze(0))
 
 
 def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:

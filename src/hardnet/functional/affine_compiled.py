@@ -19,6 +19,7 @@ from hardnet.functional.affine_many import Factor
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.transforms import full_precision, transformed
 from hardnet.kernels import cpu, cpu_factor
+from hardnet.kernels.arguments import plain
 from hardnet.kernels.cpu_finish import Finished
 
 
@@ -138,7 +139,7 @@ def pull_back(
     """The gradients of raw, A, lower and upper: compiled, unless they are themselves differentiated or mapped."""
     if torch.is_grad_enabled() or transformed():
         grads = AffineGradients.apply(gradient, *inputs, factor)
-    elif cpu.plain(gradient):
+    elif plain(gradient):
         grads = compiled(gradient)
     else:
         grads = affine_plain.gradients(gradient, *inputs)

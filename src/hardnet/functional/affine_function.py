@@ -1,18 +1,21 @@
 """The closed form as a differentiable operation: fast where nothing transforms it, and open to every transform.
 
-`EnforceAffine` is the eager operation: its backward reads what the forward computed. `MappedAffine` is the same under
-the transforms of torch.func (vmap, grad, jacrev, ...), which see only inputs and outputs. On a CPU `affine_compiled`
-goes before both where it can. Forward mode (jvp, jacfwd, hessian) runs through the formulas of `affine_plain` alone,
-since compiled code takes no operation with a forward derivative of its own.
+`EnforceAffine` is the eager operation: its backward reads what the forward computed. `FusedAffine` is its short form
+for the kernels of a GPU, where a detour takes the host longer than the answer takes the device. `MappedAffine` is the
+same under the transforms of torch.func (vmap, grad, jacrev, ...), which see only inputs and outputs. On a CPU
+`affine_compiled` goes before all where it can. Forward mode (jvp, jacfwd, hessian) runs through the formulas of
+`affine_plain` alone, since compiled code takes no operation with a forward derivative of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import hardnet.kernels.affine as gpu
 from hardnet.functional import affine_compiled, affine_plain
 from hardnet.functional.affine_core import choose, enforce
 from hardnet.functional.affine_gradients import AffineGradients, fit, join_all
@@ -28,9 +31,27 @@ def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, fa
         return affine_plain.enforce(raw, A, lower, upper)
     if transformed():
         return MappedAffine.apply(raw, A, lower, upper, factor)
-    if torch.is_grad_enabled():
+    if _records(raw, A, lower, upper):
         return EnforceAffine.apply(raw, A, lower, upper, factor)
     return enforce(choose(A, factor), raw, A, lower, upper)[0]
+
+
+def apply_eager(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
+    """The same in eager code where nothing transforms it."""
+    if not _records(raw, A, lower, upper):
+        return enforce(choose(A, factor), raw, A, lower, upper)[0]
+    if gpu.available(A):
+        return FusedAffine.apply(raw, A, lower, upper)
+    return EnforceAffine.apply(raw, A, lower, upper, factor)
+
+
+def _records(*parts: Tensor | None) -> bool:
+    """Whether somebody will ask for a gradient."""
+    if torch.is_grad_enabled():
+        for part in parts:
+            if part is not None and part.requires_grad:
+                return True
+    return False
 
 
 class EnforceAffine(torch.autograd.Function):
@@ -48,11 +69,42 @@ class EnforceAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled() or transformed():
-            grads = AffineGradients.apply(gradients[0], raw, A, lower, upper, factor)
-        else:
-            grads = choose(A, factor).backward(gradients[0], raw, A, tuple(saved), ctx.needs_input_grad[1])
-        return *fit(grads, lower, upper), None
+        inputs = (raw, A, lower, upper, factor)
+        pull_back = choose(A, factor).backward
+        return *_gradients(pull_back, gradients[0], inputs, tuple(saved), ctx.needs_input_grad), None
+
+
+class FusedAffine(torch.autograd.Function):
+    """The same by the kernels of a GPU, with nothing on the way to them: one launch each way takes microseconds."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+        """Y ``(B, n)``; keeps the inputs alone."""
+        ctx.save_for_backward(raw, A, lower, upper)
+        return gpu.forward(raw, A, lower, upper)[0]
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper."""
+        raw, A, lower, upper = ctx.saved_tensors
+        inputs = (raw, A, lower, upper, None)
+        return _gradients(gpu.backward, gradients[0], inputs, (lower, upper), ctx.needs_input_grad)
+
+
+def _gradients(
+    pull_back: Callable[..., Any], gradient: Tensor, inputs: tuple[Any, ...], saved: tuple[Any, ...], needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """Those of raw, A, lower and upper: by the path, unless they are themselves differentiated or mapped.
+
+    A bound that needs none gets none: where the batch shares the bound, that would be a sum over the batch.
+    """
+    raw, A, lower, upper, _ = inputs
+    if torch.is_grad_enabled() or transformed():
+        grads = AffineGradients.apply(gradient, *inputs)
+    else:
+        grads = pull_back(gradient, raw, A, saved, needs[1])
+    return fit(grads, lower if needs[2] else None, upper if needs[3] else None)
 
 
 class MappedAffine(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def _capable(device: torch.device) -> bool:
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
     """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)``, or NaN."""
-    run = forward_operator if torch.compiler.is_compiling() else _forward
+    run = forward_operator if torch.compiler.is_compiling() else _launches().launch_forward
     return run(raw, A, lower, upper), (lower, upper)
 
 
@@ -54,26 +55,31 @@ def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A (if wanted), lower and upper from that of y ``(B, n)``."""
-    run = backward_operator if torch.compiler.is_compiling() else _backward
-    grad_raw, grad_A, grad_lower, grad_upper = run(gradient, raw, A, *saved, wants_matrix)
+    if not torch.compiler.is_compiling():
+        return _launches().launch_backward(gradient, raw, A, *saved, wants_matrix)
+    grad_raw, grad_A, grad_lower, grad_upper = backward_operator(gradient, raw, A, *saved, wants_matrix)
     return grad_raw, grad_A if wants_matrix else None, grad_lower, grad_upper
 
 
-def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Launch; Triton is imported at the first call."""
-    from hardnet.kernels.affine_launch import launch_forward
+@cache
+def _launches() -> ModuleType:
+    """The launches; Triton is imported at the first call."""
+    from hardnet.kernels import affine_launch
 
-    return launch_forward(raw, A, lower, upper)
+    return affine_launch
+
+
+def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """One launch, for compiled code."""
+    return _launches().launch_forward(raw, A, lower, upper)
 
 
 def _backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch; an operator must return tensors, so an unwanted gradient is empty."""
-    from hardnet.kernels.affine_launch import launch_backward
-
-    grad_raw, grad_A, grad_lower, grad_upper = launch_backward(gradient, raw, A, lower, upper, wants_matrix)
-    return grad_raw, A.new_empty(0) if grad_A is None else grad_A, grad_lower, grad_upper
+    """The same backward; an operator must return tensors, so an unwanted gradient is empty."""
+    grads = _launches().launch_backward(gradient, raw, A, lower, upper, wants_matrix)
+    return grads[0], A.new_empty(0) if grads[1] is None else grads[1], grads[2], grads[3]
 
 
 forward_operator = torch.library.custom_op("hardnet::affine_forward", _forward, mutates_args=())

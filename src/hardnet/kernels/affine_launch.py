@@ -13,11 +13,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels import affine_blocks, affine_rows, affine_threads
+from hardnet.kernels.arguments import dense
+from hardnet.kernels.launching import Launcher
 
 FEW_ROWS = 8
 """Most rows that are unrolled; more are taken in blocks of 16."""
@@ -86,12 +87,24 @@ def rank_tolerance(m: int, n: int, dtype: torch.dtype) -> float:
     return max(coarse**2, 8 * m * torch.finfo(torch.float64).eps)
 
 
+@cache
+def launcher(
+    m: int, n: int, dtype: torch.dtype, backward: bool, each: bool, lower: int, upper: int, matrix: bool
+) -> tuple[Launcher, int, float]:
+    """The kernel for samples of this shape and bounds of these kinds, the samples of one program, and the rank test.
+
+    A kernel is compiled with or without the gradient of A, the `matrix`, in its backward alone.
+    """
+    how = plan(m, n, dtype, backward, each)
+    constants = how.constants | {"LOWER": lower, "UPPER": upper} | ({"MATRIX": matrix} if backward else {})
+    return Launcher(how.kernels.backward if backward else how.kernels.forward, constants), how.samples, how.tolerance
+
+
 def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """`affine_reference.forward` in one launch, for A ``(B, m, n)`` or few shared rows ``(m, n)``."""
-    raw, A = raw.contiguous(), A.contiguous()
+    raw, A = dense(raw, raw), dense(A, raw)
     y = torch.empty_like(raw)
-    how = plan(A.shape[-2], A.shape[-1], raw.dtype, False, A.dim() == 3)
-    _launch(how.kernels.forward, how, (y, raw, A), lower, upper)
+    _launch((y, raw, A), lower, upper, False, False)
     return y
 
 
@@ -102,9 +115,9 @@ def launch_backward(
 
     That of a shared A is the sum of those that its samples ask for, in parts of the batch that fit into memory.
     """
-    gradient, raw, A = gradient.contiguous(), raw.contiguous(), A.contiguous()
-    shape = (raw.shape[0], A.shape[-2])
-    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape), raw.new_empty(shape)
+    gradient, raw, A = dense(gradient, raw), dense(raw, raw), dense(A, raw)
+    grad_raw, grad_lower = torch.empty_like(raw), raw.new_empty(raw.shape[0], A.shape[-2])
+    grad_upper = torch.empty_like(grad_lower)
     outputs = (grad_raw, grad_lower, grad_upper)
     if A.dim() == 3 or not wants_matrix:
         grad_A = torch.empty_like(A) if wants_matrix else None
@@ -130,27 +143,26 @@ def _launch_backward(
     upper: Tensor | None,
 ) -> None:
     """Write the gradients of raw, lower and upper, and that of A of each sample if there is a place for it."""
-    how = plan(A.shape[-2], A.shape[-1], raw.dtype, True, A.dim() == 3)
     grad_raw, grad_lower, grad_upper = outputs
     written = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
-    _launch(how.kernels.backward, how, (*written, gradient, raw, A), lower, upper, MATRIX=grad_A is not None)
+    _launch((*written, gradient, raw, A), lower, upper, True, grad_A is not None)
 
 
 def _launch(
-    kernel: Any, how: Plan, tensors: tuple[Tensor, ...], lower: Tensor | None, upper: Tensor | None, **more: bool
+    tensors: tuple[Tensor, ...], lower: Tensor | None, upper: Tensor | None, backward: bool, matrix: bool
 ) -> None:
     """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
-    raw = tensors[-2]
+    raw, shape = tensors[-2], tensors[-1].shape
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    grid = (triton.cdiv(raw.shape[0], how.samples),)
-    constants = how.constants | more
-    kernel[grid](*tensors, low, high, raw.shape[0], how.tolerance, LOWER=low_kind, UPPER=high_kind, **constants)
+    kernel, samples, tolerance = launcher(
+        shape[-2], shape[-1], raw.dtype, backward, len(shape) == 3, low_kind, high_kind, matrix
+    )
+    batch = raw.shape[0]
+    kernel.launch((-(-batch // samples), 1, 1), (*tensors, low, high), (batch, tolerance))
 
 
 def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
     """A bound's numbers (any tensor stands in for an absent one) and how it varies."""
     if bound is None:
         return raw, 0
-    if bound.dim() == 1 or bound.shape[0] == 1:
-        return bound.contiguous(), 1
-    return bound.contiguous(), 2
+    return dense(bound, raw), 1 if bound.dim() == 1 or bound.shape[0] == 1 else 2

@@ -1,8 +1,4 @@
-"""The closed form on a CPU by compiled code: which arguments it takes, and few rows per sample in one pass.
-
-The compiled code reads memory behind torch's back, so it is for plain tensors in eager mode alone: what traces,
-transforms, fakes or broadcasts tensors takes the formulas in torch.
-"""
+"""The closed form on a CPU by compiled code: which arguments it takes, and few rows per sample in one pass."""
 
 from __future__ import annotations
 
@@ -14,61 +10,29 @@ from threading import Thread
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from hardnet.kernels.arguments import dense, well_formed
 
 MOST_ROWS, MOST_NUMBERS = 8, 256
 """The most rows, and the most numbers of A per sample, for which this beats the library's factorisations."""
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
 """Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
-PLAIN = (Tensor, torch.nn.Parameter)
-REALS = (torch.float64, torch.float32)
 TILE = 512
 """The most samples that a kernel computes side by side: parts of a batch are whole multiples."""
 NUMBERS_OF_A_THREAD = 1 << 17
 """Numbers of A that are worth a thread of their own: about a millisecond of work."""
 
 
-def plain(*tensors: Tensor | None) -> bool:
-    """Whether these are memory to read: no subclass, no wrapper, and nobody traces or intercepts operations."""
-    if (
-        torch.compiler.is_compiling()  # first: the compiler does not get past the rest
-        or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
-        or torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        or torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in PLAIN or not torch._C._has_storage(tensor) or tensor._is_zerotensor()
-        ):
-            return False
-    return True
-
-
 def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:
-    """Whether compiled code takes these arguments as they are; anything odd about them is for others to judge.
+    """Whether compiled code takes these arguments as they are: well formed, and of a shape in `compiles`."""
+    return HAS_NUMBA and well_formed(raw, A, lower, upper, factor) and compiles(A, factor)
 
-    That is raw ``(B, n)``, A ``(B, m, n)`` (but for one long row), or ``(m, n)`` with a factor of its shape or none,
-    bounds ``(B, m)`` or ``(m,)`` or one None, of one dtype on a CPU.
-    """
-    if not HAS_NUMBA or not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
+
+def compiles(A: Tensor, factor: Tensor | None) -> bool:
+    """Whether compiled code takes well-formed arguments: A on a CPU, ``(m, n)``, or ``(B, m, n)`` but one long row."""
+    if not HAS_NUMBA or not A.is_cpu:
         return False
-    dtype, size, rows = raw.dtype, raw.shape, A.shape
-    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or not raw.is_cpu or 0 in size:
-        return False
-    m, n = rows[-2:]
-    if not 0 < m <= n or n != size[1] or (factor is not None and (factor.shape != rows or A.requires_grad)):
-        return False
-    if len(rows) == 3 and (rows[0] != size[0] or factor is not None or (m == 1 and n > MOST_NUMBERS)):
-        return False
-    for bound in (lower, upper):
-        if bound is not None and bound.shape not in ((size[0], m), (m,)):
-            return False
-    for part in (A, lower, upper, factor):
-        if part is not None and (part.dtype != dtype or not part.is_cpu):
-            return False
-    return True
+    return A.dim() == 2 or (factor is None and (A.shape[1] > 1 or A.shape[2] <= MOST_NUMBERS))
 
 
 def few_rows(A: Tensor) -> bool:
@@ -130,13 +94,6 @@ def launch(
     work = partial(kernel, *addresses, *counts, samples, m, n, *[count(bound) for bound in bounds])
     threads = min(torch.get_num_threads(), samples * m * n // NUMBERS_OF_A_THREAD)
     return work(0, samples) if threads < 2 else _share(work, samples, threads, tile)
-
-
-def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
-    """The same numbers, one after the other in memory; some memory for no tensor."""
-    if tensor is None:
-        return absent
-    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 def count(bound: Tensor | None) -> int:

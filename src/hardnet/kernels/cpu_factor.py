@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hardnet.kernels.cpu import count, dense
+from hardnet.kernels.arguments import dense
+from hardnet.kernels.cpu import count
 
 MOST_NUMBERS = 64
 """Numbers of A up to which one pass without the library's products is faster."""

@@ -1,0 +1,65 @@
+"""Which arguments of the closed form are memory that a kernel may read as it is.
+
+Kernels read memory behind torch's back, so they are for plain tensors in eager mode alone: what traces, transforms,
+fakes or broadcasts tensors takes the formulas in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+PLAIN = (Tensor, torch.nn.Parameter)
+REALS = (torch.float64, torch.float32)
+
+
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether these are memory to read: no subclass, no wrapper, and nobody traces or intercepts operations."""
+    if (
+        torch.compiler.is_compiling()  # first: the compiler does not get past the rest
+        or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
+        or torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+        or torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    for tensor in tensors:
+        if tensor is not None and (
+            type(tensor) not in PLAIN or not torch._C._has_storage(tensor) or tensor._is_zerotensor()
+        ):
+            return False
+    return True
+
+
+def well_formed(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:
+    """Whether these need no further check and no other shape; anything odd about them is for others to judge.
+
+    That is raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` with a factor of its shape or none, bounds ``(B, m)`` or
+    ``(m,)`` or one None, plain and of one dtype on one device.
+    """
+    if not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
+        return False
+    dtype, device, size, rows = raw.dtype, raw.device, raw.shape, A.shape
+    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or 0 in size:
+        return False
+    m, n = rows[-2], rows[-1]
+    if not 0 < m <= n or n != size[1] or (len(rows) == 3 and rows[0] != size[0]):
+        return False
+    if factor is not None and (factor.shape != rows or A.requires_grad):
+        return False
+    allowed = ((size[0], m), (m,))
+    for bound in (lower, upper):
+        if bound is not None and bound.shape not in allowed:
+            return False
+    for part in (A, lower, upper, factor):
+        if part is not None and (part.dtype != dtype or part.device != device):
+            return False
+    return True
+
+
+def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
+    """The same numbers, one after the other in memory; some memory for no tensor."""
+    if tensor is None:
+        return absent
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
