@@ -14,8 +14,11 @@ from torch import Tensor
 
 import hardnet.kernels.affine as gpu
 
-SAMPLES, CHUNK, WARPS, STAGES = 16, 16, 4, 3
-"""Samples of one program, columns that it takes at a time, its warps, and the chunks that are on their way at once."""
+SAMPLES, CHUNK, WARPS, STAGES = 16, 32, 4, 2
+"""Samples of one program, columns that it takes at a time, its warps, and the chunks that are on their way at once.
+
+Each warp then has one tile of 16 x 8 of y, and nothing is spilled in either direction, dtype or size.
+"""
 CORRECTIONS = 3
 """How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
 
@@ -37,9 +40,10 @@ def available(A: Tensor) -> bool:
 
 @cache
 def plan(m: int, n: int, dtype: torch.dtype) -> Plan:
-    """The tiles for an A of this shape and dtype; rows are rounded up to a power of two, of at least 16."""
-    height = max(16, 1 << (m - 1).bit_length())
-    shared = {"m": m, "n": n, "S": SAMPLES, "M": height, "K": CHUNK, "num_warps": WARPS, "num_stages": STAGES}
+    """The tiles for an A of this shape and dtype: its rows and columns rounded up to powers of two, at least 16."""
+    height, width = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
+    sizes = {"m": m, "n": n, "S": SAMPLES, "M": height, "K": min(CHUNK, width)}
+    shared = sizes | {"num_warps": WARPS, "num_stages": STAGES}
     return Plan(shared, {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": CORRECTIONS})
 
 
