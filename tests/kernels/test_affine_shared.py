@@ -80,11 +80,11 @@ def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
     assert affine_core.choose(on_device(9, 12), factor).forward.func is affine_pinv.forward
 
 
-def test_nothing_is_chosen_by_the_batch():
-    names = shared_launch.plan(25, 50, torch.float32)
-    assert names.shared["M"] == 32
-    assert shared_launch.plan(9, 12, torch.float64).shared["M"] == 16
-    assert names.forward["ROUNDING"] == torch.finfo(torch.float32).eps
+def test_tiles_are_chosen_by_shape_and_dtype():
+    few, many = (shared_launch.plan(*shape, torch.float32, False) for shape in ((9, 12), (50, 100)))
+    assert (few["M"], few["K"], many["M"]) == (16, 16, 64)
+    assert many["ROUNDING"] == torch.finfo(torch.float32).eps
+    assert "ROUNDING" not in shared_launch.plan(9, 12, torch.float32, True)
 
 
 @pytest.mark.gpu

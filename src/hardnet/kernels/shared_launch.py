@@ -7,12 +7,13 @@ company. Triton is imported at the first launch.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as gpu
+from hardnet.kernels.arguments import dense
 
 SAMPLES, CHUNK, WARPS, STAGES = 16, 32, 4, 2
 """Samples of one program, columns that it takes at a time, its warps, and the chunks that are on their way at once.
@@ -21,13 +22,6 @@ Each warp then has one tile of 16 x 8 of y, and nothing is spilled in either dir
 """
 CORRECTIONS = 3
 """How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
-
-
-class Plan(NamedTuple):
-    """The arguments of both kernels that are fixed at compilation, and those of the forward alone."""
-
-    shared: dict[str, Any]
-    forward: dict[str, Any]
 
 
 def available(A: Tensor) -> bool:
@@ -39,21 +33,29 @@ def available(A: Tensor) -> bool:
 
 
 @cache
-def plan(m: int, n: int, dtype: torch.dtype) -> Plan:
-    """The tiles for an A of this shape and dtype: its rows and columns rounded up to powers of two, at least 16."""
+def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
+    """What the kernel for an A of this shape and dtype is compiled with; sizes are powers of two, of at least 16."""
     height, width = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
     sizes = {"m": m, "n": n, "S": SAMPLES, "M": height, "K": min(CHUNK, width)}
-    shared = sizes | {"num_warps": WARPS, "num_stages": STAGES}
-    return Plan(shared, {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": CORRECTIONS})
+    limits = {} if backward else {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": CORRECTIONS}
+    return sizes | limits | {"num_warps": WARPS, "num_stages": STAGES}
+
+
+@cache
+def _launcher(m: int, n: int, dtype: torch.dtype, backward: bool, lower: int, upper: int) -> Any:
+    """The kernel for an A of this shape and dtype and bounds of these kinds."""
+    from hardnet.kernels import affine_shared
+    from hardnet.kernels.launching import Launcher
+
+    constants = plan(m, n, dtype, backward) | {"LOWER": lower, "UPPER": upper}
+    return Launcher(affine_shared.backward if backward else affine_shared.forward, constants)
 
 
 def launch_forward(raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``y = raw + s P`` for raw ``(B, n)``, A and its factor ``P = A^+'`` ``(m, n)``, bounds ``(B, m)`` or ``(m,)``."""
-    from hardnet.kernels import affine_shared
-
-    raw, A, P = raw.contiguous(), A.contiguous(), P.contiguous()
-    y, how = torch.empty_like(raw), plan(*A.shape, A.dtype)
-    _launch(affine_shared.forward, (y, raw, A, P), raw, lower, upper, how.shared | how.forward)
+    raw = dense(raw, raw)
+    y = torch.empty_like(raw)
+    _launch((y,), (raw, dense(A, raw), dense(P, raw)), lower, upper, False)
     return y
 
 
@@ -61,27 +63,24 @@ def launch_backward(
     gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of raw, lower and upper, the last two ``(B, m)``, from that of y ``(B, n)``."""
-    from hardnet.kernels import affine_shared
-
-    gradient, raw, A, P = gradient.contiguous(), raw.contiguous(), A.contiguous(), P.contiguous()
-    shape = (raw.shape[0], A.shape[0])
-    outputs = torch.empty_like(raw), raw.new_empty(shape), raw.new_empty(shape)
-    how = plan(*A.shape, A.dtype)
-    _launch(affine_shared.backward, (*outputs, gradient, raw, A, P), raw, lower, upper, how.shared)
+    raw = dense(raw, raw)
+    grad_raw, grad_lower = torch.empty_like(raw), raw.new_empty(raw.shape[0], A.shape[0])
+    outputs = grad_raw, grad_lower, torch.empty_like(grad_lower)
+    _launch((*outputs, dense(gradient, raw)), (raw, dense(A, raw), dense(P, raw)), lower, upper, True)
     return outputs
 
 
 def _launch(
-    kernel: Any,
-    tensors: tuple[Tensor, ...],
-    raw: Tensor,
+    first: tuple[Tensor, ...],
+    inputs: tuple[Tensor, Tensor, Tensor],
     lower: Tensor | None,
     upper: Tensor | None,
-    constants: dict[str, Any],
+    backward: bool,
 ) -> None:
     """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
     from hardnet.kernels.affine_launch import _bound
 
+    raw, A, _ = inputs
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    grid = (-(-raw.shape[0] // SAMPLES),)
-    kernel[grid](*tensors, low, high, raw.shape[0], LOWER=low_kind, UPPER=high_kind, **constants)
+    kernel = _launcher(*A.shape, A.dtype, backward, low_kind, high_kind)
+    kernel.launch((-(-raw.shape[0] // SAMPLES), 1, 1), (*first, *inputs, low, high), (raw.shape[0],))
