@@ -20,10 +20,12 @@ def launched(monkeypatch):
     """The arguments of every launch; what is on a CPU counts as a device's."""
     calls = []
 
+    @torch.no_grad()  # like a kernel, which no graph sees
     def forward(*parts):
         calls.append(parts)
         return affine_reference.forward(parts[0], per_sample(*parts[:2]), *parts[2:])
 
+    @torch.no_grad()
     def backward(gradient, raw, A, lower, upper, wants_matrix):
         calls.append((gradient, raw, A, lower, upper, wants_matrix))
         grads = affine_reference.backward(gradient, raw, per_sample(raw, A), lower, upper)

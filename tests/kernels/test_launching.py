@@ -99,11 +99,12 @@ def test_kept_kernels_are_those_that_triton_takes(m, n, dtype, compared, monkeyp
     monkeypatch.setattr(triton.runtime.JITFunction, "run", lambda *a, **b: ordinary.append(1) or run(*a, **b))
     names = ("raw", "A", "lower", "upper", "gradient")
     alignments = [(), *((name,) for name in names), names]
-    cases = [*itertools.product(BATCHES, alignments, ("both", "lower", "shared"))]
+    cases = [*itertools.product(BATCHES, alignments, ("both", "lower", "shared", "fixed"))]
     for case in (*cases, *reversed(cases)):
         batch, misaligned, bounds = case
         gradient, raw, A, lower, upper = numbers(batch, m, n, dtype, misaligned)
-        upper = None if bounds == "lower" else upper[0] if bounds == "shared" else upper
+        upper = None if bounds == "lower" else upper if bounds == "both" else upper[0]
+        lower = lower[0] if bounds == "fixed" else lower
         affine_launch.launch_forward(raw, A, lower, upper)
         affine_launch.launch_backward(gradient, raw, A, lower, upper, True)
         affine_launch.launch_backward(gradient, raw, A, lower, upper, False)
@@ -147,9 +148,9 @@ def test_numbers_without_order_in_memory_are_put_in_order(compared):
     assert torch.equal(compared[1]["grad_y"], -gradient)
 
 
-def on_device(device: int) -> Any:
+def on_device(device: int, dtype: torch.dtype = torch.float32) -> Any:
     """What a launch asks of a tensor on some device."""
-    return SimpleNamespace(dtype=torch.float32, get_device=lambda: device, data_ptr=lambda: 256)
+    return SimpleNamespace(dtype=dtype, get_device=lambda: device, data_ptr=lambda: 256)
 
 
 class Kernel:
@@ -234,6 +235,13 @@ def test_what_is_known_of_an_integer_takes_its_own_kernel(current):
         launcher.launch((1, 1, 1), (on_device(0),), (batch, 0.5))
     assert [launch[2][1] for launch in kernel.ordinary] == [1, 2, 16, 1 << 31, (1 << 31) + 1]
     assert [launch[2][1] for launch in kernel.kept] == [3, 32, 1 << 32]
+
+
+def test_each_type_takes_its_own_kernel(current):
+    kernel, launcher = kernel_and_launcher()
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        launcher.launch((1, 1, 1), (on_device(0), on_device(0, dtype)), (2,))
+    assert (len(kernel.ordinary), len(kernel.kept)) == (2, 1)
 
 
 @pytest.mark.parametrize("result", [lambda: None, lambda: SimpleNamespace()])
