@@ -18,7 +18,7 @@ MOST_ROWS, MOST_COLUMNS = 64, 256
 MOST_ROWS_IN_HALF = 8
 """The same for bfloat16 and float16: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
 MOST_SHARED_ROWS = 8
-"""The same for an A that all samples share: with more rows its factor and two products are faster."""
+"""The same for an A that all samples share: with more rows `shared_launch` and its factor are faster."""
 HAS_TRITON = find_spec("triton") is not None
 
 Saved = tuple[Tensor | None, Tensor | None]
@@ -35,14 +35,15 @@ def available(A: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _supported(device: torch.device) -> bool:
-    """Whether the device has matrix units for float64; a constant for compiled code."""
+    """Whether the device has matrix units for float64, and Triton knows them; a constant for compiled code."""
     return _capable(device)
 
 
 @cache
 def _capable(device: torch.device) -> bool:
-    """The same, asked of the driver once."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    """The same, asked of the driver once; and whether Triton is 3.4 or later, which has knobs."""
+    recent = HAS_TRITON and find_spec("triton.knobs") is not None
+    return recent and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:

@@ -29,7 +29,7 @@ TINY_COLUMNS = 16
 REFINEMENTS = 2
 """Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each contracts by cond(A)^2 eps."""
 FREE_REGISTERS = 128
-"""Registers of a thread that let the forward of up to 32 rows hide its latencies behind other samples."""
+"""Registers of a thread that let up to 32 rows of float32 hide their latencies behind other samples."""
 LARGEST_PART = 1 << 26
 """Numbers that the samples may ask of a shared A at a time."""
 
@@ -66,7 +66,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
         light = not backward and dtype != torch.float64
         constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
         constants["ROUNDING"] = torch.finfo(dtype).eps
-        if m <= 32 and light:
+        if m <= 32 and dtype != torch.float64:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))
     return Plan(kernels, samples, constants | {"BLOCK": samples, "EACH": int(each)}, rank_tolerance(m, n, dtype))

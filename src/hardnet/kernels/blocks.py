@@ -121,20 +121,22 @@ def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def solve(factor, scales, right, BLOCKS: tl.constexpr):
-    """``S (L D L')^-1 S r``, block by block."""
-    half = ()
-    for i in tl.static_range(BLOCKS):
-        entry = right[i] * scales[i]
-        for j in tl.static_range(i):
-            entry -= tl.sum(factor[j * BLOCKS - j * (j - 1) // 2 + i - j] * half[j][None, :], axis=1)
-        half = half + (entry,)
+    """``S (L D L')^-1 S r``, block by block; the products of a block are added entry by entry, and summed once."""
+    half = (right[0] * scales[0],)
+    for i in tl.static_range(1, BLOCKS):
+        products = factor[i] * half[0][None, :]
+        for j in tl.static_range(1, i):
+            products = tl.fma(factor[j * BLOCKS - j * (j - 1) // 2 + i - j], half[j][None, :], products)
+        half = half + (right[i] * scales[i] - tl.sum(products, axis=1),)
     solution = ()
-    for back in tl.static_range(BLOCKS):
-        inverse = factor[(BLOCKS - 1 - back) * BLOCKS - (BLOCKS - 1 - back) * (BLOCKS - 2 - back) // 2]
-        entry = tl.sum(inverse * half[BLOCKS - 1 - back][None, :], axis=1)
-        for below in tl.static_range(back):  # solution[0] is the block below this one
-            tile = factor[(BLOCKS - 1 - back) * BLOCKS - (BLOCKS - 1 - back) * (BLOCKS - 2 - back) // 2 + below + 1]
-            entry -= tl.sum(tile * solution[below][:, None], axis=0)
+    for i in tl.static_range(BLOCKS - 1, -1, -1):
+        entry = tl.sum(factor[i * BLOCKS - i * (i - 1) // 2] * half[i][None, :], axis=1)
+        if i < BLOCKS - 1:
+            products = factor[i * BLOCKS - i * (i - 1) // 2 + 1] * solution[0][:, None]  # of the block below
+            for below in tl.static_range(1, BLOCKS - 1 - i):
+                tile = factor[i * BLOCKS - i * (i - 1) // 2 + 1 + below]
+                products = tl.fma(tile, solution[below][:, None], products)
+            entry -= tl.sum(products, axis=0)
         solution = (entry,) + solution
     scaled = ()
     for i in tl.static_range(BLOCKS):

@@ -7,7 +7,7 @@ company. Triton is imported at the first launch.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,18 @@ from torch import Tensor
 import hardnet.kernels.affine as gpu
 from hardnet.kernels.arguments import dense
 
-SAMPLES, CHUNK, WARPS, STAGES = 16, 32, 4, 2
-"""Samples of one program, columns that it takes at a time, its warps, and the chunks that are on their way at once.
 
-Each warp then has one tile of 16 x 8 of y, and nothing is spilled in either direction, dtype or size.
-"""
+class Tiles(NamedTuple):
+    """Samples of one program, columns that it takes at a time, its warps, and the chunks on their way at once."""
+
+    samples: int
+    columns: int
+    warps: int
+    stages: int
+
+
+TILES = {16: Tiles(16, 32, 2, 2), 32: Tiles(16, 32, 2, 2), 64: Tiles(32, 32, 4, 2)}
+"""By the rows of A, rounded up to a power of two: the fastest of those that were tried on an H200."""
 CORRECTIONS = 3
 """How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
 
@@ -36,19 +43,20 @@ def available(A: Tensor) -> bool:
 def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
     """What the kernel for an A of this shape and dtype is compiled with; sizes are powers of two, of at least 16."""
     height, width = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
-    sizes = {"m": m, "n": n, "S": SAMPLES, "M": height, "K": min(CHUNK, width)}
+    tiles = TILES[height]
+    sizes = {"m": m, "n": n, "S": tiles.samples, "M": height, "K": min(tiles.columns, width)}
     limits = {} if backward else {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": CORRECTIONS}
-    return sizes | limits | {"num_warps": WARPS, "num_stages": STAGES}
+    return sizes | limits | {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
 @cache
-def _launcher(m: int, n: int, dtype: torch.dtype, backward: bool, lower: int, upper: int) -> Any:
-    """The kernel for an A of this shape and dtype and bounds of these kinds."""
+def _launcher(m: int, n: int, dtype: torch.dtype, backward: bool, lower: int, upper: int) -> tuple[Any, int]:
+    """The kernel for an A of this shape and dtype and bounds of these kinds, and the samples of one program."""
     from hardnet.kernels import affine_shared
     from hardnet.kernels.launching import Launcher
 
     constants = plan(m, n, dtype, backward) | {"LOWER": lower, "UPPER": upper}
-    return Launcher(affine_shared.backward if backward else affine_shared.forward, constants)
+    return Launcher(affine_shared.backward if backward else affine_shared.forward, constants), constants["S"]
 
 
 def launch_forward(raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
@@ -82,5 +90,5 @@ def _launch(
 
     raw, A, _ = inputs
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
-    kernel = _launcher(*A.shape, A.dtype, backward, low_kind, high_kind)
-    kernel.launch((-(-raw.shape[0] // SAMPLES), 1, 1), (*first, *inputs, low, high), (raw.shape[0],))
+    kernel, samples = _launcher(*A.shape, A.dtype, backward, low_kind, high_kind)
+    kernel.launch((-(-raw.shape[0] // samples), 1, 1), (*first, *inputs, low, high), (raw.shape[0],))
