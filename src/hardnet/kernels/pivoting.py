@@ -120,5 +120,6 @@ def pivot(
     size = max(16, 1 << (m - 1).bit_length())
     warps = {16: 2, 32: 4, 64: 4, 128: 8}[size]
     launch = _pivot_kernel[(batch,)]
-    launch(*parts, dual, side, steps, through, m, limit, M=size, num_warps=warps)  # pyright: ignore[reportCallIssue]
+    with torch.cuda.device_of(product):  # Triton launches on the current device
+        launch(*parts, dual, side, steps, through, m, limit, M=size, num_warps=warps)  # pyright: ignore[reportCallIssue]
     return dual, side, steps, through
