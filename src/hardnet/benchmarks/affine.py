@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, closed_form
+from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, ON_GPU
 from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
 from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
 from hardnet.functional import affine_plain, enforce_affine, factorize
@@ -52,7 +52,7 @@ ON_DEVICE = ("hardnet", "hardnet, factor kept", "two products")
 
 def contenders(A: Tensor, peers: Sequence[str]) -> dict[str, Enforce]:
     """Ours and the alternatives; for a shared A also ours with its factor, and the floor of two products."""
-    chosen: dict[str, Enforce] = {"hardnet": enforce_affine} | {name: ALTERNATIVES[name] for name in peers}
+    chosen: dict[str, Enforce] = {"hardnet": enforce_affine} | {name: (ALTERNATIVES | ON_GPU)[name] for name in peers}
     if A.dim() == 2:
         factor = factorize(A)
         chosen["hardnet, factor kept"] = lambda raw, A, lower, upper: enforce_affine(
@@ -61,8 +61,6 @@ def contenders(A: Tensor, peers: Sequence[str]) -> dict[str, Enforce]:
         chosen["two products"] = lambda raw, A, lower, upper: raw + (raw @ A.mT) @ factor
     if A.is_cpu and cpu.HAS_NUMBA:
         chosen["hardnet, torch alone"] = without_numba
-    if A.is_cuda and "cholesky" in peers:
-        chosen["cholesky, unchecked"] = closed_form(unchecked_cholesky)
     return chosen
 
 
@@ -73,11 +71,6 @@ def without_numba(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tenso
         return enforce_affine(raw, A, lower, upper)
     finally:
         cpu.HAS_NUMBA = True
-
-
-def unchecked_cholesky(A: Tensor, s: Tensor) -> Tensor:
-    """``A' (A A')⁻¹ s`` by Cholesky that does not look whether it succeeded, and so does not wait for the device."""
-    return A.mT @ torch.cholesky_solve(s, torch.linalg.cholesky_ex(A @ A.mT).L)
 
 
 def measure(size: Size, shared: bool, dtype: torch.dtype, device: str, peers: Sequence[str], seed: int) -> list[dict]:
@@ -150,7 +143,7 @@ def _tried(work: common.Work) -> common.Work:
     def attempt() -> object:
         try:
             return work()
-        except (torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:
+        except RuntimeError as error:  # of the library's solvers, or of memory
             return error
 
     return attempt
@@ -181,12 +174,13 @@ def run(
     device: str = "cpu",
     dtype: torch.dtype = torch.float64,
     sizes: Sequence[Size] | None = None,
-    peers: Sequence[str] = tuple(ALTERNATIVES),
+    peers: Sequence[str] | None = None,
     seed: int = 0,
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Measure the conditioning, and every size with A per sample and shared; everything as data, also in `out`."""
     on_gpu = device.startswith("cuda")
+    peers = [*ALTERNATIVES, *(ON_GPU if on_gpu else ())] if peers is None else peers
     rows: list[dict] = []
     result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows}
     if on_gpu:
@@ -212,7 +206,7 @@ def main_table(
 ) -> dict[str, Any]:
     """Run, print the tables, write JSON to `out` if given, and return the data."""
     dtype = dtype or (torch.float32 if device.startswith("cuda") else torch.float64)
-    result = run(device, dtype, sizes, tuple(ALTERNATIVES) if peers is None else peers, out=out)
+    result = run(device, dtype, sizes, peers, out=out)
     columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "timed_share", "forward_ratio",
                "both_ratio", "violation", "gradient_error"]  # fmt: skip
     columns += DEVICE_COLUMNS * device.startswith("cuda") + ["error"]

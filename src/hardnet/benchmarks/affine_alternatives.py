@@ -24,10 +24,18 @@ def closed_form(solve: Solve) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tens
 
 
 def with_lstsq(A: Tensor, s: Tensor) -> Tensor:
-    """``lstsq(A, s)``, the routine of the paper's code; for m < n on a GPU ``A' lstsq(A A', s)``."""
-    if A.is_cuda:
-        return A.mT @ torch.linalg.lstsq(A @ A.mT, s).solution
-    return torch.linalg.lstsq(A, s, driver="gelsy").solution
+    """``lstsq(A, s)``, the routine of the paper's code: by pivoted QR on a CPU, and by QR on a GPU."""
+    return torch.linalg.lstsq(A, s, driver="gels" if A.is_cuda else "gelsy").solution
+
+
+def with_gram_lstsq(A: Tensor, s: Tensor) -> Tensor:
+    """``A' lstsq(A A', s)``, which a GPU computes in batches where A has fewer rows than columns."""
+    return A.mT @ torch.linalg.lstsq(A @ A.mT, s).solution
+
+
+def with_unchecked_cholesky(A: Tensor, s: Tensor) -> Tensor:
+    """``A' (A A')⁻¹ s`` by Cholesky that does not look whether it succeeded, and so does not wait for the device."""
+    return A.mT @ torch.cholesky_solve(s, torch.linalg.cholesky_ex(A @ A.mT).L)
 
 
 def with_pinv(A: Tensor, s: Tensor) -> Tensor:
@@ -58,3 +66,8 @@ ALTERNATIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "qr": closed_form(with_qr),
     "solve": closed_form(with_solve),
 }
+ON_GPU = {
+    "lstsq of A A'": closed_form(with_gram_lstsq),
+    "cholesky, unchecked": closed_form(with_unchecked_cholesky),
+}
+"""More of them, that make a difference on a GPU alone."""
