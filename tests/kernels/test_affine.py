@@ -51,7 +51,7 @@ def test_promises_on_the_interpreter():
 
 
 def test_bad_conditioning_leaves_violations_at_rounding():
-    interpret("compare_conditioning([(2, 4), (5, 14), (10, 20)], 'cpu')")
+    interpret("compare_conditioning([(2, 4), (5, 14), (10, 20), (25, 50), (20, 20)], 'cpu')")
 
 
 def test_outputs_far_outside_satisfy_the_certificate():

@@ -97,7 +97,7 @@ def _enforce(
     scales = row_scales(gram, m, BLOCKS)
     signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     far, near = _reach(signed, goal, scales, BLOCKS)
-    factor, regular, largest = factorise(gram, scales, tolerance, m, BLOCKS)
+    factor, regular, largest = factorise(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
     good = valid & regular
     step = solve(factor, scales, signed, BLOCKS)
     for _ in tl.static_range(REFINE):
@@ -157,7 +157,7 @@ def backward(
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
     signed, _, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     scales = row_scales(gram, m, BLOCKS)
-    factor, regular, _ = factorise(gram, scales, tolerance, m, BLOCKS)
+    factor, regular, _ = factorise(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
     w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     w_sum = w

@@ -54,6 +54,33 @@ def _invert(tile, tolerance, steps: tl.constexpr):
 
 
 @triton.jit
+def _eliminate(tile, tolerance, steps: tl.constexpr):
+    """``F = L^-T`` and ``1 / D`` of ``T = L D L'``, a 16 x 16 tile; if no pivot is lost; 1 / the least.
+
+    What is taken from the blocks below with F loses cond(T)^(1/2) eps, where the inverse of T would lose cond(T) eps.
+    Rows of the identity need no step: the first ``steps`` rows do.
+    """
+    places = tl.arange(0, SIZE)
+    inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0).to(tile.dtype)
+    reciprocals = tl.full((SIZE,), 1.0, tile.dtype)
+    regular = True
+    largest = tl.full((), 1.0, tl.float32)
+    for k in range(steps):
+        unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
+        column = tl.sum(tile * unit[None, :], axis=1)
+        pivot = tl.sum(column * unit, axis=0)
+        clear = pivot > tolerance  # false for NaN
+        reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
+        regular = regular & clear
+        largest = tl.maximum(largest, guess)
+        reciprocals = tl.where(places == k, reciprocal, reciprocals)
+        below = tl.where(places > k, column * reciprocal, 0.0)
+        inverse = tl.fma(-tl.sum(inverse * unit[None, :], axis=1)[:, None], below[None, :], inverse)
+        tile = tl.fma(-column[:, None], below[None, :], tile)
+    return inverse, reciprocals, regular, largest
+
+
+@triton.jit
 def _reciprocal(value):
     """``1 / p`` for p between a tolerance and 1: a float32 guess and two Newton steps, cheaper than a division."""
     guess = 1.0 / value.to(tl.float32)
@@ -87,11 +114,11 @@ def combine(tiles, weights, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
+def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, STABLE: tl.constexpr):
     """``S G S = L D L'`` by blocks, S the scales of length 1; whether it has full rank, and 1 / its least pivot.
 
     The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number
-    ``j BLOCKS - j (j - 1) / 2 + i - j``.
+    ``j BLOCKS - j (j - 1) / 2 + i - j``. ``STABLE`` for numbers in float64, whose Gram matrix has no digits to lose.
     """
     rows = tl.arange(0, SIZE)[:, None]
     columns = tl.arange(0, SIZE)[None, :]
@@ -104,19 +131,46 @@ def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr):
     largest = tl.full((), 1.0, tl.float32)
     for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
         padding = (rows == columns) & (rows + j * SIZE >= m)
-        inverse, clear, guess = _invert(tl.where(padding, 1.0, scaled[0]), tolerance, min(16, m - j * 16))
+        block = tl.where(padding, 1.0, scaled[0])
+        if STABLE:
+            column, scaled, clear, guess = _stable_column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
+        else:
+            column, scaled, clear, guess = _column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
         regular = regular & clear
         largest = tl.maximum(largest, guess)
-        column = ()
-        rest = ()
-        for i in tl.static_range(1, BLOCKS - j):
-            column = column + (_multiply(scaled[i * (i + 1) // 2], inverse),)
-            for k in tl.static_range(1, i + 1):
-                update = _multiply(column[i - 1], tl.trans(scaled[k * (k + 1) // 2]))
-                rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
-        tiles = tiles + (inverse,) + column
-        scaled = rest
+        tiles = tiles + column
     return tiles, regular, largest
+
+
+@triton.jit
+def _column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.constexpr):
+    """The first block column ``(D^-1, L_1, ...)`` and what it leaves of the others, by the inverse of its block."""
+    inverse, clear, largest = _invert(block, tolerance, steps)
+    column = (inverse,)
+    rest = ()
+    for i in tl.static_range(1, LEFT):
+        column = column + (_multiply(scaled[i * (i + 1) // 2], inverse),)
+        for k in tl.static_range(1, i + 1):
+            update = _multiply(column[i], tl.trans(scaled[k * (k + 1) // 2]))
+            rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
+    return column, rest, clear, largest
+
+
+@triton.jit
+def _stable_column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.constexpr):
+    """The same by the triangular factor of the block: ``W_i = S_i F`` is ``L_i`` times a root of the block."""
+    root, reciprocals, clear, largest = _eliminate(block, tolerance, steps)
+    divided = root * reciprocals[None, :]
+    column = (_multiply(divided, tl.trans(root)),)
+    images = (root,)  # W_0 is not needed: a place
+    rest = ()
+    for i in tl.static_range(1, LEFT):
+        images = images + (_multiply(scaled[i * (i + 1) // 2], root),)
+        column = column + (_multiply(images[i] * reciprocals[None, :], tl.trans(root)),)
+        for k in tl.static_range(1, i + 1):
+            update = _multiply(images[i] * reciprocals[None, :], tl.trans(images[k]))
+            rest = rest + (scaled[i * (i + 1) // 2 + k] - update,)
+    return column, rest, clear, largest
 
 
 @triton.jit
