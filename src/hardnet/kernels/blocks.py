@@ -58,25 +58,37 @@ def _eliminate(tile, tolerance, steps: tl.constexpr):
     """``F = L^-T`` and ``1 / D`` of ``T = L D L'``, a 16 x 16 tile; if no pivot is lost; 1 / the least.
 
     What is taken from the blocks below with F loses cond(T)^(1/2) eps, where the inverse of T would lose cond(T) eps.
-    Rows of the identity need no step: the first ``steps`` rows do.
+    Two columns are eliminated together, as in `_invert`.
     """
     places = tl.arange(0, SIZE)
     inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0).to(tile.dtype)
     reciprocals = tl.full((SIZE,), 1.0, tile.dtype)
     regular = True
     largest = tl.full((), 1.0, tl.float32)
-    for k in range(steps):
+    for k in range(0, steps, 2):
         unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
+        next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
         column = tl.sum(tile * unit[None, :], axis=1)
+        next_column = tl.sum(tile * next_unit[None, :], axis=1)
         pivot = tl.sum(column * unit, axis=0)
+        coupling = tl.sum(column * next_unit, axis=0)
         clear = pivot > tolerance  # false for NaN
         reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
+        next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
+        clear = clear & (next_pivot > tolerance)
+        next_reciprocal, next_guess = _reciprocal(tl.where(clear, next_pivot, 1.0))
         regular = regular & clear
-        largest = tl.maximum(largest, guess)
-        reciprocals = tl.where(places == k, reciprocal, reciprocals)
+        largest = tl.maximum(largest, tl.maximum(guess, next_guess))
+        reciprocals = tl.where(places == k, reciprocal, tl.where(places == k + 1, next_reciprocal, reciprocals))
+        next_column = tl.fma(column, -coupling * reciprocal, next_column)
         below = tl.where(places > k, column * reciprocal, 0.0)
-        inverse = tl.fma(-tl.sum(inverse * unit[None, :], axis=1)[:, None], below[None, :], inverse)
+        next_below = tl.where(places > k + 1, next_column * next_reciprocal, 0.0)
+        image = tl.sum(inverse * unit[None, :], axis=1)
+        next_image = tl.fma(image, -coupling * reciprocal, tl.sum(inverse * next_unit[None, :], axis=1))
+        inverse = tl.fma(-image[:, None], below[None, :], inverse)
+        inverse = tl.fma(-next_image[:, None], next_below[None, :], inverse)
         tile = tl.fma(-column[:, None], below[None, :], tile)
+        tile = tl.fma(-next_column[:, None], next_below[None, :], tile)
     return inverse, reciprocals, regular, largest
 
 
@@ -132,7 +144,7 @@ def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, ST
     for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
         padding = (rows == columns) & (rows + j * SIZE >= m)
         block = tl.where(padding, 1.0, scaled[0])
-        if STABLE:
+        if STABLE and j < BLOCKS - 1:  # the last block leaves nothing to others
             column, scaled, clear, guess = _stable_column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
         else:
             column, scaled, clear, guess = _column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
