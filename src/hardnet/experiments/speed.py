@@ -176,11 +176,11 @@ RECORDS: tuple[Record, ...] = (
 DEVICE_RECORDS: tuple[Record, ...] = (
     ("affine_h200.json", "The kernels alone, float32, A per sample", replayed),
     ("affine_h200.json", "The device alone, float32, one A for all samples, its factor kept", shared),
-    ("roofline_h200.json", "The kernels alone, float32, A per sample, one revision earlier", roofline),
-    ("roofline_h200.json", "The kernels alone, float64, A per sample, one revision earlier", roofline_double),
+    ("roofline_h200.json", "The kernels alone, float32, A per sample", roofline),
+    ("roofline_h200.json", "The kernels alone, float64, A per sample", roofline_double),
     ("affine_h200.json", "Every contender, eager calls, float32", contenders),
     ("affine_h200.json", "Largest violation relative to the scale of its row, 500 samples", conditioning),
-    ("scale_h200.json", "Exponents of the device's own time, float32, one revision earlier", growth),
+    ("scale_h200.json", "Exponents of the device's own time, float32", growth),
 )
 """What the page of the kernels shows."""
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from hardnet.kernels.common import load_as, store_from, widen
+from hardnet.kernels.gram import multiply_add
 
 COMPUTE = tl.constexpr(tl.float64)
 
@@ -34,12 +35,6 @@ def _load(matrix, rows, columns, height, width):
     """A tile of a matrix, zero beyond it."""
     pointers, exist = _places(matrix, rows, columns, height, width)
     return load_as(pointers, exist, COMPUTE)
-
-
-@triton.jit
-def _multiply_add(left, right, total):
-    """``total + left right`` in full precision."""
-    return tl.dot(left, right, total, input_precision="ieee", out_dtype=COMPUTE)
 
 
 @triton.jit
@@ -96,12 +91,12 @@ def _move(
     for start in range(0, n, K):
         columns = start + tl.arange(0, K)
         f = _load(source, samples, columns, batch, n)
-        shift = _multiply_add(step, _load(P, rows, columns, m, n), tl.zeros((S, K), COMPUTE))
+        shift = multiply_add(step, _load(P, rows, columns, m, n), tl.zeros((S, K), COMPUTE))
         moved = tl.where(moves[:, None], f + shift, f).to(y.dtype.element_ty)
         pointers, exist = _places(y, samples, columns, batch, n)
         store_from(pointers, tl.where(good[:, None], moved, float("nan")), exist & writes[:, None])
         rounded = widen(moved, COMPUTE)
-        at_y = _multiply_add(rounded, tl.trans(_load(A, rows, columns, m, n)), at_y)
+        at_y = multiply_add(rounded, tl.trans(_load(A, rows, columns, m, n)), at_y)
         size = tl.maximum(size, tl.abs(rounded))
     tl.debug_barrier()  # other threads may read y than wrote it
     return at_y, tl.max(size, axis=1)
@@ -125,7 +120,7 @@ def forward(
     for start in range(0, n, K):
         columns = start + tl.arange(0, K)
         tile = _load(A, rows, columns, m, n)
-        products = _multiply_add(_load(raw, samples, columns, batch, n), tl.trans(tile), products)
+        products = multiply_add(_load(raw, samples, columns, batch, n), tl.trans(tile), products)
         lengths += tl.abs(tile)
     signed, goal, valid = _violations(products, lower, upper, samples, rows, batch, m, LOWER, UPPER)
     rounding = (ROUNDING * tl.sum(lengths, axis=1))[None, :]
@@ -157,8 +152,8 @@ def backward(
         columns = start + tl.arange(0, K)
         f = _load(raw, samples, columns, batch, n)
         g = _load(grad_y, samples, columns, batch, n)
-        products = _multiply_add(f, tl.trans(_load(A, rows, columns, m, n)), products)
-        w = _multiply_add(g, tl.trans(_load(P, rows, columns, m, n)), w)
+        products = multiply_add(f, tl.trans(_load(A, rows, columns, m, n)), products)
+        w = multiply_add(g, tl.trans(_load(P, rows, columns, m, n)), w)
     signed, _, valid = _violations(products, lower, upper, samples, rows, batch, m, LOWER, UPPER)
     moves = _some(signed != 0.0)
     good = (valid & _regular(P, rows, m, n))[:, None]
@@ -170,7 +165,7 @@ def backward(
     for start in range(0, n, K):
         columns = start + tl.arange(0, K)
         g = _load(grad_y, samples, columns, batch, n)
-        along = _multiply_add(active, _load(A, rows, columns, m, n), tl.zeros((S, K), COMPUTE))
+        along = multiply_add(active, _load(A, rows, columns, m, n), tl.zeros((S, K), COMPUTE))
         kept = tl.where(good, tl.where(moves[:, None], g - along, g), float("nan"))
         pointers, inside = _places(grad_raw, samples, columns, batch, n)
         store_from(pointers, kept, inside)

@@ -19,36 +19,56 @@ from hardnet.kernels.gram import SIZE, load_blocks
 
 
 @triton.jit
+def _pivots(tile, k, tolerance):
+    """Columns k and k + 1 of a tile as one 2 x 2 pivot: they halve the chain of dependent steps.
+
+    Returns the unit vectors and the columns as pairs, the coupling of the columns over the first pivot, 1 / the pivots
+    (the second after the first), whether both are clear of zero, and the larger of their inverses.
+    """
+    places = tl.arange(0, SIZE)
+    unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
+    next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
+    column = tl.sum(tile * unit[None, :], axis=1)
+    next_column = tl.sum(tile * next_unit[None, :], axis=1)
+    pivot = tl.sum(column * unit, axis=0)
+    coupling = tl.sum(column * next_unit, axis=0)
+    clear = pivot > tolerance  # false for NaN
+    reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
+    next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
+    clear = clear & (next_pivot > tolerance)
+    next_reciprocal, next_guess = _reciprocal(tl.where(clear, next_pivot, 1.0))
+    inverses = (reciprocal, next_reciprocal)
+    return (
+        (unit, next_unit),
+        (column, next_column),
+        coupling * reciprocal,
+        inverses,
+        clear,
+        tl.maximum(guess, next_guess),
+    )
+
+
+@triton.jit
 def _invert(tile, tolerance, steps: tl.constexpr):
     """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; if no pivot is lost; 1 / the least.
 
     Sweep k of the symmetric Gauss-Jordan method takes ``t_ij - c_i c_j / p`` with the column ``c = T e_k`` and the
     pivot ``p = c_k``, but ``c_i / p`` in row and column k and ``-1 / p`` where they meet. The plain rank-one update
     by ``v v' / p``, ``v = c - e_k``, does all of this at once and leaves 2 too much on the diagonal: after all sweeps
-    T has become ``2 I - T^-1``. Nothing cancels, because p <= 1. Two columns are swept together, as one 2 x 2 pivot,
-    to halve the chain of dependent steps. Rows of the identity need no sweep: the first ``steps`` rows do.
+    T has become ``2 I - T^-1``. Nothing cancels, because p <= 1. Two columns are swept together. Rows of the identity
+    need no sweep: the first ``steps`` rows do.
     """
-    places = tl.arange(0, SIZE)
     regular = True
     largest = tl.full((), 1.0, tl.float32)
     for k in range(0, steps, 2):
-        unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
-        next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
-        column = tl.sum(tile * unit[None, :], axis=1)
-        next_column = tl.sum(tile * next_unit[None, :], axis=1)
-        pivot = tl.sum(column * unit, axis=0)
-        coupling = tl.sum(column * next_unit, axis=0)
-        clear = pivot > tolerance  # false for NaN
-        reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
-        next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
-        clear = clear & (next_pivot > tolerance)
-        next_reciprocal, next_guess = _reciprocal(tl.where(clear, next_pivot, 1.0))
+        units, columns, share, inverses, clear, guess = _pivots(tile, k, tolerance)
         regular = regular & clear
-        largest = tl.maximum(largest, tl.maximum(guess, next_guess))
-        vector = column - unit
-        next_vector = tl.fma(vector, -coupling * reciprocal, next_column - next_unit)
-        tile = tl.fma(-vector[:, None], (vector * reciprocal)[None, :], tile)
-        tile = tl.fma(-next_vector[:, None], (next_vector * next_reciprocal)[None, :], tile)
+        largest = tl.maximum(largest, guess)
+        vector = columns[0] - units[0]
+        next_vector = tl.fma(vector, -share, columns[1] - units[1])
+        tile = tl.fma(-vector[:, None], (vector * inverses[0])[None, :], tile)
+        tile = tl.fma(-next_vector[:, None], (next_vector * inverses[1])[None, :], tile)
+    places = tl.arange(0, SIZE)
     twice = tl.where(places[:, None] == places[None, :], 2.0, 0.0).to(tile.dtype)
     return twice - tile, regular, largest
 
@@ -58,38 +78,27 @@ def _eliminate(tile, tolerance, steps: tl.constexpr):
     """``F = L^-T`` and ``1 / D`` of ``T = L D L'``, a 16 x 16 tile; if no pivot is lost; 1 / the least.
 
     What is taken from the blocks below with F loses cond(T)^(1/2) eps, where the inverse of T would lose cond(T) eps.
-    Two columns are eliminated together, as in `_invert`.
     """
     places = tl.arange(0, SIZE)
-    inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0).to(tile.dtype)
+    root = tl.where(places[:, None] == places[None, :], 1.0, 0.0).to(tile.dtype)
     reciprocals = tl.full((SIZE,), 1.0, tile.dtype)
     regular = True
     largest = tl.full((), 1.0, tl.float32)
     for k in range(0, steps, 2):
-        unit = tl.where(places == k, 1.0, 0.0).to(tile.dtype)
-        next_unit = tl.where(places == k + 1, 1.0, 0.0).to(tile.dtype)
-        column = tl.sum(tile * unit[None, :], axis=1)
-        next_column = tl.sum(tile * next_unit[None, :], axis=1)
-        pivot = tl.sum(column * unit, axis=0)
-        coupling = tl.sum(column * next_unit, axis=0)
-        clear = pivot > tolerance  # false for NaN
-        reciprocal, guess = _reciprocal(tl.where(clear, pivot, 1.0))
-        next_pivot = tl.fma(-coupling * reciprocal, coupling, tl.sum(next_column * next_unit, axis=0))
-        clear = clear & (next_pivot > tolerance)
-        next_reciprocal, next_guess = _reciprocal(tl.where(clear, next_pivot, 1.0))
+        units, columns, share, inverses, clear, guess = _pivots(tile, k, tolerance)
         regular = regular & clear
-        largest = tl.maximum(largest, tl.maximum(guess, next_guess))
-        reciprocals = tl.where(places == k, reciprocal, tl.where(places == k + 1, next_reciprocal, reciprocals))
-        next_column = tl.fma(column, -coupling * reciprocal, next_column)
-        below = tl.where(places > k, column * reciprocal, 0.0)
-        next_below = tl.where(places > k + 1, next_column * next_reciprocal, 0.0)
-        image = tl.sum(inverse * unit[None, :], axis=1)
-        next_image = tl.fma(image, -coupling * reciprocal, tl.sum(inverse * next_unit[None, :], axis=1))
-        inverse = tl.fma(-image[:, None], below[None, :], inverse)
-        inverse = tl.fma(-next_image[:, None], next_below[None, :], inverse)
-        tile = tl.fma(-column[:, None], below[None, :], tile)
+        largest = tl.maximum(largest, guess)
+        reciprocals = tl.where(places == k, inverses[0], tl.where(places == k + 1, inverses[1], reciprocals))
+        next_column = tl.fma(columns[0], -share, columns[1])
+        below = tl.where(places > k, columns[0] * inverses[0], 0.0)
+        next_below = tl.where(places > k + 1, next_column * inverses[1], 0.0)
+        image = tl.sum(root * units[0][None, :], axis=1)
+        next_image = tl.fma(image, -share, tl.sum(root * units[1][None, :], axis=1))
+        root = tl.fma(-image[:, None], below[None, :], root)
+        root = tl.fma(-next_image[:, None], next_below[None, :], root)
+        tile = tl.fma(-columns[0][:, None], below[None, :], tile)
         tile = tl.fma(-next_column[:, None], next_below[None, :], tile)
-    return inverse, reciprocals, regular, largest
+    return root, reciprocals, regular, largest
 
 
 @triton.jit
