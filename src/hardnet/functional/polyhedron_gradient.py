@@ -1,6 +1,7 @@
 """The derivative of the projection onto a polyhedron, from the active set that the solver found.
 
 With u and w of `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w.
+Small problems on a GPU take one kernel for all of it, `hardnet.kernels.projection_backward`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import hardnet.kernels.affine as gpu
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.solvers.active import solve_active
+from hardnet.kernels.arguments import REALS, plain
+from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
 from hardnet.solvers.problem import multiply
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.solution import Status
 
 RANK = 1e-10
 """Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""
+
+MOST_FUSED = 32
+"""Most rows and most columns that the kernel takes."""
+LARGEST_MATRICES = 1 << 26
+"""Most numbers that the samples ask of a shared A one by one."""
+CORES = (1, 2, 1, 1)
+"""Dimensions of raw, A, lower and upper that are not of the batch."""
+
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Gradients = tuple[Tensor | None, ...]
 
 
 def gradients(
@@ -30,12 +43,68 @@ def gradients(
     status: Tensor,
     *,
     needed: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """The cotangents of raw, A, lower and upper; zero for invalid samples, whose numbers may be NaN."""
-    batch, (point, rows, low, high) = flatten(raw, A, lower, upper)
+    inputs, saved = (raw, A, lower, upper), (y, dual, side, status)
+    found = _fused(grad, inputs, *saved, needed) if _fits(grad, *inputs, *saved) else None
+    return _general(grad, inputs, *saved, needed) if found is None else found
+
+
+def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
+    """Whether the kernel takes these: small and plain, on a GPU, and no derivative of this derivative is asked for."""
+    if raw.device.type != "cuda" or not gpu.HAS_TRITON or torch.is_grad_enabled() or not plain(grad, raw, A, *others):
+        return False
+    return max(A.shape[-2:]) <= MOST_FUSED and grad.numel() > 0 and raw.dtype in REALS and gpu._supported(raw.device)
+
+
+def _fused(
+    grad: Tensor, inputs: Inputs, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
+) -> Gradients | None:
+    """All of it in one launch and one look; None if a sample is left open, whose batch the general path answers."""
+    from hardnet.kernels.projection_backward import Rules, Saved, launch
+
+    A, batch, (m, n) = inputs[1], y.shape[:-1], inputs[1].shape[-2:]
+    rules = Rules(NEARLY_DEPENDENT, int(Status.INVALID), int(Status.INFEASIBLE) if needed[1] else -1)
+    saved = Saved(y.reshape(-1, n), dual.reshape(-1, m), side.reshape(-1, m), status.reshape(-1))
+    apart = A.shape[:-2] == batch or status.numel() * m * n <= LARGEST_MATRICES
+    dtypes = _dtypes(inputs, batch, apart)
+    dtypes[1] = dtypes[1] if needed[1] and apart else None
+    low, high = (None if bound is None else _rows(bound, batch, 1) for bound in inputs[2:])
+    found = launch(grad.reshape(-1, n), _rows(A, batch, 2), low, high, saved, rules, dtypes)
+    if bool(found.open.any()):
+        return None
+    matrix = None if found.matrix is None else _reduce(found.matrix, batch, A)
+    if needed[1] and matrix is None:
+        sound, empty = (status != Status.INVALID).reshape(-1, 1), (status == Status.INFEASIBLE).reshape(-1)
+        w = found.lower + found.upper
+        matrix = _matrix_gradient(found.raw, w, _flat(y, sound), _flat(dual, sound), empty, batch, A)
+    return _deliver(found.raw, matrix, found.lower, found.upper, inputs, batch, needed)
+
+
+def _dtypes(inputs: Inputs, batch: torch.Size, apart: bool) -> list[torch.dtype | None]:
+    """In which dtype a sample hands out its gradients: float64 where they are summed afterwards."""
+    return [
+        inputs[0].dtype if apart and (part is None or part.shape[:-core] == batch) else torch.float64
+        for part, core in zip(inputs, CORES, strict=True)
+    ]
+
+
+def _rows(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
+    """One flat batch of what each sample has, or what all share alone: a copy only where some samples share."""
+    own = tensor.shape[-core:]
+    if tensor.shape[:-core].numel() == 1:
+        return tensor.reshape(own)
+    return tensor.expand(*batch, *own).reshape(-1, *own)
+
+
+def _general(
+    grad: Tensor, inputs: Inputs, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
+) -> Gradients:
+    """In plain torch: for any size and any active rows, and differentiable itself."""
+    A, (batch, (point, rows, low, high)) = inputs[1], flatten(*inputs)
     sound = (status != Status.INVALID).reshape(-1, 1)
-    if rows.dim() == 3 and not bool(sound.all()):
-        rows = torch.where(sound.unsqueeze(-1), rows, 0.0)
+    if not bool(sound.all()):
+        rows = torch.where(sound.unsqueeze(-1) if rows.dim() == 3 else sound.any(), rows, 0.0)
     tight, side = low == high, side.reshape(low.shape)
     active = ((side != 0) | tight) & sound
     grad = grad.double().reshape(point.shape)
@@ -50,11 +119,25 @@ def gradients(
         matrix = _matrix_gradient(u, w, *found, empty, batch, A)
         matrix = matrix + _compromise_gradient(grad, point, rows, bound, active, empty.nonzero().squeeze(-1), batch, A)
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
+    return _deliver(u, matrix, w * below, w * above, inputs, batch, needed)
+
+
+def _deliver(
+    u: Tensor,
+    matrix: Tensor | None,
+    below: Tensor,
+    above: Tensor,
+    inputs: Inputs,
+    batch: torch.Size,
+    needed: tuple[bool, ...],
+) -> Gradients:
+    """The gradients that are needed, in the shape and dtype of what they are for."""
+    raw, _, lower, upper = inputs
     return (
         _reduce(u, batch, raw) if needed[0] else None,
-        matrix,
-        _reduce(w * below, batch, lower) if needed[2] and lower is not None else None,
-        _reduce(w * above, batch, upper) if needed[3] and upper is not None else None,
+        matrix if needed[1] else None,
+        _reduce(below, batch, lower) if needed[2] and lower is not None else None,
+        _reduce(above, batch, upper) if needed[3] and upper is not None else None,
     )
 
 
