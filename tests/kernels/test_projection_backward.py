@@ -88,6 +88,9 @@ def compare_sharing():
     compare((raw[0], A, lower[0], upper[0]))
     compare((raw.view(2, 2, 3), A.expand(2, 1, 5, 3), wide[0].expand(1, 2, 5), upper.view(2, 2, 5)))
     compare((raw[0], A.expand(4, 5, 3), *wide))
+    own = gaussian(3, 5, 3)
+    own[2][1, 0], own[2][2, 1:] = own[3][1, 0], own[3][2, 1:]  # every sample has other equalities
+    compare(own)
     for missing in range(4):
         compare(gaussian(2, 3, 5), needed=tuple(place != missing for place in range(4)))
     formulas.LARGEST_MATRICES = 10
@@ -109,6 +112,10 @@ def compare_odd_samples():
     weight = draw(4, 3)
     weight[0, 1] = torch.nan
     compare(gaussian(4, 3, 5), weight=weight)
+    box = [torch.zeros(1, 2), torch.eye(2), -torch.ones(2), torch.ones(2)]
+    free, _ = pull_back(box, True, weight=torch.tensor([[torch.inf, 1.0]]))  # no row is active
+    assert free[0].tolist() == [[torch.inf, 1.0]]
+    assert free[2].tolist() == free[3].tolist() == [0.0, 0.0]
     empty = gaussian(2, 3, 5)
     empty[1][:, 1], empty[2][:, 1], empty[3][:, 1] = empty[1][:, 0], empty[3][:, 0] + 1, empty[3][:, 0] + 2
     compare(empty, answered=False)
@@ -137,6 +144,10 @@ def compare_flags():
     status = torch.tensor([Status.SOLVED, Status.SOLVED, Status.INFEASIBLE, Status.INVALID, Status.NOT_CONVERGED])
     assert flags(numbers, side, status.to(torch.int8), True) == [1, 0, 1, 0, 1]
     assert flags(numbers, side, status.to(torch.int8), False) == [1, 0, 0, 0, 1]
+    one = [part[2:3] for part in (*numbers, side, status)]
+    saved = (one[0], torch.zeros_like(one[2]), *one[4:])
+    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, True, True, True)) is None
+    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, False, True, True)) is not None
 
 
 def compare_nearly_dependent():

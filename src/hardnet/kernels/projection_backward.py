@@ -30,7 +30,7 @@ from hardnet.kernels.launching import Launcher
 
 COMPUTE = tl.constexpr(tl.float64)
 WARPS = {256: 1, 512: 1, 1024: 2}
-"""By the numbers of the padded A: the fewest warps whose registers hold it and its Gram matrix on an H200."""
+"""By the numbers of the padded A: the fewest warps whose registers hold it and its Gram matrix on sm_90."""
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -91,10 +91,10 @@ def _invert(tile, active, tolerance, M: tl.constexpr):
 
 @triton.jit
 def _split(vector, rows, active, inverse):
-    """``v = (U U')^-1 U g`` and ``u = g - U'v``; infinite entries of g reach active rows alone."""
+    """``v = (U U')^-1 U g`` and ``u = g - U'v``; inactive rows are zero, but not times an infinite g."""
     product = tl.where(active, tl.sum(rows * vector[None, :], axis=1), 0.0)
     multiplier = tl.sum(inverse * product[None, :], axis=1)
-    return vector - tl.sum(tl.where(active[:, None], rows * multiplier[:, None], 0.0), axis=0), multiplier
+    return vector - tl.sum(rows * multiplier[:, None], axis=0), multiplier
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _backward(
     state = tl.load(status + sample)
     sound = state != INVALID
     sides = tl.load(side + sample * m + row, mask=exists, other=0)
-    tight = sides != sides
+    tight = row < 0  # none: an absent bound equals no other
     if LOWER and UPPER:
         tight = exists & (_load_bound(lower, sample, row, m, LOWER) == _load_bound(upper, sample, row, m, UPPER))
     active = ((sides != 0) | tight) & sound
@@ -120,7 +120,7 @@ def _backward(
     rows = load_as(A + (start if EACH else 0) + places, inside, COMPUTE)
     # scaled after the product: Triton feeds no float64 product from what narrow integers like `side` have chosen
     gram = tl.dot(rows, tl.trans(rows), input_precision="ieee", out_dtype=COMPUTE)
-    rows = tl.where(active[:, None], rows, 0.0)  # an inactive or invalid row may hold anything
+    rows = tl.where(active[:, None], rows, 0.0)  # an inactive row may hold anything
     scale = tl.where(active, 1.0 / tl.sqrt(tl.maximum(tl.sum(rows * rows, axis=1), TINY)), 0.0)
     rows = rows * scale[:, None]
     identity = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(COMPUTE)
