@@ -33,6 +33,11 @@ def available(A: Tensor) -> bool:
     return 0 < A.shape[-2] <= most_rows and 0 < A.shape[-1] <= MOST_COLUMNS and _supported(A.device)
 
 
+def supported(device: torch.device) -> bool:
+    """Whether Triton is there, and kernels run on this device."""
+    return HAS_TRITON and _supported(device)
+
+
 @torch.compiler.assume_constant_result
 def _supported(device: torch.device) -> bool:
     """Whether the device has matrix units for float64, and Triton knows them; a constant for compiled code."""

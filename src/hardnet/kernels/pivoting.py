@@ -6,7 +6,8 @@ and a sample stops when it is through.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -21,30 +22,9 @@ DEPENDENT = tl.constexpr(1e-11)
 
 
 @triton.jit
-def _pivot_kernel(
-    gram,
-    product,
-    lower_end,
-    upper_end,
-    slack_end,
-    dual,
-    sides,
-    counts,
-    through,
-    m,
-    limit,
-    M: tl.constexpr,
-):
-    sample = tl.program_id(0).to(tl.int64)
+def pivot_rows(T, value, lower, upper, slack, limit, M: tl.constexpr):
+    """The basic variables, the sides, the steps, and whether a sample is through: tableau and vectors in registers."""
     row = tl.arange(0, M)
-    inside = row < m
-    start = sample * m
-    square = inside[:, None] & inside[None, :]
-    T = tl.load(gram + start * m + row[:, None] * m + row[None, :], mask=square, other=0.0)
-    value = tl.load(product + start + row, mask=inside, other=0.0)
-    lower = tl.load(lower_end + start + row, mask=inside, other=float("-inf"))
-    upper = tl.load(upper_end + start + row, mask=inside, other=float("inf"))
-    slack = tl.load(slack_end + start + row, mask=inside, other=0.0)
     free = lower != upper
     side = tl.zeros([M], dtype=tl.float64)
     own = tl.sum(side, 0)  # multiplier of the row that is joining
@@ -93,10 +73,39 @@ def _pivot_kernel(
         excess = tl.where(side != 0, -1.0, tl.maximum(value - upper, lower - value) - slack)
         furthest = tl.argmax(excess, 0)
         working = ((tl.max(excess, 0) > 0) | (joining >= 0)) & (length < float("inf")) & ~stuck
+    return value, side, steps, ~(working | stuck)
+
+
+@triton.jit
+def _pivot_kernel(
+    gram,
+    product,
+    lower_end,
+    upper_end,
+    slack_end,
+    dual,
+    sides,
+    counts,
+    through,
+    m,
+    limit,
+    M: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, M)
+    inside = row < m
+    start = sample * m
+    square = inside[:, None] & inside[None, :]
+    T = tl.load(gram + start * m + row[:, None] * m + row[None, :], mask=square, other=0.0)
+    value = tl.load(product + start + row, mask=inside, other=0.0)
+    lower = tl.load(lower_end + start + row, mask=inside, other=float("-inf"))
+    upper = tl.load(upper_end + start + row, mask=inside, other=float("inf"))
+    slack = tl.load(slack_end + start + row, mask=inside, other=0.0)
+    value, side, steps, done = pivot_rows(T, value, lower, upper, slack, limit, M)
     tl.store(dual + start + row, tl.where(side != 0, value, 0.0), mask=inside)
     tl.store(sides + start + row, side, mask=inside)
     tl.store(counts + sample, steps)
-    tl.store(through + sample, ~(working | stuck))
+    tl.store(through + sample, done)
 
 
 def pivot(

@@ -3,6 +3,7 @@
 1. A sample inside the set is returned as it came.
 2. One row has a closed form.
 3. The rest goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
+   On a GPU all of this, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
 4. The optimality conditions of every answer are checked; what fails is settled by proximal steps, which also
    decide whether the set is empty.
 """
@@ -14,12 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import hardnet.kernels.affine as gpu
 from hardnet.solvers import compiled
 from hardnet.solvers.active import split
 from hardnet.solvers.newton import newton
 from hardnet.solvers.optimality import SOLVED, kkt_residual
 from hardnet.solvers.pivoting import pivot
-from hardnet.solvers.problem import Problem, multiply, standard_form
+from hardnet.solvers.problem import FEASIBLE, Problem, multiply, standard_form
 from hardnet.solvers.proximal import settle
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
@@ -30,6 +32,8 @@ FEW_ROWS = 16
 """Most rows of an A of its own for which Newton's method is faster than a dual active set on a CPU."""
 SHARED = 1e-13
 """The residual up to which multipliers spread over dependent rows replace the first ones."""
+KERNEL_SIZE = 32
+"""Most rows and outputs of a problem that one program of a GPU holds."""
 CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Most entries of the tableaus that one run of pivoting holds."""
 
@@ -89,6 +93,34 @@ def flatten(
 
 def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto") -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in."""
+    if backend == "auto" and _fits_kernel(A):
+        return _by_kernel(raw, A, lower, upper)
+    return _solve_in_steps(raw, A, lower, upper, backend)
+
+
+def _fits_kernel(A: Tensor) -> bool:
+    """Whether a sample's whole problem fits one program of a GPU; one row has a closed form."""
+    m, n = A.shape[-2:]
+    return A.device.type == "cuda" and 1 < m <= KERNEL_SIZE and n <= KERNEL_SIZE and gpu.supported(A.device)
+
+
+def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
+    """Every sample by one launch; those that it leaves open in steps."""
+    from hardnet.kernels.projection import project
+
+    raw, A, lower, upper = (part.contiguous() for part in (raw, A, lower, upper))
+    tolerances = (FEASIBLE, SOLVED, STRICT)
+    y, dual, side, steps, residual, unsolved = project(raw, A, lower, upper, _step_limit(A), tolerances)
+    outcome = Outcome(y, dual, side, torch.zeros_like(unsolved, dtype=torch.int8), steps, residual)
+    todo = unsolved.nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return outcome
+    own = A if A.dim() == 2 else A[todo]
+    return _place(outcome, todo, _solve_in_steps(raw[todo], own, lower[todo], upper[todo], "auto"))
+
+
+def _solve_in_steps(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
+    """Project a flat batch by launches over all samples at once."""
     norm = torch.linalg.vector_norm(A, dim=-1)
     valid = _valid(raw, norm, lower, upper)
     if not bool(valid.all()):
@@ -202,9 +234,14 @@ def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
     gram = gram.expand(len(problem.raw), -1, -1).clone() if problem.shared else gram
     scaled = (part / norm for part in (problem.product, problem.lower, problem.upper, problem.slack))
-    found = pivot(gram, *scaled, limit=10 * sum(problem.A.shape[-2:]) + 50)
+    found = pivot(gram, *scaled, limit=_step_limit(problem.A))
     dual = found.dual / norm
     return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
+
+
+def _step_limit(A: Tensor) -> int:
+    """Steps of pivoting after which a sample is given up."""
+    return 10 * sum(A.shape[-2:]) + 50
 
 
 def _side(problem: Problem, dual: Tensor) -> Tensor:

@@ -1,0 +1,156 @@
+"""``argmin |y - raw|  subject to  lower <= A y <= upper`` for small problems in one launch, one sample per program.
+
+Everything that `hardnet.solvers.projection` does for a sample happens on chip: its unit, the test whether it is inside,
+the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid numbers, an
+empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the general path.
+"""
+
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types.
+# ruff: noqa: ANN001, ANN202
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hardnet.kernels.common import load_as, store_from
+from hardnet.kernels.launching import Launcher
+from hardnet.kernels.pivoting import pivot_rows
+
+COMPUTE = tl.constexpr(tl.float64)
+INFINITY = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def _load_bound(bound, sample, row, m, absent, KIND: tl.constexpr):
+    """A bound of one sample: absent 0, shared 1, per sample 2. Rows beyond m are free."""
+    if KIND == 0:
+        value = tl.zeros_like(row).to(COMPUTE) + absent
+    else:
+        start = sample * m if KIND == 2 else 0
+        value = tl.where(row < m, load_as(bound + start + row, row < m, COMPUTE), absent)
+    return value
+
+
+@triton.jit
+def _power_above(size):
+    """The power of two above a positive number, which is what `torch.frexp` gives."""
+    exponent = (size.to(tl.int64, bitcast=True) >> 52) & 2047
+    return ((exponent + 1) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _finite_size(bound):
+    """``|b|``, and 0 where there is no bound."""
+    return tl.where(tl.abs(bound) < INFINITY, tl.abs(bound), 0.0)
+
+
+@triton.jit
+def _violation(product, lower, upper):
+    """How far each row is outside, negative inside."""
+    return tl.maximum(product - upper, lower - product)
+
+
+@triton.jit
+def _project(
+    raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, m, n, limit,
+    EACH: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FEASIBLE: tl.constexpr, SOLVED: tl.constexpr, STRICT: tl.constexpr,
+):  # fmt: skip
+    """One sample; the names and tolerances are those of `hardnet.solvers.projection`."""
+    sample = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, M)
+    column = tl.arange(0, N)
+    places = (sample * m * n if EACH else 0) + row[:, None] * n + column[None, :]
+    matrix = load_as(A + places, (row < m)[:, None] & (column < n)[None, :], COMPUTE)
+    start = load_as(raw + sample * n + column, column < n, COMPUTE)
+    low = _load_bound(lower, sample, row, m, -INFINITY, LOWER)
+    high = _load_bound(upper, sample, row, m, INFINITY, UPPER)
+
+    norm = tl.sqrt(tl.sum(matrix * matrix, axis=1))
+    sound = (low <= high) & (low < INFINITY) & (high > -INFINITY) & (norm < INFINITY)
+    valid = (tl.min(sound.to(tl.int32), axis=0) > 0) & (tl.max(tl.where(tl.abs(start) < INFINITY, 0, 1), axis=0) == 0)
+    norm = tl.where(norm > 0.0, norm, 1.0)
+    product = tl.sum(matrix * start[None, :], axis=1)
+    farthest = tl.max(_violation(product, low, high) / norm, axis=0)
+    size = tl.maximum(tl.max(tl.abs(start), axis=0), farthest)
+    length = tl.sqrt(tl.sum(start * start, axis=0))
+    slack = FEASIBLE * (norm * length + tl.maximum(_finite_size(low), _finite_size(high)))
+    unit = _power_above(tl.where(valid & (size > 0.0), size, 1.0))
+    point = start / unit
+    low, high, product, slack = low / unit, high / unit, product / unit, slack / unit
+    inside = tl.max(_violation(product, low, high) - slack, axis=0) <= 0.0
+
+    rows = matrix / norm[:, None]
+    gram = tl.dot(rows, tl.trans(rows), input_precision="ieee", out_dtype=COMPUTE)
+    begin = tl.where(valid & ~inside, limit, 0)
+    value, side, steps, through = pivot_rows(
+        gram, product / norm, low / norm, high / norm, slack / norm, begin, M
+    )  # fmt: skip
+    weight = tl.where(side != 0.0, value, 0.0)
+    multiplier = weight / norm
+    found = point - tl.sum(matrix * multiplier[:, None], axis=0)
+    at_y = tl.sum(matrix * found[None, :], axis=1)
+
+    stationarity = tl.max(tl.abs(found - point + tl.sum(matrix * multiplier[:, None], axis=0)), axis=0)
+    moved = tl.minimum(tl.maximum(at_y + weight * norm, low), high)
+    complementarity = tl.max(tl.abs(at_y - moved) / norm, axis=0)
+    residual = tl.maximum(stationarity, complementarity) / tl.maximum(tl.max(tl.abs(found), axis=0), 1.0)
+    strict = tl.abs(weight) > STRICT * tl.maximum(tl.max(tl.abs(weight), axis=0), 1.0)
+    active = tl.where(strict & (weight > 0.0), 1.0, tl.where(strict & (weight < 0.0), -1.0, 0.0))
+    touches = (at_y >= high - 10 * slack) | (at_y <= low + 10 * slack) | (low == high)
+    idle = tl.max(tl.where(touches & (active == 0.0) & (row < m), 1, 0), axis=0) > 0
+    solved = valid & (inside | (through & (residual <= SOLVED) & ~idle))
+
+    store_from(y + sample * n + column, tl.where(inside, start, found * unit), column < n)
+    tl.store(dual + sample * m + row, tl.where(inside, 0.0, multiplier * unit), mask=row < m)
+    tl.store(sides + sample * m + row, tl.where(inside, 0.0, active).to(tl.int8), mask=row < m)
+    tl.store(counts + sample, tl.where(inside, 0, steps))
+    tl.store(residuals + sample, tl.where(inside, 0.0, residual))
+    tl.store(open_flags + sample, ~solved)
+
+
+@cache
+def _launcher(m: int, n: int, each: bool, lower: int, upper: int, tolerances: tuple[float, float, float]) -> Launcher:
+    """The kernel for problems of this size and bounds of these kinds."""
+    M, N = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
+    feasible, solved, strict = tolerances
+    constants: dict[str, Any] = {"EACH": int(each), "LOWER": lower, "UPPER": upper, "M": M, "N": N}
+    constants |= {"FEASIBLE": feasible, "SOLVED": solved, "STRICT": strict, "num_warps": 2 if M * N <= 512 else 4}
+    return Launcher(_project, constants)
+
+
+def project(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    limit: int,
+    tolerances: tuple[float, float, float],
+) -> tuple[Tensor, ...]:
+    """y, dual, side (int8), steps, residual, and which samples are open; dual and residual in float64.
+
+    Args:
+        raw: ``(B, n)``, dense like everything here, in float64 or float32.
+        A: ``(B, m, n)`` or ``(m, n)``.
+        lower: ``(B, m)``, ``(m,)`` or None.
+        upper: Like lower.
+        limit: Most steps.
+        tolerances: Of a satisfied row, of a solved sample, and of a multiplier that is more than rounding.
+    """
+    (batch, n), m = raw.shape, A.shape[-2]
+    y, dual = torch.empty_like(raw), raw.new_empty(batch, m, dtype=torch.float64)
+    side, steps = raw.new_empty(batch, m, dtype=torch.int8), raw.new_empty(batch, dtype=torch.long)
+    residual, unsolved = raw.new_empty(batch, dtype=torch.float64), raw.new_empty(batch, dtype=torch.bool)
+    kinds = tuple(0 if bound is None else bound.dim() for bound in (lower, upper))
+    bounds = tuple(raw if bound is None else bound for bound in (lower, upper))
+    tensors = (raw, A, *bounds, y, dual, side, steps, residual, unsolved)
+    _launcher(m, n, A.dim() == 3, *kinds, tolerances).launch((batch, 1, 1), tensors, (m, n, limit))
+    return y, dual, side, steps, residual, unsolved

@@ -1,0 +1,84 @@
+"""What must hold for small projections by one launch, on any device: they are those of the steps, or left open."""
+
+from functools import partial
+
+import torch
+
+from hardnet.kernels.projection import project
+from hardnet.solvers import Status, projection
+from tests.solvers import families
+
+TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
+
+
+def answer(raw, A, lower, upper):
+    """The fused answer and which samples it leaves open."""
+    *found, unsolved = project(raw, A, lower, upper, projection._step_limit(A), TOLERANCES)
+    return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
+
+
+def compare(family, device, most_open=0):
+    """The same y, multipliers, sides and steps as the launches over all samples, where the kernel has an answer."""
+    raw, A, lower, upper = (part.to(device) for part in family)
+    expected = projection._solve_in_steps(raw, A, lower, upper, "torch")
+    found, unsolved = answer(raw, A, lower, upper)
+    assert int(unsolved.sum()) <= most_open, int(unsolved.sum())
+    good = ~unsolved
+    assert (expected.status[good] == Status.SOLVED).all()
+    for name in ("y", "dual"):
+        got, right = (getattr(part, name)[good] for part in (found, expected))
+        assert (got - right).abs().max() <= 1e-11 * right.abs().max().clamp_min(1.0), (A.shape, name)
+    assert found.side[good].to(expected.side).equal(expected.side[good])
+    assert found.iterations[good].equal(expected.iterations[good])
+    assert (found.residual[good] <= projection.SOLVED).all()
+
+
+def compare_whole(family, device):
+    """With its open samples settled in steps, every sample has the status and the answer of the steps alone."""
+    raw, A, lower, upper = (part.to(device) for part in family)
+    expected = projection._solve_in_steps(raw, A, lower, upper, "auto")
+    found = projection._by_kernel(raw, A, lower, upper)
+    assert found.status.equal(expected.status)
+    assert (found.y - expected.y).nan_to_num(0.0).abs().max() <= 1e-10
+    assert found.y.isnan().equal(expected.y.isnan())
+    assert (found.dual - expected.dual).nan_to_num(0.0).abs().max() <= 1e-9 * expected.dual.nan_to_num(0.0).abs().max()
+
+
+def compare_promises(device):
+    """Inside is returned bit for bit, bad samples are open and alone, and a sample has its bits in any company."""
+    raw, A, lower, upper = (part.to(device) for part in families.gaussian(10, 5, 7))
+    lower[0], upper[0], raw[0], A[0] = -1e3, 1e3, -0.0, -A[0].abs()  # products of zeros that are all negative
+    raw[1, 0], A[2, 0, 0], lower[3, 0], upper[4, 0] = torch.nan, torch.inf, torch.nan, -torch.inf
+    A[5, 1], lower[5, 1], upper[5, 1] = A[5, 0], upper[5, 0] + 1, upper[5, 0] + 2  # empty
+    lower[9, 2], upper[9, 2] = upper[9, 2].item(), lower[9, 2].item()
+    found, unsolved = answer(raw, A, lower, upper)
+    assert unsolved.tolist() == [False, True, True, True, True, True, False, False, False, True]
+    assert found.y[0].view(torch.int64).equal(raw[0].view(torch.int64))
+    assert not found.dual[0].any()
+    assert not found.side[0].any()
+    for sample in (0, 6, 8):
+        one = slice(sample, sample + 1)
+        alone, _ = answer(raw[one], A[one].clone(), lower[one], upper[one])
+        assert all(mine.equal(ours[one]) for mine, ours in zip(alone, found, strict=True))
+
+
+def compare_kinds(device):
+    """Bounds of any kind, a shared A, and float32 numbers, whose y is the rounded one."""
+    raw, A, lower, upper = (part.to(device) for part in families.gaussian(8, 6, 9, shared=True))
+    whole = partial(torch.full_like, lower)
+    cases = [
+        ((raw, A, lower, None), (raw, A, lower, whole(torch.inf))),
+        ((raw, A, None, upper), (raw, A, whole(-torch.inf), upper)),
+        ((raw, A, lower[0], upper[0]), (raw, A, lower[:1].expand_as(lower), upper[:1].expand_as(upper))),
+        ((raw, A, lower, upper), (raw, A.expand(8, 9, 6).contiguous(), lower, upper)),
+    ]
+    for mine, expected in cases:
+        got, right = answer(*mine), answer(*(part.contiguous() for part in expected))
+        assert got[1].equal(right[1])
+        assert all(left.equal(other) for left, other in zip(got[0], right[0], strict=True))
+    narrow = [part.float() for part in (raw, A, lower, upper)]
+    (found, unsolved), (wide, _) = answer(*narrow), answer(*(part.double() for part in narrow))
+    assert not unsolved.any()
+    assert found.y.dtype == torch.float32
+    assert found.y.equal(wide.y.float())
+    assert found.dual.equal(wide.dual)

@@ -1,0 +1,83 @@
+"""Small projections by one launch: on the interpreter here, on a device where there is one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hardnet.kernels import affine
+from hardnet.solvers import Status, project_affine, projection
+from tests.solvers import families
+
+pytest.importorskip("triton")
+
+
+def interpret(*statements):
+    """Run statements on the CPU, where Triton interprets its kernels; it must know before it is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    code = "\n".join(
+        ["from tests.kernels.projection_cases import *", "from tests.solvers.families import *", *statements]
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+def test_agrees_with_the_launches_over_all_samples():
+    interpret(
+        "compare(gaussian(8, 2, 2), 'cpu')",
+        "compare(gaussian(8, 10, 5), 'cpu')",
+        "compare(gaussian(6, 10, 20, equalities=2), 'cpu')",
+        "compare(gaussian(3, 17, 32, shared=True), 'cpu')",
+        "compare(gaussian(3, 32, 9), 'cpu')",
+    )
+
+
+def test_what_is_left_open_is_settled_in_steps():
+    interpret("compare_whole(duplicated(6), 'cpu')", "compare_whole(integers(12), 'cpu')")
+
+
+def test_promises_on_the_interpreter():
+    interpret("compare_promises('cpu')", "compare_kinds('cpu')")
+
+
+class OnDevice(torch.Tensor):
+    device = torch.device("cuda")
+
+
+def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(affine, "_supported", lambda device: True)
+    monkeypatch.setattr(affine, "HAS_TRITON", True)
+    on_device = lambda *shape: torch.zeros(*shape).as_subclass(OnDevice)
+    assert projection._fits_kernel(on_device(2, 1))
+    assert projection._fits_kernel(on_device(7, 32, 32))
+    for refused in (on_device(1, 4), on_device(33, 4), on_device(7, 4, 33), torch.zeros(4, 4)):
+        assert not projection._fits_kernel(refused)
+    monkeypatch.setattr(affine, "HAS_TRITON", False)
+    assert not projection._fits_kernel(on_device(2, 2))
+
+
+@pytest.mark.gpu
+def test_small_projections_on_the_device():
+    from tests.kernels.projection_cases import compare, compare_kinds, compare_promises, compare_whole
+
+    for family in (
+        families.gaussian(1000, 2, 2),
+        families.gaussian(1000, 10, 20, equalities=2),
+        families.gaussian(1000, 32, 32),
+        families.gaussian(500, 5, 31, shared=True),
+    ):
+        compare(family, "cuda")
+    for family in (families.duplicated(), families.integers()):
+        compare_whole(family, "cuda")
+    compare_promises("cuda")
+    compare_kinds("cuda")
+
+
+@pytest.mark.gpu
+def test_the_device_projects_small_problems_like_the_cpu():
+    for family in (families.gaussian(300, 6, 9), families.integers(), families.duplicated()):
+        here, there = project_affine(*family), project_affine(*(part.cuda() for part in family))
+        assert (there.status == Status.SOLVED).all()
+        assert (there.y.cpu() - here.y).abs().max() <= 1e-10
