@@ -123,7 +123,7 @@ def _launcher(m: int, n: int, each: bool, lower: int, upper: int, tolerances: tu
     M, N = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
     feasible, solved, strict = tolerances
     constants: dict[str, Any] = {"EACH": int(each), "LOWER": lower, "UPPER": upper, "M": M, "N": N}
-    constants |= {"FEASIBLE": feasible, "SOLVED": solved, "STRICT": strict, "num_warps": 2 if M * N <= 512 else 4}
+    constants |= {"FEASIBLE": feasible, "SOLVED": solved, "STRICT": strict, "num_warps": 2 if M == 16 else 4}
     return Launcher(_project, constants)
 
 
