@@ -169,8 +169,7 @@ RECORDS: tuple[Record, ...] = (
     ("affine_h200.json", "The closed form on a GPU, float32, A per sample", replayed),
     ("affine_cpu.json", "The closed form on a CPU, float64", affine),
     ("projection_cpu.json", "The exact projection on a CPU, float64; '!': wrong answer or gradient", projection),
-    ("projection_h200.json", "The exact projection on a GPU, float64", projection),
-    ("projection_qpth_h200.json", "The same against qpth", projection),
+    ("projection_h200.json", "The exact projection on a GPU, float64; '!': wrong answer or gradient", projection),
 )
 """What the README shows: file, title and table."""
 DEVICE_RECORDS: tuple[Record, ...] = (
