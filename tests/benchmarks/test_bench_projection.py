@@ -43,6 +43,26 @@ def test_slow_peers_run_on_a_part_and_are_scaled(monkeypatch):
     assert row["distance"] <= 1e-12
 
 
+def test_on_a_gpu_the_floor_and_our_own_torch_path_stand_beside_the_peers(monkeypatch):
+    assert list(projection.all_peers("cuda")) == ["hardnet, plain torch", *projection.ON_DEVICE]
+    seen = []
+    monkeypatch.setattr(projection.gpu, "HAS_TRITON", True)
+    run = projection.without_kernels(problem(SIZES[0], "cpu", torch.float64, 0))
+    monkeypatch.setattr(
+        projection, "ours", lambda case: run._replace(forward=lambda: seen.append(projection.gpu.HAS_TRITON))
+    )
+    projection.without_kernels(None).forward()
+    assert seen == [False]
+    assert projection.gpu.HAS_TRITON
+    rows = [{"forward": 2.0, "forward+backward": 9.0}, {"forward": 4.0}, {"error": "no"}]
+    first, second, third = projection._with_floor(rows, Size(10, 3, 2), torch.float64, 800.0)
+    assert first["forward floor"] == 10 * (2 * 3 + 2 * 3 + 2 * 2) * 8 / 800  # A, raw and y, both bounds
+    assert first["forward x floor"] == 2.0 / first["forward floor"]
+    assert set(second) == {"forward", "forward floor", "forward x floor"}
+    assert third == {"error": "no"}
+    assert projection._with_floor([{"forward": 2.0}], Size(10, 3, 2), torch.float64, None) == [{"forward": 2.0}]
+
+
 def test_problems_are_feasible_and_outside():
     case = problem(Size(50, 6, 8, equalities=3), "cpu", torch.float64, 0)
     assert (case.lower[:, :3] == case.upper[:, :3]).all()

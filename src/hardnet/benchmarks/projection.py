@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import hardnet.kernels.affine as gpu
 from hardnet.benchmarks import common
-from hardnet.benchmarks.peers import NUMBERS, Case, Peer, ours, torch_peers
+from hardnet.benchmarks.affine_problems import floors
+from hardnet.benchmarks.peers import NUMBERS, Case, Peer, Run, ours, torch_peers
 from hardnet.benchmarks.peers_jax import jax_peers
 from hardnet.functional import project_affine
 
@@ -70,9 +72,30 @@ def problem(size: Size, device: str, dtype: torch.dtype, seed: int) -> Case:
 
 
 def all_peers(device: str) -> dict[str, Peer]:
-    """Every peer that could be asked for on this device."""
+    """Every peer that could be asked for on this device; on a GPU our own path in plain torch is one of them."""
     every = torch_peers() | jax_peers()
-    return every if device == "cpu" else {name: peer for name, peer in every.items() if name in ON_DEVICE}
+    if device == "cpu":
+        return every
+    return {"hardnet, plain torch": Peer((), without_kernels)} | {name: every[name] for name in ON_DEVICE}
+
+
+def without_kernels(case: Case) -> Run:
+    """Ours as it is on a GPU without Triton."""
+    run = ours(case)
+    return run._replace(forward=_in_torch(run.forward), both=run.both and _in_torch(run.both))
+
+
+def _in_torch(work: Callable[[], Any]) -> Callable[[], Any]:
+    """The work while nobody finds Triton."""
+
+    def attempt() -> Any:
+        there, gpu.HAS_TRITON = gpu.HAS_TRITON, False
+        try:
+            return work()
+        finally:
+            gpu.HAS_TRITON = there
+
+    return attempt
 
 
 def main_table(
@@ -101,15 +124,30 @@ def main_table(
     tools = {"hardnet": Peer((), ours)} | {name: peer for name, peer in chosen.items() if peer.installed}
     rows: list[dict[str, Any]] = []
     result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows, "missing": missing}
+    if device != "cpu":
+        result["copy_bytes_per_ms"] = common.copy_bandwidth(device, megabytes=1024)
     for size in sizes or (CPU_SIZES if device == "cpu" else GPU_SIZES):
         case = problem(size, device, dtype, seed)
         exact = _exact(case)
-        rows += [_row(name, peer, case, str(size), exact, device, seconds) for name, peer in tools.items()]
+        found = [_row(name, peer, case, str(size), exact, device, seconds) for name, peer in tools.items()]
+        rows += _with_floor(found, size, dtype, result.get("copy_bytes_per_ms"))
         _print(rows, str(size))
         if out is not None:  # after every size: a run that is cut short keeps what it has
             common.write_json(out, result)
     print("not installed:", ", ".join(missing) or "none")
     return result
+
+
+def _with_floor(rows: list[dict[str, Any]], size: Size, dtype: torch.dtype, bandwidth: float | None) -> list[dict]:
+    """What moving the numbers would take at the bandwidth of a copy, and how often a tool takes that; on a GPU."""
+    if bandwidth is None:
+        return rows
+    forward, both = floors((size.samples, size.n, size.m), bandwidth, dtype.itemsize, size.shared)
+    for row in rows:
+        for key, floor in (("forward", forward), ("forward+backward", both)):
+            if key in row:
+                row[f"{key} floor"], row[f"{key} x floor"] = floor, row[key] / floor
+    return rows
 
 
 def _exact(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
@@ -171,7 +209,8 @@ def _print(rows: Sequence[dict[str, Any]], size: str) -> None:
     """The lines of one size, with the ratio of each tool's forward + backward to ours."""
     here = [row for row in rows if row["size"] == size]
     base = here[0]
-    keys = ("forward", "forward+backward", "violation", "distance", "gradient error")
+    keys = ["forward", "forward+backward", "violation", "distance", "gradient error"]
+    keys += [key for key in ("forward x floor", "forward+backward x floor") if key in base]
     lines = [
         [
             row["tool"] + ("~" if row["scaled"] else ""),

@@ -175,8 +175,8 @@ RECORDS: tuple[Record, ...] = (
 DEVICE_RECORDS: tuple[Record, ...] = (
     ("affine_h200.json", "The kernels alone, float32, A per sample", replayed),
     ("affine_h200.json", "The device alone, float32, one A for all samples, its factor kept", shared),
-    ("roofline_h200.json", "The kernels alone, float32, A per sample", roofline),
-    ("roofline_h200.json", "The kernels alone, float64, A per sample", roofline_double),
+    ("roofline_h200.json", "The same from the run of the roofline", roofline),
+    ("roofline_h200.json", "The same in float64", roofline_double),
     ("affine_h200.json", "Every contender, eager calls, float32", contenders),
     ("affine_h200.json", "Largest violation relative to the scale of its row, 500 samples", conditioning),
     ("scale_h200.json", "Exponents of the device's own time, float32", growth),

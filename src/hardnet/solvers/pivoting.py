@@ -15,11 +15,12 @@ the set is empty. Every operation is elementwise or a gather: a sample's answer 
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+import hardnet.kernels.affine as gpu
 
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
@@ -64,7 +65,7 @@ class _State(NamedTuple):
 
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
     """The multipliers of ``lower <= product - gram dual <= upper``: by the kernel on a GPU, else by the reference."""
-    if gram.device.type == "cuda" and gram.shape[-1] <= KERNEL_ROWS and find_spec("triton") is not None:
+    if gram.device.type == "cuda" and gram.shape[-1] <= KERNEL_ROWS and gpu.HAS_TRITON:
         from hardnet.kernels.pivoting import pivot as kernel
 
         return Pivoted(*kernel(gram, product, lower, upper, slack, limit))
