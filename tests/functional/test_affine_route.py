@@ -171,3 +171,59 @@ def test_empty_and_unbounded_batches_are_returned(launched):
     assert torch.equal(enforce_affine(raw, A), raw)
     assert enforce_affine(raw[:0], A[:0], lower[:0], upper[:0]).shape == (0, 5)
     assert not launched
+
+
+def reference_gradients(raw, A, lower, upper, cotangent):
+    """By autograd through the plain formulas."""
+    leaves = [part.detach().requires_grad_() for part in (raw, A, lower, upper)]
+    return torch.autograd.grad(affine_plain.enforce(*leaves), leaves, cotangent)
+
+
+def small_problem():
+    draw = torch.Generator().manual_seed(3)
+    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)
+    A, centre = normal(5, 3, 4), normal(5, 4)
+    middle = (A @ centre.unsqueeze(-1)).squeeze(-1)
+    return centre + 3 * normal(5, 4), A, middle - 1, middle + 1, normal(2, 5, 4)
+
+
+def test_batched_gradients_keep_away_from_kernels(monkeypatch):
+    """Batched gradients have no memory that a kernel could read."""
+    raw, A, lower, upper, cotangents = small_problem()
+
+    def refuse(*_):
+        raise AssertionError("a kernel was launched")
+
+    monkeypatch.setattr(affine_function.gpu, "forward", lambda *parts: (affine_plain.enforce(*parts), None))
+    monkeypatch.setattr(affine_function.gpu, "backward", refuse)
+    leaves = [part.requires_grad_() for part in (raw, A, lower, upper)]
+    y = affine_function.FusedAffine.apply(*leaves)
+    batched = torch.autograd.grad(y, leaves, cotangents, is_grads_batched=True)
+    for number, cotangent in enumerate(cotangents):
+        for mine, right in zip(batched, reference_gradients(raw, A, lower, upper, cotangent), strict=True):
+            torch.testing.assert_close(mine[number], right)
+
+
+def test_a_backward_in_another_mode_does_not_misread_what_was_saved(monkeypatch):
+    """Compiled autograd runs the backward of an eager forward: the path is then another one."""
+    raw, A, lower, upper, cotangents = small_problem()
+    leaves = [part.requires_grad_() for part in (raw, A, lower, upper)]
+    y = affine_function.EnforceAffine.apply(*leaves, None)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = torch.autograd.grad(y, leaves, cotangents[0])
+    monkeypatch.undo()
+    for mine, right in zip(found, reference_gradients(raw, A, lower, upper, cotangents[0]), strict=True):
+        torch.testing.assert_close(mine, right)
+
+
+def test_one_sample_stays_with_the_kernel_of_a_shared_matrix(monkeypatch):
+    """For the bits that it has in company; compiled code and other matrices take the path of an A per sample."""
+    raw, A, lower, upper, _ = small_problem()
+    one = (raw[:1], A[0], lower[:1], upper[:1], None)
+    assert functional._shared(*one).A.dim() == 3
+    monkeypatch.setattr(functional.shared_launch, "available", lambda A: True)
+    assert functional._shared(*one).A.dim() == 2
+    assert functional._flatten(torch.Size([1]), *one).A.dim() == 2
+    assert functional._flatten(torch.Size([1]), raw[:1], A[:1], *one[2:]).A.dim() == 3
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert functional._flatten(torch.Size([1]), *one).A.dim() == 3

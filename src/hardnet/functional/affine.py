@@ -17,7 +17,7 @@ from hardnet.functional.diagnose import raise_invalid
 from hardnet.functional.inputs import check_affine, require_float, require_like
 from hardnet.functional.strict import tighten
 from hardnet.functional.transforms import transformed
-from hardnet.kernels import cpu
+from hardnet.kernels import cpu, shared_launch
 from hardnet.kernels.arguments import well_formed
 
 OnInvalid = Literal["raise", "nan"]
@@ -152,7 +152,8 @@ def _flatten(
     batch: torch.Size, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
 ) -> Flat:
     """Join the batch dimensions of every argument."""
-    share = any(size != 1 for size in batch)  # a single sample takes the per-sample path, which needs no pseudo-inverse
+    A = A.float() if A.dtype in HALF else A
+    share = any(size != 1 for size in batch) or _takes_one(A)
     return Flat(
         _flat(raw, batch, 1, False),
         _flat(A, batch, 2, share),
@@ -164,9 +165,17 @@ def _flatten(
 
 def _shared(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Flat:
     """Well-formed arguments with a shared A, which a batch of one has for itself: like `_flatten`."""
-    if raw.shape[0] > 1:
+    if raw.shape[0] > 1 or _takes_one(A):
         return Flat(raw, A, lower, upper, factor)
     return Flat(raw, A.unsqueeze(0), lower, upper, None if factor is None else factor.unsqueeze(0))
+
+
+def _takes_one(A: Tensor) -> bool:
+    """Whether one sample stays with the kernel of a shared A, for the bits that it has in company.
+
+    Elsewhere it takes the path of an A per sample, which needs no pseudo-inverse.
+    """
+    return A.dim() == 2 and shared_launch.available(A) and not torch.compiler.is_compiling()
 
 
 def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:

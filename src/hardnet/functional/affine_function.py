@@ -21,6 +21,7 @@ from hardnet.functional.affine_core import choose, enforce
 from hardnet.functional.affine_gradients import AffineGradients, fit, join_all
 from hardnet.functional.transforms import forward_mode, full_precision, transformed
 from hardnet.kernels import cpu
+from hardnet.kernels.arguments import plain
 
 
 def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -62,6 +63,7 @@ class EnforceAffine(torch.autograd.Function):
         """Y ``(B, n)``; keeps what the path saved."""
         y, saved = enforce(choose(A, factor), raw, A, lower, upper)
         ctx.save_for_backward(raw, A, lower, upper, factor, *saved)
+        ctx.compiling = torch.compiler.is_compiling()
         return y
 
     @staticmethod
@@ -70,6 +72,9 @@ class EnforceAffine(torch.autograd.Function):
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, *saved = ctx.saved_tensors
         inputs = (raw, A, lower, upper, factor)
+        if ctx.compiling != torch.compiler.is_compiling():  # another path, which would misread what this one saved
+            grads = AffineGradients.apply(gradients[0], *inputs)
+            return *fit(grads, lower, upper), None
         pull_back = choose(A, factor).backward
         return *_gradients(pull_back, gradients[0], inputs, tuple(saved), ctx.needs_input_grad), None
 
@@ -102,6 +107,8 @@ def _gradients(
     raw, A, lower, upper, _ = inputs
     if torch.is_grad_enabled() or transformed():
         grads = AffineGradients.apply(gradient, *inputs)
+    elif not torch.compiler.is_compiling() and not plain(gradient):  # batched gradients are no memory to read
+        grads = affine_plain.gradients(gradient, raw, A, lower, upper)
     else:
         grads = pull_back(gradient, raw, A, saved, needs[1])
     return fit(grads, lower if needs[2] else None, upper if needs[3] else None)

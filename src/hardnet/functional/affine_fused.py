@@ -21,10 +21,13 @@ Saved = tuple[Any, ...]
 def forward(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None = None
 ) -> tuple[Tensor, Saved]:
-    """``y = raw + P' s`` for raw ``(B, n)``, A and the factor P ``(m, n)``; P is made, and kept, if not given."""
+    """``y = raw + P' s`` for raw ``(B, n)``, A and the factor P ``(m, n)``; P is made if not given.
+
+    The gradient of a learned A reads y and its P; else nothing is kept but the inputs.
+    """
     P = make_factor(A) if factor is None else factor
     y = launch_forward(raw, A, P, lower, upper)
-    return y, (lower, upper, y) if factor is not None else (lower, upper, y, P)
+    return y, (lower, upper, y if A.requires_grad else None, P if factor is None else None)
 
 
 def make_factor(A: Tensor) -> Tensor:
@@ -43,10 +46,11 @@ def backward(
     gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool, factor: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of raw, A, lower and upper from that of y ``(B, n)``: see `hardnet.functional.affine_core`."""
-    lower, upper, y = saved[:3]
-    P = saved[3] if factor is None else factor
+    lower, upper, y, made = saved
+    P = made if factor is None else factor
     grad_raw, below, above = launch_backward(gradient, raw, A, P, lower, upper)
     if not wants_matrix:
         return grad_raw, None, below, above
+    y = launch_forward(raw, A, P, lower, upper) if y is None else y
     active = below + above  # a row is violated on one side at most
     return grad_raw, matrix_gradient(gradient, raw, A, P, y, times(P, gradient), active), below, above
