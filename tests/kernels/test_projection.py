@@ -39,7 +39,7 @@ def test_what_is_left_open_is_settled_in_steps():
 
 
 def test_promises_on_the_interpreter():
-    interpret("compare_promises('cpu')", "compare_kinds('cpu')")
+    interpret("compare_promises('cpu')", "compare_shared('cpu')")
 
 
 class OnDevice(torch.Tensor):
@@ -60,7 +60,7 @@ def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 def test_small_projections_on_the_device():
-    from tests.kernels.projection_cases import compare, compare_kinds, compare_promises, compare_whole
+    from tests.kernels.projection_cases import compare, compare_promises, compare_shared, compare_whole
 
     for family in (
         families.gaussian(1000, 2, 2),
@@ -72,7 +72,7 @@ def test_small_projections_on_the_device():
     for family in (families.duplicated(), families.integers()):
         compare_whole(family, "cuda")
     compare_promises("cuda")
-    compare_kinds("cuda")
+    compare_shared("cuda")
 
 
 @pytest.mark.gpu

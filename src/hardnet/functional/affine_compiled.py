@@ -6,20 +6,18 @@ every other path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.functional import affine_many, affine_plain
+from hardnet.functional import affine_many
 from hardnet.functional.affine_bounds import outer_sum
-from hardnet.functional.affine_gradients import AffineGradients, fit
+from hardnet.functional.affine_gradients import pull_back
 from hardnet.functional.affine_many import Factor
 from hardnet.functional.affine_pinv import pseudo_inverse
-from hardnet.functional.transforms import full_precision, transformed
+from hardnet.functional.transforms import full_precision
 from hardnet.kernels import cpu, cpu_factor
-from hardnet.kernels.arguments import plain
 from hardnet.kernels.cpu_finish import Finished
 
 
@@ -84,7 +82,7 @@ class RowsAffine(torch.autograd.Function):
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper = ctx.saved_tensors
         compiled = lambda gradient: cpu.backward(gradient, raw, A, lower, upper, ctx.needs_input_grad[1])
-        return pull_back(gradients[0], (raw, A, lower, upper), None, compiled)
+        return pull_back(compiled, gradients[0], (raw, A, lower, upper), None, ctx.needs_input_grad)
 
 
 class ManyAffine(torch.autograd.Function):
@@ -104,7 +102,7 @@ class ManyAffine(torch.autograd.Function):
         raw, A, lower, upper, F, swaps, doubtful, y, violation, q, *saved = ctx.saved_tensors
         factor, done, wants_matrix = Factor(F, swaps, doubtful), Finished(y, violation, q, 0), ctx.needs_input_grad[1]
         compiled = lambda gradient: affine_many.backward(gradient, raw, A, factor, done, tuple(saved), wants_matrix)
-        return pull_back(gradients[0], (raw, A, lower, upper), None, compiled)
+        return pull_back(compiled, gradients[0], (raw, A, lower, upper), None, ctx.needs_input_grad)
 
 
 class SharedAffine(torch.autograd.Function):
@@ -130,20 +128,7 @@ class SharedAffine(torch.autograd.Function):
             compiled = lambda gradient: cpu_factor.backward(gradient, raw, A, lower, upper, P, wants_matrix)
         else:
             compiled = lambda gradient: shared_backward(gradient, raw, A, P, excess, y, wants_matrix)
-        return *pull_back(gradients[0], (raw, A, lower, upper), factor, compiled), None
-
-
-def pull_back(
-    gradient: Tensor, inputs: Sequence[Any], factor: Tensor | None, compiled: Callable[[Tensor], Any]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of raw, A, lower and upper: compiled, unless they are themselves differentiated or mapped."""
-    if torch.is_grad_enabled() or transformed():
-        grads = AffineGradients.apply(gradient, *inputs, factor)
-    elif plain(gradient):
-        grads = compiled(gradient)
-    else:
-        grads = affine_plain.gradients(gradient, *inputs)
-    return fit(grads, inputs[2], inputs[3])
+        return *pull_back(compiled, gradients[0], (raw, A, lower, upper), factor, ctx.needs_input_grad), None
 
 
 def shared_backward(

@@ -9,7 +9,6 @@ same under the transforms of torch.func (vmap, grad, jacrev, ...), which see onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from torch import Tensor
 import hardnet.kernels.affine as gpu
 from hardnet.functional import affine_compiled, affine_plain
 from hardnet.functional.affine_core import choose, enforce
-from hardnet.functional.affine_gradients import AffineGradients, fit, join_all
+from hardnet.functional.affine_gradients import AffineGradients, fit, join_all, pull_back
 from hardnet.functional.transforms import forward_mode, full_precision, transformed
 from hardnet.kernels import cpu
-from hardnet.kernels.arguments import plain
 
 
 def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -71,12 +69,12 @@ class EnforceAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper, factor, *saved = ctx.saved_tensors
-        inputs = (raw, A, lower, upper, factor)
-        if ctx.compiling != torch.compiler.is_compiling():  # another path, which would misread what this one saved
-            grads = AffineGradients.apply(gradients[0], *inputs)
-            return *fit(grads, lower, upper), None
-        pull_back = choose(A, factor).backward
-        return *_gradients(pull_back, gradients[0], inputs, tuple(saved), ctx.needs_input_grad), None
+        kept, wants_matrix = tuple(saved), ctx.needs_input_grad[1]
+        compute = lambda gradient: choose(A, factor).backward(gradient, raw, A, kept, wants_matrix)
+        # compiled autograd after an eager forward would choose another path, and misread what this one saved
+        return *pull_back(
+            compute, gradients[0], (raw, A, lower, upper), factor, ctx.needs_input_grad, traceable=ctx.compiling
+        ), None
 
 
 class FusedAffine(torch.autograd.Function):
@@ -93,25 +91,8 @@ class FusedAffine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of raw, A, lower and upper."""
         raw, A, lower, upper = ctx.saved_tensors
-        inputs = (raw, A, lower, upper, None)
-        return _gradients(gpu.backward, gradients[0], inputs, (lower, upper), ctx.needs_input_grad)
-
-
-def _gradients(
-    pull_back: Callable[..., Any], gradient: Tensor, inputs: tuple[Any, ...], saved: tuple[Any, ...], needs: list[bool]
-) -> tuple[Tensor | None, ...]:
-    """Those of raw, A, lower and upper: by the path, unless they are themselves differentiated or mapped.
-
-    A bound that needs none gets none: where the batch shares the bound, that would be a sum over the batch.
-    """
-    raw, A, lower, upper, _ = inputs
-    if torch.is_grad_enabled() or transformed():
-        grads = AffineGradients.apply(gradient, *inputs)
-    elif not torch.compiler.is_compiling() and not plain(gradient):  # batched gradients are no memory to read
-        grads = affine_plain.gradients(gradient, raw, A, lower, upper)
-    else:
-        grads = pull_back(gradient, raw, A, saved, needs[1])
-    return fit(grads, lower if needs[2] else None, upper if needs[3] else None)
+        compute = lambda gradient: gpu.backward(gradient, raw, A, (lower, upper), ctx.needs_input_grad[1])
+        return pull_back(compute, gradients[0], (raw, A, lower, upper), None, ctx.needs_input_grad, traceable=True)
 
 
 class MappedAffine(torch.autograd.Function):

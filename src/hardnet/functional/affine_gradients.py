@@ -6,6 +6,7 @@ formulas in `affine_plain`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from hardnet.functional import affine_plain
 from hardnet.functional.affine_core import choose
-from hardnet.functional.transforms import full_precision
+from hardnet.functional.transforms import full_precision, transformed
+from hardnet.kernels.arguments import plain
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -71,6 +73,28 @@ def fit(grads: Any, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor 
         for grad, bound in zip(grads[2:], (lower, upper), strict=True)
     )
     return grads[0], grads[1], *bounds
+
+
+def pull_back(
+    compute: Callable[[Tensor], Any],
+    gradient: Tensor,
+    inputs: Sequence[Any],
+    factor: Tensor | None,
+    needs: Sequence[bool],
+    traceable: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of raw, A, lower and upper: computed, unless they are themselves differentiated or mapped.
+
+    Batched gradients are no memory to read, and take the plain formulas; so does a compiler, unless the computation is
+    `traceable`. A bound that needs no gradient gets none: where the batch shares it, that would be a sum.
+    """
+    if torch.is_grad_enabled() or transformed():
+        grads = AffineGradients.apply(gradient, *inputs, factor)
+    elif plain(gradient) or (traceable and torch.compiler.is_compiling()):
+        grads = compute(gradient)
+    else:
+        grads = affine_plain.gradients(gradient, *inputs)
+    return fit(grads, *(bound if needed else None for bound, needed in zip(inputs[2:], needs[2:4], strict=True)))
 
 
 def join_all(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hardnet.kernels.affine as gpu
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.kernels.arguments import REALS, plain
+from hardnet.kernels.arguments import MOST_ON_CHIP, REALS, plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
 from hardnet.solvers.problem import multiply
 from hardnet.solvers.projection import flatten
@@ -20,8 +20,6 @@ from hardnet.solvers.solution import Status
 RANK = 1e-10
 """Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""
 
-MOST_FUSED = 32
-"""Most rows and most columns that the kernel takes."""
 LARGEST_MATRICES = 1 << 26
 """Most numbers that the samples ask of a shared A one by one."""
 CORES = (1, 2, 1, 1)
@@ -52,9 +50,9 @@ def gradients(
 
 def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernel takes these: small and plain, on a GPU, and no derivative of this derivative is asked for."""
-    if raw.device.type != "cuda" or not gpu.HAS_TRITON or torch.is_grad_enabled() or not plain(grad, raw, A, *others):
+    if raw.device.type != "cuda" or torch.is_grad_enabled() or not plain(grad, raw, A, *others):
         return False
-    return max(A.shape[-2:]) <= MOST_FUSED and grad.numel() > 0 and raw.dtype in REALS and gpu._supported(raw.device)
+    return max(A.shape[-2:]) <= MOST_ON_CHIP and grad.numel() > 0 and raw.dtype in REALS and gpu.supported(raw.device)
 
 
 def _fused(

@@ -12,6 +12,8 @@ from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
 REALS = (torch.float64, torch.float32)
+MOST_ON_CHIP = 32
+"""Most rows and outputs of a projection that one program of a GPU holds."""
 
 
 def plain(*tensors: Tensor | None) -> bool:
@@ -56,6 +58,11 @@ def well_formed(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | No
         if part is not None and (part.dtype != dtype or part.device != device):
             return False
     return True
+
+
+def padded(size: int) -> int:
+    """The power of two that holds a size, of at least 16: what a tile of the matrix units has."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hardnet.kernels.arguments import padded
+
 MOST_ROWS = 128
 """The largest tableau that fits the registers of one program."""
 DEPENDENT = tl.constexpr(1e-11)
@@ -126,7 +128,7 @@ def pivot(
     steps = torch.empty(batch, dtype=torch.long, device=product.device)
     through = torch.empty(batch, dtype=torch.bool, device=product.device)
     parts = [part.contiguous() for part in (gram, product, lower, upper, slack)]
-    size = max(16, 1 << (m - 1).bit_length())
+    size = padded(m)
     warps = {16: 2, 32: 4, 64: 4, 128: 8}[size]
     launch = _pivot_kernel[(batch,)]
     with torch.cuda.device_of(product):  # Triton launches on the current device

@@ -20,23 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.common import load_as, store_from
+from hardnet.kernels.arguments import padded
 from hardnet.kernels.launching import Launcher
 from hardnet.kernels.pivoting import pivot_rows
 
 COMPUTE = tl.constexpr(tl.float64)
 INFINITY = tl.constexpr(float("inf"))
-
-
-@triton.jit
-def _load_bound(bound, sample, row, m, absent, KIND: tl.constexpr):
-    """A bound of one sample: absent 0, shared 1, per sample 2. Rows beyond m are free."""
-    if KIND == 0:
-        value = tl.zeros_like(row).to(COMPUTE) + absent
-    else:
-        start = sample * m if KIND == 2 else 0
-        value = tl.where(row < m, load_as(bound + start + row, row < m, COMPUTE), absent)
-    return value
 
 
 @triton.jit
@@ -61,7 +50,7 @@ def _violation(product, lower, upper):
 @triton.jit
 def _project(
     raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, m, n, limit,
-    EACH: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     FEASIBLE: tl.constexpr, SOLVED: tl.constexpr, STRICT: tl.constexpr,
 ):  # fmt: skip
     """One sample; the names and tolerances are those of `hardnet.solvers.projection`."""
@@ -69,10 +58,10 @@ def _project(
     row = tl.arange(0, M)
     column = tl.arange(0, N)
     places = (sample * m * n if EACH else 0) + row[:, None] * n + column[None, :]
-    matrix = load_as(A + places, (row < m)[:, None] & (column < n)[None, :], COMPUTE)
-    start = load_as(raw + sample * n + column, column < n, COMPUTE)
-    low = _load_bound(lower, sample, row, m, -INFINITY, LOWER)
-    high = _load_bound(upper, sample, row, m, INFINITY, UPPER)
+    matrix = tl.load(A + places, mask=(row < m)[:, None] & (column < n)[None, :], other=0.0)
+    start = tl.load(raw + sample * n + column, mask=column < n, other=0.0)
+    low = tl.load(lower + sample * m + row, mask=row < m, other=-INFINITY)
+    high = tl.load(upper + sample * m + row, mask=row < m, other=INFINITY)
 
     norm = tl.sqrt(tl.sum(matrix * matrix, axis=1))
     sound = (low <= high) & (low < INFINITY) & (high > -INFINITY) & (norm < INFINITY)
@@ -109,7 +98,7 @@ def _project(
     idle = tl.max(tl.where(touches & (active == 0.0) & (row < m), 1, 0), axis=0) > 0
     solved = valid & (inside | (through & (residual <= SOLVED) & ~idle))
 
-    store_from(y + sample * n + column, tl.where(inside, start, found * unit), column < n)
+    tl.store(y + sample * n + column, tl.where(inside, start, found * unit), mask=column < n)
     tl.store(dual + sample * m + row, tl.where(inside, 0.0, multiplier * unit), mask=row < m)
     tl.store(sides + sample * m + row, tl.where(inside, 0.0, active).to(tl.int8), mask=row < m)
     tl.store(counts + sample, tl.where(inside, 0, steps))
@@ -118,11 +107,11 @@ def _project(
 
 
 @cache
-def _launcher(m: int, n: int, each: bool, lower: int, upper: int, tolerances: tuple[float, float, float]) -> Launcher:
-    """The kernel for problems of this size and bounds of these kinds."""
-    M, N = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
+def _launcher(m: int, n: int, each: bool, tolerances: tuple[float, float, float]) -> Launcher:
+    """The kernel for problems of this size."""
+    M, N = padded(m), padded(n)
     feasible, solved, strict = tolerances
-    constants: dict[str, Any] = {"EACH": int(each), "LOWER": lower, "UPPER": upper, "M": M, "N": N}
+    constants: dict[str, Any] = {"EACH": int(each), "M": M, "N": N}
     constants |= {"FEASIBLE": feasible, "SOLVED": solved, "STRICT": strict, "num_warps": 2 if M == 16 else 4}
     return Launcher(_project, constants)
 
@@ -130,27 +119,25 @@ def _launcher(m: int, n: int, each: bool, lower: int, upper: int, tolerances: tu
 def project(
     raw: Tensor,
     A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
+    lower: Tensor,
+    upper: Tensor,
     limit: int,
     tolerances: tuple[float, float, float],
 ) -> tuple[Tensor, ...]:
-    """y, dual, side (int8), steps, residual, and which samples are open; dual and residual in float64.
+    """y, dual, side (int8), steps, residual, and which samples are open: a flat batch, dense and in float64.
 
     Args:
-        raw: ``(B, n)``, dense like everything here, in float64 or float32.
+        raw: ``(B, n)``.
         A: ``(B, m, n)`` or ``(m, n)``.
-        lower: ``(B, m)``, ``(m,)`` or None.
+        lower: ``(B, m)``, infinite where there is none.
         upper: Like lower.
         limit: Most steps.
         tolerances: Of a satisfied row, of a solved sample, and of a multiplier that is more than rounding.
     """
     (batch, n), m = raw.shape, A.shape[-2]
-    y, dual = torch.empty_like(raw), raw.new_empty(batch, m, dtype=torch.float64)
+    y, dual = torch.empty_like(raw), torch.empty_like(lower)
     side, steps = raw.new_empty(batch, m, dtype=torch.int8), raw.new_empty(batch, dtype=torch.long)
-    residual, unsolved = raw.new_empty(batch, dtype=torch.float64), raw.new_empty(batch, dtype=torch.bool)
-    kinds = tuple(0 if bound is None else bound.dim() for bound in (lower, upper))
-    bounds = tuple(raw if bound is None else bound for bound in (lower, upper))
-    tensors = (raw, A, *bounds, y, dual, side, steps, residual, unsolved)
-    _launcher(m, n, A.dim() == 3, *kinds, tolerances).launch((batch, 1, 1), tensors, (m, n, limit))
+    residual, unsolved = raw.new_empty(batch), raw.new_empty(batch, dtype=torch.bool)
+    tensors = (raw, A, lower, upper, y, dual, side, steps, residual, unsolved)
+    _launcher(m, n, A.dim() == 3, tolerances).launch((batch, 1, 1), tensors, (m, n, limit))
     return y, dual, side, steps, residual, unsolved

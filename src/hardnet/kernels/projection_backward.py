@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.arguments import dense
+from hardnet.kernels.arguments import dense, padded
 from hardnet.kernels.common import load_as, store_from
 from hardnet.kernels.launching import Launcher
 
@@ -146,7 +146,7 @@ def _backward(
 @cache
 def _launcher(m: int, n: int, each: bool, lower: int, upper: int, matrix: bool, invalid: int, refused: int) -> Launcher:
     """The kernel for samples of this shape; sizes are powers of two, of at least 16."""
-    height, width = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
+    height, width = padded(m), padded(n)
     kinds = {"EACH": each, "LOWER": lower, "UPPER": upper, "MATRIX": matrix}
     states = {"INVALID": invalid, "REFUSED": refused, "TINY": TINY}
     sizes = {"M": height, "N": width, "num_warps": WARPS[height * width]}

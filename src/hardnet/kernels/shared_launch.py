@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as gpu
-from hardnet.kernels.arguments import dense
+from hardnet.kernels.arguments import REALS, dense, padded
 
 
 class Tiles(NamedTuple):
@@ -40,16 +40,16 @@ CORRECTIONS = 3
 
 def available(A: Tensor) -> bool:
     """Whether the kernels take this shared A ``(m, n)``: more rows than are unrolled, float32 or float64, a GPU."""
-    if A.device.type != "cuda" or A.dim() != 2 or not gpu.HAS_TRITON or A.dtype not in (torch.float32, torch.float64):
+    if A.device.type != "cuda" or A.dim() != 2 or A.dtype not in REALS:
         return False
     fits = gpu.MOST_SHARED_ROWS < A.shape[0] <= gpu.MOST_ROWS and A.shape[1] <= gpu.MOST_COLUMNS
-    return fits and gpu._supported(A.device)
+    return fits and gpu.supported(A.device)
 
 
 @cache
 def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
     """What the kernel for an A of this shape and dtype is compiled with; sizes are powers of two, of at least 16."""
-    height, width = (max(16, 1 << (size - 1).bit_length()) for size in (m, n))
+    height, width = padded(m), padded(n)
     tiles = TILES[height, backward]
     sizes = {"m": m, "n": n, "S": tiles.samples, "M": height, "K": min(tiles.columns, width)}
     limits = {} if backward else {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": CORRECTIONS}

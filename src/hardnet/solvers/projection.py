@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.affine as gpu
+from hardnet.kernels.arguments import MOST_ON_CHIP
 from hardnet.solvers import compiled
 from hardnet.solvers.active import split
 from hardnet.solvers.newton import newton
@@ -32,8 +33,6 @@ FEW_ROWS = 16
 """Most rows of an A of its own for which Newton's method is faster than a dual active set on a CPU."""
 SHARED = 1e-13
 """The residual up to which multipliers spread over dependent rows replace the first ones."""
-KERNEL_SIZE = 32
-"""Most rows and outputs of a problem that one program of a GPU holds."""
 CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Most entries of the tableaus that one run of pivoting holds."""
 
@@ -101,7 +100,7 @@ def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str 
 def _fits_kernel(A: Tensor) -> bool:
     """Whether a sample's whole problem fits one program of a GPU; one row has a closed form."""
     m, n = A.shape[-2:]
-    return A.device.type == "cuda" and 1 < m <= KERNEL_SIZE and n <= KERNEL_SIZE and gpu.supported(A.device)
+    return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
 def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
