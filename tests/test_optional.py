@@ -68,7 +68,7 @@ def test_without_numba_torch_computes_the_closed_form():
 import sys
 import torch
 import hardnet as hn
-from hardnet.kernels import cpu
+from hardnet.kernels.cpu import launch as cpu
 
 raw, A, upper = torch.ones(3, 2), torch.eye(2).expand(3, 2, 2), torch.zeros(2)
 assert not cpu.HAS_NUMBA and not cpu.takes(raw, A, None, upper, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hardnet.kernels import cpu
+from hardnet.kernels.cpu import launch as cpu
 
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])

@@ -11,7 +11,8 @@ import torch
 
 from hardnet.functional import affine as functional
 from hardnet.functional import affine_function, affine_plain, enforce_affine, factorize
-from hardnet.kernels import affine, affine_reference, cpu
+from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.gpu import affine, affine_reference
 from tests.functional.affine_problems import problem
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.kernels import affine_reference, cpu
+from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.gpu import affine_reference
 from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from hardnet.kernels.projection import project
+from hardnet.kernels.gpu.projection import project
 from hardnet.solvers import Status, projection
 from tests.solvers import families
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.kernels import affine, affine_reference
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
+from hardnet.kernels.gpu import affine, affine_reference
 
 SMALL = [(1, 1), (2, 2), (3, 6), (6, 12)]
 EVERY = [
@@ -64,7 +64,7 @@ def test_shared_rows_give_the_bits_of_rows_per_sample():
 
 
 def test_the_gradient_of_shared_rows_is_summed_in_parts():
-    small = "from hardnet.kernels import affine_launch; affine_launch.LARGEST_PART = 70; "
+    small = "from hardnet.kernels.gpu import affine_launch; affine_launch.LARGEST_PART = 70; "
     interpret(small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hardnet.functional import affine_core, affine_fused, affine_pinv, enforce_affine, factorize
-from hardnet.kernels import affine, shared_launch
+from hardnet.kernels.gpu import affine, shared_launch
 
 SHAPES = [(9, 12), (16, 16), (25, 50), (33, 40), (50, 100), (64, 64), (64, 256)]
 BOTH = "(torch.float32, torch.float64)"

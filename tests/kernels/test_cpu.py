@@ -10,8 +10,8 @@ import torch
 import hardnet as hn
 from hardnet.benchmarks.affine_conditioning import matrices
 from hardnet.functional import affine_plain, enforce_affine, factorize
-from hardnet.kernels import cpu
 from hardnet.kernels.checking import check_kernel
+from hardnet.kernels.cpu import launch as cpu
 from tests.functional.affine_problems import problem, relative_violation
 from tests.kernels.affine_cases import BOUNDS
 from tests.kernels.cpu_cases import (

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hardnet
 from hardnet.functional import affine_compiled, affine_plain, enforce_affine
-from hardnet.kernels import cpu
+from hardnet.kernels.cpu import launch as cpu
 from tests.functional.affine_problems import problem
 
 caching = pytest.importorskip("numba.core.caching")
@@ -209,7 +209,7 @@ def test_several_python_threads_call_it_at_once():
 FORK = """
 import os, torch
 from hardnet.functional import enforce_affine
-from hardnet.kernels import cpu
+from hardnet.kernels.cpu import launch as cpu
 torch.set_num_threads(2)
 samples = 2 * cpu.NUMBERS_OF_A_THREAD // 16 + 1
 raw, A = torch.ones(samples, 4), torch.eye(4).expand(samples, 4, 4).contiguous()
@@ -238,7 +238,7 @@ def twice(numbers, count):
 
 
 def test_code_is_compiled_where_no_directory_can_be_written(monkeypatch):
-    from hardnet.kernels import cpu_tiles
+    from hardnet.kernels.cpu import tiles as cpu_tiles
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # a read-only installation, and no home
     numbers = torch.ones(3, dtype=torch.float64)
@@ -271,7 +271,7 @@ def test_zeros_without_memory_are_zeros():
 
 KERNEL = """
 from numba import carray
-from hardnet.kernels.cpu_tiles import fill
+from hardnet.kernels.cpu.tiles import fill
 
 def entry(numbers, count):
     fill(carray(numbers, (count,)), 1.0)
@@ -279,7 +279,8 @@ def entry(numbers, count):
 """
 RESULT = """
 import torch
-from hardnet.kernels import cpu_entry, cpu_tiles
+from hardnet.kernels.cpu import entry as cpu_entry
+from hardnet.kernels.cpu import tiles as cpu_tiles
 numbers = torch.zeros(1, dtype=torch.float64)
 cpu_tiles.compile_addresses(cpu_entry.entry, torch.float64, 1, 1)(numbers.data_ptr(), 1)
 print(numbers.item())
@@ -288,11 +289,11 @@ print(numbers.item())
 
 def test_a_change_of_what_a_kernel_calls_is_compiled(tmp_path):
     package = shutil.copytree(Path(hardnet.__file__).parent, tmp_path / "hardnet", ignore=lambda *_: ["__pycache__"])
-    (package / "kernels" / "cpu_entry.py").write_text(KERNEL)
+    (package / "kernels" / "cpu" / "entry.py").write_text(KERNEL)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     answer = lambda: subprocess.check_output([sys.executable, "-c", RESULT], env=environment, text=True, timeout=100)
     assert answer() == "1.0\n"
-    tiles = package / "kernels" / "cpu_tiles.py"
+    tiles = package / "kernels" / "cpu" / "tiles.py"
     before = tiles.read_text()
     after = before.replace("flat[index] = value", "flat[index] = 3 * value")  # what an upgrade might bring
     assert after != before

@@ -13,7 +13,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 
-from hardnet.kernels import affine_blocks, affine_launch, affine_rows, affine_threads, launching  # noqa: E402 (they import Triton)
+from hardnet.kernels.gpu import affine_blocks, affine_launch, affine_rows, affine_threads, launching  # noqa: E402 (they import Triton)
 
 
 class Compiled(triton.compiler.CompiledKernel):

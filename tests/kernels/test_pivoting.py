@@ -25,7 +25,7 @@ def products(raw, A, lower, upper):
 
 def compare(device, batch):
     """Same active sets, same steps, multipliers to rounding; emptiness is noticed by both."""
-    from hardnet.kernels.pivoting import pivot
+    from hardnet.kernels.gpu.pivoting import pivot
 
     empty = gaussian(batch, 4, 6)
     empty[1][:, 1], empty[2][:, 1], empty[3][:, 1] = empty[1][:, 0], empty[3][:, 0] + 1, empty[3][:, 0] + 2

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hardnet.kernels import affine
+from hardnet.kernels.gpu import affine
 from hardnet.solvers import Status, project_affine, projection
 from tests.solvers import families
 

@@ -127,7 +127,7 @@ def compare_odd_samples():
 
 def flags(numbers, side, status, matrix):
     """What the launch itself says: which samples are open; with equalities everywhere, or sides."""
-    from hardnet.kernels.projection_backward import Rules, Saved, launch
+    from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
     raw, A, lower, upper = numbers
     saved = Saved(raw, torch.zeros_like(lower), side, status)

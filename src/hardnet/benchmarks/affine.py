@@ -15,8 +15,8 @@ from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, ON_GPU
 from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
 from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
 from hardnet.functional import affine_plain, enforce_affine, factorize
-from hardnet.kernels import cpu
-from hardnet.kernels.affine import MOST_SHARED_ROWS
+from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.gpu.affine import MOST_SHARED_ROWS
 
 CPU_SIZES: tuple[Size, ...] = (
     (1000, 1, 1),

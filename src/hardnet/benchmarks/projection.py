@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.benchmarks import common
 from hardnet.benchmarks.affine_problems import floors
 from hardnet.benchmarks.peers import NUMBERS, Case, Peer, Run, ours, torch_peers

@@ -17,8 +17,9 @@ from hardnet.functional.diagnose import raise_invalid
 from hardnet.functional.inputs import check_affine, require_float, require_like
 from hardnet.functional.strict import tighten
 from hardnet.functional.transforms import transformed
-from hardnet.kernels import cpu, shared_launch
 from hardnet.kernels.arguments import well_formed
+from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.gpu import shared_launch
 
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")

@@ -1,7 +1,7 @@
 """HardNet-Aff by compiled code for a CPU, as differentiable operations: few and many rows per sample, and a shared A.
 
-`hardnet.kernels.cpu.takes` says for which arguments. What differentiates or maps a gradient takes the same roads as for
-every other path.
+`hardnet.kernels.cpu.launch.takes` says for which arguments. What differentiates or maps a gradient takes the same
+roads as for every other path.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from hardnet.functional.affine_gradients import pull_back
 from hardnet.functional.affine_many import Factor
 from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.functional.transforms import full_precision
-from hardnet.kernels import cpu, cpu_factor
-from hardnet.kernels.cpu_finish import Finished
+from hardnet.kernels.cpu import affine_factor as cpu_factor
+from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.cpu.affine_finish import Finished
 
 
 def enforce(

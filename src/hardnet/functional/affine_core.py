@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional import (
     affine_cramer,
     affine_fused,
@@ -36,7 +36,7 @@ from hardnet.functional import (
     affine_square,
 )
 from hardnet.functional.affine_bounds import corrections, may_look, moved, times, to_bounds
-from hardnet.kernels import shared_launch
+from hardnet.kernels.gpu import shared_launch
 
 Saved = tuple[Any, ...]
 MOST_UNROLLED_ROWS = 8

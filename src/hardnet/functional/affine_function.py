@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional import affine_compiled, affine_plain
 from hardnet.functional.affine_core import choose, enforce
 from hardnet.functional.affine_gradients import AffineGradients, fit, join_all, pull_back
 from hardnet.functional.transforms import forward_mode, full_precision, transformed
-from hardnet.kernels import cpu
+from hardnet.kernels.cpu import launch as cpu
 
 
 def apply(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> Tensor:

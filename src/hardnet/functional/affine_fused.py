@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.affine_bounds import times
 from hardnet.functional.affine_pinv import matrix_gradient, pseudo_inverse
-from hardnet.kernels.shared_launch import launch_backward, launch_forward
+from hardnet.kernels.gpu.shared_launch import launch_backward, launch_forward
 
 Saved = tuple[Any, ...]
 

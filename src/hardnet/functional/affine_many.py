@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hardnet.functional import affine_gram
 from hardnet.functional.affine_core import Path, enforce
-from hardnet.kernels import cpu_finish
-from hardnet.kernels.cpu_finish import Finished
+from hardnet.kernels.cpu import affine_finish as cpu_finish
+from hardnet.kernels.cpu.affine_finish import Finished
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 

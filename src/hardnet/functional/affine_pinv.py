@@ -18,7 +18,7 @@ from hardnet.functional.affine_bounds import (
     times,
 )
 from hardnet.functional.affine_bounds import times_transposed as times_t
-from hardnet.kernels.cpu_factor import SHRUNK, SMALL_ENTRY
+from hardnet.kernels.cpu.affine_factor import SHRUNK, SMALL_ENTRY
 
 Saved = tuple[Tensor, ...]
 

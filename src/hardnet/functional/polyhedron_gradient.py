@@ -1,7 +1,7 @@
 """The derivative of the projection onto a polyhedron, from the active set that the solver found.
 
 With u and w of `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w.
-Small problems on a GPU take one kernel for all of it, `hardnet.kernels.projection_backward`.
+Small problems on a GPU take one kernel for all of it, `hardnet.kernels.gpu.projection_backward`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.kernels.arguments import MOST_ON_CHIP, REALS, plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
@@ -59,7 +59,7 @@ def _fused(
     grad: Tensor, inputs: Inputs, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
 ) -> Gradients | None:
     """All of it in one launch and one look; None if a sample is left open, whose batch the general path answers."""
-    from hardnet.kernels.projection_backward import Rules, Saved, launch
+    from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
     A, batch, (m, n) = inputs[1], y.shape[:-1], inputs[1].shape[-2:]
     rules = Rules(NEARLY_DEPENDENT, int(Status.INVALID), int(Status.INFEASIBLE) if needed[1] else -1)

@@ -1,4 +1,4 @@
-"""Triton kernels, each beside its plain reference; imported by solvers and functional alone.
+"""Compiled code, imported by solvers and functional alone: `cpu` (numba) and `gpu` (Triton).
 
-Importing this room needs torch alone: Triton is imported with the first launch.
+Importing this room needs torch alone: numba and Triton are imported with the first call.
 """

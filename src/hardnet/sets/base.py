@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import BoundsError, DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.rows import BoxedRows
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection
@@ -86,6 +87,10 @@ class ConstraintSet(nn.Module):
     def rows(self, numbers: Any, like: Tensor) -> AffineRows:
         """The set as affine rows; only where `polyhedral` is True."""
         raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
+
+    def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
+        """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""
+        return BoxedRows(*self.rows(numbers, like))
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The A of `rows` where it is constant, so that its factor can be kept (bounds may depend on x); else None."""

@@ -11,6 +11,7 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.box import project_box
 from hardnet.functional.inputs import check_bound
 from hardnet.functional.samples import Policy
+from hardnet.rows import BoxedRows
 from hardnet.sets.affine import affine_scale, interval_residual
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
@@ -59,6 +60,10 @@ class Box(ConstraintSet):
     def rows(self, numbers: BoxNumbers, like: Tensor) -> AffineRows:
         """The rows of the identity."""
         return AffineRows(self.fixed_matrix(like), numbers.lower, numbers.upper)
+
+    def structure(self, numbers: BoxNumbers, like: Tensor) -> BoxedRows:
+        """No general row; the bounds are the box."""
+        return BoxedRows(like.new_empty(0, like.shape[-1]), None, None, *numbers)
 
     def fixed_matrix(self, like: Tensor) -> Tensor:
         """The identity."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.samples import Policy
+from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.curved import CurvedSet, block_of
 from hardnet.solvers.blocks import Block
@@ -65,15 +65,19 @@ class Intersection(ConstraintSet):
 
     def residual(self, numbers: tuple[Any, ...], y: Tensor) -> Tensor:
         """The rows of all members, in order."""
-        return _join([part.residual(own, y) for part, own in zip(self.parts, numbers, strict=True)])
+        return join([part.residual(own, y) for part, own in zip(self.parts, numbers, strict=True)])
 
     def scale(self, numbers: tuple[Any, ...], y: Tensor) -> Tensor:
         """The scales of all members, in order."""
-        return _join([part.scale(own, y) for part, own in zip(self.parts, numbers, strict=True)])
+        return join([part.scale(own, y) for part, own in zip(self.parts, numbers, strict=True)])
 
     def rows(self, numbers: tuple[Any, ...], like: Tensor) -> AffineRows:
         """The affine rows of all members, stacked."""
         return stack_rows([part.rows(own, like) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def structure(self, numbers: tuple[Any, ...], like: Tensor) -> BoxedRows:
+        """The general rows of all members, one below the other, and their boxes clipped to each other."""
+        return join_rows([part.structure(own, like) for part, own in zip(self.parts, numbers, strict=True)])
 
     def blocks(self, numbers: tuple[Any, ...], like: Tensor) -> list[Block]:
         """The blocks of all members, in order."""
@@ -102,29 +106,9 @@ class Intersection(ConstraintSet):
         """The matrices of all members, stacked, where every one is constant."""
         stack = [part.fixed_matrix(like) for part in self.parts]
         fixed = [A for A in stack if A is not None]
-        return _join(fixed, dim=-2) if len(fixed) == len(stack) else None
+        return join(fixed, dim=-2) if len(fixed) == len(stack) else None
 
 
 def stack_rows(stack: list[AffineRows]) -> AffineRows:
     """The rows of several polyhedra, one below the other."""
-    A = _join([rows.A for rows in stack], dim=-2)
-    return AffineRows(A, _join_bounds(stack, "lower", -torch.inf), _join_bounds(stack, "upper", torch.inf))
-
-
-def _join(pieces: list[Tensor], dim: int = -1) -> Tensor:
-    """Concatenate along `dim` after broadcasting the batch dimensions, which constants lack."""
-    core = 2 if dim == -2 else 1
-    batch = torch.broadcast_shapes(*(piece.shape[:-core] for piece in pieces))
-    return torch.cat([piece.expand(*batch, *piece.shape[-core:]) for piece in pieces], dim=dim)
-
-
-def _join_bounds(stack: list[AffineRows], side: str, absent: float) -> Tensor | None:
-    """Stack one side's bounds; None where no member has one."""
-    bounds = [getattr(rows, side) for rows in stack]
-    if all(bound is None for bound in bounds):
-        return None
-    full = [
-        rows.A.new_full((rows.A.shape[-2],), absent) if bound is None else bound
-        for rows, bound in zip(stack, bounds, strict=True)
-    ]
-    return _join(full)
+    return AffineRows(*join_rows([BoxedRows(*rows) for rows in stack])[:3])

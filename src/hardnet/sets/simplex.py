@@ -11,6 +11,7 @@ from hardnet.errors import BoundsError, ShapeError, sentence
 from hardnet.functional.inputs import broadcast_batch, require_like
 from hardnet.functional.samples import Policy
 from hardnet.functional.simplex import project_simplex
+from hardnet.rows import BoxedRows
 from hardnet.sets.affine import affine_residual, affine_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
@@ -64,6 +65,11 @@ class Simplex(ConstraintSet):
         zeros = total.new_zeros(*total.shape[:-1], self._dim)
         lower, upper = torch.cat([zeros, total], dim=-1), torch.cat([zeros + torch.inf, total], dim=-1)
         return AffineRows(self.fixed_matrix(like), lower, upper)
+
+    def structure(self, numbers: SimplexNumbers, like: Tensor) -> BoxedRows:
+        """One row of ones; ``y >= 0`` is the box."""
+        total = numbers.total.unsqueeze(-1)
+        return BoxedRows(like.new_ones(1, self._dim), total, total, like.new_zeros(self._dim))
 
     def fixed_matrix(self, like: Tensor) -> Tensor:
         """The identity on top of a row of ones."""

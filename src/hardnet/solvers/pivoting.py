@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
@@ -66,7 +66,7 @@ class _State(NamedTuple):
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
     """The multipliers of ``lower <= product - gram dual <= upper``: by the kernel on a GPU, else by the reference."""
     if gram.device.type == "cuda" and gram.shape[-1] <= KERNEL_ROWS and gpu.HAS_TRITON:
-        from hardnet.kernels.pivoting import pivot as kernel
+        from hardnet.kernels.gpu.pivoting import pivot as kernel
 
         return Pivoted(*kernel(gram, product, lower, upper, slack, limit))
     return pivot_reference(gram, product, lower, upper, slack, limit)

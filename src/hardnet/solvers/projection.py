@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.arguments import MOST_ON_CHIP
 from hardnet.solvers import compiled
 from hardnet.solvers.active import split
@@ -105,7 +105,7 @@ def _fits_kernel(A: Tensor) -> bool:
 
 def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
     """Every sample by one launch; those that it leaves open in steps."""
-    from hardnet.kernels.projection import project
+    from hardnet.kernels.gpu.projection import project
 
     raw, A, lower, upper = (part.contiguous() for part in (raw, A, lower, upper))
     tolerances = (FEASIBLE, SOLVED, STRICT)

@@ -16,9 +16,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels import affine_blocks, affine_rows, affine_threads
 from hardnet.kernels.arguments import dense
-from hardnet.kernels.launching import Launcher
+from hardnet.kernels.gpu import affine_blocks, affine_rows, affine_threads
+from hardnet.kernels.gpu.launching import Launcher
 
 FEW_ROWS = 8
 """Most rows that are unrolled; more are taken in blocks of 16."""

@@ -46,7 +46,7 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresse
 @cache
 def _digest() -> str:
     """Stands for the sources of all kernels: numba's cache knows code by its name and the file of its entry alone."""
-    sources = sorted(Path(__file__).parent.glob("cpu*.py"))
+    sources = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 

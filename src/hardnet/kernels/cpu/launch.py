@@ -63,7 +63,7 @@ def backward(
 @cache
 def _rows(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
     """The kernels for an A per sample; numba is imported and at work at the first call."""
-    from hardnet.kernels import cpu_rows
+    from hardnet.kernels.cpu import affine_few as cpu_rows
 
     return cpu_rows.compiled_forward(dtype), cpu_rows.compiled_backward(dtype)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import (
+from hardnet.kernels.gpu.common import (
     add,
     factor,
     missing,

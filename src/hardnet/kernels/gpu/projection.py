@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels.arguments import padded
-from hardnet.kernels.launching import Launcher
-from hardnet.kernels.pivoting import pivot_rows
+from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.gpu.pivoting import pivot_rows
 
 COMPUTE = tl.constexpr(tl.float64)
 INFINITY = tl.constexpr(float("inf"))

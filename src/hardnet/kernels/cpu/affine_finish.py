@@ -1,7 +1,7 @@
 """The closed form on a CPU for many rows per sample: what `cpu_many` makes of the library's factorisation.
 
-All arguments are what `hardnet.kernels.cpu.takes` accepts. The factor F is U ``(B, m, m)`` of ``A A' = U' U``, or, with
-the row swaps of LU, ``(L - I + U)'`` ``(B, n, n)`` of ``A' = S L U``.
+All arguments are what `hardnet.kernels.cpu.launch.takes` accepts. The factor F is U ``(B, m, m)`` of ``A A' = U' U``,
+or, with the row swaps of LU, ``(L - I + U)'`` ``(B, n, n)`` of ``A' = S L U``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.cpu import launch
+from hardnet.kernels.cpu.launch import launch
 
 
 class Finished(NamedTuple):
@@ -54,6 +54,6 @@ def backward(
 @cache
 def _kernels(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
     """The kernels; numba is imported and at work at the first call."""
-    from hardnet.kernels import cpu_many
+    from hardnet.kernels.cpu import affine_many as cpu_many
 
     return cpu_many.compiled_kernels(dtype)

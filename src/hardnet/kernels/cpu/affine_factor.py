@@ -1,7 +1,7 @@
 """The closed form on a CPU for rows that all samples share, by compiled code, with the factor ``P = A⁺'``.
 
 A small A takes one pass (`cpu_constant`); a larger one is multiplied by the library between passes of `cpu_shared`.
-All arguments are what `hardnet.kernels.cpu.takes` accepts.
+All arguments are what `hardnet.kernels.cpu.launch.takes` accepts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.arguments import dense
-from hardnet.kernels.cpu import count
+from hardnet.kernels.cpu.launch import count
 
 MOST_NUMBERS = 64
 """Numbers of A up to which one pass without the library's products is faster."""
@@ -97,7 +97,7 @@ def split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
 @cache
 def _kernels(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
     """The kernels for a small A; numba is imported and at work at the first call."""
-    from hardnet.kernels import cpu_constant
+    from hardnet.kernels.cpu import affine_constant as cpu_constant
 
     return cpu_constant.compiled_kernels(dtype)
 
@@ -105,6 +105,6 @@ def _kernels(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
 @cache
 def _passes(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
     """The passes around the products; numba is imported and at work at the first call."""
-    from hardnet.kernels import cpu_shared
+    from hardnet.kernels.cpu import affine_shared as cpu_shared
 
     return cpu_shared.compiled_passes(dtype)

@@ -70,7 +70,7 @@ def backward(
 @cache
 def _launches() -> ModuleType:
     """The launches; Triton is imported at the first call."""
-    from hardnet.kernels import affine_launch
+    from hardnet.kernels.gpu import affine_launch
 
     return affine_launch
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import load_as
+from hardnet.kernels.gpu.common import load_as
 
 SIZE = tl.constexpr(16)
 PAIR = tl.constexpr(8)

@@ -1,4 +1,4 @@
-"""Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gram`: the factor of ``A A'`` and solves.
+"""Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gpu.gram`: the factor of ``A A'`` and solves.
 
 The Gram matrix is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal blocks of D
 inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import add
-from hardnet.kernels.gram import SIZE, load_blocks
+from hardnet.kernels.gpu.common import add
+from hardnet.kernels.gpu.gram import SIZE, load_blocks
 
 
 @triton.jit

@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.blocks import combine, combine_refined, dots, factorise, solve, solve_refined
-from hardnet.kernels.common import add, split_by_side, store_from
-from hardnet.kernels.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
+from hardnet.kernels.gpu.blocks import combine, combine_refined, dots, factorise, solve, solve_refined
+from hardnet.kernels.gpu.common import add, split_by_side, store_from
+from hardnet.kernels.gpu.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
 
 UNSTABLE = tl.constexpr(64 * 2.0**-52)
 """What a solve leaves of its right-hand side, over 1 / the least pivot: the blocks of D are inverted."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numba import carray
 
-from hardnet.kernels.cpu_tiles import (
+from hardnet.kernels.cpu.tiles import (
     Tile,
     add,
     compile_addresses,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.affine as gpu
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.arguments import REALS, dense, padded
 
 
@@ -59,8 +59,8 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
 @cache
 def _launcher(m: int, n: int, dtype: torch.dtype, backward: bool, lower: int, upper: int) -> tuple[Any, int]:
     """The kernel for an A of this shape and dtype and bounds of these kinds, and the samples of one program."""
-    from hardnet.kernels import affine_shared
-    from hardnet.kernels.launching import Launcher
+    from hardnet.kernels.gpu import affine_shared
+    from hardnet.kernels.gpu.launching import Launcher
 
     constants = plan(m, n, dtype, backward) | {"LOWER": lower, "UPPER": upper}
     return Launcher(affine_shared.backward if backward else affine_shared.forward, constants), constants["S"]
@@ -93,7 +93,7 @@ def _launch(
     backward: bool,
 ) -> None:
     """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
-    from hardnet.kernels.affine_launch import _bound
+    from hardnet.kernels.gpu.affine_launch import _bound
 
     raw, A, _ = inputs
     (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)

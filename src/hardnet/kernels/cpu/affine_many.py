@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba import carray
 
-from hardnet.kernels.cpu_tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
+from hardnet.kernels.cpu.tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
 
 
 @summed

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.common import load_as, store_from, widen
-from hardnet.kernels.gram import multiply_add
+from hardnet.kernels.gpu.common import load_as, store_from, widen
+from hardnet.kernels.gpu.gram import multiply_add
 
 COMPUTE = tl.constexpr(tl.float64)
 

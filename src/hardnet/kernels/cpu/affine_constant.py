@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import carray
 
-from hardnet.kernels.cpu_tiles import (
+from hardnet.kernels.cpu.tiles import (
     Tile,
     clamp,
     compile_addresses,

@@ -25,8 +25,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels.arguments import dense, padded
-from hardnet.kernels.common import load_as, store_from
-from hardnet.kernels.launching import Launcher
+from hardnet.kernels.gpu.common import load_as, store_from
+from hardnet.kernels.gpu.launching import Launcher
 
 COMPUTE = tl.constexpr(tl.float64)
 WARPS = {256: 1, 512: 1, 1024: 2}
@@ -71,7 +71,7 @@ def _load_bound(bound, sample, row, m, KIND: tl.constexpr):
 def _invert(tile, active, tolerance, M: tl.constexpr):
     """The inverse of a Gram matrix of unit rows that is the identity off the active ones; if all pivots are clear.
 
-    Symmetric Gauss-Jordan sweeps as rank-one updates, which leave ``2 I - T^-1``: see `hardnet.kernels.blocks`.
+    Symmetric Gauss-Jordan sweeps as rank-one updates, which leave ``2 I - T^-1``: see `hardnet.kernels.gpu.blocks`.
     Inactive rows need no sweep. The pivots are the squared ones of Cholesky's factor.
     """
     row = tl.arange(0, M)

@@ -1,0 +1,70 @@
+"""The record of a batch of affine rows beside a box: what polyhedral sets hand to every function that enforces them.
+
+A box keeps its structure: its n rows are never written as a matrix unless someone asks for `dense`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class BoxedRows(NamedTuple):
+    """``lower <= A y <= upper`` and ``box_lower <= y <= box_upper``; an absent bound is None.
+
+    Attributes:
+        A: ``(m, n)`` or ``(*batch, m, n)``; m may be 0.
+        lower: ``(m,)`` or ``(*batch, m)`` or None.
+        upper: Like `lower`; ``lower == upper`` is an equality.
+        box_lower: ``(n,)`` or ``(*batch, n)`` or None.
+        box_upper: Like `box_lower`.
+    """
+
+    A: Tensor
+    lower: Tensor | None
+    upper: Tensor | None
+    box_lower: Tensor | None = None
+    box_upper: Tensor | None = None
+
+    @property
+    def boxed(self) -> bool:
+        """Whether some coordinate may have a bound of its own."""
+        return self.box_lower is not None or self.box_upper is not None
+
+
+def join_rows(parts: list[BoxedRows]) -> BoxedRows:
+    """The intersection: general rows one below the other, boxes clipped to each other."""
+    A = join([part.A for part in parts], dim=-2)
+    lower = _join_bounds(parts, "lower", -torch.inf)
+    upper = _join_bounds(parts, "upper", torch.inf)
+    box_lower = _tightest([part.box_lower for part in parts], torch.maximum)
+    return BoxedRows(A, lower, upper, box_lower, _tightest([part.box_upper for part in parts], torch.minimum))
+
+
+def join(pieces: list[Tensor], dim: int = -1) -> Tensor:
+    """Concatenate along `dim` (-1 or -2) after broadcasting the batch dimensions, which constants lack."""
+    core = -dim
+    batch = torch.broadcast_shapes(*(piece.shape[:-core] for piece in pieces))
+    return torch.cat([piece.expand(*batch, *piece.shape[-core:]) for piece in pieces], dim=dim)
+
+
+def _join_bounds(parts: list[BoxedRows], side: str, absent: float) -> Tensor | None:
+    """One side's bounds of all parts; None where no part has one."""
+    bounds = [getattr(part, side) for part in parts]
+    if all(bound is None for bound in bounds):
+        return None
+    full = [
+        part.A.new_full((part.A.shape[-2],), absent) if bound is None else bound
+        for part, bound in zip(parts, bounds, strict=True)
+    ]
+    return join(full)
+
+
+def _tightest(bounds: list[Tensor | None], pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    """The tightest of several bounds of the coordinates; None where there is none."""
+    given = [bound for bound in bounds if bound is not None]
+    return reduce(pick, given) if given else None
