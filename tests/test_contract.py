@@ -31,8 +31,8 @@ def test_every_layer_has_a_case():
 class Broken(hn.layers.HardNetAff):
     """HardNet-Aff with one promise broken on purpose."""
 
-    def __init__(self, constraint, fault):
-        super().__init__(constraint)
+    def __init__(self, constraint, fault, **options):
+        super().__init__(constraint, **options)
         self.fault = fault
 
     def forward(self, raw, x=None):
@@ -80,8 +80,7 @@ def drops_gradient(y, raw, x):
 )
 def test_a_broken_promise_is_found(fault, promise):
     _, raw = CASES[0].data()
-    layer = Broken(constant_rows(), fault)
-    layer.on_invalid = "nan"
+    layer = Broken(constant_rows(), fault, on_invalid="nan")
     with pytest.raises(ContractError, match=promise):
         check_layer(layer, None, raw)
 

@@ -42,8 +42,8 @@ def test_options_of_the_layer_survive(tmp_path):
     model = hn.HardNet(network(), constraint, hn.layers.HardNetAff(constraint, strict=True, on_invalid="nan"))
     hn.save(model, tmp_path / "model")
     layer = hn.load(tmp_path / "model", network()).layer
-    assert layer.strict
-    assert layer.on_invalid == "nan"
+    assert layer.options.strict
+    assert layer.options.on_invalid == "nan"
 
 
 def test_a_set_of_x_must_be_given_again(tmp_path):

@@ -80,6 +80,10 @@ class ConvergenceError(SampleError, RuntimeError):
     """An iterative solver did not reach its tolerance on some samples."""
 
 
+class OptionError(HardNetError, ValueError):
+    """An option of a layer has a value that it does not take, or the layer has no such option."""
+
+
 class UnsupportedSetError(HardNetError, ValueError):
     """A method was asked to enforce a set outside its class."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
 from hardnet.functional.affine import HALF
 from hardnet.functional.inputs import require_float
 from hardnet.functional.leak import leak_gradient
@@ -28,6 +28,7 @@ class HardNet(nn.Module):
         method: ``"auto"``, the name of a method, or a layer built on this constraint.
         leak: Share of the loss gradient that passes the enforcement straight through, in [0, 1]. 0 is the exact
             gradient; a small share frees samples that are stuck on the boundary (see `hardnet.gradients`).
+        options: The options of the method's layer, such as ``strict=True`` or ``on_infeasible="nearest"``.
 
     Example:
         >>> import torch, hardnet as hn
@@ -37,17 +38,23 @@ class HardNet(nn.Module):
     """
 
     def __init__(
-        self, net: nn.Module, constraint: ConstraintSet, method: str | Layer = "auto", *, leak: float = 0.0
+        self,
+        net: nn.Module,
+        constraint: ConstraintSet,
+        method: str | Layer = "auto",
+        *,
+        leak: float = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__()
-        if not 0 <= leak <= 1:
-            raise ShapeError(sentence("leak", "a share between 0 and 1", leak))
+        if not (isinstance(leak, int | float) and 0 <= leak <= 1):
+            raise OptionError(sentence("leak", "a share between 0 and 1", repr(leak)))
         if not isinstance(net, nn.Module):
             raise DTypeError(sentence("net", "an nn.Module", type(net).__name__))
         if not isinstance(constraint, ConstraintSet):
             remedy = "build one with hn.Affine, hn.Box, ... or subclass hn.sets.ConstraintSet"
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
-        self.layer = build_layer(constraint, method)
+        self.layer = build_layer(constraint, method, **options)
         self.net = self.layer.prepare(net)
         self.leak = leak
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,8 @@ def _assemble(
 
 
 def _options(layer: Layer) -> dict[str, Any]:
-    """The layer's own options as JSON data: every constructor argument that it keeps as a plain attribute."""
-    names = [name for name in inspect.signature(type(layer).__init__).parameters if name not in ("self", "constraint")]
-    kept = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
-    return {name: value for name, value in kept.items() if isinstance(value, bool | int | float | str | None)}
+    """The layer's own options as JSON data."""
+    return asdict(layer.options)
 
 
 def _require_same(constraint: ConstraintSet, saved: dict[str, Any], path: str | Path) -> None:

@@ -76,7 +76,7 @@ def test_dc3_is_the_published_one_and_beside_it_the_right_one():
     assert not specs.tuned_dc3(box).descent.published_sign
     assert specs.published_dc3(opt).raw_dim == specs.tuned_dc3(opt).raw_dim == 50
     assert tuple(specs.published_dc3(opt).predicted.tolist()) == opt.dc3.predicted
-    assert (specs.published_dc3(cbf).extra_steps, specs.published_dc3(cbf).raw_dim) == (5, 2)
+    assert (specs.published_dc3(cbf).options.extra_steps, specs.published_dc3(cbf).raw_dim) == (5, 2)
 
 
 def test_the_mean_over_the_last_epochs_is_the_history_s(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hardnet.certificate import check
-from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError
+from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError
 from hardnet.layers.cone import Cone
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
@@ -130,7 +130,7 @@ def test_bad_arguments_are_named():
         layer(draw(2, 3))
     with pytest.raises(DTypeError, match=r"generators: expected the dtype of raw, torch\.float32"):
         layer(draw(2, 4).float())
-    with pytest.raises(UnsupportedSetError, match="box: expected a positive size, got 0"):
+    with pytest.raises(OptionError, match="box: expected a finite number above 0, got 0"):
         Cone(Affine(MONOTONE, upper=0.0), box=0)
     with pytest.raises(UnsupportedSetError, match="at most 2 generators"):
         Cone(Affine(MONOTONE, upper=0.0), limit=2)

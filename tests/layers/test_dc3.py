@@ -225,7 +225,7 @@ def test_errors_name_argument_samples_and_remedy():
         DC3(Curved())
     with pytest.raises(ValueError, match="step: expected a positive number or 'auto', got -1"):
         DC3(line(), step=-1)
-    with pytest.raises(ValueError, match="steps, extra_steps: expected counts"):
+    with pytest.raises(ValueError, match="steps: expected a whole number of at least 0, got -1"):
         DC3(line(), steps=-1)
     with pytest.raises(ShapeError, match=r"predicted: expected distinct coordinates in 0\.\.1, got \[2\]"):
         DC3(line(), predicted=[2])

@@ -86,7 +86,7 @@ def test_errors():
     ) as caught:
         layer(torch.tensor([[0.0], [3.0]], dtype=F64), x)  # no point of the circle has y1 = 3
     assert caught.value.samples == [1]
-    layer.on_invalid = "nan"
+    layer = SmoothDC3(circle(), predicted=[0], start=1.0, steps=0, on_invalid="nan")
     y = layer(torch.tensor([[0.0], [3.0]], dtype=F64), x)
     assert y[1].isnan().all()
     assert torch.equal(y[0], layer(torch.zeros(2, 1, dtype=F64), x)[0])

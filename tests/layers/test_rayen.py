@@ -196,9 +196,9 @@ def test_errors_at_construction():
         Rayen(Affine(number([1.0, 1.0]), upper=lambda x: x))
     with pytest.raises(UnsupportedSetError, match="its dimension is not known; give one bound as a vector"):
         Rayen(Box(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"radial: expected one of .* got 'round'"):
+    with pytest.raises(ValueError, match=r"radial: expected .*, got 'round'"):
         Rayen(triangle(), radial="round")
-    with pytest.raises(ValueError, match="raw_as: expected 'displacement', or 'point' without radial='sigmoid'"):
+    with pytest.raises(ValueError, match="raw_as: expected 'displacement' with radial='sigmoid', got 'point'"):
         Rayen(triangle(), radial="sigmoid", raw_as="point")
     with pytest.raises(UnsupportedSetError, match=r"interior: expected a point strictly inside.*slack -?0 and"):
         Rayen(triangle(), interior=number(0.0, 0.5))

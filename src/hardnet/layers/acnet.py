@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
-from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, known_equalities, only_equalities
 from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 Transform = Callable[[Tensor, Any], Tensor]
@@ -35,6 +36,8 @@ class ACnet(Layer):
         dim: n, where only a function of x knows it.
         from_linear: ``(linear, x) -> natural`` outputs, differentiable; by default they are the same.
         to_linear: Its inverse ``(natural, x) -> linear``; a sample where the two disagree is refused.
+        changes_variables: Whether there is such a change, which follows from the two functions; a saved model that
+            has one asks for them again.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -43,6 +46,16 @@ class ACnet(Layer):
     guarantee = Guarantee.EXACT
     identity_inside = False  # raw is the direct outputs only
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """The plain data among the arguments above; functions are code, which a file does not hold."""
+
+        residuals: tuple[int, ...] | None = indices()
+        dim: int | None = count(None, least=1)
+        changes_variables: bool = flag(False)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     predicted: Tensor
     completed: Tensor
 
@@ -50,17 +63,17 @@ class ACnet(Layer):
         self,
         constraint: ConstraintSet,
         *,
-        residuals: Sequence[int] | None = None,
-        dim: int | None = None,
         from_linear: Transform | None = None,
         to_linear: Transform | None = None,
-        on_invalid: Policy = "raise",
+        **options: Any,
     ) -> None:
-        super().__init__(constraint)
-        if (from_linear is None) != (to_linear is None):
-            got = "one without the other"
-            raise ValueError(sentence("from_linear, to_linear", "a function and its inverse, or neither", got))
-        self.from_linear, self.to_linear, self.on_invalid = from_linear, to_linear, on_invalid
+        given = (from_linear is not None, to_linear is not None)
+        super().__init__(constraint, **({"changes_variables": any(given)} | options))
+        if given != (self.options.changes_variables,) * 2:
+            got = f"{sum(given)} of the two with changes_variables={self.options.changes_variables}"
+            raise OptionError(sentence("from_linear, to_linear", "a function and its inverse, or neither", got))
+        self.from_linear, self.to_linear = from_linear, to_linear
+        residuals, dim = self.options.residuals, self.options.dim
         self.dim = constraint.dim if dim is None else dim
         direct = None if residuals is None or self.dim is None else _complement(residuals, self.dim)
         partition = choose_columns(constraint, self.dim, known_equalities(constraint), direct)
@@ -111,7 +124,7 @@ class ACnet(Layer):
         linear = complete(raw, rows.lower, factor, self._partition)
         natural, disagree = self._map_back(linear, x)
         y = poison(natural, disagree)
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, disagree))
         return y
 

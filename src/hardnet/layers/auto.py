@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from hardnet.errors import DTypeError, UnsupportedSetError, sentence
+from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.hardnet_aff import row_condition
 from hardnet.layers.registry import LAYERS
@@ -57,16 +58,19 @@ def explain(constraint: ConstraintSet) -> Explanation:
     return Explanation(method, reasons)
 
 
-def build_layer(constraint: ConstraintSet, method: str | Layer = "auto") -> Layer:
+def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **options: Any) -> Layer:
     """The layer that enforces a set: by name, by the written rule (``"auto"``), or the layer object itself."""
     if isinstance(method, Layer):
+        if options:
+            expected = "no options beside a layer, which has its own"
+            raise OptionError(sentence("options", expected, ", ".join(options), "give them to the layer"))
         if method.constraint is not constraint:
             raise UnsupportedSetError("method: expected a layer built on this constraint, got one built on another set")
         return method
     name = _choose(constraint)[0] if method == "auto" else method
     if name not in LAYERS:
         raise UnsupportedSetError(f"method: expected 'auto' or one of {', '.join(LAYERS)}, got {name!r}")
-    return LAYERS[name](constraint)
+    return LAYERS[name](constraint, **options)
 
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:

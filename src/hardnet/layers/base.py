@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from hardnet.errors import UnsupportedSetError
+from hardnet.layers.options import LayerOptions, take_options
 from hardnet.sets.base import ConstraintSet
 
 
@@ -26,8 +27,12 @@ class Layer(nn.Module):
     """Enforcement of one set: ``y = layer(raw, x)``.
 
     A subclass states the class attributes below, implements `refusal` and `forward`, and is otherwise an
-    ordinary module. Build it as ``Layer(constraint, **options)``; a set outside its class is refused there.
+    ordinary module. Build it as ``Layer(constraint, **options)``; a set outside its class is refused there, and so
+    is an option that is none of its `Options`.
     """
+
+    Options: ClassVar[type[LayerOptions]] = LayerOptions
+    """The options as a frozen dataclass, made of the kinds in `hardnet.layers.options`."""
 
     name: ClassVar[str]
     """The name that ``HardNet(net, constraint, method=name)`` takes."""
@@ -40,8 +45,12 @@ class Layer(nn.Module):
     differentiable_numbers: ClassVar[bool] = True
     """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""
 
-    def __init__(self, constraint: ConstraintSet) -> None:
+    options: Any  # each layer states its own record
+    """The options of this layer, as they were given or by default."""
+
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__()
+        self.options = take_options(self.name, self.Options, options)
         reason = self.refusal(constraint)
         if reason is not None:
             raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
@@ -52,6 +61,10 @@ class Layer(nn.Module):
     @abstractmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Why this layer cannot enforce the set, and what would work instead; None where it can."""
+
+    def extra_repr(self) -> str:
+        """``method 'aff', guarantee exact, strict=False, ...``."""
+        return ", ".join(filter(None, [f"method '{self.name}'", f"guarantee {self.guarantee}", str(self.options)]))
 
     @property
     def raw_dim(self) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from hardnet.functional.stepwise import Step, clamp_in_order, right_hand_sides
 from hardnet.layers.base import Guarantee
 from hardnet.layers.constant_rows import ConstantRows, TableLayer, refuse_other_sets
 from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 ROUNDINGS = 64
@@ -40,6 +41,15 @@ class CDGM(TableLayer):
     guarantee = Guarantee.EXACT
     keeps_double = True  # derived rows add up several given ones, and so do their roundings
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`order`, `limit` and `on_invalid`, as above."""
+
+        order: tuple[int, ...] | None = indices()
+        limit: int = count(10_000, least=1)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     body: Tensor
     mix: Tensor
     above: Tensor
@@ -49,21 +59,12 @@ class CDGM(TableLayer):
     condition_equality: Tensor
     steps: list[Step]
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        order: Sequence[int] | None = None,
-        limit: int = 10_000,
-        on_invalid: str = "raise",
-    ) -> None:
-        super().__init__(constraint)
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         n = constraint.dim or 0
-        self.order = list(range(n)) if order is None else [int(variable) for variable in order]
+        self.order = list(range(n)) if self.options.order is None else list(self.options.order)
         if sorted(self.order) != list(range(n)):
             raise ShapeError(sentence("order", f"a permutation of 0 to {n - 1}", self.order))
-        self.limit = limit
-        self.on_invalid = on_invalid
         self.refactor()
 
     @classmethod
@@ -82,7 +83,7 @@ class CDGM(TableLayer):
         constants = _constants(AffineRows(*rows[:3]), above, below, equal)
         body = torch.cat([rows.A[above], -rows.A[below], rows.A[equal]])
         equality = torch.arange(len(body)) >= len(body) - len(equal)
-        stages, conditions = eliminate(body, constants, equality, self.order, limit=self.limit)
+        stages, conditions = eliminate(body, constants, equality, self.order, limit=self.options.limit)
         require_consistent(conditions, constants, torch.cat([above, below, equal]).tolist(), self._tolerance())
         depends = conditions.take((conditions.mix[:, constants.isnan()] != 0).any(dim=1))
         self.steps, body, mix = _stack(stages)
@@ -97,7 +98,7 @@ class CDGM(TableLayer):
         right = right_hand_sides(constants, self.mix)
         y = clamp_in_order(raw.double(), self.body, right, self.steps).to(raw.dtype)
         y = poison(y, infeasible | raw.isnan().any(dim=-1))
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: diagnose_inputs(raw, rows) or _diagnose(infeasible))
         return y
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hardnet.functional.generators import cone_generators
 from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee
 from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows, refuse_other_sets
+from hardnet.layers.options import LayerOptions, count, number
 from hardnet.sets.base import ConstraintSet
 
 
@@ -34,15 +36,19 @@ class Cone(TableLayer):
     identity_inside = False
     differentiable_numbers = False
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`limit` and `box`, as above."""
+
+        limit: int = count(10_000, least=1)
+        box: float | None = number(None, above=0)
+
+    options: Options
     rays: Tensor
     lineality: Tensor
 
-    def __init__(self, constraint: ConstraintSet, *, limit: int = 10_000, box: float | None = None) -> None:
-        super().__init__(constraint)
-        if box is not None and not box > 0:
-            raise UnsupportedSetError(f"box: expected a positive size, got {box}")
-        self.limit = limit
-        self.box = box
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         self.refactor()
 
     @classmethod
@@ -70,7 +76,7 @@ class Cone(TableLayer):
         above = rows.upper.isfinite() & ~rows.equality
         below = rows.lower.isfinite() & ~rows.equality
         inequalities = torch.cat([rows.A[above], -rows.A[below]])
-        rays, lineality = cone_generators(inequalities, rows.A[rows.equality], limit=self.limit)
+        rays, lineality = cone_generators(inequalities, rows.A[rows.equality], limit=self.options.limit)
         if len(rays) + len(lineality) == 0:
             reason = "its only point is 0, so there is nothing to learn; return zeros, or relax a row"
             raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
@@ -84,6 +90,5 @@ class Cone(TableLayer):
             raise ShapeError(sentence("raw", expected, tuple(raw.shape), "change the network's last layer"))
         count = len(self.rays)
         y = raw[..., :count].abs() @ self.rays + raw[..., count:] @ self.lineality
-        if self.box is None:
-            return y
-        return y / (y.abs().amax(dim=-1, keepdim=True) / self.box).clamp_min(1)
+        box = self.options.box
+        return y if box is None else y / (y.abs().amax(dim=-1, keepdim=True) / box).clamp_min(1)

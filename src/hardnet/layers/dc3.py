@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,12 +12,17 @@ from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition
 from hardnet.functional.correction import Descent, exact_step, largest_step
 from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
-from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
+from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
 from hardnet.sets.base import AffineRows, ConstraintSet
+
+
+def is_step(value: Any) -> bool:
+    """Whether this is a step size, or ``"auto"``."""
+    return value == "auto" or (isinstance(value, int | float) and value is not True and 0 < value < torch.inf)
 
 
 class DC3(Layer):
@@ -50,32 +55,32 @@ class DC3(Layer):
     guarantee = Guarantee.ASYMPTOTIC
     identity_inside = False  # with completion, raw is not in the space of y
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """As above."""
+
+        completion: bool | None = option(None, "True, False or None", lambda value: value in (True, False, None))
+        predicted: tuple[int, ...] | None = indices()
+        dim: int | None = count(None, least=1)
+        steps: int = count(10)
+        extra_steps: int = count(0)
+        step: float | Literal["auto"] = option("auto", "a positive number or 'auto'", is_step)
+        momentum: float = number(0.5)
+        tolerance: float = number(1e-4)
+        published_sign: bool = flag(False)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     predicted: Tensor
     completed: Tensor
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        completion: bool | None = None,
-        predicted: Sequence[int] | None = None,
-        dim: int | None = None,
-        steps: int = 10,
-        extra_steps: int = 0,
-        step: float | Literal["auto"] = "auto",
-        momentum: float = 0.5,
-        tolerance: float = 1e-4,
-        published_sign: bool = False,
-        on_invalid: Policy = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        _check_options(step, steps, extra_steps)
-        self.descent = Descent(0.0 if step == "auto" else step, momentum, steps, 0, tolerance, published_sign)
-        self.automatic_step, self.extra_steps = step == "auto", extra_steps
-        self.on_invalid = on_invalid
-        self.dim = constraint.dim if dim is None else dim
-        equalities = known_equalities(constraint)
-        self.completion = (predicted is not None or bool(equalities)) if completion is None else completion
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        chosen = self.options
+        self.dim = constraint.dim if chosen.dim is None else chosen.dim
+        equalities, predicted = known_equalities(constraint), chosen.predicted
+        by_default = predicted is not None or bool(equalities)
+        self.completion = by_default if chosen.completion is None else chosen.completion
         partition = choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
         self.register_buffer("completed", partition.completed)
@@ -94,6 +99,13 @@ class DC3(Layer):
     def raw_dim(self) -> int | None:
         """The n outputs, less one for each completed equality."""
         return self.predicted.numel() if self.completion else self.dim
+
+    @property
+    def descent(self) -> Descent:
+        """The descent that the options ask for, with the extra steps in evaluation; 0 stands for an automatic step."""
+        own = self.options
+        step, extra_steps = 0.0 if own.step == "auto" else own.step, 0 if self.training else own.extra_steps
+        return Descent(step, own.momentum, own.steps, extra_steps, own.tolerance, own.published_sign)
 
     @property
     def partition(self) -> Partition | None:
@@ -125,14 +137,14 @@ class DC3(Layer):
             self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
         reduced = self._reduce(rows.A) if self._kept is None else self._kept
         y = poison(self._run(raw, rows, reduced), crossed(rows))
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))
         return y
 
     def _run(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> Tensor:
         """Descend with the options, and with the extra steps in evaluation."""
-        descent = self.descent._replace(extra_steps=0 if self.training else self.extra_steps)
-        if self.automatic_step:
+        descent = self.descent
+        if self.options.step == "auto":
             descent = descent._replace(step=largest_step(reduced.G) if reduced.step is None else reduced.step)
         if self._index is None:
             return complete_and_correct(raw, None, rows.lower, rows.upper, reduced, None, descent)
@@ -182,14 +194,6 @@ class DC3(Layer):
 
 
 _NO_PARTITION = Partition(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-
-
-def _check_options(step: float | str, steps: int, extra_steps: int) -> None:
-    """Refuse a step that is no step size, and negative counts."""
-    if step != "auto" and not (isinstance(step, int | float) and step > 0):
-        raise ValueError(sentence("step", "a positive number or 'auto'", repr(step)))
-    if steps < 0 or extra_steps < 0:
-        raise ValueError(sentence("steps, extra_steps", "counts of at least 0", f"{steps}, {extra_steps}"))
 
 
 def _select(bound: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 from hardnet.errors import ConvergenceError, HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition, partition_of
 from hardnet.functional.newton import complete_smooth, gradient, jacobian, reduce_gradient
-from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.options import LayerOptions, choice, count, indices, number
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.smooth import Smooth
 
@@ -43,35 +43,34 @@ class SmoothDC3(Layer):
     guarantee = Guarantee.ASYMPTOTIC
     identity_inside = False  # raw is the predicted coordinates only
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """As above."""
+
+        predicted: tuple[int, ...] | None = indices()
+        step: float = number(1e-2, above=0)
+        steps: int = count(10)
+        extra_steps: int = count(0)
+        momentum: float = number(0.5)
+        tolerance: float = number(1e-4)
+        start: float = number(0.0)
+        newton_tolerance: float = number(1e-10, above=0)
+        newton_iterations: int = count(50, least=1)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     predicted: Tensor
     completed: Tensor
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        predicted: Sequence[int] | None = None,
-        step: float = 1e-2,
-        steps: int = 10,
-        extra_steps: int = 0,
-        momentum: float = 0.5,
-        tolerance: float = 1e-4,
-        start: float = 0.0,
-        newton_tolerance: float = 1e-10,
-        newton_iterations: int = 50,
-        on_invalid: Policy = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        smooth = cast(Smooth, constraint)
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        smooth, predicted = cast(Smooth, constraint), self.options.predicted
         if (predicted is None) != (smooth.equality is None):
             got = "none" if predicted is None else "some for a set without any"
             raise ShapeError(sentence("predicted", "the coordinates that equalities leave to the network", got))
         free = list(range(smooth.dim)) if predicted is None else list(predicted)
         if len(set(free)) < len(free) or not all(0 <= column < smooth.dim for column in free):
             raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{smooth.dim - 1}", free))
-        self.step, self.steps, self.extra_steps, self.momentum = step, steps, extra_steps, momentum
-        self.tolerance, self.start, self.on_invalid = tolerance, start, on_invalid
-        self.newton_tolerance, self.newton_iterations = newton_tolerance, newton_iterations
         partition = partition_of(free, smooth.dim, torch.device("cpu"))
         self.register_buffer("predicted", partition.predicted)
         self.register_buffer("completed", partition.completed.long())
@@ -93,16 +92,16 @@ class SmoothDC3(Layer):
         if raw.shape[-1:] != (self.raw_dim,):
             raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape)))
         z, move = raw, torch.zeros_like(raw)
-        start = raw.new_full((*raw.shape[:-1], self.completed.numel()), self.start)
+        start = raw.new_full((*raw.shape[:-1], self.completed.numel()), self.options.start)
         y, solved = self._complete(z, x, start)
-        for count in range(self.steps + (0 if self.training else self.extra_steps)):
-            move = self.step * self._descent(y, x) + self.momentum * move
-            if count >= self.steps:
+        for done in range(self.options.steps + (0 if self.training else self.options.extra_steps)):
+            move = self.options.step * self._descent(y, x) + self.options.momentum * move
+            if done >= self.options.steps:
                 move = torch.where(self._violated(y, x), move, 0)
             z = z - move
             y, solved = self._complete(z, x, y.detach().index_select(-1, self.completed))
         y = poison(y, ~solved)
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, y))
         return y
 
@@ -112,7 +111,8 @@ class SmoothDC3(Layer):
         if samples is not None:
             return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
         samples = sample_indices(y.isnan().any(dim=-1)) or []
-        text = f"equality: expected a solution to {self.newton_tolerance:g}, got no convergence{in_samples(samples)}"
+        expected = f"equality: expected a solution to {self.options.newton_tolerance:g}"
+        text = f"{expected}, got no convergence{in_samples(samples)}"
         return ConvergenceError(f"{text}; predict other coordinates, or change start or step", samples)
 
     @property
@@ -128,7 +128,9 @@ class SmoothDC3(Layer):
         equality = self._smooth.equality
         if equality is None:
             return z, torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
-        return complete_smooth(z, x, equality, self._partition, start, self.newton_tolerance, self.newton_iterations)
+        return complete_smooth(
+            z, x, equality, self._partition, start, self.options.newton_tolerance, self.options.newton_iterations
+        )
 
     def _descent(self, y: Tensor, x: Any) -> Tensor:
         """The gradient of ``|relu g|^2`` in the predicted coordinates, along the equalities."""
@@ -143,4 +145,4 @@ class SmoothDC3(Layer):
         inequality = self._smooth.inequality
         if inequality is None:
             return torch.zeros_like(y[..., :1], dtype=torch.bool)
-        return inequality(y, x).amax(dim=-1, keepdim=True) > self.tolerance
+        return inequality(y, x).amax(dim=-1, keepdim=True) > self.options.tolerance

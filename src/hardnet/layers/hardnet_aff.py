@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.sets.base import ConstraintSet
 
 
@@ -30,14 +32,18 @@ class HardNetAff(Layer):
     accepts = "affine rows lower(x) <= A(x) y <= upper(x), linearly independent (m <= n)"
     guarantee = Guarantee.EXACT
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`strict` and `on_invalid`, as above."""
+
+        strict: bool = flag(False)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     factor: Tensor | None
 
-    def __init__(
-        self, constraint: ConstraintSet, *, strict: bool = False, on_invalid: Literal["raise", "nan"] = "raise"
-    ) -> None:
-        super().__init__(constraint)
-        self.strict = strict
-        self.on_invalid: Literal["raise", "nan"] = on_invalid
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         self.register_buffer("factor", None, persistent=False)
         self.refactor()
 
@@ -62,7 +68,8 @@ class HardNetAff(Layer):
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
         rows = self.constraint.affine(x, raw)
-        return enforce_affine(raw, *rows, factor=self.factor, strict=self.strict, on_invalid=self.on_invalid)
+        options = self.options
+        return enforce_affine(raw, *rows, factor=self.factor, strict=options.strict, on_invalid=options.on_invalid)
 
 
 def warn_of_condition(A: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from hardnet.functional import project_affine
 from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.options import LayerOptions, choice
+from hardnet.layers.projection import look_or_nan
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.quadratic import Quadratic
 
@@ -23,7 +26,8 @@ class HardNetCvx(Layer):
 
     Args:
         constraint: Any convex set of the library, or a set of your own with `project`.
-        on_infeasible: What an empty C(x) gives: an `InfeasibleError` that names the samples, or ``"nan"`` for these.
+        on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names the samples, ``"nan"``
+            is NaN for these alone; ``"auto"`` raises on a CPU, and gives NaN on CUDA, under compile, export and vmap.
         on_invalid: What NaN or numbers that describe no convex set give: an error that names the samples, or NaN.
     """
 
@@ -31,19 +35,19 @@ class HardNetCvx(Layer):
     accepts = "any convex set: boxes, simplices, balls, quadratics, cones, matrix inequalities, their &, CVXPY"
     guarantee = Guarantee.TOLERANCE
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`on_infeasible` and `on_invalid`, as above."""
+
+        on_infeasible: Literal["auto", "raise", "nan"] = choice("auto", "raise", "nan")
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     values: Tensor | None
     vectors: Tensor | None
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        on_infeasible: Literal["raise", "nan"] = "raise",
-        on_invalid: Literal["raise", "nan"] = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        self.on_infeasible: Literal["raise", "nan"] = on_infeasible
-        self.on_invalid: Literal["raise", "nan"] = on_invalid
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         self.register_buffer("values", None, persistent=False)
         self.register_buffer("vectors", None, persistent=False)
         self.refactor()
@@ -66,10 +70,11 @@ class HardNetCvx(Layer):
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
         numbers = self.constraint.numbers(x, raw)
+        on_infeasible = look_or_nan(self.options.on_infeasible, raw)
+        policies = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
         if not self.constraint.projectable:
             rows = self.constraint.rows(numbers, raw)
-            return project_affine(raw, *rows, on_infeasible=self.on_infeasible, on_invalid=self.on_invalid)  # pyright: ignore[reportCallIssue]
-        policies = {"on_infeasible": self.on_infeasible, "on_invalid": self.on_invalid}
+            return project_affine(raw, *rows, **policies)  # pyright: ignore[reportCallIssue, reportArgumentType]
         chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -23,6 +24,7 @@ from hardnet.functional.completion import (
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
 from hardnet.layers.hardnet_aff import too_many_rows
+from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.affine import Affine
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.equality import Equality
@@ -58,20 +60,22 @@ class HardNetEq(Layer):
     guarantee = Guarantee.EXACT
     identity_inside = False  # raw lives in the free outputs
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`completed`, `dim` and `on_invalid`, as above."""
+
+        completed: tuple[int, ...] | None = indices()
+        dim: int | None = count(None, least=1)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
     predicted: Tensor
     completed: Tensor
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        completed: Sequence[int] | None = None,
-        dim: int | None = None,
-        on_invalid: Literal["raise", "nan"] = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        self.on_invalid: Literal["raise", "nan"] = on_invalid
-        partition = self._partition(completed, constraint.dim if dim is None else dim)
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        n = constraint.dim if self.options.dim is None else self.options.dim
+        partition = self._partition(self.options.completed, n)
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on it
         self.register_buffer("completed", partition.completed)
         self.factor: Completion | None = None
@@ -107,7 +111,7 @@ class HardNetEq(Layer):
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = self._split(x, like)
         factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             self._require_invertible(factor)
         free = raw if rows is None else self._enforce_free(raw, d, rows, factor)
         return complete(free, d, factor, self._columns)
@@ -122,7 +126,7 @@ class HardNetEq(Layer):
         A_solved = rows.A.index_select(-1, self.completed)
         shift = matvec(A_solved, matvec(factor.inverse, d))
         bounds = (None if bound is None else bound - shift for bound in (rows.lower, rows.upper))
-        return enforce_affine(raw, A_free - A_solved @ factor.slope, *bounds, on_invalid=self.on_invalid)
+        return enforce_affine(raw, A_free - A_solved @ factor.slope, *bounds, on_invalid=self.options.on_invalid)
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""

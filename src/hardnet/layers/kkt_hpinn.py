@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
 from hardnet.functional.completion import independent_columns, matvec
-from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import only_equalities
 from hardnet.layers.invalid import diagnose_inputs, in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.options import LayerOptions, choice
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 
@@ -32,9 +33,16 @@ class KKThPINN(Layer):
     accepts = "equalities B y = b(x) with a constant B"
     guarantee = Guarantee.EXACT
 
-    def __init__(self, constraint: ConstraintSet, *, on_invalid: Policy = "raise") -> None:
-        super().__init__(constraint)
-        self.on_invalid = on_invalid
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`on_invalid`, as above."""
+
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
+
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         self.refactor()
 
     @classmethod
@@ -74,7 +82,7 @@ class KKThPINN(Layer):
         y = y - matvec(self._pseudo_inverse, matvec(self._rows, y) - b)
         contradiction = self._contradiction(right, b)
         y = poison(y, contradiction)
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, contradiction))
         return y
 

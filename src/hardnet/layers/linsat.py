@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 
-from hardnet.functional.linsat import Encoding, Solver, Variant, check_options, check_positive, find_encoding, linsat
-from hardnet.functional.samples import Policy
+from hardnet.functional.linsat import Encoding, check_options, check_positive, find_encoding, linsat
 from hardnet.layers.base import Guarantee
 from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows, refuse_other_sets
+from hardnet.layers.options import LayerOptions, choice, count, number
 from hardnet.sets.base import ConstraintSet
 
 INSTEAD = "method='cdgm', 'aff' or 'projection'"
@@ -37,29 +38,29 @@ class LinSAT(TableLayer):
     guarantee = Guarantee.TOLERANCE
     identity_inside = False
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """The options of the function `hardnet.functional.linsat.linsat`, as above."""
+
+        temperature: float = number(0.05, above=0)
+        variant: Literal["entropic", "v2", "v1"] = choice("entropic", "v2", "v1")
+        solver: Literal["newton", "sweeps"] = choice("newton", "sweeps")
+        tolerance: float = number(1e-10, above=0)
+        max_iterations: int = count(100, least=1)
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+        def __post_init__(self) -> None:
+            """The entropic variant has no sweeps."""
+            super().__post_init__()
+            check_options(self.temperature, self.variant, self.solver)
+
+    options: Options
     above: Tensor
     below: Tensor
     equal: Tensor
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        temperature: float = 0.05,
-        variant: Variant = "entropic",
-        solver: Solver = "newton",
-        tolerance: float = 1e-10,
-        max_iterations: int = 100,
-        on_invalid: Policy = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        check_options(temperature, variant, solver)
-        self.temperature = temperature
-        self.variant: Variant = variant
-        self.solver: Solver = solver
-        self.tolerance = tolerance
-        self.max_iterations = max_iterations
-        self.on_invalid: Policy = on_invalid
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
         self.refactor()
 
     @classmethod
@@ -84,14 +85,4 @@ class LinSAT(TableLayer):
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map scores raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x) and in the unit cube."""
         rows = self.constraint.affine(x, raw)
-        return linsat(
-            raw,
-            *rows,
-            encoding=Encoding(self.above, self.below, self.equal),
-            temperature=self.temperature,
-            variant=self.variant,
-            solver=self.solver,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
-            on_invalid=self.on_invalid,
-        )
+        return linsat(raw, *rows, encoding=Encoding(self.above, self.below, self.equal), **asdict(self.options))

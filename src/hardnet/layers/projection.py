@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from hardnet.functional import project_affine
+from hardnet.functional.samples import look_is_free
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.options import LayerOptions, choice
 from hardnet.sets.base import ConstraintSet
 
 
@@ -19,8 +22,9 @@ class Projection(Layer):
 
     Args:
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
-        on_infeasible: What an empty C(x) gives: an `InfeasibleError` that names samples and rows, the ``"nearest"``
-            compromise, or ``"nan"`` for that sample alone.
+        on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names samples and rows,
+            ``"nearest"`` the compromise, ``"nan"`` is NaN for that sample alone; ``"auto"`` raises on a CPU, and gives
+            NaN on CUDA, under compile, export and vmap.
         on_invalid: What NaN or lower > upper give: an error that names the samples, or ``"nan"`` for these alone.
     """
 
@@ -28,16 +32,14 @@ class Projection(Layer):
     accepts = "affine rows lower(x) <= A(x) y <= upper(x), any number of them, dependent or not"
     guarantee = Guarantee.EXACT
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        on_infeasible: Literal["raise", "nearest", "nan"] = "raise",
-        on_invalid: Literal["raise", "nan"] = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        self.on_infeasible: Literal["raise", "nearest", "nan"] = on_infeasible
-        self.on_invalid: Literal["raise", "nan"] = on_invalid
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`on_infeasible` and `on_invalid`, as above."""
+
+        on_infeasible: Literal["auto", "raise", "nearest", "nan"] = choice("auto", "raise", "nearest", "nan")
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+    options: Options
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -49,4 +51,12 @@ class Projection(Layer):
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
         rows = self.constraint.affine(x, raw)
-        return project_affine(raw, *rows, on_infeasible=self.on_infeasible, on_invalid=self.on_invalid)  # pyright: ignore[reportCallIssue]
+        on_infeasible: Any = look_or_nan(self.options.on_infeasible, raw)
+        return project_affine(raw, *rows, on_infeasible=on_infeasible, on_invalid=self.options.on_invalid)  # pyright: ignore[reportCallIssue]
+
+
+def look_or_nan(policy: str, raw: Tensor) -> str:
+    """``"auto"`` as what it means for this call: raise where a look is free, else NaN."""
+    if policy != "auto":
+        return policy
+    return "raise" if look_is_free(raw) else "nan"

@@ -5,26 +5,24 @@ The same layer holds its relatives: the ray shift of Konstantinov & Utkin (2023)
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import HardNetError, NonFiniteError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.functional.inputs import require_like
-from hardnet.functional.samples import Policy
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
 from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet, block_of
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.interior import THIN, affine_hull, cutting, halfspaces, hull_of, interior_point, least_slack
-
-Radial = Literal["clip", "soft", "boundary", "sigmoid"]
-RawAs = Literal["displacement", "point"]
 
 
 class Rayen(Layer):
@@ -51,25 +49,28 @@ class Rayen(Layer):
     identity_inside = False  # raw is a displacement from y0
     differentiable_numbers = False  # the set is constant
 
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """`radial`, `raw_as`, `interior` and `on_invalid`, as above."""
+
+        radial: Literal["clip", "soft", "boundary", "sigmoid"] = choice("clip", "soft", "boundary", "sigmoid")
+        raw_as: Literal["displacement", "point"] = choice("displacement", "point")
+        interior: tuple[float, ...] | None = vector()
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+
+        def __post_init__(self) -> None:
+            """The scalar of the sigmoid is a number beside the displacement, and a point has none."""
+            super().__post_init__()
+            if self.raw_as == "point" and self.radial == "sigmoid":
+                raise OptionError(sentence("raw_as", "'displacement' with radial='sigmoid'", repr(self.raw_as)))
+
+    options: Options
     center: Tensor
     basis: Tensor
 
-    def __init__(
-        self,
-        constraint: ConstraintSet,
-        *,
-        radial: Radial = "clip",
-        raw_as: RawAs = "displacement",
-        interior: Tensor | None = None,
-        on_invalid: Policy = "raise",
-    ) -> None:
-        super().__init__(constraint)
-        if radial not in get_args(Radial):
-            raise ValueError(sentence("radial", f"one of {get_args(Radial)}", repr(radial)))
-        if raw_as not in get_args(RawAs) or (raw_as == "point" and radial == "sigmoid"):
-            raise ValueError(sentence("raw_as", "'displacement', or 'point' without radial='sigmoid'", repr(raw_as)))
-        self.radial, self.raw_as, self.on_invalid = radial, raw_as, on_invalid
-        self._exact = self._look_offline(interior)
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        self._exact = self._look_offline(self.options.interior)
         like = self._like()
         self.register_buffer("center", self._exact[0].to(like))  # persistent: the trained weights rely on both
         self.register_buffer("basis", self._exact[1].to(like))
@@ -92,9 +93,9 @@ class Rayen(Layer):
     @property
     def raw_dim(self) -> int:
         """The dimension of the affine hull, one more for the sigmoid's scalar; n where raw is a point."""
-        if self.raw_as == "point":
+        if self.options.raw_as == "point":
             return self.basis.shape[0]
-        return self.basis.shape[1] + (self.radial == "sigmoid")
+        return self.basis.shape[1] + (self.options.radial == "sigmoid")
 
     def refactor(self) -> None:
         """Prepare the gauge of every piece about y0, in float64, and round it to the dtype of the set."""
@@ -119,38 +120,44 @@ class Rayen(Layer):
         v = self._displacement(raw)
         gauge = largest_gauge(self._gauges, v)
         y = self.center + matvec(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
-        if self.raw_as == "point" and self.radial == "clip" and self.basis.shape[0] == self.basis.shape[1]:
+        if self._keeps_points:
             y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point of the set is returned bit for bit
         y = poison(y, gauge.isnan())
-        if self.on_invalid == "raise":
+        if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw))
         return y
 
+    @property
+    def _keeps_points(self) -> bool:
+        """Whether a raw output inside the set is y itself: it is a point, and the set has full dimension."""
+        full = self.basis.shape[0] == self.basis.shape[1]
+        return full and self.options.raw_as == "point" and self.options.radial == "clip"
+
     def _displacement(self, raw: Tensor) -> Tensor:
         """The displacement v, ``(*batch, k)``."""
-        if self.raw_as == "point":
+        if self.options.raw_as == "point":
             return matvec(self.basis.mT, raw - self.center)
-        return raw[..., 1:] if self.radial == "sigmoid" else raw
+        return raw[..., 1:] if self.options.radial == "sigmoid" else raw
 
     def _factor(self, raw: Tensor, v: Tensor, gauge: Tensor) -> Tensor:
         """How much of v is kept, ``(*batch)``; NaN where a ray never meets the boundary that it should end at."""
-        if self.radial == "clip":
+        if self.options.radial == "clip":
             return 1 / gauge.clamp_min(1)
-        if self.radial == "soft":
+        if self.options.radial == "soft":
             return 1 / (1 + gauge)
         meets = gauge > 0
         kept = torch.where(meets, 1 / torch.where(meets, gauge, 1), torch.nan)
         kept = torch.where((v == 0).all(dim=-1), 0, kept)  # no direction: the interior point itself
-        return kept * raw[..., 0].sigmoid() if self.radial == "sigmoid" else kept
+        return kept * raw[..., 0].sigmoid() if self.options.radial == "sigmoid" else kept
 
-    def _look_offline(self, interior: Tensor | None) -> tuple[Tensor, ...]:
+    def _look_offline(self, interior: tuple[float, ...] | None) -> tuple[Tensor, ...]:
         """y0 and the basis of the affine hull, on the CPU in float64."""
         linear, curved = self._blocks()
         rows = halfspaces(linear, self.constraint.dim or 0)
         if interior is None:
             hull = affine_hull(rows)
             return interior_point(hull, curved), hull.basis
-        hull, y0 = hull_of(rows), interior.detach().to("cpu", torch.float64)
+        hull, y0 = hull_of(rows), torch.tensor(interior, dtype=torch.float64, device="cpu")
         if y0.shape != hull.point.shape:
             raise ShapeError(sentence("interior", f"shape {tuple(hull.point.shape)}", tuple(y0.shape)))
         slack, off = least_slack(rows, curved, y0), (rows.C @ y0 - rows.d).abs().amax().item() if len(rows.C) else 0.0
@@ -182,5 +189,5 @@ class Rayen(Layer):
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
             return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
-        text = f"raw: expected rays that meet the boundary with radial='{self.radial}', got an unbounded one"
+        text = f"raw: expected rays that meet the boundary with radial='{self.options.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")

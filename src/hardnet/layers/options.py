@@ -1,0 +1,127 @@
+"""The options of a layer as one frozen record, which its constructor, repr, `explain` and `hn.save` share.
+
+A layer declares them as a nested frozen dataclass ``Options``. Each field is one of the kinds below, so that a bad
+value is refused in one place, here, when the layer is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from hardnet.errors import OptionError, sentence
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """The record of a layer without options; ``dataclasses.asdict`` of any record is JSON data."""
+
+    def __post_init__(self) -> None:
+        """Refuse a value outside its kind, and bring lists to tuples."""
+        for option in fields(self):
+            object.__setattr__(self, option.name, _checked(option.name, option.metadata, getattr(self, option.name)))
+
+    def __str__(self) -> str:
+        """``name=value, ...``: as a call of the constructor would spell them."""
+        return ", ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+def option(default: Any, expected: str, holds: Callable[[Any], bool], clean: Callable[[Any], Any] | None = None) -> Any:
+    """A field of a record of options.
+
+    Args:
+        default: Its value where the caller gives none.
+        expected: The values it may have, in words for the error.
+        holds: Whether a value is one of these.
+        clean: What is kept of a value, so that it is plain data.
+    """
+    return field(default=default, metadata={"expected": expected, "holds": holds, "clean": clean})
+
+
+def choice(*values: str) -> Any:
+    """One of several words; the first is the default."""
+    return option(values[0], " or ".join(map(repr, values)), lambda value: value in values)
+
+
+def flag(default: bool) -> Any:
+    """True or False."""
+    return option(default, "True or False", lambda value: isinstance(value, bool))
+
+
+def count(default: int | None, least: int = 0) -> Any:
+    """A whole number that is not below `least`; None where that is the default."""
+    return option(
+        default,
+        f"a whole number of at least {least}",
+        lambda value: value is default is None or (_whole(value) and value >= least),
+    )
+
+
+def number(default: float | None, above: float = -math.inf) -> Any:
+    """A finite number above a limit; None where that is the default."""
+    return option(
+        default,
+        "a finite number" if above == -math.inf else f"a finite number above {above:g}",
+        lambda value: value is default is None or (_number(value) and above < value < math.inf),
+    )
+
+
+def indices(default: None = None) -> Any:
+    """Whole numbers from 0, such as outputs by their place; None where the layer chooses."""
+    return option(
+        default,
+        "whole numbers of at least 0",
+        lambda value: value is None or (_listed(value) and all(_whole(i) and i >= 0 for i in value)),
+        lambda value: None if value is None else tuple(int(i) for i in value),
+    )
+
+
+def vector(default: None = None) -> Any:
+    """Finite numbers, as a tensor or a list; None where the layer computes them."""
+    return option(
+        default,
+        "a list or tensor of finite numbers",
+        lambda value: value is None or all(_number(entry) and math.isfinite(entry) for entry in _entries(value)),
+        lambda value: None if value is None else tuple(float(entry) for entry in _entries(value)),
+    )
+
+
+def take_options(method: str, record: type[LayerOptions], given: dict[str, Any]) -> LayerOptions:
+    """The record with the given values; an option that it lacks is refused by name, with those that it has."""
+    names = [own.name for own in fields(record)]
+    for name in given:
+        if name not in names:
+            expected = f"an option of method '{method}' ({', '.join(names) or 'it has none'})"
+            raise OptionError(sentence("options", expected, repr(name)))
+    return record(**given)
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    """The value as the record keeps it; a field of no kind takes anything."""
+    holds, clean = kind.get("holds"), kind.get("clean")
+    if holds is not None and not holds(value):
+        raise OptionError(sentence(name, kind["expected"], repr(value)))
+    return value if clean is None else clean(value)
+
+
+def _whole(value: Any) -> bool:
+    """Whether this is a whole number; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    """Whether this is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _listed(value: Any) -> bool:
+    """Whether this is a list or a tuple."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _entries(value: Any) -> Sequence[Any]:
+    """The entries of a list, a tuple or a tensor ``(n,)``; what is none of these is one bad entry."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return value if _listed(value) else (None,)
