@@ -10,6 +10,7 @@ import hardnet
 ROOT = Path(hardnet.__file__).parent
 ORDER = [
     {"errors"},
+    {"files"},
     {"rows"},
     {"kernels"},
     {"solvers"},

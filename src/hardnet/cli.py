@@ -1,4 +1,4 @@
-"""hardnet reproduce | report | methods | bench | check: the command line."""
+"""hardnet reproduce | report | methods | bench | check | warmup: the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
 BENCHMARKS = ("affine", "projection", "training", "roofline")
 
 app = typer.Typer(
-    help="Neural networks whose outputs satisfy hard, input-dependent constraints.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -140,24 +139,51 @@ def check(
     tolerance: Annotated[float | None, typer.Option(help="Absolute; a few roundings by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Certificate of a saved model on a data file; exit code 1 where a sample breaks the constraint."""
-    import torch
+    """Certificate of a saved model on a data file; exit code 0: it holds, 1: broken, 2: could not be judged."""
+    from hardnet.experiments.inputs import certify
 
-    from hardnet.certificate import check as certify
-    from hardnet.experiments.inputs import build, read_inputs
-    from hardnet.storage import load
-
-    loaded = load(model, build(net)).eval()
-    x = read_inputs(data).to(next(loaded.parameters()))
-    with torch.no_grad():
-        certificate = certify(loaded.constraint, loaded(x), x, tolerance=tolerance)
+    certificate = certify(model, data, net, tolerance)
     if as_json:
-        satisfied = int(certificate.satisfied.sum())
-        numbers = {"samples": len(x), "satisfied": satisfied, "max_violation": certificate.max_violation}
-        _print_json(numbers | {"ok": certificate.ok})
+        satisfied = certificate.satisfied
+        numbers = {"samples": satisfied.numel(), "satisfied": int(satisfied.sum())}
+        _print_json(numbers | {"max_violation": certificate.max_violation, "ok": certificate.ok})
     else:
         typer.echo(str(certificate))
     raise typer.Exit(0 if certificate.ok else BROKEN)
+
+
+@app.command()
+def warmup(as_json: AsJson = False) -> None:
+    """Compile the kernels of this machine ahead, so that no first call of a program waits for them."""
+    from hardnet.experiments.warmup import warm
+
+    compiled = warm()
+    if as_json:
+        _print_json(compiled)
+        return
+    for what, seconds in compiled.items():
+        typer.echo(f"{seconds:6.1f} s  {what}")
+    typer.echo("ready" if compiled else "nothing to compile: numba is not installed (pip install 'hardnet[cpu]')")
+
+
+def _print_version(asked: bool) -> None:
+    """The version of hardnet and of what its numbers depend on, and leave."""
+    if asked:
+        import torch
+
+        import hardnet
+
+        typer.echo(f"hardnet {hardnet.__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Neural networks whose outputs satisfy hard, input-dependent constraints."""
 
 
 def main() -> None:
@@ -175,7 +201,7 @@ def main() -> None:
 
 
 def _leave(message: str, code: int) -> None:
-    typer.echo(f"hardnet: {message}", err=True)
+    typer.echo(f"hardnet: {' '.join(message.split())}", err=True)
     sys.exit(code)
 
 

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import hardnet.cli
 from hardnet.errors import FileError, HardNetError
@@ -31,6 +33,7 @@ def call(monkeypatch, capsys, *arguments):
         (["nosuch"], "experiment: expected 'all' or one of pwc, pwcfull, pwcbox, opt, cbf, gradient, got 'nosuch'"),
         (["pwc", "--methods", "magic"], "--methods: expected 'all' or some of nn, soft"),
         (["pwc", "--seeds", "one"], "--seeds: expected a range like 1-5"),
+        (["pwc", "--seeds", "9" * 23], "--seeds: expected a range like 1-5 of numbers below 2^63"),
         (["pwc", "--epochs", "0"], "--epochs: expected at least 1, got 0"),
         (["pwc", "--device", "quantum"], "--device: expected auto, cpu or cuda, got 'quantum'"),
     ],
@@ -55,7 +58,8 @@ def test_no_space_left_is_one_line(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("os.fsync", full)
     code, _, err = call(monkeypatch, capsys, "reproduce", "pwc", "--epochs", 1, "--seeds", 1, "--out", tmp_path)
-    assert (code, err) == (2, "hardnet: file: No space left on device\n")
+    assert code == 2
+    assert err == f"hardnet: {tmp_path / 'pwc' / 'run.json'}: could not be written; No space left on device\n"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -122,6 +126,98 @@ def test_check(monkeypatch, capsys, saved):
     code, out, _ = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build")
     assert code == 0
     assert "2 of 2 samples satisfy every row" in out
+
+
+@pytest.fixture
+def moving(saved):
+    """The same with a bound that depends on x, behind a method that promises nothing: the outputs break it."""
+    (saved / "moving.py").write_text(
+        "import torch, hardnet as hn\n"
+        "def build():\n"
+        "    torch.manual_seed(1)\n"
+        "    bound = lambda x: -x.square().sum(-1, keepdim=True) - 100\n"
+        "    return hn.HardNet(torch.nn.Linear(2, 3), hn.Affine(torch.ones(1, 3), upper=bound), 'none')\n"
+    )
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.syspath_prepend(saved)
+    sys.modules.pop("moving", None)
+    save(build("moving:build"), saved / "broken", example=torch.zeros(1, 2))
+    yield saved
+    monkeypatch.undo()
+
+
+def test_check_of_a_broken_constraint_exits_with_1(monkeypatch, capsys, moving):
+    code, out, err = call(monkeypatch, capsys, "check", "broken", "x.csv", "--net", "moving:build")
+    assert (code, err) == (1, "")
+    assert "0 of 2 samples satisfy every row" in out
+    code, out, _ = call(monkeypatch, capsys, "check", "broken", "x.csv", "--net", "moving:build", "--json")
+    assert (code, json.loads(out)["ok"]) == (1, False)
+
+
+STRANGE = {
+    "wide.csv": lambda path: path.write_text("1.0,2.0,3.0\n"),
+    "words.csv": lambda path: path.write_text("one,two\n"),
+    "ragged.csv": lambda path: path.write_text("1.0,2.0\n3.0\n"),
+    "empty.csv": lambda path: path.write_text(""),
+    "words.npy": lambda path: numpy.save(path, numpy.array([["one", "two"]])),
+    "objects.npy": lambda path: numpy.save(path, numpy.array([[None, {}]]), allow_pickle=True),
+    "number.npy": lambda path: numpy.save(path, numpy.array(3.0)),
+    "vector.npy": lambda path: numpy.save(path, numpy.zeros(3)),
+    "cut.npy": lambda path: (numpy.save(path, numpy.zeros((9, 2))), path.write_bytes(path.read_bytes()[:-9])),
+    "complex.npy": lambda path: numpy.save(path, numpy.zeros((3, 2), dtype=complex)),
+    "nothing.npy": lambda path: numpy.save(path, numpy.zeros((0, 2))),
+    "none.npy": lambda path: None,
+    "folder.npy": lambda path: path.mkdir(),
+    "other.xlsx": lambda path: path.write_text("1"),
+    "other.safetensors": lambda path: save_file({"y": torch.zeros(2, 2)}, path),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_data_that_cannot_be_judged_exits_with_2_in_one_line(monkeypatch, capsys, saved, name):
+    STRANGE[name](saved / name)
+    code, out, err = call(monkeypatch, capsys, "check", "model", name, "--net", "mynet:build")
+    assert (code, out) == (2, "")
+    assert err.startswith("hardnet: ")
+    assert err.count("\n") == 1
+    assert name in err
+
+
+@pytest.mark.parametrize(
+    "body", ["raise ValueError('no luck')", "return torch.nn.Linear(2, 4)", "import nosuch", "1 / 0"]
+)
+def test_networks_that_cannot_be_judged_exit_with_2(monkeypatch, capsys, saved, body):
+    (saved / "mynet.py").write_text(f"import torch\ndef build():\n    {body}\n")
+    code, _, err = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build")
+    assert code == 2
+    assert err.startswith("hardnet: ")
+
+
+def test_a_network_that_fails_on_the_data_exits_with_2(monkeypatch, capsys, saved):
+    body = "class Fails(torch.nn.Linear):\n    def forward(self, x):\n        raise IndexError('no such place')\n"
+    (saved / "mynet.py").write_text(f"import torch\n{body}\ndef build():\n    return Fails(2, 3)\n")
+    code, _, err = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build")
+    assert (code, err) == (2, "hardnet: x.csv: could not be judged; IndexError: no such place\n")
+
+
+def test_the_version(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "--version")
+    assert code == 0
+    assert out.startswith(f"hardnet {hardnet.__version__} ")
+
+
+def test_warmup_runs_every_shape_of_problem_once(monkeypatch, capsys):
+    from hardnet.experiments import warmup
+
+    small = {name: warmup.PROBLEMS[name] for name in ("nearest point, shared A",)}
+    monkeypatch.setattr(warmup, "PROBLEMS", small)
+    monkeypatch.setattr(warmup, "HAS_NUMBA", True)
+    code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
+    assert code == 0
+    assert list(json.loads(out)) == [f"nearest point, shared A, {dtype}" for dtype in ("float32", "float64")]
+    monkeypatch.setattr(warmup, "HAS_NUMBA", False)
+    code, out, _ = call(monkeypatch, capsys, "warmup")
+    assert (code, "numba is not installed" in out) == (0, True)
 
 
 def test_check_of_a_model_that_is_not_there(monkeypatch, capsys, saved):

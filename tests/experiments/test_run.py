@@ -200,6 +200,45 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
         run(tmp_path, methods="aff", resume=True)
 
 
+@pytest.mark.parametrize("damage", ["cut", "empty", "list", "key", "type"])
+def test_a_damaged_result_is_made_again_from_its_checkpoint(tmp_path, damage):
+    (path,) = run(tmp_path, methods="aff")
+    before, whole = numbers(path), path.read_text()
+    content = json.loads(whole)
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "empty": "",
+        "list": "[]",
+        "key": json.dumps({key: value for key, value in content.items() if key != "metrics"}),
+        "type": json.dumps(content | {"metrics": [1.0]}),
+    }
+    path.write_text(damaged[damage])
+    with pytest.raises(FileError, match=r"aff.json: "):
+        read_result(path)
+    assert run(tmp_path, methods="aff", resume=True) == [path]
+    assert numbers(path) == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_description_of_the_folder_is_named(tmp_path, content):
+    run(tmp_path, methods="nn")
+    (tmp_path / "pwc" / "run.json").write_text(content)
+    with pytest.raises(FileError, match=r"run.json: "):
+        run(tmp_path, methods="aff", resume=True)
+
+
+def test_two_runs_on_one_folder_refuse_each_other(tmp_path):
+    class Second(Silence):
+        def update(self, training):
+            with pytest.raises(FileError, match=rf"another run \(process {os.getpid()}\) is writing here"):
+                run(tmp_path, "pwcbox", methods="aff")
+
+    asked = request("pwc", **(SHORT | {"methods": "nn"}), out=tmp_path)
+    reproduce(asked, Second())
+    assert not (tmp_path / "pwcbox").exists()
+    run(tmp_path, "pwcbox", methods="nn")
+
+
 @pytest.mark.parametrize(
     ("seeds", "expected"), [("1-5", [1, 2, 3, 4, 5]), ("3", [3]), ("1,2,7", [1, 2, 7]), ("1-2,9", [1, 2, 9])]
 )
@@ -207,7 +246,9 @@ def test_seeds(seeds, expected):
     assert specs.choose_seeds(seeds) == expected
 
 
-@pytest.mark.parametrize("seeds", ["", "a", "1-", "-3", "1-x", "5-1", "1,1"])
+@pytest.mark.parametrize(
+    "seeds", ["", "a", "1-", "-3", "1-x", "5-1", "1,1", "²", "9" * 23, "9" * 5000, "1-" + "9" * 18, str(2**63)]
+)
 def test_what_is_no_seeds(seeds):
     with pytest.raises(HardNetError, match="--seeds: expected a range like 1-5"):
         specs.choose_seeds(seeds)

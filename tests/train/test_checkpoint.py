@@ -1,5 +1,6 @@
 """Checkpoints: killed at any moment, a run goes on bit for bit; anything else is refused."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import torch
 import toy
 
 from hardnet.errors import FileError
+from hardnet.files import digest
 from hardnet.train import load_checkpoint, save_checkpoint
-from hardnet.train.checkpoint import write_atomically
 
 IDENTITY = {"problem": "toy", "seeds": [1, 2, 3]}
 
@@ -109,7 +110,7 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"w": torch.zeros(2)}, tmp_path / "c.safetensors")
-    with pytest.raises(FileError, match="expected a checkpoint of format hardnet-checkpoint-1, got None"):
+    with pytest.raises(FileError, match="expected a checkpoint of format hardnet-checkpoint-2, got None"):
         load_checkpoint(toy.training(), tmp_path / "c.safetensors", IDENTITY)
 
 
@@ -118,14 +119,67 @@ def test_a_missing_file_is_refused(tmp_path):
         load_checkpoint(toy.training(), tmp_path / "none.safetensors", IDENTITY)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
+def rewritten(path, change):
+    """The same file with another header, as somebody who edits it would leave it."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["hardnet"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={"hardnet": json.dumps(change(header))})
+    return tensors
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 7, -1])
+def test_another_epoch_is_noticed(tmp_path, epoch):
+    path, first = tmp_path / "c.safetensors", toy.training()
+    first.run(lambda training: training.epoch == 3)
+    save_checkpoint(first, path, IDENTITY)
+    rewritten(path, lambda header: header | {"epoch": epoch})
+    with pytest.raises(FileError, match=r"c.safetensors: corrupt checkpoint, its numbers do not match their digest"):
+        load_checkpoint(toy.training(), path, IDENTITY)
+
+
+ENTRIES = ("format", "identity", "epoch", "seconds", "history", "digest")
+
+
+@pytest.mark.parametrize("key", ENTRIES)
+@pytest.mark.parametrize("value", ["absent", None, [], {}, "word", 1.5, True])
+def test_a_header_without_an_entry_or_with_another_is_refused_by_name(saved, key, value):
+    def change(header):
+        rest = {name: held for name, held in header.items() if name != key}
+        return rest if value == "absent" else rest | {key: value}
+
+    rewritten(saved, change)
+    with pytest.raises(FileError, match=r"c.safetensors: "):
+        load_checkpoint(toy.training(), saved, IDENTITY)
+
+
+def test_a_history_of_another_kind_is_refused_though_its_digest_is_right(saved):
+    def change(header):
+        header = header | {"history": {"joy": []}}
+        return header | {"digest": digest(tensors, header)}
+
+    tensors = rewritten(saved, lambda header: header)
+    rewritten(saved, change)
+    with pytest.raises(FileError, match=r"c.safetensors: damaged; its entry 'history'"):
+        load_checkpoint(toy.training(), saved, IDENTITY)
+
+
+def test_a_checkpoint_of_version_0_1_goes_on(saved):
+    tensors = rewritten(saved, lambda header: header)
+    rewritten(saved, lambda header: header | {"format": "hardnet-checkpoint-1", "digest": digest(tensors, None)})
+    load_checkpoint(toy.training(), saved, IDENTITY)
+
+
+def test_a_full_disk_names_the_checkpoint_and_leaves_the_old_one(saved, monkeypatch):
+    before = saved.read_bytes()
     monkeypatch.setattr("os.fsync", _no_space)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]
-    assert path.read_bytes() == b"old"
+    with pytest.raises(FileError, match=r"c.safetensors: could not be written; No space left on device"):
+        save_checkpoint(toy.training(), saved, IDENTITY)
+    assert saved.read_bytes() == before
+    assert [file.name for file in saved.parent.iterdir()] == ["c.safetensors"]
 
 
 def _no_space(_):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hardnet.errors import FileError
-from hardnet.train import write_atomically
+from hardnet.files import require_keys, write_atomically
 
 
 @dataclass
@@ -48,6 +48,19 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
 
 
+ENTRIES = {
+    "problem": str,
+    "method": str,
+    "label": str,
+    "seeds": list,
+    "epochs": int,
+    "metrics": dict,
+    "history": dict,
+    "timing": dict,
+}
+"""What every result file holds, by type."""
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that the file is never seen half written."""
     write_atomically(path, (json.dumps(content, separators=(",", ":")) + "\n").encode())
@@ -72,6 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_result(path: Path) -> Result:
     """Read one result file."""
     content = read_json(path)
+    require_keys(content, ENTRIES, path)
     try:
         return Result(**content)
     except TypeError as error:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from hardnet.errors import FileError
 from hardnet.experiments.pictures import gradient_paths, picture
-from hardnet.experiments.results import Result, environment, write_result
+from hardnet.experiments.results import Result, environment, read_result, write_result
 from hardnet.experiments.specs import Method
 from hardnet.model import HardNet
 from hardnet.problems import Problem
@@ -71,15 +72,26 @@ class Row:
         return {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
 
     def run(self, display: Display, world: World, interrupted: Callable[[], bool]) -> Path:
-        """Train, test and write, unless the result is there already."""
+        """Train, test and write, unless the result is there already, whole."""
         if self.resume and self.result.exists():
-            display.note(f"{self.name} {self.method.name}: done already")
-            return self.result
+            damage = self._damage()
+            world.wait()  # all processes judge the file before the first of them writes it again
+            display.note(f"{self.name} {self.method.name}: {damage or 'done already'}")
+            if damage is None:
+                return self.result
         made = self._paths() if self.problem is None else self._train(self.problem, display, world, interrupted)
         if world.rank == 0:
             write_result(self.result, made)
         world.wait()
         return self.result
+
+    def _damage(self) -> str | None:
+        """What is wrong with the result file; None where it can be read."""
+        try:
+            read_result(self.result)
+        except FileError as error:
+            return f"made again, {error}"
+        return None
 
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
         if self.device.type == "cuda":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hardnet.experiments import specs
 from hardnet.experiments.results import read_json, write_json
 from hardnet.experiments.row import Row
 from hardnet.experiments.specs import Method
+from hardnet.files import sole_run
 from hardnet.problems import PROBLEMS
 from hardnet.train import Display, InterruptedRunError, Silence, World, joined, local_device
 
@@ -94,8 +95,9 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
     with joined(asked.device) as world, _stop_on_interrupt() as interrupted:
         shown = display if display is not None and world.rank == 0 else Silence()
         rows = [row for name in asked.experiments for row in _rows(asked, name, shown)]
-        _claim_folders(asked, rows, world)
-        paths = [_attempt(asked, row, shown, partial(row.run, shown, world, interrupted)) for row in rows]
+        with sole_run(asked.out) if world.rank == 0 else nullcontext():
+            _claim_folders(rows, world)
+            paths = [_attempt(asked, row, shown, partial(row.run, shown, world, interrupted)) for row in rows]
         return [path for path in paths if path is not None]
 
 
@@ -134,7 +136,7 @@ def _rows(asked: Request, name: str, display: Display) -> list[Row]:
     return rows
 
 
-def _claim_folders(asked: Request, rows: list[Row], world: World) -> None:
+def _claim_folders(rows: list[Row], world: World) -> None:
     """Refuse folders that hold another run before anything is written; then mark them as ours."""
     for row in rows:
         _refuse_other_run(row)

@@ -27,6 +27,8 @@ JUDGE_EVERY = {"cbf": 20}
 """Epochs between two looks at the validation set; 10 where a problem is not named."""
 JUDGE_LAST = {"opt": 100}
 """Last epochs that are all looked at: the objective of opt moves from epoch to epoch by more than the seeds differ."""
+LARGEST_SEED, MOST_SEEDS = 2**63 - 1, 10_000
+"""What a generator takes, and how many networks are trained side by side at most."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,22 @@ def choose_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise HardNetError(sentence("--seeds", "a range like 1-5 or a list like 1,2,7", repr(text)))
-        seeds += range(int(first), int(last or first) + 1)
+        begin, end = _seed(first), _seed(last or first)
+        if end - begin >= MOST_SEEDS:
+            raise HardNetError(sentence("--seeds", f"a range like 1-5 of at most {MOST_SEEDS} seeds", repr(text)))
+        seeds += range(begin, end + 1)
     if not seeds or len(set(seeds)) < len(seeds):
         raise HardNetError(sentence("--seeds", "a range like 1-5 without repetition", repr(text)))
     return seeds
+
+
+def _seed(digits: str) -> int:
+    """One seed; PyTorch's generators take 64 bits, and Python's int a few thousand digits."""
+    if len(digits) > 19 or int(digits) > LARGEST_SEED:
+        raise HardNetError(sentence("--seeds", "a range like 1-5 of numbers below 2^63", f"{digits[:25]!r}"))
+    return int(digits)
 
 
 def choose_epochs(epochs: int | None, problem: str, quick: bool) -> int:

@@ -1,6 +1,6 @@
 """Training: one readable loop over stacked seeds; checkpoint and resume; captured steps on a GPU."""
 
-from hardnet.train.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from hardnet.train.checkpoint import load_checkpoint, save_checkpoint
 from hardnet.train.distributed import World, joined, local_device
 from hardnet.train.loop import History, InterruptedRunError, Settings, Task, Training, stacked_net
 from hardnet.train.progress import Bars, Display, Silence, bars
@@ -24,5 +24,4 @@ __all__ = [
     "save_checkpoint",
     "stacked_net",
     "streams_of",
-    "write_atomically",
 ]

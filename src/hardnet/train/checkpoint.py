@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import FileError, MissingExtraError
+from hardnet.errors import FileError
+from hardnet.files import DIGEST, digest, read_tensors, require_keys, write_tensors
 from hardnet.train.loop import History, Training
 
-FORMAT = "hardnet-checkpoint-1"
+FORMAT, FORMAT_1 = "hardnet-checkpoint-2", "hardnet-checkpoint-1"
+"""What is written, and what version 0.1 wrote: there the digest did not cover the header."""
+EXTRA = "_extra_state"
+"""How torch ends the name of what a module keeps besides tensors; absent in checkpoints of version 0.1."""
+ENTRIES = {"identity": dict, "epoch": int, "seconds": int | float, "history": dict, DIGEST: str}
 
 
 def save_checkpoint(training: Training, path: Path, identity: dict[str, Any]) -> None:
@@ -26,17 +28,14 @@ def save_checkpoint(training: Training, path: Path, identity: dict[str, Any]) ->
         path: The file; its old content stays whole until the new one is.
         identity: What the run is (problem, method, seeds, ...); a resume must state the same.
     """
-    tensors = _tensors(training)
     header = {
         "format": FORMAT,
         "identity": identity,
         "epoch": training.epoch,
         "seconds": training.seconds,
         "history": asdict(training.history),
-        "digest": _digest(tensors),
     }
-    packed = _safetensors().torch.save(tensors, metadata={"hardnet": json.dumps(header)})
-    write_atomically(path, packed)
+    write_tensors(path, _tensors(training), header)
 
 
 def load_checkpoint(training: Training, path: Path, identity: dict[str, Any]) -> None:
@@ -46,25 +45,12 @@ def load_checkpoint(training: Training, path: Path, identity: dict[str, Any]) ->
         differing = [key for key in identity if header["identity"].get(key) != identity[key]]
         named = ", ".join(f"{key} (saved {header['identity'].get(key)}, asked {identity[key]})" for key in differing)
         raise FileError(f"{path}: a checkpoint of another run; it differs in {named}; use another output folder")
-    if header["digest"] != _digest(tensors):
-        raise FileError(f"{path}: corrupt checkpoint, its numbers do not match their digest; delete it to start over")
-    _restore(training, tensors, path)
-    training.epoch, training.seconds = header["epoch"], header["seconds"]
-    training.history = History(**header["history"])
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old or the new content is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.part")
     try:
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+        history = History(**header["history"])
+    except TypeError as error:
+        raise FileError(f"{path}: damaged; its entry 'history' does not fit; {error}") from error
+    _restore(training, tensors, path)
+    training.epoch, training.seconds, training.history = header["epoch"], header["seconds"], history
 
 
 def _tensors(training: Training) -> dict[str, Tensor]:
@@ -80,11 +66,13 @@ def _tensors(training: Training) -> dict[str, Tensor]:
 @torch.no_grad()
 def _restore(training: Training, tensors: dict[str, Tensor], path: Path) -> None:
     """Copy the numbers into place; in place, so that captured graphs and the optimizer keep their tensors."""
-    present = _tensors(training)
-    if {name: value.shape for name, value in present.items()} != {name: t.shape for name, t in tensors.items()}:
+    if _shapes(_tensors(training)) != _shapes(tensors):
         raise FileError(f"{path}: a checkpoint of another network; delete it or use another output folder")
     weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    training.model.load_state_dict(weights)
+    try:
+        training.model.load_state_dict(weights)
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
     for index, parameter in enumerate(training.parameters):
         for name, value in training.optimizer.state[parameter].items():
             value.copy_(tensors[f"adam.{index}.{name}"])
@@ -92,33 +80,21 @@ def _restore(training: Training, tensors: dict[str, Tensor], path: Path) -> None
         stream.set_state(tensors[f"stream.{seed}"])
 
 
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    """The shapes by name; what layers say of themselves is for `load_state_dict` to judge."""
+    return {name: value.shape for name, value in tensors.items() if not name.endswith(EXTRA)}
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a checkpoint file."""
-    package = _safetensors()
+    """Header and tensors of a checkpoint file that is whole."""
     try:
-        with package.safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("hardnet", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    except (OSError, ValueError, package.SafetensorError) as error:
-        raise FileError(f"{path}: corrupt checkpoint; {error}; delete it to start over") from error
-    if header.get("format") != FORMAT:
-        raise FileError(f"{path}: expected a checkpoint of format {FORMAT}, got {header.get('format')}")
+        header, tensors = read_tensors(path, "corrupt checkpoint")
+    except FileError as error:
+        raise FileError(f"{error}; delete it to start over") from error
+    kind = None if header is None else header.get("format")
+    if header is None or kind not in (FORMAT, FORMAT_1):
+        raise FileError(f"{path}: expected a checkpoint of format {FORMAT}, got {kind}")
+    require_keys(header, ENTRIES, path)
+    if header[DIGEST] != digest(tensors, header if kind == FORMAT else None):
+        raise FileError(f"{path}: corrupt checkpoint, its numbers do not match their digest; delete it to start over")
     return header, tensors
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    """A fingerprint of all numbers, so that a flipped bit is noticed."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _safetensors() -> Any:
-    """The safetensors package, which only checkpoints need here."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise MissingExtraError("safetensors", "save") from error
-    return safetensors

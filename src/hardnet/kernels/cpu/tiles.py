@@ -6,6 +6,7 @@ So every inner loop is a run of vector instructions, and a tile never leaves the
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numba import cfunc, njit, types
+from numba.core.compiler import Compiler
 
 REALS = {torch.float32: types.float32, torch.float64: types.float64}
 Tile = npt.NDArray[np.float64]
@@ -36,11 +38,31 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresse
     """
     signature = types.int64(*[types.CPointer(REALS[dtype])] * addresses, *[types.int64] * counts)
     function.__qualname__ = f"{function.__name__}_{_digest()}"
+    options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced}
     try:
-        entry: Any = cfunc(signature, cache=True, error_model="numpy")(function)
+        entry: Any = cfunc(signature, cache=True, **options)(function)
     except RuntimeError:  # numba found no place for a cache
-        entry = cfunc(signature, error_model="numpy")(function)
+        entry = cfunc(signature, **options)(function)
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry.address)
+
+
+class _Announced(Compiler):
+    """numba's compiler, which makes one of these only where its cache does not have the code: so it can say so."""
+
+    def __init__(self, *arguments: Any) -> None:
+        _announce()
+        super().__init__(*arguments)
+
+
+@cache
+def _announce() -> None:
+    """Say once per process why its first calls take so long."""
+    print(
+        "hardnet: numba compiles the CPU kernels of this program, 10 to 30 s, once per machine; "
+        "`hardnet warmup` does it ahead",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @cache

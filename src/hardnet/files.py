@@ -1,0 +1,213 @@
+"""Files that are whole at every moment: replaced in one step, sealed by a digest, and locked while a run writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import FileError, MissingExtraError
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows: there nothing waits and nothing is refused
+    fcntl = None
+
+HEADER, DIGEST = "hardnet", "digest"
+"""Where a safetensors file keeps our JSON header, and where the header keeps the digest of header and numbers."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old or the new content is there, whole."""
+    with replacing(path) as fresh:
+        fresh.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file beside `path` to be written in the block; it takes the place of `path` when the block ends well.
+
+    A link is followed: the file that it points to is replaced. What writers that were killed left behind is removed.
+    """
+    path = Path(os.path.realpath(path))
+    fresh = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_writer(path.parent) as alone:
+            for left in path.parent.glob(f".{path.name}.*.part") if alone else ():
+                left.unlink(missing_ok=True)
+            yield fresh
+            _to_disk(fresh)
+            os.replace(fresh, path)
+            _to_disk(path.parent)
+    except OSError as error:
+        raise FileError(f"{path}: could not be written; {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a safetensors file with a JSON header, sealed by a digest of both; the header as written.
+
+    Tensors that share memory are written one by one.
+    """
+    package = safetensors_package()
+    apart = _apart(tensors)
+    sealed = {**header, DIGEST: digest(apart, header)}
+    with replacing(path) as fresh:
+        try:
+            package.torch.save_file(apart, fresh, metadata={HEADER: json.dumps(sealed)})
+        except package.SafetensorError as error:
+            raise OSError(str(error)) from error
+    return sealed
+
+
+def read_tensors(path: Path, wrong: str) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+    """The JSON header (None where the file has none) and the tensors; `wrong` says what an unreadable file is."""
+    package = safetensors_package()
+    try:
+        with package.safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(HEADER)
+            header = None if text is None else json.loads(text)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    except (OSError, ValueError, package.SafetensorError) as error:
+        raise FileError(f"{path}: {wrong}; {error}") from error
+    if header is not None and not isinstance(header, dict):
+        raise FileError(f"{path}: {wrong}; its header is not a JSON object")
+    return header, tensors
+
+
+def require_keys(content: Any, kinds: Mapping[str, Any], path: Path) -> None:
+    """Refuse JSON content that lacks a key or has a value of another type there."""
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: damaged; expected a JSON object, got {type(content).__name__}")
+    for key, kind in kinds.items():
+        if key not in content:
+            raise FileError(f"{path}: damaged; its entry '{key}' is missing")
+        if not isinstance(content[key], kind) or (isinstance(content[key], bool) and kind is not bool):
+            raise FileError(f"{path}: damaged; its entry '{key}' is {content[key]!r:.80}")
+
+
+def digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None) -> str:
+    """A fingerprint of the header and of every number with its name, type and shape.
+
+    Without a header it is the digest of the checkpoints of version 0.1, which goes by names and numbers alone.
+    """
+    total = hashlib.blake2b(digest_size=16)
+    if header is not None:
+        content = {key: value for key, value in header.items() if key != DIGEST}
+        kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+        total.update(json.dumps([content, kinds], sort_keys=True).encode())
+    for name in sorted(tensors):
+        total.update(name.encode())
+        total.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+@contextmanager
+def sole_run(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process while the block runs; one that another process holds is refused.
+
+    The operating system lets go of the lock when a process ends, however it ends, so that none is ever stale.
+    """
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _hold(path)
+    except OSError as error:
+        raise FileError(f"{path}: could not be written; {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def safetensors_package() -> Any:
+    """The safetensors package, which only files need."""
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise MissingExtraError("safetensors", "save") from error
+    return safetensors
+
+
+def _hold(path: Path) -> int:
+    """An open lock file with our process id in it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _lock(descriptor, wait=False):
+            holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise FileError(
+                f"{path.parent}: another run (process {holder}) is writing here; wait for it or choose another --out"
+            )
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # its last holder removed the file between our opening and our locking it
+    os.truncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[bool]:
+    """Wait for other writers of the folder, threads or processes; False where its file system has no locks."""
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield _lock(descriptor, wait=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock an open file or folder; False where another process holds it and we do not wait.
+
+    A file system without locks refuses nobody, but a writer there cannot know that it is alone.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return not wait
+    return True
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file or the entries of a folder out, so that a power cut does not undo it."""
+    folder = path.is_dir()
+    if folder and fcntl is None:  # Windows cannot open a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers in tensors of their own: safetensors refuses those that share memory."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        own = value.detach().contiguous()
+        own = own.clone() if own.untyped_storage().data_ptr() in seen else own
+        seen.add(own.untyped_storage().data_ptr())
+        apart[name] = own
+    return apart
