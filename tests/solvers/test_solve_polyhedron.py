@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.errors import MissingExtraError
-from hardnet.solvers import Status, compiled, project_affine, proximal
+from hardnet.solvers import Status, compiled, project_affine
 from hardnet.solvers.newton import newton
 from hardnet.solvers.problem import standard_form
 from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
@@ -74,12 +74,12 @@ def test_backends_agree(family):
 
 def test_newton_settles_most_samples_with_few_rows_and_is_right_where_it_says_so():
     raw, A, lower, upper = gaussian(256, 100, 50, shared=True)
-    problem = standard_form(raw, A, lower, upper, A.norm(dim=-1))
+    problem = standard_form(raw, A, lower, upper)
     y, _, steps, settled = newton(problem)
     assert settled.double().mean() >= 0.8
     assert steps.max() <= 6
     exact = project_affine(raw, A, lower, upper, backend="torch").y
-    assert (y * problem.unit.unsqueeze(-1) - exact)[settled].abs().max() <= 1e-11
+    assert (y - exact)[settled].abs().max() <= 1e-11
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,15 +152,23 @@ def test_certificates_of_random_empty_sets_hold():
     assert ((bound * found.dual).sum(-1) < 0).all()
 
 
-def test_contradictory_parallel_rows_are_found_before_iterating(monkeypatch):
-    monkeypatch.setattr(proximal, "STEPS", 0)
+def test_contradictory_parallel_rows_are_named():
     raw, A, lower, upper = gaussian(4, 5, 8)
     A[2, 6], lower[2, 6], upper[2, 6] = -2 * A[2, 1], -2 * lower[2, 1] + 1, -2 * lower[2, 1] + 2
-    problem = standard_form(raw, A, lower, upper, A.norm(dim=-1))
-    found = proximal.settle(problem)
-    assert found.infeasible.tolist() == [False, False, True, False]
-    assert found.dual[2].nonzero().squeeze(-1).tolist() == [1, 6]
+    found = project_affine(raw, A, lower, upper)
+    assert (found.status == Status.INFEASIBLE).tolist() == [False, False, True, False]
     assert product(A[2].mT, found.dual[2]).abs().max() <= 1e-14
+    assert found.dual[2].nonzero().squeeze(-1).tolist() == [1, 6]
+
+
+def test_a_far_bound_does_not_blur_the_near_one():
+    """A bound of 1e15 that nobody breaks must not turn the other bound of its row into a suggestion."""
+    raw, A = torch.tensor([[-5.0, 1.0]], dtype=F64), torch.eye(2, dtype=F64)
+    for far in (1e15, 1e100, 1e308):
+        y = project_affine(raw, A, torch.zeros(2, dtype=F64), torch.full((2,), far, dtype=F64)).y
+        assert y.tolist() == [[0.0, 1.0]]
+    y = project_affine(raw[:, :1], A[:1, :1], torch.zeros(1, dtype=F64), torch.full((1,), 1e15, dtype=F64)).y
+    assert y.tolist() == [[0.0]]
 
 
 def test_empty_sets_leave_their_batch_mates_alone():

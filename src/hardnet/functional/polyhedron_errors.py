@@ -33,8 +33,7 @@ def raise_infeasible(bad: Tensor, certificate: Tensor) -> None:
     if not bool(bad.any()):
         return
     samples = sample_indices(bad)
-    found = certificate[bad].abs()
-    rows = [(one > 1e-6 * one.max()).nonzero().squeeze(-1).tolist() for one in found]
+    rows = [one.nonzero().squeeze(-1).tolist() for one in certificate[bad]]
     text = f"lower <= A y <= upper is empty: rows {name_samples(rows[0])} contradict each other"
     where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if bad.dim() else ""
     raise InfeasibleError(f"{text}{where}; pass on_infeasible='nearest' for a compromise, or 'nan'", samples, rows)

@@ -16,6 +16,7 @@ from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
 from hardnet.solvers.problem import multiply
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.solution import Status
+from hardnet.solvers.units import exponent, shift, shift_rows
 
 RANK = 1e-10
 """Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""
@@ -107,15 +108,21 @@ def _general(
     active = ((side != 0) | tight) & sound
     grad = grad.double().reshape(point.shape)
     grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
+    unit = exponent(rows.detach().abs().amax(-1))  # rows of size one: no square of them overflows
+    rows = shift_rows(rows, unit)
+    bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
     u, w = implicit_vjp(grad, rows, active)
-    bound = torch.where(active, torch.where(side > 0, high, low), 0.0)
+    w = shift(w, -unit)
     matrix = None
     if needed[1]:
         again = torch.is_grad_enabled()  # a derivative of this derivative is asked for
-        found = _resolved(point, rows, bound, active) if again else (_flat(y, sound), _flat(dual, sound))
+        resolved = _resolved(point, rows, bound, active) if again else None
+        found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_flat(y, sound), _flat(dual, sound))
         empty = (status == Status.INFEASIBLE).reshape(-1)
         matrix = _matrix_gradient(u, w, *found, empty, batch, A)
-        matrix = matrix + _compromise_gradient(grad, point, rows, bound, active, empty.nonzero().squeeze(-1), batch, A)
+        matrix = matrix + _compromise_gradient(
+            grad, point, rows, bound, active, unit, empty.nonzero().squeeze(-1), batch, A
+        )
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
     return _deliver(u, matrix, w * below, w * above, inputs, batch, needed)
 
@@ -166,20 +173,22 @@ def _compromise_gradient(
     A: Tensor,
     bound: Tensor,
     active: Tensor,
+    unit: Tensor,
     samples: Tensor,
     batch: torch.Size,
     A_in: Tensor,
 ) -> Tensor | float:
-    """What A receives from empty sets: the derivative of ``y = raw - C^+(C raw - b)`` with the active unit rows C."""
+    """What ``2^unit A`` receives from empty sets: the derivative of ``y = raw - C^+(C raw - b)``, C of unit rows."""
     if len(samples) == 0:
         return 0.0
     with torch.enable_grad():
         rows = (A.expand(len(raw), *A.shape[-2:]) if A.dim() == 2 else A).detach()[samples].requires_grad_()
         scale = active[samples] / torch.linalg.vector_norm(rows, dim=-1).clamp_min(torch.finfo(rows.dtype).tiny)
-        unit = rows * scale.unsqueeze(-1)
-        excess = multiply(unit, raw.detach()[samples]) - bound.detach()[samples] * scale
-        y = raw.detach()[samples] - multiply(torch.linalg.pinv(unit, rtol=RANK), excess)
+        C = rows * scale.unsqueeze(-1)
+        excess = multiply(C, raw.detach()[samples]) - bound.detach()[samples] * scale
+        y = raw.detach()[samples] - multiply(torch.linalg.pinv(C, rtol=RANK), excess)
     (own,) = torch.autograd.grad(y, rows, grad.detach()[samples])
+    own = shift_rows(own, unit if unit.dim() == 1 else unit[samples])
     whole = rows.new_zeros(len(raw), *rows.shape[1:]).index_copy(0, samples, own)
     return _reduce(whole, batch, A_in)
 

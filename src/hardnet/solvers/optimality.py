@@ -22,3 +22,13 @@ def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | No
     moved = (product + dual * problem.norm.square()).clamp(problem.lower, problem.upper)
     complementarity = ((product - moved).abs() / problem.norm).amax(-1)
     return torch.maximum(stationarity, complementarity) / y.abs().amax(-1).clamp_min(1.0)
+
+
+def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
+    """`kkt_residual` less what the rounding of the multipliers alone may leave of ``y - raw + A'dual``: ``(B,)``.
+
+    Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding.
+    """
+    size = multiply(problem.A.abs().mT, dual.abs()).amax(-1)
+    rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / y.abs().amax(-1).clamp_min(1.0)
+    return (kkt_residual(problem, y, dual) - rounding).clamp_min(0.0)

@@ -14,13 +14,14 @@ FEASIBLE = 1e-13
 class Problem(NamedTuple):
     """``argmin |y - raw|  subject to  lower <= A y <= upper``, sample by sample.
 
+    All numbers are in units of size one, `hardnet.solvers.units`.
+
     Attributes:
-        raw: ``(B, n)``, divided by the sample's unit.
+        raw: ``(B, n)``.
         A: ``(m, n)`` for all samples, or ``(B, m, n)``.
-        lower: ``(B, m)``, divided by the unit.
-        upper: ``(B, m)``, divided by the unit.
+        lower: ``(B, m)``.
+        upper: ``(B, m)``.
         norm: ``|a_i|``, ``(m,)`` or ``(B, m)``; 1 for a zero row.
-        unit: ``(B,)``, a power of two, so that dividing by it is exact and every sample has numbers of size 1.
         product: ``A raw``, ``(B, m)``.
         slack: How far each row may be violated and still count as satisfied, ``(B, m)``, in units of ``A y``.
     """
@@ -30,7 +31,6 @@ class Problem(NamedTuple):
     lower: Tensor
     upper: Tensor
     norm: Tensor
-    unit: Tensor
     product: Tensor
     slack: Tensor
 
@@ -47,8 +47,18 @@ class Problem(NamedTuple):
     def take(self, index: Tensor | slice) -> Problem:
         """The problem of some samples."""
         A, norm = (self.A, self.norm) if self.shared else (self.A[index], self.norm[index])
-        lower, upper, unit, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:]))
-        return Problem(self.raw[index], A, lower, upper, norm, unit, product, slack)
+        lower, upper, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:]))
+        return Problem(self.raw[index], A, lower, upper, norm, product, slack)
+
+    def of_unit_rows(self) -> Problem:
+        """The same samples with rows of length one, and a matrix each."""
+        A, norm = self.A.expand(len(self.raw), -1, -1), self.norm.expand_as(self.lower)
+        lower, upper, product, slack = (part / norm for part in (self.lower, self.upper, *self[5:]))
+        return Problem(self.raw, A / norm.unsqueeze(-1), lower, upper, torch.ones_like(norm), product, slack)
+
+    def slack_at(self, point: Tensor) -> Tensor:
+        """`slack`, for a point that may be larger than raw: ``(B, m)``."""
+        return torch.maximum(self.slack, _slack(self.norm, point, self.lower, self.upper))
 
     def violation(self, product: Tensor) -> Tensor:
         """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""
@@ -65,26 +75,25 @@ def multiply(A: Tensor, vector: Tensor) -> Tensor:
     return torch.bmm(A.expand(batch, *A.shape[-2:]), vector.unsqueeze(-1)).squeeze(-1)
 
 
-def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, norm: Tensor) -> Problem:
-    """Divide every sample by its unit: the power of two above ``max(|raw|, distance to the furthest row)``.
+def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
+    """The numbers of a batch in units of size one, `hardnet.solvers.units`, with what the solvers read beside them.
 
     Args:
         raw: ``(B, n)``.
         A: ``(m, n)`` or ``(B, m, n)``.
         lower: ``(B, m)``.
         upper: ``(B, m)``.
-        norm: ``|a_i|``, ``(m,)`` or ``(B, m)``.
     """
+    norm = torch.linalg.vector_norm(A, dim=-1)
     norm = torch.where(norm > 0, norm, 1.0)
-    product = multiply(A, raw)
-    distance = torch.maximum(product - upper, lower - product) / norm
-    size = torch.maximum(raw.abs().amax(-1), distance.amax(-1)) if norm.shape[-1] else raw.abs().amax(-1)
-    largest = torch.maximum(_finite_size(lower), _finite_size(upper))
-    slack = FEASIBLE * (norm * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + largest)
-    unit = torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(size > 0, size, 1.0)).exponent)
-    column = unit.unsqueeze(-1)
-    return Problem(raw / column, A, lower / column, upper / column, norm, unit, product / column, slack / column)
+    return Problem(raw, A, lower, upper, norm, multiply(A, raw), _slack(norm, raw, lower, upper))
 
 
-def _finite_size(bound: Tensor) -> Tensor:
-    return torch.where(bound.isfinite(), bound.abs(), 0.0)
+def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound: the larger one cannot be broken without the other.
+
+    If the larger bound is broken from the far side of zero, the smaller one is as large; else ``|a'y|`` is larger.
+    """
+    nearest = torch.minimum(lower.abs(), upper.abs())
+    size = torch.where(nearest.isfinite(), nearest, 0.0)
+    return FEASIBLE * (norm * torch.linalg.vector_norm(point, dim=-1, keepdim=True) + size)

@@ -4,8 +4,10 @@
 2. One row has a closed form.
 3. The rest goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
    On a GPU all of this, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
-4. The optimality conditions of every answer are checked; what fails is settled by proximal steps, which also
-   decide whether the set is empty.
+4. The optimality conditions of every answer are checked; what fails is settled by the dual active set on orthonormal
+   bases, which also proves sets empty. An empty set is answered by the compromise, by proximal steps.
+
+Before all this every row and every sample is divided by a power of two, `hardnet.solvers.units`.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.arguments import MOST_ON_CHIP
-from hardnet.solvers import compiled
+from hardnet.solvers import compiled, orthogonal
 from hardnet.solvers.active import split
 from hardnet.solvers.newton import newton
-from hardnet.solvers.optimality import SOLVED, kkt_residual
+from hardnet.solvers.optimality import SOLVED, careful_residual, kkt_residual
 from hardnet.solvers.pivoting import pivot
 from hardnet.solvers.problem import FEASIBLE, Problem, multiply, standard_form
-from hardnet.solvers.proximal import settle
+from hardnet.solvers.proximal import compromise
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.units import LARGEST, Units, measure, shift, shift_rows
 
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes its row strictly active."""
@@ -92,6 +95,32 @@ def flatten(
 
 def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto") -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in."""
+    size = A.abs().amax(-1)
+    valid = _valid(raw, size, lower, upper)
+    if not bool(valid.all()):
+        size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
+    units = measure(raw, size, lower, upper)
+    low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
+    found = _choose(shift(raw, -units.sample), shift_rows(A, units.row), low, high, backend)
+    return _in_units(found, units, raw, valid)
+
+
+def _in_units(found: Outcome, units: Units, raw: Tensor, valid: Tensor) -> Outcome:
+    """The outcome in the units that came in: raw itself where it did not move, NaN for the invalid samples."""
+    empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
+    smallest = torch.where(found.dual != 0, units.row, LARGEST).amin(-1, keepdim=True)
+    dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
+    # a proof of emptiness has no size of its own: its largest weight is one
+    dual = torch.where(empty, dual / dual.abs().amax(-1, keepdim=True), dual)
+    moved = (found.iterations > 0).unsqueeze(-1)
+    y = torch.where(moved, shift(found.y, units.sample), raw)
+    return _poison(found._replace(y=y, dual=dual), valid)
+
+
+def _choose(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
+    """The solver for this shape."""
+    if A.shape[-2] == 1:
+        return _one_row(raw, A, lower, upper)
     if backend == "auto" and _fits_kernel(A):
         return _by_kernel(raw, A, lower, upper)
     return _solve_in_steps(raw, A, lower, upper, backend)
@@ -120,23 +149,12 @@ def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
 
 def _solve_in_steps(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
     """Project a flat batch by launches over all samples at once."""
-    norm = torch.linalg.vector_norm(A, dim=-1)
-    valid = _valid(raw, norm, lower, upper)
-    if not bool(valid.all()):
-        raw, A, lower, upper = _harmless(valid, raw, A, lower, upper)
-        norm = torch.linalg.vector_norm(A, dim=-1)
-    if A.shape[-2] == 1:
-        return _poison(_one_row(raw, A, lower, upper), valid)
-    problem = standard_form(raw, A, lower, upper, norm)
-    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
-    result = _unchanged(problem)
-    todo = (~inside & valid).nonzero().squeeze(-1)
+    problem = standard_form(raw, A, lower, upper)
+    outside = (problem.violation(problem.product) > problem.slack).any(-1)
+    todo = outside.nonzero().squeeze(-1)
     if len(todo) == len(raw):
-        result = _answer(problem, backend)
-    elif len(todo):
-        result = _place(result, todo, _answer(problem.take(todo), backend))
-    y = torch.where(inside.unsqueeze(-1), raw, result.y * problem.unit.unsqueeze(-1))
-    return _poison(result._replace(y=y, dual=result.dual * problem.unit.unsqueeze(-1)), valid)
+        return _answer(problem, backend)
+    return _place(_unchanged(problem), todo, _answer(problem.take(todo), backend)) if len(todo) else _unchanged(problem)
 
 
 def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
@@ -153,9 +171,9 @@ def _one_row(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
     return Outcome(found.y, found.dual, found.dual.sign(), status, found.moved.long(), found.residual)
 
 
-def _valid(raw: Tensor, norm: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Finite raw and A, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
-    numbers = raw.isfinite().all(-1) & norm.isfinite().all(-1)
+def _valid(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Finite raw and rows, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
+    numbers = raw.isfinite().all(-1) & size.isfinite().all(-1)
     return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
 
 
@@ -169,7 +187,7 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
 
 def _unchanged(problem: Problem) -> Outcome:
     """Every sample as it came: right for the samples inside, and the place for the others' answers."""
-    zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.unit)
+    zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.raw[:, 0])
     status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
     return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
 
@@ -183,13 +201,13 @@ def _answer(problem: Problem, backend: str) -> Outcome:
     y, dual, iterations, finished = _first_answer(problem, backend)
     product = multiply(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
-    solved = finished & (residual <= SOLVED)
-    outcome = Outcome(
-        y, dual, _side(problem, dual), torch.zeros_like(iterations, dtype=torch.int8), iterations, residual
-    )
-    outcome = _share(problem, outcome, product)
-    failed = (~solved).nonzero().squeeze(-1)
-    return _place(outcome, failed, _careful(problem.take(failed))) if len(failed) else outcome
+    status = torch.zeros_like(iterations, dtype=torch.int8)
+    outcome = Outcome(y, dual, _side(problem, dual), status, iterations.clamp_min(1), residual)
+    failed = (~(finished & (residual <= SOLVED))).nonzero().squeeze(-1)
+    if len(failed):
+        outcome = _place(outcome, failed, _careful(problem.take(failed)))
+        product = product.index_copy(0, failed, multiply(problem.A, outcome.y)[failed])
+    return _share(problem, outcome, product)
 
 
 def _first_answer(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -255,7 +273,8 @@ def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
     slack = 10 * problem.slack
     touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
     touch = torch.where(problem.equality, 1.0, touch)
-    chosen = ((touch != 0) & (outcome.side == 0)).any(-1).nonzero().squeeze(-1)
+    solved = outcome.status == Status.SOLVED
+    chosen = (solved & ((touch != 0) & (outcome.side == 0)).any(-1)).nonzero().squeeze(-1)
     if len(chosen) == 0:
         return outcome
     part, touch = problem.take(chosen), touch[chosen]
@@ -270,9 +289,16 @@ def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
 
 
 def _careful(problem: Problem) -> Outcome:
-    """Proximal steps for samples that the first answer left open."""
-    found = settle(problem)
-    residual = kkt_residual(problem, found.y, torch.where(found.infeasible.unsqueeze(-1), 0.0, found.dual))
+    """The samples that the first answer left open: solved, proved empty, or given up."""
+    unit = problem.of_unit_rows()
+    found = orthogonal.settle(unit, _step_limit(problem.A))
+    residual = careful_residual(unit, found.y, found.dual)
     status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
-    status = torch.where(found.infeasible, int(Status.INFEASIBLE), status).to(torch.int8)
-    return Outcome(found.y, found.dual, found.side, status, found.iterations, residual)
+    status = torch.where(found.empty, int(Status.INFEASIBLE), status).to(torch.int8)
+    outcome = Outcome(found.y, found.dual / problem.norm, found.side, status, found.steps.clamp_min(1), residual)
+    empty = found.empty.nonzero().squeeze(-1)
+    if len(empty) == 0:
+        return outcome
+    y, side, steps = compromise(unit.take(empty))
+    held = Outcome(y, outcome.dual[empty], side, status[empty], found.steps[empty] + steps + 1, residual[empty])
+    return _place(outcome, empty, held)

@@ -36,9 +36,10 @@ def _power_above(size):
 
 
 @triton.jit
-def _finite_size(bound):
-    """``|b|``, and 0 where there is no bound."""
-    return tl.where(tl.abs(bound) < INFINITY, tl.abs(bound), 0.0)
+def _nearest_size(lower, upper):
+    """The smaller ``|bound|`` of a row, and 0 where there is none."""
+    nearest = tl.minimum(tl.abs(lower), tl.abs(upper))
+    return tl.where(nearest < INFINITY, nearest, 0.0)
 
 
 @triton.jit
@@ -71,7 +72,7 @@ def _project(
     farthest = tl.max(_violation(product, low, high) / norm, axis=0)
     size = tl.maximum(tl.max(tl.abs(start), axis=0), farthest)
     length = tl.sqrt(tl.sum(start * start, axis=0))
-    slack = FEASIBLE * (norm * length + tl.maximum(_finite_size(low), _finite_size(high)))
+    slack = FEASIBLE * (norm * length + _nearest_size(low, high))
     unit = _power_above(tl.where(valid & (size > 0.0), size, 1.0))
     point = start / unit
     low, high, product, slack = low / unit, high / unit, product / unit, slack / unit
