@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
-from hardnet.functional.affine import HALF
 from hardnet.functional.inputs import require_float
 from hardnet.functional.leak import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
+from hardnet.layers.equality_rows import members
 from hardnet.sets.base import ConstraintSet
 
 
@@ -68,21 +67,33 @@ class HardNet(nn.Module):
         """The name of the method that enforces."""
         return self.layer.name
 
-    def forward(self, x: Any, enforce: bool = True) -> Tensor:
-        """The enforced output, or with ``enforce=False`` (the paper's warm start) the raw one of this call."""
+    @overload
+    def forward(self, x: Any, enforce: bool = True, return_raw: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Any, enforce: bool = True, *, return_raw: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Any, enforce: bool = True, return_raw: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The enforced output y of this call.
+
+        Args:
+            x: The input of the network and of the constraint.
+            enforce: Whether to enforce; with False (the paper's warm start) y is the raw output.
+            return_raw: Whether to give ``(y, raw)``, for a loss that also sees how far y was moved.
+        """
         raw = self.net(x)
         self._check(raw)
-        if not enforce:
-            return raw
-        if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
-            with torch.autocast(raw.device.type, enabled=False):
-                return self._enforce(raw.float() if raw.dtype in HALF else raw, x)
-        return self._enforce(raw, x)
+        y = self.layer(raw, x) if enforce else raw
+        if enforce and self.leak:
+            y = leak_gradient(y, raw, self.leak)
+        return (y, raw) if return_raw else y
 
-    def _enforce(self, raw: Tensor, x: Any) -> Tensor:
-        """The layer, with its share of leaked gradient."""
-        y = self.layer(raw, x)
-        return leak_gradient(y, raw, self.leak) if self.leak else y
+    def extra_repr(self) -> str:
+        """What is enforced, on how many outputs, how, and what is promised."""
+        n = "n" if self.constraint.dim is None else self.constraint.dim
+        leak = f", leak={self.leak}" if self.leak else ""
+        enforced = " & ".join(_label(part) for part in members(self.constraint))
+        return f"{enforced} on {n} outputs, method '{self.method}', guarantee {self.layer.guarantee}{leak}"
 
     def _check(self, raw: Tensor) -> None:
         """Refuse a network that emits anything but a tensor of as many outputs as the method needs."""
@@ -91,3 +102,8 @@ class HardNet(nn.Module):
         if width is not None and raw.shape[-1:] != (width,):
             expected = f"{width} outputs per sample for method '{self.method}'"
             raise ShapeError(sentence("net", expected, tuple(raw.shape), "change the network's last layer"))
+
+
+def _label(constraint: ConstraintSet) -> str:
+    """The name of a set, or its class."""
+    return getattr(constraint, "name", None) or type(constraint).__name__

@@ -111,7 +111,7 @@ class ACnet(Layer):
             warnings.warn(f"residuals: condition number {kept.condition:.1e}", ConditionWarning, stacklevel=3)
         self._kept = Completion(*(tensor.to(C.dtype) for tensor in kept))
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``."""
         if raw.shape[-1:] != (self.raw_dim,):
             remedy = f"method 'acnet' needs {self.raw_dim} network outputs for this set"

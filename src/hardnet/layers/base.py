@@ -7,9 +7,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
-from hardnet.errors import UnsupportedSetError
+from hardnet.errors import DTypeError, UnsupportedSetError, sentence
+from hardnet.functional.half import HALF, narrow, widen
 from hardnet.layers.options import LayerOptions, take_options
 from hardnet.sets.base import ConstraintSet
 
@@ -26,7 +28,7 @@ class Guarantee(StrEnum):
 class Layer(nn.Module):
     """Enforcement of one set: ``y = layer(raw, x)``.
 
-    A subclass states the class attributes below, implements `refusal` and `forward`, and is otherwise an
+    A subclass states the class attributes below, implements `refusal` and `enforce`, and is otherwise an
     ordinary module. Build it as ``Layer(constraint, **options)``; a set outside its class is refused there, and so
     is an option that is none of its `Options`.
     """
@@ -87,9 +89,24 @@ class Layer(nn.Module):
         self.refactor()
         return self
 
-    @abstractmethod
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x)."""
+        """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x).
+
+        Half precision is enforced in float32, and y rounded to the dtype of raw; under autocast y stays in float32.
+        """
+        if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
+            with torch.autocast(raw.device.type, enabled=False):
+                return self.enforce(widen(raw), widen(x))
+        if raw.dtype not in HALF:
+            return self.enforce(raw, x)
+        if getattr(self.options, "strict", False):
+            remedy = "rounding to half precision would undo it; use strict=False, or run in float32"
+            raise DTypeError(sentence("raw", "float32 or float64 with strict=True", raw.dtype, remedy))
+        return narrow(self.enforce(raw.float(), x), raw.dtype, getattr(self.options, "on_invalid", "raise"))
+
+    @abstractmethod
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, raw_dim)``, float32 or float64, and the input x to y ``(*batch, n)`` in C(x)."""
 
 
 def _refactor_after_load(layer: Layer, _: object) -> None:

@@ -90,7 +90,7 @@ class CDGM(TableLayer):
         tables = {"body": body[:, self.order], "mix": mix}
         return tables | index | {"condition_mix": depends.mix, "condition_equality": depends.equality}
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         rows = self.constraint.affine(x, raw)
         constants = _constants(rows, self.above, self.below, self.equal).double()

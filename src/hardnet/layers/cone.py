@@ -82,7 +82,7 @@ class Cone(TableLayer):
             raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
         return {"rays": rays, "lineality": lineality}
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map coefficients raw ``(*batch, raw_dim)`` to y ``(*batch, n)`` in the cone."""
         require_like("generators", self.rays, raw)
         if raw.shape[-1:] != (self.raw_dim,):

@@ -129,7 +129,7 @@ class DC3(Layer):
         kept = self._reduce(A.double())
         self._kept = _cast(kept._replace(step=exact_step(kept.G)), A.dtype)
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         like = self._template(raw)
         rows = self.constraint.affine(x, like)

@@ -87,7 +87,7 @@ class SmoothDC3(Layer):
         """The predicted coordinates."""
         return self.predicted.numel()
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         if raw.shape[-1:] != (self.raw_dim,):
             raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape)))

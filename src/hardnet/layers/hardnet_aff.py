@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
+from hardnet.functional.half import working
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.sets.base import ConstraintSet
@@ -55,21 +56,24 @@ class HardNetAff(Layer):
         return too_many_rows(constraint)
 
     def refactor(self) -> None:
-        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call.
-
-        So is an A in half precision, whose factor must not be rounded to eight bits.
-        """
-        like = self.constraint.origin()
-        A = None if like is None else self.constraint.fixed_matrix(like)
-        self.factor = factorize(A) if A is not None and A.dtype in (torch.float32, torch.float64) else None
-        if A is not None and self.factor is not None:
+        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call."""
+        A = constant_matrix(self.constraint)
+        self.factor = None if A is None else factorize(A)
+        if A is not None:
             warn_of_condition(A)
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
         rows = self.constraint.affine(x, raw)
         options = self.options
         return enforce_affine(raw, *rows, factor=self.factor, strict=options.strict, on_invalid=options.on_invalid)
+
+
+def constant_matrix(constraint: ConstraintSet) -> Tensor | None:
+    """The A of a polyhedral set ``(m, n)`` where it is constant, in a dtype that can be factorised; else None."""
+    like = constraint.origin()
+    A = None if like is None else constraint.fixed_matrix(like)
+    return None if A is None else A.to(working(A.dtype))
 
 
 def warn_of_condition(A: Tensor) -> None:
@@ -83,8 +87,7 @@ def warn_of_condition(A: Tensor) -> None:
 
 def too_many_rows(constraint: ConstraintSet) -> str | None:
     """Why the closed form cannot take these rows: a constant A with m > n."""
-    like = constraint.origin()
-    A = None if like is None else constraint.fixed_matrix(like)
+    A = constant_matrix(constraint)
     if A is None or A.shape[-2] <= A.shape[-1]:
         return None
     m, n = A.shape[-2:]

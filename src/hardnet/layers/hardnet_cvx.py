@@ -67,7 +67,7 @@ class HardNetCvx(Layer):
         spectrum = self.constraint.factorize() if isinstance(self.constraint, Quadratic) else None
         self.values, self.vectors = (None, None) if spectrum is None else spectrum
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
         numbers = self.constraint.numbers(x, raw)
         on_infeasible = look_or_nan(self.options.on_infeasible, raw)

@@ -106,7 +106,7 @@ class HardNetEq(Layer):
         C = self._fixed_equalities()
         self.factor = None if C is None else factorize_completion(C, self._columns)
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x)."""
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = self._split(x, like)

@@ -73,7 +73,7 @@ class KKThPINN(Layer):
         dependence[self._kept] = torch.eye(len(rows), dtype=double.dtype, device=B.device)
         self._dependence = dependence.to(B.dtype)
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; the second pass removes the rounding of B^+."""
         rows = self.constraint.affine(x, raw)
         right = rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])

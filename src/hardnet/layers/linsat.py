@@ -82,7 +82,7 @@ class LinSAT(TableLayer):
         """Which bounds count, and as what."""
         return find_encoding(rows.A, rows.lower, rows.upper, rows.equality)._asdict()
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map scores raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x) and in the unit cube."""
         rows = self.constraint.affine(x, raw)
         return linsat(raw, *rows, encoding=Encoding(self.above, self.below, self.equal), **asdict(self.options))

@@ -57,7 +57,7 @@ class Police(Layer):
         """The network with shifted hidden units."""
         return PoliceNetwork(net, cast(AffineOnRegion, self.constraint))
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Raw itself: the prepared network already is affine on the region."""
         return raw
 

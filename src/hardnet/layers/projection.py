@@ -48,7 +48,7 @@ class Projection(Layer):
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         return None
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
         rows = self.constraint.affine(x, raw)
         on_infeasible: Any = look_or_nan(self.options.on_infeasible, raw)

@@ -111,7 +111,7 @@ class Rayen(Layer):
         gauges = gauges_about(y0, basis, rows.A, rows.b, curved)
         self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         require_like("center", self.center, raw)
         if raw.shape[-1:] != (self.raw_dim,):

@@ -22,7 +22,7 @@ class NoEnforcement(Layer):
         """No set is refused, since none is enforced."""
         return None
 
-    def forward(self, raw: Tensor, x: Any = None) -> Tensor:
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Return raw itself."""
         return raw
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import BoundsError, DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.half import HALF
 from hardnet.rows import BoxedRows
 
 if TYPE_CHECKING:
@@ -163,14 +164,19 @@ class ConstraintSet(nn.Module):
         function = self._functions.get(name)
         value = function if function is not None else getattr(self, name)
         if isinstance(value, Tensor):
-            return value.to(like) if value.dim() == 0 else value
+            return value.to(like) if value.dim() == 0 else _as_wide(value, like)
         if x is None:
             owner = type(self).__name__
             raise ShapeError(sentence("x", f"an input, since '{name}' of {owner} is a function of it", None))
         value = value(x)
         if not isinstance(value, Tensor):
             raise DTypeError(sentence(name, "a function that returns a tensor", type(value).__name__))
-        return value
+        return _as_wide(value, like)
+
+
+def _as_wide(value: Tensor, like: Tensor) -> Tensor:
+    """A number in half precision in the wider dtype of `like`, which holds it exactly; any other number as it is."""
+    return value.to(like.dtype) if value.dtype in HALF else value
 
 
 def _as_constant(name: str, value: Any) -> Tensor:
