@@ -52,7 +52,9 @@ def bound_of(x: Tensor) -> Tensor:
 
 
 def constant_rows() -> hn.Affine:
-    return hn.Affine(draw(2, 4, seed=2), -torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    return hn.Affine(
+        draw(2, 4, seed=2), lower=-torch.ones(2, dtype=torch.float64), upper=torch.ones(2, dtype=torch.float64)
+    )
 
 
 def moving_rows() -> hn.Affine:
@@ -65,7 +67,7 @@ def balance() -> hn.sets.ConstraintSet:
 
 def many_rows() -> hn.sets.ConstraintSet:
     """Twelve rows for four outputs, the origin inside."""
-    return hn.Affine(draw(8, 4, seed=6), -0.5, 1.0) & hn.Box(-torch.ones(4, dtype=torch.float64), 1.0)
+    return hn.Affine(draw(8, 4, seed=6), lower=-0.5, upper=1.0) & hn.Box(-torch.ones(4, dtype=torch.float64), 1.0)
 
 
 def radius_of(x: Tensor) -> Tensor:

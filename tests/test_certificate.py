@@ -35,7 +35,7 @@ def test_nan_satisfies_nothing():
 
 
 def test_rounding_is_relative_to_the_terms_of_the_row():
-    constraint = hn.Affine(torch.tensor([[1e6, -1e6]], dtype=torch.float64), 0.0, 0.0)
+    constraint = hn.Affine(torch.tensor([[1e6, -1e6]], dtype=torch.float64), lower=0.0, upper=0.0)
     y = torch.tensor([[1 / 3, 1 / 3 + 1e-16]], dtype=torch.float64)
     assert hn.check(constraint, y).ok
     assert not hn.check(constraint, y + torch.tensor([0.0, 1e-12], dtype=torch.float64)).ok

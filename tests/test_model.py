@@ -60,7 +60,7 @@ def test_state_dict_round_trip():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_moves_keep_enforcing(dtype):
-    model = hn.HardNet(network(), hn.Affine(draw(2, 4, seed=2), -0.1, 0.1)).to(dtype)
+    model = hn.HardNet(network(), hn.Affine(draw(2, 4, seed=2), lower=-0.1, upper=0.1)).to(dtype)
     y = model(draw(32, 4).to(dtype))
     assert y.dtype == dtype
     certificate = hn.check(model.constraint, y)
@@ -112,12 +112,12 @@ def test_any_leading_dimensions():
 @pytest.mark.parametrize(
     ("constraint", "method"),
     [
-        (hn.Affine(draw(2, 4), 0.0), "aff"),
-        (hn.Affine(lambda x: x, 0.0), "aff"),
-        (hn.Affine(draw(5, 4), 0.0), "projection"),
-        (hn.Affine(draw(1, 4).repeat(2, 1), 0.0), "projection"),
-        (hn.Affine(draw(2, 4), 0.0) & hn.Box(0.0), "projection"),
-        (hn.Affine(lambda x: x, 0.0) & hn.Box(0.0), "projection"),
+        (hn.Affine(draw(2, 4), lower=0.0), "aff"),
+        (hn.Affine(lambda x: x, lower=0.0), "aff"),
+        (hn.Affine(draw(5, 4), lower=0.0), "projection"),
+        (hn.Affine(draw(1, 4).repeat(2, 1), lower=0.0), "projection"),
+        (hn.Affine(draw(2, 4), lower=0.0) & hn.Box(0.0), "projection"),
+        (hn.Affine(lambda x: x, lower=0.0) & hn.Box(0.0), "projection"),
         (hn.Box(0.0, 1.0), "cvx"),
         (hn.Ball(torch.zeros(2), 1.0) & hn.Box(0.0), "cvx"),
         (hn.sets.AffineOnRegion(draw(3, 2)), "police"),
@@ -134,15 +134,19 @@ REFUSALS = [
     (lambda: hn.HardNet("net", moving()), hn.errors.DTypeError, "net: expected an nn.Module"),
     (lambda: hn.HardNet(network(), draw(2, 4)), hn.errors.DTypeError, "constraint: expected a set"),
     (lambda: hn.HardNet(network(), moving(), "magic"), hn.errors.UnsupportedSetError, "'auto' or one of aff"),
-    (lambda: hn.HardNet(network(), hn.Affine(draw(5, 4), 0.0), "aff"), ValueError, "use method='projection'"),
-    (lambda: hn.HardNet(network(), hn.Affine(draw(2, 3), 0.0))(draw(5, 4)), hn.errors.ShapeError, "3 outputs per"),
+    (lambda: hn.HardNet(network(), hn.Affine(draw(5, 4), lower=0.0), "aff"), ValueError, "use method='projection'"),
+    (
+        lambda: hn.HardNet(network(), hn.Affine(draw(2, 3), lower=0.0))(draw(5, 4)),
+        hn.errors.ShapeError,
+        "3 outputs per",
+    ),
     (lambda: hn.HardNet(torch.nn.LSTM(4, 4).double(), moving())(draw(5, 4)), hn.errors.DTypeError, "net: expected a t"),
     (lambda: hn.explain(3), hn.errors.DTypeError, "constraint: expected a set, got int"),
     (lambda: hn.Box(0.0) & 3, hn.errors.DTypeError, "expected a set after &, got int"),
     (lambda: hn.Box(1.0, 0.0), hn.errors.BoundsError, "lower > upper by up to 1"),
     (lambda: hn.Box(draw(3), torch.inf * draw(4).abs()), hn.errors.ShapeError, r"upper: expected shape \(3,\)"),
-    (lambda: hn.Affine(draw(2, 4), 1.0, draw(2) - 9), hn.errors.BoundsError, "lower <= upper in every row"),
-    (lambda: hn.Affine(draw(2, 4), draw(3)), hn.errors.ShapeError, r"lower: expected shape \(2,\)"),
+    (lambda: hn.Affine(draw(2, 4), lower=1.0, upper=draw(2) - 9), hn.errors.BoundsError, "lower <= upper in every row"),
+    (lambda: hn.Affine(draw(2, 4), lower=draw(3)), hn.errors.ShapeError, r"lower: expected shape \(2,\)"),
     (lambda: hn.HardNet(network(), moving(), hn.layers.HardNetAff(moving())), ValueError, "built on this constraint"),
 ]
 
@@ -155,4 +159,4 @@ def test_refusals(build, error, message):
 
 def test_rank_deficient_constant_is_refused_at_construction():
     with pytest.raises(hn.errors.RankError, match="dependent"):
-        hn.HardNet(network(), hn.Affine(draw(1, 4).repeat(2, 1), 0.0), "aff")
+        hn.HardNet(network(), hn.Affine(draw(1, 4).repeat(2, 1), lower=0.0), "aff")

@@ -15,7 +15,7 @@ def network(outputs=4):
 
 
 def constant():
-    return hn.Affine(draw(2, 4, seed=2).float(), -0.1, 0.1)
+    return hn.Affine(draw(2, 4, seed=2).float(), lower=-0.1, upper=0.1)
 
 
 def moving():
@@ -68,7 +68,7 @@ def test_distributed_training_equals_one_process():
         assert torch.equal(results[0], results[1])
 
 
-@pytest.mark.parametrize("constraint", [constant, moving, lambda: hn.Affine(draw(6, 4).float(), -0.5, 0.5)])
+@pytest.mark.parametrize("constraint", [constant, moving, lambda: hn.Affine(draw(6, 4).float(), lower=-0.5, upper=0.5)])
 def test_autocast_leaves_enforcement_in_full_precision(constraint):
     model, x = hn.HardNet(network(), constraint()), draw(16, 4).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -96,7 +96,7 @@ def test_hessian_of_a_loss_through_the_model():
 
 
 ITERATING = {
-    "polyhedron": lambda: hn.Affine(draw(6, 4), -0.5, 0.5),
+    "polyhedron": lambda: hn.Affine(draw(6, 4), lower=-0.5, upper=0.5),
     "quadratic": lambda: hn.Quadratic(torch.eye(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), -0.1),
     "mixed": lambda: hn.Ball(torch.zeros(4, dtype=torch.float64), 0.3) & hn.Box(-0.2, 0.2),
 }

@@ -22,6 +22,7 @@ class BoxedRows(NamedTuple):
         upper: Like `lower`; ``lower == upper`` is an equality.
         box_lower: ``(n,)`` or ``(*batch, n)`` or None.
         box_upper: Like `box_lower`.
+        equality: For each general row whether it was declared an equality, whatever its numbers; None: not known.
     """
 
     A: Tensor
@@ -29,6 +30,7 @@ class BoxedRows(NamedTuple):
     upper: Tensor | None
     box_lower: Tensor | None = None
     box_upper: Tensor | None = None
+    equality: tuple[bool, ...] | None = None
 
     @property
     def boxed(self) -> bool:
@@ -42,7 +44,10 @@ def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     lower = _join_bounds(parts, "lower", -torch.inf)
     upper = _join_bounds(parts, "upper", torch.inf)
     box_lower = _tightest([part.box_lower for part in parts], torch.maximum)
-    return BoxedRows(A, lower, upper, box_lower, _tightest([part.box_upper for part in parts], torch.minimum))
+    box_upper = _tightest([part.box_upper for part in parts], torch.minimum)
+    declared = [part.equality for part in parts]
+    equality = None if None in declared else tuple(row for rows in declared if rows is not None for row in rows)
+    return BoxedRows(A, lower, upper, box_lower, box_upper, equality)
 
 
 def join(pieces: list[Tensor], dim: int = -1) -> Tensor:

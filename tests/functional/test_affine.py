@@ -250,5 +250,5 @@ def test_raw_outputs_far_outside_are_certified(n, m, samples, dtype, size):
     numbers = (size * draw(samples, n), A, middle - width, middle + width)
     raw, A, lower, upper = (number.to(dtype) for number in numbers)
     upper = torch.maximum(lower, upper)
-    certificate = hn.check(hn.Affine(A, lower, upper), enforce_affine(raw, A, lower, upper))
+    certificate = hn.check(hn.Affine(A, lower=lower, upper=upper), enforce_affine(raw, A, lower, upper))
     assert certificate.ok, str(certificate)

@@ -143,7 +143,9 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
         middle, width = torch.einsum("bmn,bn->bm", A, centre), normal(samples, m).abs() * (normal(samples, m) > -0.5)
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
         raw, A, lower, upper = (number.to(dtype).to(device) for number in numbers)
-        certificate = check(Affine(A, lower, torch.maximum(lower, upper)), affine.forward(raw, A, lower, upper)[0])
+        certificate = check(
+            Affine(A, lower=lower, upper=torch.maximum(lower, upper)), affine.forward(raw, A, lower, upper)[0]
+        )
         assert certificate.ok, (m, n, dtype, size, str(certificate))
 
 

@@ -104,7 +104,7 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
         raw, A, lower, upper = (number.to(dtype).to(device) for number in numbers)
         y = run_forward(raw, A, pseudo_inverse(A), lower, upper, None)
-        certificate = check(Affine(A, lower, torch.maximum(lower, upper)), y)
+        certificate = check(Affine(A, lower=lower, upper=torch.maximum(lower, upper)), y)
         assert certificate.ok, (m, n, dtype, size, str(certificate))
 
 

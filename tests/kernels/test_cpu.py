@@ -140,7 +140,7 @@ def test_raw_outputs_far_outside_satisfy_the_certificate(m, n, shared, dtype, si
     A = matrices(n, m, 10.0, 500, torch.Generator().manual_seed(m))
     raw, A, upper = ((size * draw(1, 500, n)).to(dtype), (A[0] if shared else A).to(dtype), draw(2, 500, m).to(dtype))
     for lower in (upper - 1, upper, None):
-        certificate = hn.check(hn.Affine(A, lower, upper), enforce(raw, A, lower, upper))
+        certificate = hn.check(hn.Affine(A, lower=lower, upper=upper), enforce(raw, A, lower, upper))
         assert certificate.ok, str(certificate)
 
 

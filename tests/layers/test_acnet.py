@@ -50,7 +50,7 @@ def test_pivoting_chooses_residuals_and_several_laws_hold_together():
     assert layer.raw_dim == 4
     x, raw = random(2, 5, 3, seed=3), random(2, 5, 4, seed=4)
     assert layer.constraint.violation(layer(raw, x), x).max() < 1e-13
-    assert ACnet(Affine(number([1.0, 2.0]), number(1.0), number(1.0))).raw_dim == 1
+    assert ACnet(Affine(number([1.0, 2.0]), lower=number(1.0), upper=number(1.0))).raw_dim == 1
 
 
 def test_a_law_that_is_linear_after_a_change_of_variables():

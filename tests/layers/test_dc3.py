@@ -31,7 +31,7 @@ def line():
 def program(n=8, equalities=3, inequalities=4):
     """-2 <= A y <= 1, C y = x with constant matrices: the shape of the paper's optimisation task."""
     A, C, ones = random(inequalities, n, seed=1), random(equalities, n, seed=2), torch.ones(inequalities, dtype=F64)
-    return Affine(A, -2 * ones, ones) & Equality(C, lambda x: x)
+    return Affine(A, lower=-2 * ones, upper=ones) & Equality(C, lambda x: x)
 
 
 def published_iteration(y, A, lower, upper, steps, step, momentum=0.5, sign=-1.0):
@@ -56,7 +56,7 @@ def test_known_answer_of_the_published_iteration():
 def test_full_mode_is_the_published_iteration(A_rows, published_sign, sign):
     A, raw = random(A_rows, 3, seed=3), random(2, 6, 3, seed=4)
     lower, upper = -0.1 * torch.ones(A_rows, dtype=F64), 0.2 * torch.ones(A_rows, dtype=F64)
-    layer = DC3(Affine(A, lower, upper), step=1e-2, published_sign=published_sign)
+    layer = DC3(Affine(A, lower=lower, upper=upper), step=1e-2, published_sign=published_sign)
     expected = published_iteration(raw, A, lower, upper, 10, 1e-2, sign=sign)
     torch.testing.assert_close(layer(raw), expected, rtol=1e-12, atol=1e-12)
 
@@ -122,7 +122,7 @@ def test_per_sample_matrices_agree_with_constant_ones():
     constraint, x, z = program(), random(2, 4, 3, seed=5), random(2, 4, 5, seed=6)
     A, C = constraint.members[0].A, constraint.members[1].A
     ones = torch.ones(4, dtype=F64)
-    varying = Affine(lambda x: A.expand(*x.shape[:-1], -1, -1), -2 * ones, ones) & Equality(
+    varying = Affine(lambda x: A.expand(*x.shape[:-1], -1, -1), lower=-2 * ones, upper=ones) & Equality(
         lambda x: C.expand(*x.shape[:-1], -1, -1), lambda x: x
     )
     constant = DC3(constraint, step=1e-3)
@@ -187,7 +187,7 @@ def test_the_reduction_follows_moves_and_loads():
     single = copy.deepcopy(layer).float()
     torch.testing.assert_close(single(z.float(), x.float()), layer(z, x).float(), rtol=1e-4, atol=1e-4)
     ones = torch.ones(4, dtype=F64)
-    other = DC3(Affine(random(4, 8), -ones, ones) & Equality(random(3, 8, seed=9), lambda x: x))
+    other = DC3(Affine(random(4, 8), lower=-ones, upper=ones) & Equality(random(3, 8, seed=9), lambda x: x))
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(z, x), layer(z, x))
 

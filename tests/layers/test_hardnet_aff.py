@@ -12,7 +12,7 @@ from hardnet.layers.hardnet_aff import HardNetAff
 def layer(closeness, dtype):
     """Two rows that are `closeness` apart, one of them a million times longer."""
     A = torch.tensor([[1.0, 0.0], [1e6, 1e6 * closeness]], dtype=torch.float64)
-    return HardNetAff(hn.Affine(A.to(dtype), None, torch.ones(2, dtype=dtype)))
+    return HardNetAff(hn.Affine(A.to(dtype), lower=None, upper=torch.ones(2, dtype=dtype)))
 
 
 @pytest.mark.parametrize(("closeness", "dtype"), [(1e-9, torch.float64), (1e-4, torch.float32)])

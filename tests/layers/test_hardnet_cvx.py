@@ -27,7 +27,7 @@ def constant_sets() -> dict[str, sets.ConstraintSet]:
         "quadratic": sets.Quadratic(ROOT @ ROOT.mT, draw(N, seed=3), -1.0),
         "cone": sets.SecondOrderCone(draw(2, N, seed=4), 0.1 * draw(2, seed=5), 0.2 * draw(N, seed=6), 1.0),
         "lmi": sets.LMI(torch.eye(2, dtype=D), (F + F.mT) / 2),
-        "rows": sets.Affine(draw(5, N, seed=7), -0.5, 1.0),
+        "rows": sets.Affine(draw(5, N, seed=7), lower=-0.5, upper=1.0),
         "mixed": ball & sets.Box(-torch.ones(N, dtype=D), 0.4) & sets.Equality(torch.ones(1, N, dtype=D), 0.2),
     }
 

@@ -16,7 +16,8 @@ def rows_of_x(x):
 
 def equalities_of_x(x):
     """C (*batch, 2, 5), the first two columns well conditioned for every x."""
-    return draw(2, 5, seed=2) + torch.cat([4 * torch.eye(2, dtype=D), torch.zeros(2, 3, dtype=D)], -1)
+    C = draw(2, 5, seed=2) + torch.cat([4 * torch.eye(2, dtype=D), torch.zeros(2, 3, dtype=D)], -1)
+    return C.expand(*x.shape[:-1], 2, 5)
 
 
 def first_two(x):
@@ -114,7 +115,10 @@ def test_gradients_reach_the_input():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: hn.layers.HardNetEq(hn.Affine(draw(2, 4), 0.0)), "no hn.Equality to solve for; use method='aff'"),
+        (
+            lambda: hn.layers.HardNetEq(hn.Affine(draw(2, 4), lower=0.0)),
+            "no hn.Equality to solve for; use method='aff'",
+        ),
         (lambda: hn.layers.HardNetEq(moving()), "cannot choose columns of a C that depends on x"),
         (lambda: hn.layers.HardNetEq(hn.Equality(draw(1, 4).repeat(2, 1), 0.0)), "linearly independent"),
     ],

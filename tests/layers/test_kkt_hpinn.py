@@ -56,7 +56,7 @@ def test_redundant_rows_that_agree_are_dropped():
 
 
 def test_constant_rows_with_equal_bounds_count_as_equalities():
-    layer = KKThPINN(Affine(number([1.0, 1.0]), number(1.0), number(1.0)))
+    layer = KKThPINN(Affine(number([1.0, 1.0]), lower=number(1.0), upper=number(1.0)))
     torch.testing.assert_close(layer(number([0.2, 0.4])), number([0.4, 0.6]))
 
 

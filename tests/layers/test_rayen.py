@@ -147,7 +147,12 @@ def test_implicit_equalities_lower_the_dimension():
     layer = Rayen(rows)
     assert layer.raw_dim == 1
     assert rows.violation(layer(10 * random(50, 1))).max() < 1e-14
-    assert Rayen(Affine(number([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]), number(0, 0, -9.0), number(9, 9, 0.0))).raw_dim == 0
+    assert (
+        Rayen(
+            Affine(number([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]), lower=number(0, 0, -9.0), upper=number(9, 9, 0.0))
+        ).raw_dim
+        == 0
+    )
 
 
 def test_only_the_ray_loses_its_gradient_outside():
@@ -210,7 +215,7 @@ def test_errors_at_construction():
 
 def test_errors_of_empty_and_thin_sets():
     with pytest.raises(InfeasibleError, match="affine rows that contradict"):
-        Rayen(Affine(number([1.0, 0.0], [1.0, 0.0]), number(1.0, -9.0), number(9.0, 0.0)))
+        Rayen(Affine(number([1.0, 0.0], [1.0, 0.0]), lower=number(1.0, -9.0), upper=number(9.0, 0.0)))
     with pytest.raises(InfeasibleError, match="parts that do not meet"):
         Rayen(matrix_disc() & Affine(number([1.0, 0.0]), lower=number(2.0)))
     with pytest.raises(UnsupportedSetError, match=r"it has no interior .* use method='cvx' or 'projection'"):

@@ -10,7 +10,7 @@ D = torch.float64
 
 
 def test_residual_of_both_sides():
-    constraint = hn.Affine(torch.eye(2, dtype=D), torch.zeros(2, dtype=D), torch.ones(2, dtype=D))
+    constraint = hn.Affine(torch.eye(2, dtype=D), lower=torch.zeros(2, dtype=D), upper=torch.ones(2, dtype=D))
     y = torch.tensor([[-1.0, 3.0], [0.5, 1.0]], dtype=D)
     assert torch.equal(constraint.violation(y), torch.tensor([[1.0, 2.0], [0.0, 0.0]], dtype=D))
 
@@ -18,12 +18,12 @@ def test_residual_of_both_sides():
 def test_one_sided_and_infinite_bounds_agree():
     A, y = draw(3, 5), 3 * draw(7, 5, seed=1)
     lower = torch.full((3,), -torch.inf, dtype=D)
-    assert torch.equal(hn.Affine(A, upper=0.5).violation(y), hn.Affine(A, lower, 0.5).violation(y))
+    assert torch.equal(hn.Affine(A, upper=0.5).violation(y), hn.Affine(A, lower=lower, upper=0.5).violation(y))
 
 
 def test_an_equality_is_two_equal_bounds():
     A, b, y = draw(2, 4), draw(2, seed=2), draw(5, 4, seed=3)
-    assert torch.equal(hn.Equality(A, b).violation(y), hn.Affine(A, b, b).violation(y))
+    assert torch.equal(hn.Equality(A, b).violation(y), hn.Affine(A, lower=b, upper=b).violation(y))
 
 
 def test_numbers_may_be_functions_of_x():
@@ -63,10 +63,10 @@ def test_intersections_flatten():
 @pytest.mark.parametrize(
     ("constraint", "constant"),
     [
-        (hn.Affine(draw(2, 3), 0.0), True),
-        (hn.Affine(draw(2, 3), lambda x: x), False),
-        (hn.Affine(draw(2, 3).requires_grad_(), 0.0), False),
-        (hn.Affine(torch.nn.Parameter(draw(2, 3)), 0.0), False),
+        (hn.Affine(draw(2, 3), lower=0.0), True),
+        (hn.Affine(draw(2, 3), lower=lambda x: x), False),
+        (hn.Affine(draw(2, 3).requires_grad_(), lower=0.0), False),
+        (hn.Affine(torch.nn.Parameter(draw(2, 3)), lower=0.0), False),
         (hn.Box(0.0) & hn.Equality(draw(1, 3), 1.0), True),
         (hn.Box(0.0) & hn.Equality(draw(1, 3), lambda x: x), False),
     ],
@@ -80,12 +80,12 @@ def test_a_fixed_matrix_survives_moving_bounds():
     constraint = hn.Affine(A, upper=lambda x: x) & hn.Box(0.0)
     like = constraint.origin()
     assert torch.equal(constraint.fixed_matrix(like), torch.cat([A, torch.eye(3, dtype=D)]))
-    assert hn.Affine(lambda x: x, 0.0).fixed_matrix(like) is None
-    assert hn.Affine(A.requires_grad_(), 0.0).fixed_matrix(like) is None
+    assert hn.Affine(lambda x: x, lower=0.0).fixed_matrix(like) is None
+    assert hn.Affine(A.requires_grad_(), lower=0.0).fixed_matrix(like) is None
 
 
 def test_constants_follow_moves():
-    constraint = hn.Affine(draw(2, 3), 0.0).to(torch.float32)
+    constraint = hn.Affine(draw(2, 3), lower=0.0).to(torch.float32)
     assert constraint.A.dtype == torch.float32
     assert constraint.violation(torch.zeros(1, 3)).dtype == torch.float32
 
@@ -105,15 +105,31 @@ def test_box_projection_is_the_clamp():
 REFUSALS = [
     (lambda: hn.Affine(draw(2, 3)), hn.errors.ShapeError, "expected at least one bound"),
     (lambda: hn.Box(), hn.errors.ShapeError, "expected at least one bound"),
-    (lambda: hn.Affine(draw(3), 0.0), hn.errors.ShapeError, r"A: expected shape \(m, n\)"),
-    (lambda: hn.Affine(torch.eye(2, dtype=torch.int64), 0.0), hn.errors.DTypeError, "A: expected a floating-point"),
+    (lambda: hn.Affine(draw(3), lower=0.0), hn.errors.ShapeError, r"A: expected shape \(m, n\)"),
+    (
+        lambda: hn.Affine(torch.eye(2, dtype=torch.int64), lower=0.0),
+        hn.errors.DTypeError,
+        "A: expected a floating-point",
+    ),
     (lambda: hn.Box(torch.zeros(2), 1.0) & hn.Box(torch.zeros(3)), hn.errors.ShapeError, "one output dimension"),
-    (lambda: hn.Affine(draw(2, 3), lambda x: x).violation(draw(4, 3)), hn.errors.ShapeError, "'lower' of Affine"),
-    (lambda: hn.Affine(draw(2, 3), lambda x: 1.0).violation(draw(4, 3), draw(4, 3)), hn.errors.DTypeError, "returns a"),
-    (lambda: hn.Affine(draw(2, 3), 0.0).violation(draw(4, 2)), hn.errors.ShapeError, r"A: expected shape \(m, 2\)"),
-    (lambda: hn.Affine(draw(2, 3), draw(3)).violation(draw(4, 3)), hn.errors.ShapeError, r"lower: expected shape \(2,"),
-    (lambda: hn.Affine(draw(2, 3), 0.0).violation(draw(4, 3).float()), hn.errors.DTypeError, "the dtype of raw"),
-    (lambda: hn.Affine(draw(5, 2, 3), 0.0).violation(draw(4, 3)), hn.errors.ShapeError, "batch dimensions"),
+    (lambda: hn.Affine(draw(2, 3), lower=lambda x: x).violation(draw(4, 3)), hn.errors.ShapeError, "'lower' of Affine"),
+    (
+        lambda: hn.Affine(draw(2, 3), lower=lambda x: 1.0).violation(draw(4, 3), draw(4, 3)),
+        hn.errors.DTypeError,
+        "returns a",
+    ),
+    (
+        lambda: hn.Affine(draw(2, 3), lower=0.0).violation(draw(4, 2)),
+        hn.errors.ShapeError,
+        r"A: expected shape \(m, 2\)",
+    ),
+    (
+        lambda: hn.Affine(draw(2, 3), lower=draw(3)).violation(draw(4, 3)),
+        hn.errors.ShapeError,
+        r"lower: expected shape \(2,",
+    ),
+    (lambda: hn.Affine(draw(2, 3), lower=0.0).violation(draw(4, 3).float()), hn.errors.DTypeError, "the dtype of raw"),
+    (lambda: hn.Affine(draw(5, 2, 3), lower=0.0).violation(draw(4, 3)), hn.errors.ShapeError, "batch dimensions"),
 ]
 
 

@@ -123,7 +123,7 @@ def test_arguments_are_checked(constraint):
         sets.Cvxpy(3, 3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 3\)"):
         constraint.numbers(draw(2, 2), draw(2, 4))
-    with pytest.raises(ShapeError, match=r"parameters\['b'\]: expected shape \(2,\) after the batch"):
+    with pytest.raises(ShapeError, match=r"parameters\['b'\]: expected shape \(2, 2\) for raw of batch"):
         constraint.numbers(draw(2, 3), draw(2, 3))
 
 

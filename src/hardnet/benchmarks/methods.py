@@ -47,7 +47,7 @@ def standard_sets(seed: int = 0) -> list[Standard]:
     return [
         Standard("box and budget, n = 20", budget, 20),
         Standard("barrier rows A(x) y <= b(x), n = m = 2", Affine(_barrier_rows, upper=_barrier_bound), 2, 5),
-        Standard("polyhedron, n = 20, m = 10", Affine(draw(10, 20), -ones[:10], ones[:10]), 20),
+        Standard("polyhedron, n = 20, m = 10", Affine(draw(10, 20), lower=-ones[:10], upper=ones[:10]), 20),
         Standard("polyhedron, n = 10, m = 30", Affine(draw(30, 10), upper=torch.ones(30, dtype=torch.float64)), 10),
         Standard("equalities A y = b(x), n = 20, m = 5", Equality(draw(5, 20), _right_hand_side), 20, 5),
         Standard("polyhedral cone A y <= 0, n = 10, m = 5", Affine(draw(5, 10), upper=zeros[:5]), 10),

@@ -49,5 +49,5 @@ def _check(raw: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
     if raw.dim() == 0 or center.dim() == 0 or center.shape[-1] != raw.shape[-1]:
         expected = f"shape (n,) or (*batch, n) with the n of raw, {tuple(raw.shape)}"
         raise ShapeError(sentence("center", expected, tuple(center.shape)))
-    batch = broadcast_batch("center", raw.shape[:-1], center.shape[:-1])
-    return check_number("radius", radius, raw, batch)
+    broadcast_batch("center", raw.shape[:-1], center.shape[:-1])
+    return check_number("radius", radius, raw)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from hardnet.errors import DeviceError, DTypeError, ShapeError, sentence
+
+Core = tuple[int | str, ...]
+"""The shape of a number for one sample; a letter stands for any size."""
 
 
 def require_float(name: str, tensor: object) -> None:
@@ -66,15 +71,75 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     return bound
 
 
-def check_number(name: str, number: Tensor | float, raw: Tensor, batch: torch.Size) -> Tensor:
-    """Check one number per sample ``(*batch)``; a number or 0-dim tensor stands for every sample."""
+def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
+    """Check one number per sample, ``(*batch)`` or ``(*batch, 1)``; one number may stand for every sample."""
     if isinstance(number, int | float):
         return raw.new_tensor(float(number))
     require_float(name, number)
     number = number.to(raw) if number.dim() == 0 else number
     require_like(name, number, raw)
-    broadcast_batch(name, batch, number.shape)
-    return number
+    return fit(name, number, raw, (), moving=False)
+
+
+def fit(name: str, value: Tensor, like: Tensor, core: Core, *, moving: bool) -> Tensor:
+    """The rule for shapes: `value` as ``(*batch, *core)`` for the batch of `like` ``(*batch, n)``, or as ``core``.
+
+    A batch dimension of 1 spreads. Where the core is one number, ``(*batch, 1)`` is taken as ``(*batch)``. What does
+    not depend on x (`moving` is False) may leave the batch out, and one number stands for every entry of a vector.
+    """
+    batch, own = like.shape[:-1], value.shape
+    if not moving and _agree(own, core):
+        return value
+    if not moving and not own and len(core) == 1:
+        return value.expand(core)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    if len(own) == len(batch) + len(core) and _agree(own[len(batch) :], core) and _spreads(own, batch):
+        return value
+    if not core and len(own) == len(batch) + 1 and own[-1] == 1 and _spreads(own, batch):
+        return value.squeeze(-1)
+    raise ShapeError(_shape_message(name, own, batch, core, moving=moving))
+
+
+def spell(shape: Sequence[object]) -> str:
+    """A shape as Python writes it, with letters for what is not known: ``(m, 3)``, ``(3,)``."""
+    entries = ", ".join(str(size) for size in shape)
+    return f"({entries},)" if len(shape) == 1 else f"({entries})"
+
+
+def _agree(own: Sequence[int], core: Core) -> bool:
+    """Whether a shape is that of the core; a letter agrees with any size."""
+    return len(own) == len(core) and all(
+        isinstance(want, str) or size == want for size, want in zip(own, core, strict=True)
+    )
+
+
+def _spreads(own: Sequence[int], batch: torch.Size) -> bool:
+    """Whether the leading dimensions are those of the batch, or 1."""
+    return all(size == want or size == 1 for size, want in zip(own, batch, strict=False))
+
+
+def _shape_message(name: str, own: torch.Size, batch: torch.Size, core: Core, *, moving: bool) -> str:
+    """What the shape should have been for this batch, and the likely slip."""
+    full = (*batch, *core)
+    forms = [] if moving else [core]
+    forms += [full] if batch or moving else []
+    forms += [] if core else [(*batch, 1)]
+    wanted = " or ".join(dict.fromkeys(spell(form) for form in forms))
+    expected = f"shape {wanted} for raw of batch {spell(batch)}"
+    return sentence(name, expected, tuple(own), _likely_slip(own, batch, core, moving=moving))
+
+
+def _likely_slip(own: torch.Size, batch: torch.Size, core: Core, *, moving: bool) -> str:
+    """What would turn a wrong shape into the right one, as far as it can be told."""
+    full = (*batch, *core)
+    if not moving:
+        return "a constant has no batch dimensions, or those of raw"
+    if len(core) == 2 and _agree(own, (*batch, core[1])):
+        return "for one row per sample add .unsqueeze(-2)"
+    if len(core) == 1 and _agree(own, batch):
+        return "for one entry per sample add .unsqueeze(-1)" + ("" if core[0] == 1 else f".expand{spell(full)}")
+    if _agree(own, core) or not own:
+        return f"a function of x returns one value per sample: add .expand{spell((*batch, *own) if own else full)}"
+    return "a function of x returns the batch of raw in front"
 
 
 def check_affine(

@@ -74,7 +74,7 @@ def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
             expected = f"shape {core} or (*batch, {', '.join(map(str, core))}) for raw of shape {tuple(raw.shape)}"
             raise ShapeError(sentence(name, expected, tuple(value.shape)))
         batch = broadcast_batch(name, batch, value.shape[: -len(core)])
-    return check_number("r", r, raw, batch)
+    return check_number("r", r, raw)
 
 
 def _diagnose(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, policies: tuple[str, str]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_float, require_like
+from hardnet.functional.inputs import check_number, require_float
 from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
 
 
@@ -42,9 +42,4 @@ def _check(raw: Tensor, total: Tensor | float) -> Tensor:
     require_float("raw", raw)
     if raw.dim() == 0 or raw.shape[-1] == 0:
         raise ShapeError(sentence("raw", "shape (*batch, n) with n >= 1", tuple(raw.shape)))
-    if not isinstance(total, Tensor):
-        return raw.new_tensor(float(total))
-    total = total.to(raw) if total.dim() == 0 else total
-    require_like("total", total, raw)
-    broadcast_batch("total", raw.shape[:-1], total.shape)
-    return total
+    return check_number("total", total, raw)

@@ -93,7 +93,7 @@ def _known_bound(part: ConstraintSet, side: str, like: Tensor) -> Tensor:
     if part.constant:
         bound = getattr(part.affine(None, like), side)
     elif isinstance(part, Affine | Box) and not isinstance(part, Equality):
-        bound = part._fixed(side) if part._given(side) else absent
+        bound = part.fixed(side) if part.has(side) else absent
         bound = torch.full_like(absent, torch.nan) if bound is None else bound
     else:
         bound = torch.full_like(absent, torch.nan)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.completion import matvec
-from hardnet.functional.inputs import check_affine
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -34,11 +33,25 @@ def affine_scale(rows: AffineRows, y: Tensor) -> Tensor:
     Measured by the largest output, not output by output: an output is rounded relative to the sums it came from, so a
     coordinate that lands on the bound 0 among outputs of size 1 may be off by a rounding of 1, not of 0.
     """
-    size = rows.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
-    for side in (rows.lower, rows.upper):
+    return interval_scale(rows.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True), rows.lower, rows.upper)
+
+
+def interval_scale(size: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``size + |lower| + |upper|`` over the finite bounds, entry by entry."""
+    for side in (lower, upper):
         if side is not None:
             size = size + torch.where(side.isfinite(), side.abs(), 0)
     return size
+
+
+def known_bounds(constraint: ConstraintSet, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Its arguments lower and upper as far as construction knows them, shaped like `rows` ``(m,)``; NaN elsewhere."""
+    found = []
+    for side, absent in (("lower", -torch.inf), ("upper", torch.inf)):
+        bound = constraint.fixed(side) if constraint.has(side) else rows.new_tensor(absent)
+        known = rows.new_tensor(torch.nan) if bound is None or bound.dim() > 1 else bound.to(rows)
+        found.append(known.expand(rows.shape))
+    return found[0], found[1]
 
 
 class Affine(ConstraintSet):
@@ -51,47 +64,51 @@ class Affine(ConstraintSet):
         A: ``(m, n)``, or a function of x that returns ``(*batch, m, n)``.
         lower: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
         upper: Like `lower`.
+        name: What errors and certificates call these rows.
     """
 
     polyhedral = True
 
-    def __init__(self, A: Number, lower: Number | None = None, upper: Number | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, A: Number, *, lower: Number | None = None, upper: Number | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name)
         if lower is None and upper is None:
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
-        self._take("A", A)
-        self._take("lower", lower)
-        self._take("upper", upper)
-        shape = self._shape("A")
-        if shape is not None and len(shape) < 2:
-            raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(shape)))
-        self._check_bounds(None if shape is None else shape[-2])
-
-    @property
-    def dim(self) -> int | None:
-        """n, where A is constant."""
-        shape = self._shape("A")
-        return None if shape is None else shape[-1]
+        self.take("A", A, ("m", "n"))
+        self.take("lower", lower, ("m",))
+        self.take("upper", upper, ("m",))
+        self._check_bounds()
 
     def numbers(self, x: Any, like: Tensor) -> AffineRows:
-        """``A(x), lower(x), upper(x)``."""
-        bounds = (self._number(name, x, like) if self._given(name) else None for name in ("lower", "upper"))
-        return AffineRows(self._number("A", x, like), *bounds)
+        """``A(x), lower(x), upper(x)``, with bounds of one entry per row."""
+        A = self.number("A", x, like)
+        m = A.shape[-2]
+        bounds = (self.number(name, x, like, m=m) if self.has(name) else None for name in ("lower", "upper"))
+        return AffineRows(A, *bounds)
 
     def rows(self, numbers: AffineRows, like: Tensor) -> AffineRows:
-        """The numbers themselves, checked against the output, with bounds of one entry per row."""
-        _, lower, upper = check_affine(like, numbers.A, numbers.lower, numbers.upper)
-        return AffineRows(numbers.A, lower, upper)
+        """The numbers themselves."""
+        return numbers
+
+    def row_count(self, numbers: AffineRows, like: Tensor) -> int:
+        """M."""
+        return numbers.A.shape[-2]
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """A, where it is one constant matrix for all samples."""
-        A = self._fixed("A")
+        A = self.fixed("A")
         return None if A is None or A.dim() != 2 else A
+
+    def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Each side where it is constant or absent; NaN where only x knows."""
+        A = self.fixed_matrix(like)
+        return None if A is None else known_bounds(self, A.new_empty(len(A)))
 
     def residual(self, numbers: AffineRows, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``."""
-        return affine_residual(self.rows(numbers, y), y)
+        return affine_residual(numbers, y)
 
     def scale(self, numbers: AffineRows, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
-        return affine_scale(self.rows(numbers, y), y)
+        return affine_scale(numbers, y)

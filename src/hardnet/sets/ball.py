@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, ShapeError, sentence
+from hardnet.errors import BoundsError, sentence
 from hardnet.functional.ball import project_ball
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -28,30 +28,21 @@ class Ball(CurvedSet):
     Args:
         center: ``(n,)``, or a function of x that returns ``(*batch, n)``.
         radius: A number >= 0, or a function that returns ``(*batch)``.
+        name: What errors and certificates call it.
     """
 
-    def __init__(self, center: Number, radius: Number) -> None:
-        super().__init__()
-        self._take("center", center)
-        self._take("radius", radius)
-        shape, fixed = self._shape("center"), self._fixed("radius")
-        if shape is not None and len(shape) != 1:
-            raise ShapeError(sentence("center", "shape (n,)", tuple(shape), "a function of x gives (*batch, n)"))
-        if fixed is not None and fixed.dim() != 0:
-            raise ShapeError(sentence("radius", "one number", f"shape {tuple(fixed.shape)}"))
-        if fixed is not None and not (fixed.isfinite() and fixed >= 0):
-            raise BoundsError(sentence("radius", "a finite number >= 0", fixed.item(), "a negative one is empty"))
-
-    @property
-    def dim(self) -> int | None:
-        """n, where the center is constant."""
-        shape = self._shape("center")
-        return None if shape is None else shape[-1]
+    def __init__(self, center: Number, radius: Number, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("center", center, ("n",))
+        self.take("radius", radius, ())
+        fixed = self.fixed("radius")
+        if fixed is not None and not bool((fixed.isfinite() & (fixed >= 0)).all()):
+            got = fixed.min().item()
+            raise BoundsError(sentence("radius", "a finite number >= 0", got, "a negative one is empty"))
 
     def numbers(self, x: Any, like: Tensor) -> BallNumbers:
         """``center(x), radius(x)``."""
-        center = self._expect("center", self._number("center", x, like), like, (like.shape[-1],))
-        return BallNumbers(center, self._expect("radius", self._number("radius", x, like), like, ()))
+        return BallNumbers(self.number("center", x, like), self.number("radius", x, like))
 
     def residual(self, numbers: BallNumbers, y: Tensor) -> Tensor:
         """``relu(|y - center| - radius)``, one row."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hardnet.errors import BoundsError, DTypeError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.half import HALF
+from hardnet.errors import BoundsError, DTypeError, UnsupportedSetError, sentence
 from hardnet.rows import BoxedRows
+from hardnet.sets.arguments import Arguments, Number
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection
 
-Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
-"""What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
+__all__ = ["AffineRows", "ConstraintSet", "Number"]
 
 
 class AffineRows(NamedTuple):
@@ -34,7 +32,7 @@ class AffineRows(NamedTuple):
     upper: Tensor | None
 
 
-class ConstraintSet(nn.Module):
+class ConstraintSet(Arguments):
     """C(x), a subset of R^n whose numbers may depend on the input x.
 
     A set implements `numbers` (evaluate at x), `residual` (how far each row of these numbers is violated)
@@ -45,20 +43,20 @@ class ConstraintSet(nn.Module):
 
     polyhedral: bool = False
     """Whether `rows` describes the whole set."""
-    stored_as: ClassVar[dict[str, str]] = {}
-    """Constructor arguments that are stored under another attribute (for `hn.save`)."""
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._functions: dict[str, Callable[[Any], Tensor]] = {}
-        self._constants: list[str] = []
+    declares_equalities: bool = False
+    """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
 
     @property
     def dim(self) -> int | None:
         """The output dimension n, or None where only a function of x knows it."""
-        return None
+        return self._sizes.get("n")
+
+    @property
+    def label(self) -> str:
+        """The name of the set, or its class."""
+        return type(self).__name__ if self.name is None else self.name
 
     def origin(self) -> Tensor | None:
         """The zero point ``(n,)`` in the dtype and device of the set's constants; None where n is not known."""
@@ -69,9 +67,9 @@ class ConstraintSet(nn.Module):
 
     @property
     def constant(self) -> bool:
-        """Whether no number of the set depends on x and none is learned, so that factors may be kept."""
+        """Whether no number depends on x, on the sample or on training, so that factors may be kept."""
         learned = self._functions or list(self.parameters(recurse=False)) or list(self.children())
-        return not learned and all(self._fixed(name) is not None for name in self._constants)
+        return not learned and all(self._shared(name) for name in self._constants)
 
     @abstractmethod
     def numbers(self, x: Any, like: Tensor) -> Any:
@@ -91,11 +89,41 @@ class ConstraintSet(nn.Module):
 
     def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
         """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""
-        return BoxedRows(*self.rows(numbers, like))
+        rows = self.rows(numbers, like)
+        declared = set(self.equality_rows(numbers, like))
+        return BoxedRows(*rows, equality=tuple(row in declared for row in range(rows.A.shape[-2])))
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The A of `rows` where it is constant, so that its factor can be kept (bounds may depend on x); else None."""
         return None
+
+    def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The bounds of `rows`, ``(m,)`` each, where A is fixed: infinite where absent, NaN where only x knows."""
+        A = self.fixed_matrix(like)
+        if A is None:
+            return None
+        unknown = like.new_full((A.shape[-2],), torch.nan)
+        if not self.constant:
+            return unknown, unknown
+        _, lower, upper = self.affine(None, like)
+        return _filled(lower, unknown, -torch.inf), _filled(upper, unknown, torch.inf)
+
+    def equality_rows(self, numbers: Any, like: Tensor) -> list[int]:
+        """The rows of `rows` that are equalities by their class; no number is looked at."""
+        return []
+
+    def row_count(self, numbers: Any, like: Tensor) -> int:
+        """How many rows `residual` (and `rows`) have."""
+        return self.residual(numbers, like).shape[-1]
+
+    def row_names(self, numbers: Any, like: Tensor, label: str | None = None) -> list[str]:
+        """A readable name for each row of `residual` and of `rows`: ``limits[3]``, or ``budget`` for a single row."""
+        label, count = self.label if label is None else label, self.row_count(numbers, like)
+        return [label] if count == 1 else [f"{label}[{row}]" for row in range(count)]
+
+    def structure_names(self, numbers: Any, like: Tensor, label: str | None = None) -> tuple[list[str], list[str]]:
+        """The names of the general rows of `structure`, and of the n coordinates of its box ("" where it has none)."""
+        return self.row_names(numbers, like, label), [""] * like.shape[-1]
 
     def project(self, numbers: Any, raw: Tensor) -> Tensor:
         """The Euclidean projection of raw ``(*batch, n)``, differentiable; only where `projectable` is True."""
@@ -121,28 +149,9 @@ class ConstraintSet(nn.Module):
             raise DTypeError(sentence("other", "a set after &", type(other).__name__))
         return Intersection([self, other])
 
-    def _take(self, name: str, value: Number | None) -> None:
-        """Keep one argument under `name`: a buffer (constant), a parameter or module (learned), or a function."""
-        if isinstance(value, nn.Module | nn.Parameter) or value is None:
-            setattr(self, name, value)
-        elif callable(value):
-            self._functions[name] = value
-        else:
-            self._constants.append(name)
-            self.register_buffer(name, _as_constant(name, value))
-
-    def _fixed(self, name: str) -> Tensor | None:
-        """The argument where it is a constant that asks for no gradient, else None."""
-        value = self._buffers.get(name) if name in self._constants else None
-        return None if value is None or value.requires_grad else value
-
-    def _check_bounds(self, rows: int | None) -> None:
-        """Refuse constant bounds with another number of entries than rows (None: not known), or lower > upper."""
-        lower, upper = self._fixed("lower"), self._fixed("upper")
-        for name, bound in (("lower", lower), ("upper", upper)):
-            if bound is not None and bound.dim() and bound.shape[-1] != (rows or bound.shape[-1]):
-                remedy = "a bound needs one entry per row"
-                raise ShapeError(sentence(name, f"shape ({rows},) or (*batch, {rows})", tuple(bound.shape), remedy))
+    def _check_bounds(self) -> None:
+        """Refuse constant bounds with lower > upper."""
+        lower, upper = self.fixed("lower"), self.fixed("upper")
         if lower is None or upper is None or lower.is_meta or upper.is_meta:
             return
         excess = (lower.double() - upper.double()).max().item() if lower.numel() and upper.numel() else 0.0
@@ -150,38 +159,12 @@ class ConstraintSet(nn.Module):
             got = f"lower > upper by up to {excess:.3g}"
             raise BoundsError(sentence("lower, upper", "lower <= upper in every row", got, "swap or relax them"))
 
-    def _given(self, name: str) -> bool:
-        """Whether the argument was given at all."""
-        return name in self._functions or getattr(self, name, None) is not None
-
-    def _shape(self, name: str) -> torch.Size | None:
-        """The shape of an argument known at construction, else None."""
-        value = None if name in self._functions else getattr(self, name, None)
-        return value.shape if isinstance(value, Tensor) else None
-
-    def _number(self, name: str, x: Any, like: Tensor) -> Tensor:
-        """The argument evaluated at x; a 0-dim constant follows the dtype and device of `like`."""
-        function = self._functions.get(name)
-        value = function if function is not None else getattr(self, name)
-        if isinstance(value, Tensor):
-            return value.to(like) if value.dim() == 0 else _as_wide(value, like)
-        if x is None:
-            owner = type(self).__name__
-            raise ShapeError(sentence("x", f"an input, since '{name}' of {owner} is a function of it", None))
-        value = value(x)
-        if not isinstance(value, Tensor):
-            raise DTypeError(sentence(name, "a function that returns a tensor", type(value).__name__))
-        return _as_wide(value, like)
+    def _shared(self, name: str) -> bool:
+        """Whether an argument is one constant for all samples."""
+        value, core = self.fixed(name), self._cores.get(name)
+        return value is not None and (core is None or value.dim() <= len(core))
 
 
-def _as_wide(value: Tensor, like: Tensor) -> Tensor:
-    """A number in half precision in the wider dtype of `like`, which holds it exactly; any other number as it is."""
-    return value.to(like.dtype) if value.dtype in HALF else value
-
-
-def _as_constant(name: str, value: Any) -> Tensor:
-    """A constant as a float tensor: tensors keep their dtype; Python numbers become float64."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    if not tensor.is_floating_point():
-        raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
-    return tensor
+def _filled(bound: Tensor | None, unknown: Tensor, absent: float) -> Tensor:
+    """A bound with one entry per row; infinite where it is absent."""
+    return torch.full_like(unknown, absent) if bound is None else bound.expand(unknown.shape)

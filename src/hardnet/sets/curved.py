@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_like
+from hardnet.errors import InfeasibleError, sentence
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.conic import project_intersection
@@ -25,15 +24,9 @@ class CurvedSet(ConstraintSet):
     def block(self, numbers: Any) -> Block:
         """The set as one block of the solver, from its numbers at x."""
 
-    def _expect(self, name: str, value: Tensor, like: Tensor, core: tuple[int | None, ...]) -> Tensor:
-        """Check dtype, device and shape ``(*batch, *core)`` of one number; None in `core` stands for any length."""
-        require_like(name, value, like)
-        own = value.shape[value.dim() - len(core) :] if value.dim() >= len(core) else torch.Size()
-        if len(own) != len(core) or any(want not in (None, got) for want, got in zip(core, own, strict=True)):
-            shape = ", ".join("k" if size is None else str(size) for size in core)
-            raise ShapeError(sentence(name, f"shape ({shape}) or (*batch, {shape})", tuple(value.shape)))
-        broadcast_batch(name, like.shape[:-1], value.shape[: value.dim() - len(core)])
-        return value
+    def row_count(self, numbers: Any, like: Tensor) -> int:
+        """One row."""
+        return 1
 
     def _require_nonempty(self) -> None:
         """Refuse an empty set at construction, where every number is a constant without batch dimensions."""

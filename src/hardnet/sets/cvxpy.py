@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_like
 from hardnet.functional.program import Program, project_program
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import ConstraintSet, Number
@@ -27,6 +26,7 @@ class Cvxpy(ConstraintSet):
         build: Takes the CVXPY variable y ``(dim,)`` and the CVXPY parameters by name; returns a list of constraints.
         dim: n.
         parameters: Name -> a constant tensor, or a pair (function or module of x, shape without batch).
+        name: What errors and certificates call it.
     """
 
     projectable = True
@@ -37,16 +37,19 @@ class Cvxpy(ConstraintSet):
         build: Callable[..., Any],
         dim: int,
         parameters: Mapping[str, Number | tuple[Number, tuple[int, ...]]] | None = None,
+        *,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         if not callable(build):
             raise ShapeError(sentence("build", "a function of y and the parameters", type(build).__name__))
         if not isinstance(dim, int) or dim < 1:
             raise ShapeError(sentence("dim", "a positive integer", dim))
         self._functions["build"], self._dim = build, dim
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for name, value in (parameters or {}).items():
-            self._take_parameter(name, value)
+        self._sizes["n"] = dim
+        for parameter, value in (parameters or {}).items():
+            self._take_parameter(parameter, value)
         self.names = list(self._shapes)
         self._program: Program | None = Program(build, dim, self._shapes)
 
@@ -58,10 +61,9 @@ class Cvxpy(ConstraintSet):
         elif isinstance(value, nn.Module) or (callable(value) and not isinstance(value, Tensor)):
             remedy = f"pass parameters={{{name!r}: (function, shape)}}"
             raise ShapeError(sentence(f"parameters[{name!r}]", "the shape of a function's values", "none", remedy))
-        self._take(_stored(name), value)
-        known = self._shape(_stored(name))
-        if known is not None:
-            self._shapes.setdefault(name, tuple(known))
+        else:
+            self._shapes[name] = tuple(torch.as_tensor(value).shape)
+        self.take(_stored(name), value, self._shapes[name])
 
     @property
     def dim(self) -> int:
@@ -92,14 +94,11 @@ class Cvxpy(ConstraintSet):
 
     def _parameter(self, name: str, x: Any, like: Tensor) -> Tensor:
         """One parameter, checked and spread over the batch."""
-        value, shape = self._number(_stored(name), x, like), self._shapes[name]
-        require_like(f"parameters[{name!r}]", value, like)
-        own = value.dim() - len(shape)
-        if own < 0 or tuple(value.shape[own:]) != shape:
-            expected = f"shape {shape} after the batch"
-            raise ShapeError(sentence(f"parameters[{name!r}]", expected, tuple(value.shape)))
-        broadcast_batch(f"parameters[{name!r}]", like.shape[:-1], value.shape[:own])
-        return value.expand(*like.shape[:-1], *shape)
+        return self.number(_stored(name), x, like).expand(*like.shape[:-1], *self._shapes[name])
+
+    def _spoken(self, name: str) -> str:
+        """A parameter as the user wrote it."""
+        return f"parameters[{name.removeprefix(_stored(''))!r}]"
 
     def residual(self, numbers: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """CVXPY's violation of every scalar row, evaluated in float64."""

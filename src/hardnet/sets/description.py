@@ -17,6 +17,8 @@ def describe(constraint: ConstraintSet) -> dict[str, Any]:
     if isinstance(constraint, Intersection):
         return {"type": "Intersection", "members": [describe(part) for part in constraint.parts]}
     arguments = {name: _describe_argument(constraint, stored) for name, stored in _stored_names(constraint).items()}
+    if constraint.name is None:  # files written before sets had names say nothing of them
+        arguments.pop("name", None)
     return {"type": type(constraint).__name__, "arguments": arguments}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
@@ -22,10 +24,11 @@ class Intersection(ConstraintSet):
 
     Args:
         members: Two or more sets of the same output dimension.
+        name: What errors and certificates put in front of the members' names.
     """
 
-    def __init__(self, members: Sequence[ConstraintSet]) -> None:
-        super().__init__()
+    def __init__(self, members: Sequence[ConstraintSet], *, name: str | None = None) -> None:
+        super().__init__(name)
         flat: list[ConstraintSet] = []
         for member in members:
             flat.extend(member.parts if isinstance(member, Intersection) else [member])
@@ -55,6 +58,11 @@ class Intersection(ConstraintSet):
         return not self.polyhedral and all(isinstance(part, CurvedSet) or part.polyhedral for part in self.parts)
 
     @property
+    def declares_equalities(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether some member has equalities by its class."""
+        return any(part.declares_equalities for part in self.parts)
+
+    @property
     def dim(self) -> int | None:
         """The first output dimension that a member knows."""
         return next((part.dim for part in self.parts if part.dim is not None), None)
@@ -78,6 +86,55 @@ class Intersection(ConstraintSet):
     def structure(self, numbers: tuple[Any, ...], like: Tensor) -> BoxedRows:
         """The general rows of all members, one below the other, and their boxes clipped to each other."""
         return join_rows([part.structure(own, like) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def row_count(self, numbers: tuple[Any, ...], like: Tensor) -> int:
+        """The rows of all members."""
+        return sum(part.row_count(own, like) for part, own in zip(self.parts, numbers, strict=True))
+
+    def row_names(self, numbers: tuple[Any, ...], like: Tensor, label: str | None = None) -> list[str]:
+        """The names of all members' rows, in order."""
+        members = zip(self.parts, numbers, self._labels(label), strict=True)
+        return [row for part, own, member in members for row in part.row_names(own, like, member)]
+
+    def structure_names(
+        self, numbers: tuple[Any, ...], like: Tensor, label: str | None = None
+    ) -> tuple[list[str], list[str]]:
+        """The names of the general rows of all members, and for each coordinate those of all boxes that bound it."""
+        members = zip(self.parts, numbers, self._labels(label), strict=True)
+        names = [part.structure_names(own, like, member) for part, own, member in members]
+        box = [" & ".join(filter(None, coordinate)) for coordinate in zip(*(box for _, box in names), strict=True)]
+        return [row for rows, _ in names for row in rows], box
+
+    def equality_rows(self, numbers: tuple[Any, ...], like: Tensor) -> list[int]:
+        """Those of all members, among the stacked rows."""
+        found: list[int] = []
+        offset = 0
+        for part, own in zip(self.parts, numbers, strict=True):
+            found += [offset + row for row in part.equality_rows(own, like)]
+            offset += part.row_count(own, like)
+        return found
+
+    def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The bounds of all members, in order, where every matrix is constant."""
+        known = [part.fixed_bounds(like) for part in self.parts]
+        if any(bounds is None for bounds in known):
+            return None
+        lower, upper = zip(*(bounds for bounds in known if bounds is not None), strict=True)
+        return torch.cat(lower), torch.cat(upper)
+
+    def _labels(self, label: str | None) -> list[str]:
+        """The name of each member; unnamed members of one class are numbered."""
+        kinds = [part.label for part in self.parts if part.name is None]
+        seen: Counter[str] = Counter()
+        front = f"{label or self.name}." if label or self.name else ""
+        labels = []
+        for part in self.parts:
+            own = part.label
+            if part.name is None and kinds.count(own) > 1:
+                own = f"{own}#{seen[own]}"
+                seen[part.label] += 1
+            labels.append(front + own)
+        return labels
 
     def blocks(self, numbers: tuple[Any, ...], like: Tensor) -> list[Block]:
         """The blocks of all members, in order."""

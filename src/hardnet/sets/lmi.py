@@ -23,32 +23,26 @@ class LMI(CurvedSet):
         F0: ``(k, k)`` symmetric, or a function of x that returns ``(*batch, k, k)``.
         F: ``(n, k, k)``, each symmetric, or a function that returns ``(*batch, n, k, k)``; where they come from a
             function only the symmetric parts count.
+        name: What errors and certificates call it.
     """
 
-    def __init__(self, F0: Number, F: Number) -> None:
-        super().__init__()
-        self._take("F0", F0)
-        self._take("F", F)
-        for name, dims, expected in (("F0", 2, "shape (k, k)"), ("F", 3, "shape (n, k, k)")):
-            shape, fixed = self._shape(name), self._fixed(name)
-            if shape is not None and (len(shape) != dims or shape[-1] != shape[-2]):
-                raise ShapeError(sentence(name, expected, tuple(shape), "a function of x gives batches"))
+    def __init__(self, F0: Number, F: Number, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("F0", F0, ("k", "k"))
+        self.take("F", F, ("n", "k", "k"))
+        for matrix in ("F0", "F"):
+            fixed = self.fixed(matrix)
             if fixed is not None:
-                _require_symmetric(name, fixed)
+                _require_symmetric(matrix, fixed)
         self._require_nonempty()
-
-    @property
-    def dim(self) -> int | None:
-        """n, where F is constant."""
-        shape = self._shape("F")
-        return None if shape is None else shape[-3]
 
     def numbers(self, x: Any, like: Tensor) -> SemiDefinite:
         """``F0(x), F(x)``."""
-        F0 = self._expect("F0", self._number("F0", x, like), like, (None, None))
+        F0 = self.number("F0", x, like)
         k = F0.shape[-1]
-        self._expect("F0", F0, like, (k, k))
-        return SemiDefinite(F0, self._expect("F", self._number("F", x, like), like, (like.shape[-1], k, k)))
+        if F0.shape[-2] != k:
+            raise ShapeError(sentence("F0", f"shape (*batch, {k}, {k})", tuple(F0.shape), "it must be square"))
+        return SemiDefinite(F0, self.number("F", x, like, k=k))
 
     def residual(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """``relu(-lambda_min)``, one row; NaN where y is."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -22,33 +22,22 @@ class Quadratic(CurvedSet):
         P: ``(n, n)``, or a function of x that returns ``(*batch, n, n)``.
         q: ``(n,)``, or a function that returns ``(*batch, n)``.
         r: A number, or a function that returns ``(*batch)``.
+        name: What errors and certificates call it.
     """
 
-    def __init__(self, P: Number, q: Number, r: Number) -> None:
-        super().__init__()
-        for name, value in (("P", P), ("q", q), ("r", r)):
-            self._take(name, value)
-        for name, dims in (("P", 2), ("q", 1), ("r", 0)):
-            shape = self._shape(name)
-            if shape is not None and (len(shape) != dims or len(set(shape)) > 1):
-                expected = {"P": "shape (n, n)", "q": "shape (n,)", "r": "one number"}[name]
-                raise ShapeError(sentence(name, expected, tuple(shape), "a function of x gives batches"))
-        fixed = self._fixed("P")
+    def __init__(self, P: Number, q: Number, r: Number, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("P", P, ("n", "n"))
+        self.take("q", q, ("n",))
+        self.take("r", r, ())
+        fixed = self.fixed("P")
         if fixed is not None:
             _require_convex(fixed)
         self._require_nonempty()
 
-    @property
-    def dim(self) -> int | None:
-        """n, where P or q is constant."""
-        shapes = (self._shape(name) for name in ("P", "q"))
-        return next((shape[-1] for shape in shapes if shape is not None), None)
-
     def numbers(self, x: Any, like: Tensor) -> Quadratics:
         """``P(x), q(x), r(x)``."""
-        n = like.shape[-1]
-        cores: tuple[tuple[str, tuple[int, ...]], ...] = (("P", (n, n)), ("q", (n,)), ("r", ()))
-        return Quadratics(*(self._expect(name, self._number(name, x, like), like, core) for name, core in cores))
+        return Quadratics(*(self.number(name, x, like) for name in ("P", "q", "r")))
 
     def residual(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """``relu(1/2 y'Py + q'y + r)``, one row."""
@@ -64,8 +53,8 @@ class Quadratic(CurvedSet):
 
     def factorize(self) -> Spectrum | None:
         """The eigendecomposition of a constant P, to be kept; None where P depends on x."""
-        fixed = self._fixed("P")
-        return None if fixed is None else diagonalize(fixed)
+        fixed = self.fixed("P")
+        return None if fixed is None or fixed.dim() > 2 else diagonalize(fixed)
 
     def project(
         self,
@@ -83,11 +72,11 @@ class Quadratic(CurvedSet):
 def _require_convex(P: Tensor) -> None:
     """Refuse a constant P that is asymmetric or has a negative eigenvalue."""
     P = P.double()
-    size = P.abs().max().item()
+    size = P.abs().amax().item()
     if not torch.allclose(P, P.mT, rtol=0, atol=CONVEX * size):
         off = (P - P.mT).abs().max().item()
         raise UnsupportedSetError(sentence("P", "a symmetric matrix", f"|P - P'| up to {off:.3g}", "pass (P + P') / 2"))
-    least = torch.linalg.eigvalsh(P)[0].item()
+    least = torch.linalg.eigvalsh(P).min().item()
     if least < -CONVEX * size:
         expected, got = "a positive semidefinite matrix", f"the eigenvalue {least:.6g}"
         raise UnsupportedSetError(sentence("P", expected, got, "the set is not convex"))

@@ -37,21 +37,24 @@ class AffineOnRegion(ConstraintSet):
         vertices: Corners of the region of inputs, ``(c, d)``.
         A: ``(n, d)``, or None for a learned map.
         b: ``(n,)`` or a number; 0 where only A is given.
+        name: What errors and certificates call these rows.
     """
 
-    def __init__(self, vertices: Number, A: Number | None = None, b: Number | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, vertices: Number, A: Number | None = None, b: Number | None = None, *, name: str | None = None
+    ) -> None:
+        super().__init__(name)
         if A is None and b is not None:
             raise ShapeError(sentence("A", "a matrix where b is given", "none", "pass A, or leave both out"))
-        self._take("vertices", vertices)
-        self._take("A", A)
-        self._take("b", b)
+        self.take("vertices", vertices)
+        self.take("A", A)
+        self.take("b", b)
         self._check()
 
     @property
     def given(self) -> bool:
         """Whether the affine map is given, not learned."""
-        return self._given("A")
+        return self.has("A")
 
     @property
     def polyhedral(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -66,21 +69,23 @@ class AffineOnRegion(ConstraintSet):
     @property
     def dim(self) -> int | None:
         """n, where the map is given."""
-        shape = self._shape("A")
+        shape = self.known_shape("A")
         return None if shape is None else shape[0]
 
     def map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``A`` and ``b`` in the dtype of x, with b as a vector."""
-        A = self._number("A", None, x)
-        b = self._number("b", None, x) if self._given("b") else A.new_zeros(())
+        A = self.number("A", None, x)
+        b = self.number("b", None, x) if self.has("b") else A.new_zeros(())
         return A, b.expand(len(A))
 
     def numbers(self, x: Any, like: Tensor) -> RegionNumbers:
         """The target at x, its size, and whether x is in the region."""
-        vertices = self._number("vertices", None, like)
+        vertices = self.number("vertices", None, like)
         if not isinstance(x, Tensor) or x.shape[-1:] != vertices.shape[-1:]:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(sentence("x", f"shape (*batch, {vertices.shape[-1]}), as the vertices have", got))
+        if x.shape[:-1] != like.shape[:-1]:
+            raise ShapeError(sentence("x", f"the batch of raw, {tuple(like.shape[:-1])}", tuple(x.shape)))
         require_like("vertices", vertices, x)
         if not self.given:
             none = x[..., :0]
@@ -111,11 +116,11 @@ class AffineOnRegion(ConstraintSet):
 
     def _check(self) -> None:
         """Refuse shapes that do not fit, and vertices that are not constants."""
-        vertices = self._fixed("vertices")
+        vertices = self.fixed("vertices")
         if vertices is None or vertices.dim() != 2:
             got = "a function or parameter" if vertices is None else tuple(vertices.shape)
             raise ShapeError(sentence("vertices", "a constant of shape (c, d), one corner per row", got))
-        shape = self._shape("A")
+        shape = self.known_shape("A")
         if self.given and (shape is None or len(shape) != 2 or shape[1] != vertices.shape[1]):
             got = "a function of x" if shape is None else tuple(shape)
             raise ShapeError(sentence("A", f"shape (n, {vertices.shape[1]}), since inputs have that size", got))

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, require_like
 from hardnet.functional.samples import Policy
 from hardnet.functional.simplex import project_simplex
 from hardnet.rows import BoxedRows
-from hardnet.sets.affine import affine_residual, affine_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -28,22 +26,23 @@ class Simplex(ConstraintSet):
     Args:
         dim: n.
         total: A number >= 0, or a function of x that returns ``(*batch)``.
+        name: What errors and certificates call it.
     """
 
     polyhedral = True
     projectable = True
+    declares_equalities = True
 
-    def __init__(self, dim: int, total: Number = 1.0) -> None:
-        super().__init__()
+    def __init__(self, dim: int, total: Number = 1.0, *, name: str | None = None) -> None:
+        super().__init__(name)
         if not isinstance(dim, int) or dim < 1:
             raise ShapeError(sentence("dim", "a positive integer", dim))
         self._dim = dim
-        self._take("total", total)
-        shape, fixed = self._shape("total"), self._fixed("total")
-        if shape is not None and len(shape) > 0:
-            raise ShapeError(sentence("total", "one number", f"shape {tuple(shape)}", "a function of x gives (*batch)"))
-        if fixed is not None and not (fixed.isfinite() and fixed >= 0):
-            raise BoundsError(sentence("total", "a finite number >= 0", fixed.item()))
+        self._sizes["n"] = dim
+        self.take("total", total, ())
+        fixed = self.fixed("total")
+        if fixed is not None and not bool((fixed.isfinite() & (fixed >= 0)).all()):
+            raise BoundsError(sentence("total", "a finite number >= 0", fixed.min().item()))
 
     @property
     def dim(self) -> int:
@@ -52,12 +51,33 @@ class Simplex(ConstraintSet):
 
     def numbers(self, x: Any, like: Tensor) -> SimplexNumbers:
         """``total(x)``."""
-        total = self._number("total", x, like)
-        require_like("total", total, like)
         if like.shape[-1] != self._dim:
             raise ShapeError(sentence("raw", f"shape (*batch, {self._dim})", tuple(like.shape)))
-        broadcast_batch("total", like.shape[:-1], total.shape)
-        return SimplexNumbers(total)
+        return SimplexNumbers(self.number("total", x, like))
+
+    def row_count(self, numbers: SimplexNumbers, like: Tensor) -> int:
+        """N + 1."""
+        return self._dim + 1
+
+    def row_names(self, numbers: SimplexNumbers, like: Tensor, label: str | None = None) -> list[str]:
+        """``name[i]`` for ``y_i >= 0``, then ``name.total``."""
+        label = self.label if label is None else label
+        return [*(f"{label}[{i}]" for i in range(self._dim)), f"{label}.total"]
+
+    def structure_names(
+        self, numbers: SimplexNumbers, like: Tensor, label: str | None = None
+    ) -> tuple[list[str], list[str]]:
+        """The total, and the coordinates."""
+        names = self.row_names(numbers, like, label)
+        return names[-1:], names[:-1]
+
+    def equality_rows(self, numbers: SimplexNumbers, like: Tensor) -> list[int]:
+        """The total."""
+        return [self._dim]
+
+    def extra_repr(self) -> str:
+        """N and the total."""
+        return f"dim={self._dim}, {super().extra_repr()}"
 
     def rows(self, numbers: SimplexNumbers, like: Tensor) -> AffineRows:
         """N rows ``y_i >= 0`` and one row ``sum(y) = total``."""
@@ -69,20 +89,29 @@ class Simplex(ConstraintSet):
     def structure(self, numbers: SimplexNumbers, like: Tensor) -> BoxedRows:
         """One row of ones; ``y >= 0`` is the box."""
         total = numbers.total.unsqueeze(-1)
-        return BoxedRows(like.new_ones(1, self._dim), total, total, like.new_zeros(self._dim))
+        return BoxedRows(like.new_ones(1, self._dim), total, total, like.new_zeros(self._dim), equality=(True,))
 
     def fixed_matrix(self, like: Tensor) -> Tensor:
         """The identity on top of a row of ones."""
         eye = torch.eye(self._dim, dtype=like.dtype, device=like.device)
         return torch.cat([eye, torch.ones_like(eye[:1])])
 
+    def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """``(0, ..., 0, total)`` and ``(inf, ..., inf, total)``; NaN for a total that only x knows."""
+        fixed = self.fixed("total")
+        total = like.new_tensor(torch.nan) if fixed is None or fixed.dim() else fixed.to(like)
+        return tuple(torch.cat([like.new_full((self._dim,), side), total[None]]) for side in (0.0, torch.inf))  # pyright: ignore[reportReturnType]
+
     def residual(self, numbers: SimplexNumbers, y: Tensor) -> Tensor:
         """``relu(-y)`` and ``|sum(y) - total|``."""
-        return affine_residual(self.rows(numbers, y), y)
+        gap = (y.sum(-1) - numbers.total).abs()
+        return torch.cat([(-y).clamp_min(0), gap.unsqueeze(-1)], dim=-1)
 
     def scale(self, numbers: SimplexNumbers, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|``, as for any affine row."""
-        return affine_scale(self.rows(numbers, y), y)
+        largest = y.abs().amax(-1, keepdim=True)
+        total = self._dim * largest + 2 * numbers.total.abs().unsqueeze(-1)
+        return torch.cat([largest.expand_as(y), total], dim=-1)
 
     def project(
         self, numbers: SimplexNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

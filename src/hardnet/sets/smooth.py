@@ -28,20 +28,26 @@ class Smooth(ConstraintSet):
         dim: n.
         inequality: ``(y, x) -> (*batch, q)``, differentiable; None for none.
         equality: ``(y, x) -> (*batch, e)``, differentiable; None for none.
+        name: What errors and certificates call these rows.
     """
 
     def __init__(
-        self, dim: int, inequality: SmoothFunction | None = None, equality: SmoothFunction | None = None
+        self,
+        dim: int,
+        inequality: SmoothFunction | None = None,
+        equality: SmoothFunction | None = None,
+        *,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         if inequality is None and equality is None:
             raise ShapeError(sentence("inequality, equality", "at least one function", "none"))
-        self._dim, self.inequality, self.equality = dim, inequality, equality
+        self._sizes["n"], self.inequality, self.equality = dim, inequality, equality
 
     @property
     def dim(self) -> int:
         """The number of outputs n."""
-        return self._dim
+        return self._sizes["n"]
 
     @property
     def constant(self) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -23,32 +22,22 @@ class SecondOrderCone(CurvedSet):
         b: ``(k,)``, or a function that returns ``(*batch, k)``.
         c: ``(n,)``, or a function that returns ``(*batch, n)``.
         d: A number, or a function that returns ``(*batch)``.
+        name: What errors and certificates call it.
     """
 
-    def __init__(self, A: Number, b: Number, c: Number, d: Number) -> None:
-        super().__init__()
-        for name, value in (("A", A), ("b", b), ("c", c), ("d", d)):
-            self._take(name, value)
-        for name, dims in (("A", 2), ("b", 1), ("c", 1), ("d", 0)):
-            shape = self._shape(name)
-            if shape is not None and len(shape) != dims:
-                expected = {"A": "shape (k, n)", "b": "shape (k,)", "c": "shape (n,)", "d": "one number"}[name]
-                raise ShapeError(sentence(name, expected, tuple(shape), "a function of x gives batches"))
+    def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("A", A, ("k", "n"))
+        self.take("b", b, ("k",))
+        self.take("c", c, ("n",))
+        self.take("d", d, ())
         self._require_nonempty()
-
-    @property
-    def dim(self) -> int | None:
-        """n, where A or c is constant."""
-        shapes = (self._shape(name) for name in ("A", "c"))
-        return next((shape[-1] for shape in shapes if shape is not None), None)
 
     def numbers(self, x: Any, like: Tensor) -> SecondOrder:
         """``A(x), b(x), c(x), d(x)``."""
-        n = like.shape[-1]
-        A = self._expect("A", self._number("A", x, like), like, (None, n))
-        b = self._expect("b", self._number("b", x, like), like, (A.shape[-2],))
-        c = self._expect("c", self._number("c", x, like), like, (n,))
-        return SecondOrder(A, b, c, self._expect("d", self._number("d", x, like), like, ()))
+        A = self.number("A", x, like)
+        b = self.number("b", x, like, k=A.shape[-2])
+        return SecondOrder(A, b, self.number("c", x, like), self.number("d", x, like))
 
     def residual(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""

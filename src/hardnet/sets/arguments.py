@@ -1,0 +1,147 @@
+"""The arguments of a set: each is a constant, a function of x, or learned, and is checked by one rule for shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.functional.half import HALF
+from hardnet.functional.inputs import Core, fit, require_like, spell
+
+Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
+"""What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
+
+
+class Arguments(nn.Module):
+    """Arguments by name, each with its core shape: ``A ("m", "n")``, ``radius ()``.
+
+    A constant has its core shape, or raw's batch in front of it; a number stands for every entry of a vector. A
+    function or module of x returns ``(*batch, *core)``, where a batch dimension of 1 spreads; where the core is a
+    number, ``(*batch, 1)`` will do as well. The letter n stands for the outputs.
+    """
+
+    stored_as: ClassVar[dict[str, str]] = {}
+    """Constructor arguments that are stored under another attribute."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        if name is not None and not isinstance(name, str):
+            raise DTypeError(sentence("name", "a string", type(name).__name__))
+        self.name = name
+        self._functions: dict[str, Callable[[Any], Tensor]] = {}
+        self._constants: list[str] = []
+        self._cores: dict[str, Core] = {}
+        self._sizes: dict[str, int] = {}
+
+    def take(self, name: str, value: Number | None, core: Core | None = None) -> None:
+        """Keep one argument under `name`: a buffer (constant), a parameter or module (learned), or a function.
+
+        `core` is its shape for one sample, in letters and numbers; None leaves the shape unchecked. What a constant
+        tells of the letters must agree with the arguments taken before.
+        """
+        if core is not None:
+            self._cores[name] = core
+        if isinstance(value, nn.Module | nn.Parameter) or value is None:
+            setattr(self, name, value)
+        elif callable(value):
+            self._functions[name] = value
+        else:
+            self._constants.append(name)
+            self.register_buffer(name, _as_constant(self._spoken(name), value))
+        self._learn_sizes(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the argument was given at all."""
+        return name in self._functions or getattr(self, name, None) is not None
+
+    def fixed(self, name: str) -> Tensor | None:
+        """The argument where it is a constant that asks for no gradient, else None."""
+        value = self._buffers.get(name) if name in self._constants else None
+        return None if value is None or value.requires_grad else value
+
+    def known_shape(self, name: str) -> torch.Size | None:
+        """The shape of an argument known at construction, else None."""
+        value = None if name in self._functions else getattr(self, name, None)
+        return value.shape if isinstance(value, Tensor) else None
+
+    def number(self, name: str, x: Any, like: Tensor, **sizes: int) -> Tensor:
+        """The argument at x, with the shape that the rule asks for beside `like` ``(*batch, n)``.
+
+        Args:
+            name: The name under which it was taken.
+            x: The input of the set's functions.
+            like: Gives batch, n, dtype and device.
+            sizes: What letters of the core other than n stand for, such as ``m=A.shape[-2]``.
+        """
+        moving = name not in self._constants and not isinstance(getattr(self, name, None), Tensor)
+        value = self._evaluate(name, x) if moving else getattr(self, name)
+        if not moving and value.dim() == 0:
+            value = value.to(like)
+        elif value.dtype in HALF:
+            value = value.to(like.dtype)  # the wider dtype holds it exactly
+        spoken = self._spoken(name)
+        require_like(spoken, value, like)
+        core = self._cores.get(name)
+        if core is None:
+            return value
+        known = tuple(like.shape[-1] if size == "n" else sizes.get(str(size), size) for size in core)
+        return fit(spoken, value, like, known, moving=moving)
+
+    def extra_repr(self) -> str:
+        """The name, and for each argument its shape, its value where it is one number, or where it comes from."""
+        shown = [] if self.name is None else [f"name={self.name!r}"]
+        spoken = [name for name in (*self._cores, *self._constants) if self.has(name)]
+        return ", ".join(shown + [f"{self._spoken(name)}={self._source(name)}" for name in dict.fromkeys(spoken)])
+
+    def _source(self, name: str) -> str:
+        """Where an argument comes from, for people."""
+        if name in self._functions:
+            return "function of x"
+        value = getattr(self, name)
+        if not isinstance(value, Tensor):
+            return f"{type(value).__name__} of x"
+        learned = "learned " if isinstance(value, nn.Parameter) or value.requires_grad else ""
+        return str(value.item()) if value.dim() == 0 and not value.is_meta else f"{learned}{tuple(value.shape)}"
+
+    def _spoken(self, name: str) -> str:
+        """The name by which the user knows an argument."""
+        return next((spoken for spoken, stored in self.stored_as.items() if stored == name), name)
+
+    def _evaluate(self, name: str, x: Any) -> Tensor:
+        """The value of a function or module at x."""
+        function = self._functions.get(name) or getattr(self, name)
+        if x is None:
+            owner = type(self).__name__
+            raise ShapeError(sentence("x", f"an input, since '{self._spoken(name)}' of {owner} is a function of it", x))
+        value = function(x)
+        if not isinstance(value, Tensor):
+            raise DTypeError(sentence(self._spoken(name), "a function that returns a tensor", type(value).__name__))
+        return value
+
+    def _learn_sizes(self, name: str) -> None:
+        """Bind the letters of a core to the sizes of a known argument; refuse a shape that contradicts them."""
+        shape, core = self.known_shape(name), self._cores.get(name)
+        if shape is None or core is None or (not shape and len(core) == 1):  # a number for every entry tells nothing
+            return
+        own = shape[len(shape) - len(core) :]
+        wanted = tuple(self._sizes.get(str(size), size) for size in core)
+        fits = len(shape) >= len(core) and all(isinstance(w, str) or w == s for w, s in zip(wanted, own, strict=True))
+        letters: dict[str, int] = {}
+        for letter, size in zip(core, own, strict=False):
+            fits = fits and letters.setdefault(str(letter), size) == size
+        if not fits:
+            expected = f"shape {spell(wanted)}" + (" or a number" if len(core) == 1 else "")
+            raise ShapeError(sentence(self._spoken(name), expected, tuple(shape), "a batch may stand in front"))
+        self._sizes.update({letter: size for letter, size in letters.items() if not letter.isdigit()})
+
+
+def _as_constant(name: str, value: Any) -> Tensor:
+    """A constant as a float tensor: tensors keep their dtype; Python numbers become float64."""
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    if not tensor.is_floating_point():
+        raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
+    return tensor
