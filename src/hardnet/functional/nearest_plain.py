@@ -1,0 +1,217 @@
+"""The nearest point for few rows in plain torch: what compilers, exporters and transforms see, and the reference.
+
+The program of `nearest_program` finds the active rows J and their multipliers, cut off from the graph. Then, with the
+targets t of the rows in J and any constant multipliers,
+
+    x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
+
+is the nearest point on J: a correction at x, whose rounding is that of y and not of a raw output far away. Its
+derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.nearest_program import DEPENDENT, DOUBT, coordinates, solve
+from hardnet.solvers.solution import Status
+
+ROUNDINGS = 16
+"""How many roundings of the dtype a row may be off, relative to ``|a|_1 |y|_inf + |lower| + |upper|``."""
+STATIONARY = 1e-8
+"""How far ``raw - A' dual`` may be from y, relative to both: more says that the active rows are not to be trusted."""
+EMPTY = 64 * torch.finfo(torch.float64).eps
+"""What a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
+
+
+class Nearest(NamedTuple):
+    """The nearest point of each sample.
+
+    Attributes:
+        y: ``(B, n)``; NaN where the set is empty or its numbers invalid. Differentiable.
+        dual: Multipliers, ``raw - y = A' dual``, ``(B, m)``; positive at an upper bound, negative at a lower one. For
+            an empty set rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
+        status: `hardnet.solvers.solution.Status` ``(B,)`` int8; what is NOT_CONVERGED needs another solver.
+        residual: Scale-free KKT residual ``(B,)``.
+    """
+
+    y: Tensor
+    dual: Tensor
+    status: Tensor
+    residual: Tensor
+
+
+class Scaled(NamedTuple):
+    """Rows of length about 1 and their bounds, in float64; invalid samples are zero and free."""
+
+    raw: Tensor
+    rows: Tensor
+    lower: Tensor
+    upper: Tensor
+    shrink: Tensor
+    valid: Tensor
+
+
+class Chosen(NamedTuple):
+    """Multipliers of the scaled rows ``(B, m)``, which rows are active ``(B, m)``, and which sets empty ``(B, 1)``."""
+
+    dual: Tensor
+    active: Tensor
+    empty: Tensor
+
+
+def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Nearest:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` by tensor operations that look at no value.
+
+    Args:
+        raw: ``(B, n)``.
+        A: ``(B, m, n)`` or ``(m, n)``.
+        lower: ``(B, m)``, ``(m,)`` or None.
+        upper: Like `lower`.
+        tangent: Whether raw gets back what would pull it inside.
+    """
+    scaled = scale(raw, A, lower, upper)
+    chosen = choose(Scaled(*(part.detach() for part in scaled)), torch.finfo(raw.dtype).eps)
+    target = targets(scaled, chosen)
+    if tangent:
+        target = target + let_through(scaled, chosen)
+    rows = torch.where(chosen.active.unsqueeze(-1), scaled.rows, 0.0)
+    # adding zero turns -0.0 into 0.0, and what is subtracted then leaves every bit of a raw output inside
+    x = scaled.raw - ((rows * chosen.dual.unsqueeze(-1)).sum(-2) + 0)
+    step = solve_active(rows, times(rows, x) - target)
+    y = (x - (step + 0)).to(raw.dtype)
+    status, residual = judge(scaled, chosen, y.detach(), step.detach())
+    dual = (chosen.dual * scaled.shrink.detach()).to(raw.dtype)
+    good = scaled.valid & ~chosen.empty
+    return Nearest(torch.where(good, y, torch.nan), dual, status, residual.to(raw.dtype))
+
+
+def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:
+    """Divide each row and its bounds by the power of two next to its largest entry: units do not matter."""
+    rows = (A if A.dim() == 3 else A.unsqueeze(0)).double()
+    sound = rows.detach().isfinite().flatten(-2).all(-1, keepdim=True)
+    rows = torch.where(sound.unsqueeze(-1), rows, 0.0)
+    size = rows.detach().abs().amax(-1)
+    shrink = torch.where(size > 0, size, 1.0).log2().floor().neg().exp2()
+    low, high = (
+        shrink.new_full((1, 1), absent) * shrink if bound is None else bound.double() * shrink
+        for bound, absent in ((lower, -torch.inf), (upper, torch.inf))
+    )
+    ordered = (low <= high) & (low < torch.inf) & (high > -torch.inf)
+    valid = sound & raw.detach().isfinite().all(-1, keepdim=True) & ordered.all(-1, keepdim=True)
+    return Scaled(
+        torch.where(valid, raw.double(), 0.0),
+        rows * shrink.unsqueeze(-1),
+        torch.where(valid, low, -torch.inf),
+        torch.where(valid, high, torch.inf),
+        shrink,
+        valid,
+    )
+
+
+def choose(scaled: Scaled, rounding: float) -> Chosen:
+    """The active rows: those with a multiplier, and every equality."""
+    raw, rows, lower, upper, _, _ = scaled
+    terms = rows.abs().sum(-1).amax(-1, keepdim=True) * raw.abs().amax(-1, keepdim=True)
+    bounds = (finite_size(lower) + finite_size(upper)).amax(-1, keepdim=True)
+    noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds
+    small = coordinates(rows)
+    dual, empty = solve(small, (small * small).sum(-1), times(rows, raw), lower, upper, noise, slack)
+    return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
+
+
+def targets(scaled: Scaled, chosen: Chosen) -> Tensor:
+    """The bound of each active row, zero for the others; an equality asks both of its bounds for half."""
+    _, _, lower, upper, _, _ = scaled
+    equal = (lower == upper).detach()
+    side = torch.where(chosen.dual > 0, upper, lower)
+    return torch.where(chosen.active, torch.where(equal, (lower + upper) / 2, side), 0.0)
+
+
+def solve_active(rows: Tensor, right: Tensor) -> Tensor:
+    """``A_J^+ r`` for rows ``(B, m, n)`` that are zero outside J and r ``(B, m)``: ``(B, n)``, by Gram-Schmidt.
+
+    A row that depends on those before it is left out. Differentiable to any order.
+    """
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    total = torch.zeros_like(rows[..., 0, :])
+    for row, rest in zip(rows.unbind(-2), right.split(1, -1), strict=True):
+        square, left = row.detach().square().sum(-1, keepdim=True), row
+        for direction, inverse, weight in kept:
+            share = (left * direction).sum(-1, keepdim=True) * inverse
+            left, rest = left - share * direction, rest - share * weight
+        own = left.square().sum(-1, keepdim=True)
+        clear = own > DEPENDENT * square
+        inverse = torch.where(clear, torch.where(clear, own, 1.0).reciprocal(), 0.0)
+        kept.append((left, inverse, rest))
+        total = total + rest * inverse * left
+    return total
+
+
+def judge(scaled: Scaled, chosen: Chosen, y: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Status and KKT residual ``(B,)``: how far rows are from where they belong, and y from ``raw - A' dual``."""
+    raw, rows, lower, upper, _, valid = (part.detach() for part in scaled)
+    point, eps, far = y.double(), torch.finfo(y.dtype).eps, raw.abs().amax(-1, keepdim=True)
+    at, length = times(rows, point), point.abs().amax(-1, keepdim=True) + eps * far  # y = 0 is met to rounding of raw
+    goal = torch.where(
+        chosen.active, targets(Scaled(*(part.detach() for part in scaled)), chosen), at.clamp(lower, upper)
+    )
+    terms = rows.abs().sum(-1) * length + finite_size(lower) + finite_size(upper)
+    missed = ((at - goal).abs() / torch.where(terms > 0, terms, 1.0)).amax(-1, keepdim=True)
+    size = far + length
+    drift = step.abs().amax(-1, keepdim=True) / torch.where(size > 0, size, 1.0)
+    solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY)
+    status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
+    status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
+    return status.squeeze(-1), torch.maximum(missed, drift).squeeze(-1)
+
+
+def times(rows: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for rows ``(B, m, n)`` or ``(1, m, n)`` and v ``(B, n)``, added up the same way in any batch."""
+    return (rows * vector.unsqueeze(-2)).sum(-1)
+
+
+def finite_size(bound: Tensor) -> Tensor:
+    """``|bound|``, zero where there is none."""
+    return torch.where(bound.isfinite(), bound.abs(), 0.0)
+
+
+class LetThrough(torch.autograd.Function):
+    """Zero, whose gradient passes where it has the sign of the side: +1 above an upper bound, -1 below a lower one."""
+
+    @staticmethod
+    def forward(value: Tensor, side: Tensor) -> Tensor:
+        """Zero for every row."""
+        return torch.zeros_like(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep the sides."""
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The part that pulls back inside."""
+        (side,) = ctx.saved_tensors
+        return torch.where(gradients[0] * side > 0, gradients[0], 0.0), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], value: Tensor, side: Tensor) -> tuple[Tensor, int]:
+        """Row by row, in any shape."""
+        parts = (
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip((value, side), in_dims, strict=True)
+        )
+        return LetThrough.apply(*parts), 0  # pyright: ignore[reportReturnType]
+
+
+def let_through(scaled: Scaled, chosen: Chosen) -> Tensor:
+    """Zero, with the gradient that ``gradient="tangent"`` gives to raw on top of the exact one."""
+    value = times(scaled.rows.detach(), scaled.raw)
+    outside = torch.where(chosen.dual > 0, value > scaled.upper, value < scaled.lower) & (chosen.dual != 0)
+    pulls = outside & chosen.active & (scaled.lower < scaled.upper)
+    return LetThrough.apply(value, torch.where(pulls, chosen.dual.sign(), 0.0).detach())  # pyright: ignore[reportReturnType]
