@@ -13,7 +13,7 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.kernels.arguments import MOST_ON_CHIP, REALS, plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.problem import multiply
+from hardnet.solvers.problem import align, multiply
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.solution import Status
 from hardnet.solvers.units import exponent, shift, shift_rows
@@ -111,8 +111,8 @@ def _general(
     unit = exponent(rows.detach().abs().amax(-1))  # rows of size one: no square of them overflows
     rows = shift_rows(rows, unit)
     bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
-    u, w = implicit_vjp(grad, rows, active)
-    w = shift(w, -unit)
+    u, w = implicit_vjp(align(grad), align(rows, 2), align(active))
+    u, w = u[:, : rows.shape[-1]], shift(w[:, : rows.shape[-2]], -unit)
     matrix = None
     if needed[1]:
         again = torch.is_grad_enabled()  # a derivative of this derivative is asked for

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import multiply
+from hardnet.solvers.problem import ALIGNMENT, multiply
 
 NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
@@ -98,10 +98,13 @@ def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
 
 
 def _ladder(count: Tensor, m: int) -> Tensor:
-    """Round up to 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and at most m."""
-    power = torch.ldexp(torch.ones_like(count, dtype=torch.float64), torch.frexp(count.double()).exponent)
-    rounded = torch.where(count <= 0.5 * power, 0.5 * power, torch.where(count <= 0.75 * power, 0.75 * power, power))
-    return torch.where(count <= 2, count, rounded.long()).clamp_max(m)
+    """Round up to 0, 8, 16, 24, 32, 48, 64, 96, ... and at most m: multiples of `ALIGNMENT`."""
+    eighths = (count + ALIGNMENT - 1) // ALIGNMENT
+    power = torch.ldexp(torch.ones_like(count, dtype=torch.float64), torch.frexp(eighths.double()).exponent)
+    rounded = torch.where(
+        eighths <= 0.5 * power, 0.5 * power, torch.where(eighths <= 0.75 * power, 0.75 * power, power)
+    )
+    return (ALIGNMENT * torch.where(eighths <= 2, eighths, rounded.long())).clamp_max(m)
 
 
 def _first_rows(active: Tensor, size: int) -> tuple[Tensor, Tensor]:

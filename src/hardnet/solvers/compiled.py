@@ -37,7 +37,7 @@ def solve_compiled(problem: Problem) -> Compiled:
     """``argmin |y - raw|`` for each sample in turn, over torch's number of threads where a solve is long enough."""
     if not available():
         raise MissingExtraError("daqp", "qp")
-    (batch, n), m = problem.raw.shape, problem.lower.shape[-1]
+    batch, (m, n) = len(problem.raw), problem.size
     if batch == 0:
         return Compiled(*_outputs(problem))
     threads = min(torch.get_num_threads(), batch) if m * n >= THREADED_ENTRIES else 1
@@ -55,7 +55,7 @@ def solve_compiled(problem: Problem) -> Compiled:
 def _outputs(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     iterations = torch.zeros(len(problem.raw), dtype=torch.long)
     finished = torch.zeros(len(problem.raw), dtype=torch.bool)
-    return torch.empty_like(problem.raw), torch.empty_like(problem.lower), iterations, finished
+    return torch.zeros_like(problem.raw), torch.zeros_like(problem.lower), iterations, finished
 
 
 def _solve_span(problem: Problem, result: Compiled, span: range) -> None:
@@ -64,8 +64,10 @@ def _solve_span(problem: Problem, result: Compiled, span: range) -> None:
     import numpy as np
 
     # detached, since no_grad of the calling thread does not reach the threads of a pool
-    linear, matrix = (-problem.raw.detach()).numpy(), problem.A.detach().contiguous().numpy()
-    lower, upper = (bound.detach().contiguous().numpy() for bound in (problem.lower, problem.upper))
+    m, n = problem.size
+    linear = (-problem.raw.detach()[:, :n]).contiguous().numpy()
+    matrix = problem.A.detach()[..., :m, :n].contiguous().numpy()
+    lower, upper = (bound.detach()[:, :m].contiguous().numpy() for bound in (problem.lower, problem.upper))
     sense = np.where(lower == upper, 5, 0).astype(np.int32)
     hessian = np.eye(linear.shape[-1])
     cut = slice(span.start, span.stop)
@@ -76,5 +78,5 @@ def _solve_span(problem: Problem, result: Compiled, span: range) -> None:
     ]
     points, _, flags, infos = zip(*found, strict=True)
     y, dual, iterations, finished = (part.numpy() for part in result)
-    y[cut], finished[cut] = points, np.array(flags) == 1
-    dual[cut], iterations[cut] = [info["lam"] for info in infos], [info["iterations"] for info in infos]
+    y[cut, :n], finished[cut] = points, np.array(flags) == 1
+    dual[cut, :m], iterations[cut] = [info["lam"] for info in infos], [info["iterations"] for info in infos]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ALIGNMENT = 8
+"""Numbers in 64 bytes: matrix routines of a CPU may add up in another order where a sample starts at another place."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
 
@@ -24,6 +26,7 @@ class Problem(NamedTuple):
         norm: ``|a_i|``, ``(m,)`` or ``(B, m)``; 1 for a zero row.
         product: ``A raw``, ``(B, m)``.
         slack: How far each row may be violated and still count as satisfied, ``(B, m)``, in units of ``A y``.
+        size: m and n that came in: on a CPU zero rows without bounds and zero outputs follow them, `align`.
     """
 
     raw: Tensor
@@ -33,6 +36,7 @@ class Problem(NamedTuple):
     norm: Tensor
     product: Tensor
     slack: Tensor
+    size: tuple[int, int]
 
     @property
     def shared(self) -> bool:
@@ -47,14 +51,14 @@ class Problem(NamedTuple):
     def take(self, index: Tensor | slice) -> Problem:
         """The problem of some samples."""
         A, norm = (self.A, self.norm) if self.shared else (self.A[index], self.norm[index])
-        lower, upper, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:]))
-        return Problem(self.raw[index], A, lower, upper, norm, product, slack)
+        lower, upper, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:7]))
+        return Problem(self.raw[index], A, lower, upper, norm, product, slack, self.size)
 
     def of_unit_rows(self) -> Problem:
         """The same samples with rows of length one, and a matrix each."""
         A, norm = self.A.expand(len(self.raw), -1, -1), self.norm.expand_as(self.lower)
-        lower, upper, product, slack = (part / norm for part in (self.lower, self.upper, *self[5:]))
-        return Problem(self.raw, A / norm.unsqueeze(-1), lower, upper, torch.ones_like(norm), product, slack)
+        lower, upper, product, slack = (part / norm for part in (self.lower, self.upper, *self[5:7]))
+        return Problem(self.raw, A / norm.unsqueeze(-1), lower, upper, torch.ones_like(norm), product, slack, self.size)
 
     def slack_at(self, point: Tensor) -> Tensor:
         """`slack`, for a point that may be larger than raw: ``(B, m)``."""
@@ -66,7 +70,7 @@ class Problem(NamedTuple):
 
 
 def multiply(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for each sample, with the same bits whatever the number of samples on a CPU."""
+    """``A v`` for each sample, with the same bits whatever the number of samples on a CPU; arguments as by `align`."""
     if A.dim() == 2 and A.device.type != "cpu":
         return vector @ A.mT
     batch = vector.shape[0]
@@ -84,9 +88,23 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
         lower: ``(B, m)``.
         upper: ``(B, m)``.
     """
+    m, n = A.shape[-2:]
+    raw, A = align(raw), align(A, 2)
+    lower, upper = align(lower, absent=-torch.inf), align(upper, absent=torch.inf)
     norm = torch.linalg.vector_norm(A, dim=-1)
     norm = torch.where(norm > 0, norm, 1.0)
-    return Problem(raw, A, lower, upper, norm, multiply(A, raw), _slack(norm, raw, lower, upper))
+    return Problem(raw, A, lower, upper, norm, multiply(A, raw), _slack(norm, raw, lower, upper), (m, n))
+
+
+def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
+    """Fill the last `dims` dimensions up to a multiple of `ALIGNMENT` on a CPU, so that all samples start alike.
+
+    Then a sample has the same bits at any place of a batch, whoever its mates are.
+    """
+    missing = [-size % ALIGNMENT for size in reversed(tensor.shape[-dims:])]
+    if tensor.device.type != "cpu" or not any(missing):
+        return tensor
+    return torch.nn.functional.pad(tensor, [part for size in missing for part in (0, size)], value=absent)
 
 
 def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

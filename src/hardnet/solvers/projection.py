@@ -21,14 +21,15 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.arguments import MOST_ON_CHIP
 from hardnet.solvers import compiled, orthogonal
 from hardnet.solvers.active import split
+from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.newton import newton
 from hardnet.solvers.optimality import SOLVED, careful_residual, kkt_residual
 from hardnet.solvers.pivoting import pivot
-from hardnet.solvers.problem import FEASIBLE, Problem, multiply, standard_form
+from hardnet.solvers.problem import FEASIBLE, Problem, align, multiply, standard_form
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.units import LARGEST, Units, measure, shift, shift_rows
+from hardnet.solvers.units import LARGEST, Units, measure, power, shift, shift_rows
 
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes its row strictly active."""
@@ -70,7 +71,7 @@ def project_affine(
     with torch.no_grad():
         batch, flat = flatten(raw, A, lower, upper)
         found = solve(*flat, backend=backend)
-    y, dual = found.y.to(raw.dtype).view(*batch, -1), found.dual.to(raw.dtype).view(*batch, -1)
+    y, dual = found.y.to(raw.dtype).view(*batch, A.shape[-1]), found.dual.to(raw.dtype).view(*batch, A.shape[-2])
     rest = (part.view(batch) for part in (found.status, found.iterations, found.residual))
     return Solution(y, dual, *rest)
 
@@ -101,12 +102,17 @@ def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str 
         size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
     units = measure(raw, size, lower, upper)
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
-    found = _choose(shift(raw, -units.sample), shift_rows(A, units.row), low, high, backend)
-    return _in_units(found, units, raw, valid)
+    rows = shift_rows(A, units.row)
+    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend), units, raw)
+    if bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
+        moved = (found.status == Status.SOLVED) & (found.iterations > 0)
+        exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
+        found = found._replace(y=torch.where(moved.unsqueeze(-1), exact, found.y))
+    return _poison(found, valid)
 
 
-def _in_units(found: Outcome, units: Units, raw: Tensor, valid: Tensor) -> Outcome:
-    """The outcome in the units that came in: raw itself where it did not move, NaN for the invalid samples."""
+def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
+    """The outcome in the units that came in; raw itself where it did not move."""
     empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
     smallest = torch.where(found.dual != 0, units.row, LARGEST).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
@@ -114,7 +120,7 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, valid: Tensor) -> Outco
     dual = torch.where(empty, dual / dual.abs().amax(-1, keepdim=True), dual)
     moved = (found.iterations > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
-    return _poison(found._replace(y=y, dual=dual), valid)
+    return found._replace(y=y, dual=dual)
 
 
 def _choose(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
@@ -152,9 +158,12 @@ def _solve_in_steps(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backen
     problem = standard_form(raw, A, lower, upper)
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
     todo = outside.nonzero().squeeze(-1)
-    if len(todo) == len(raw):
-        return _answer(problem, backend)
-    return _place(_unchanged(problem), todo, _answer(problem.take(todo), backend)) if len(todo) else _unchanged(problem)
+    if len(todo) in (0, len(raw)):
+        found = _answer(problem, backend) if len(todo) else _unchanged(problem)
+    else:
+        found = _place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
+    m, n = problem.size
+    return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
 
 def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
@@ -225,7 +234,7 @@ def _dual_active_set(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Te
 
 def _few_rows(problem: Problem) -> bool:
     """Whether Newton's method is worth its try: at most half as many rows as outputs, and cheap ones, on a CPU."""
-    m, n = problem.A.shape[-2:]
+    m, n = problem.size
     return problem.raw.device.type == "cpu" and 2 * m <= n and (problem.shared or m <= FEW_ROWS)
 
 
@@ -247,12 +256,12 @@ def _by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    norm = problem.norm
+    norm, (m, _) = problem.norm, problem.size
     gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
-    gram = gram.expand(len(problem.raw), -1, -1).clone() if problem.shared else gram
-    scaled = (part / norm for part in (problem.product, problem.lower, problem.upper, problem.slack))
+    gram = gram.expand(len(problem.raw), -1, -1)[:, :m, :m].clone(memory_format=torch.contiguous_format)
+    scaled = ((part / norm)[:, :m] for part in (problem.product, problem.lower, problem.upper, problem.slack))
     found = pivot(gram, *scaled, limit=_step_limit(problem.A))
-    dual = found.dual / norm
+    dual = align(found.dual) / norm
     return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
 
 
