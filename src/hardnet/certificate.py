@@ -1,36 +1,69 @@
-"""check(constraint, y, x): what holds, per sample, in honest arithmetic."""
+"""check(constraint, y, x): what holds, per sample, in arithmetic that cannot be fooled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import BoundsError, sentence
 from hardnet.functional.inputs import require_float
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.judgement import ROUNDINGS, judge
+from hardnet.solvers.compensated import UNIT
 
-ROUNDINGS = 16
-"""How many roundings of the output's dtype a row may be off and still count as satisfied."""
+__all__ = ["ROUNDINGS", "Certificate", "RowReport", "check"]
+
+WORST = 5
+"""How many rows a printed certificate names."""
+
+
+class RowReport(NamedTuple):
+    """What a certificate says of one row over all samples.
+
+    Attributes:
+        violation: The largest violation.
+        satisfied: The share of samples that satisfy the row, from 0 to 1.
+    """
+
+    violation: float
+    satisfied: float
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What holds for a batch of outputs, evaluated in float64 whatever the dtype of the outputs.
+    """What holds for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
+
+    ``violation`` is within ``rounding`` of the exact violation of the numbers that the set gave, so that a satisfied
+    row is violated by at most ``tolerance + rounding``. Outputs and numbers that are not finite are violations of inf
+    or NaN.
 
     Attributes:
-        violation: How far each row is violated, ``(*batch, rows)`` float64.
+        violation: How far each row is violated, ``(*batch, rows)`` float64; inf beyond the range of float64.
         tolerance: What counts as satisfied for each row, ``(*batch, rows)`` float64.
+        row_rounding: What `rounding` is for the rows that are no coordinates.
+        names: The name of each row.
+        coordinates: Rows that compare one output with a bound of its own, ``(rows,)`` bool.
     """
 
     violation: Tensor
     tolerance: Tensor
+    row_rounding: Tensor
+    names: list[str]
+    coordinates: Tensor
 
-    @property
+    @cached_property
+    def holds(self) -> Tensor:
+        """Whether each row holds, ``(*batch, rows)`` bool; what is not finite never does."""
+        return self.violation <= self.tolerance  # a tolerance is finite
+
+    @cached_property
     def satisfied(self) -> Tensor:
-        """Whether every row of a sample holds, ``(*batch)`` bool; a NaN satisfies nothing."""
-        return (self.violation <= self.tolerance).all(dim=-1)
+        """Whether every row of a sample holds, ``(*batch)`` bool."""
+        return self.holds.all(dim=-1)
 
     @property
     def max_violation(self) -> float:
@@ -42,47 +75,68 @@ class Certificate:
         """Whether every sample is satisfied."""
         return bool(self.satisfied.all())
 
+    @property
+    def rounding(self) -> Tensor:
+        """A bound on the error of `violation`, ``(*batch, rows)`` float64.
+
+        It is 0 for rows clearly inside; rows near their bounds are summed in twice the precision of float64; the
+        coordinate of a box is one subtraction, whose sign is exact.
+        """
+        rounding = UNIT * self.violation
+        rounding[..., ~self.coordinates] = self.row_rounding
+        return rounding
+
+    @property
+    def exact_box(self) -> Tensor:
+        """Whether the outputs of a sample are inside their own bounds exactly, not to rounding: ``(*batch)`` bool."""
+        return (self.violation[..., self.coordinates] == 0).all(dim=-1)
+
+    def by_name(self) -> dict[str, RowReport]:
+        """The largest violation of each row, and the share of samples that satisfy it."""
+        rows = len(self.names)
+        violation, holds = self.violation.reshape(-1, rows), self.holds.reshape(-1, rows)
+        if not len(violation):
+            return dict.fromkeys(self.names, RowReport(0.0, 1.0))
+        pairs = zip(violation.amax(0).tolist(), holds.double().mean(0).tolist(), strict=True)
+        return {name: RowReport(*pair) for name, pair in zip(self.names, pairs, strict=True)}
+
     def __str__(self) -> str:
-        """One readable line, with the worst row where something is violated."""
-        samples = self.satisfied.numel()
-        good = int(self.satisfied.sum())
+        """One readable line; where something is violated, the worst rows by name, each with its worst sample."""
+        samples, good = self.satisfied.numel(), int(self.satisfied.sum())
         text = f"{good} of {samples} samples satisfy every row; largest violation {self.max_violation:.3g}"
-        if self.ok:
-            return text
-        excess = (self.violation - self.tolerance).nan_to_num(nan=torch.inf)
-        worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
-        return f"{text}; worst: row {worst[-1]} of sample {worst[:-1]}"
+        return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
+
+    def _worst(self) -> list[str]:
+        """The rows furthest beyond their tolerance, the first few in words."""
+        rows, batch = len(self.names), self.violation.shape[:-1]
+        excess = torch.where(self.holds, -torch.inf, (self.violation - self.tolerance).nan_to_num(nan=torch.inf))
+        worst, sample = excess.reshape(-1, rows).max(0)
+        order = [row for row in worst.argsort(descending=True, stable=True).tolist() if worst[row] > -torch.inf]
+        text = []
+        for row in order[:WORST]:
+            at = tuple(int(i) for i in torch.unravel_index(sample[row], batch)) if batch else ()
+            text.append(f"{self.names[row]} of sample {at} by {self.violation[(*at, row)].item():.3g}")
+        return text if len(order) <= WORST else [*text, f"{len(order) - WORST} more rows"]
 
 
 def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: float | None = None) -> Certificate:
-    """Check ``y in C(x)`` row by row, in float64.
+    """Check ``y in C(x)`` row by row, in arithmetic whose own error is part of the answer.
 
-    The numbers of C(x) are those that the model itself uses, in its dtype; the residual is then evaluated in
-    float64, so that rounding of the check hides nothing.
+    The numbers of C(x) are those that the model itself uses, in its dtype. Affine rows are summed in float64 and, where
+    its rounding leaves the answer open, in twice its precision; curved sets are evaluated in float64.
 
     Args:
         constraint: The set.
         y: Outputs, ``(*batch, n)``.
         x: The input that the set depends on; None for a constant set.
         tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
-            size of the terms that the row adds up; outputs count as at least one rounding of 1.
+            size of the terms that the row adds up; where all its bounds are 0, outputs count as at least one
+            rounding of 1.
     """
     require_float("y", y)
+    if tolerance is not None and not tolerance >= 0:
+        raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
     with torch.no_grad():
-        numbers, exact = to_double(constraint.numbers(x, y)), y.double()
-        violation = constraint.residual(numbers, exact)
-        if tolerance is not None:
-            return Certificate(violation, torch.full_like(violation, tolerance))
-        rounding = torch.finfo(y.dtype).eps
-        # the rounding added to y is a floor for outputs that should be exactly 0, relative to which nothing is small
-        return Certificate(violation, ROUNDINGS * rounding * constraint.scale(numbers, exact.abs() + rounding))
-
-
-def to_double(numbers: Any) -> Any:
-    """The numbers of a set in float64, whatever the shape of their (nested) tuples."""
-    if isinstance(numbers, Tensor):
-        return numbers.double() if numbers.is_floating_point() else numbers
-    if isinstance(numbers, tuple):
-        parts = [to_double(number) for number in numbers]
-        return type(numbers)(*parts) if hasattr(numbers, "_fields") else tuple(parts)
-    return numbers
+        numbers = constraint.numbers(x, y)
+        judgement, coordinates = judge(constraint, numbers, y, tolerance)
+        return Certificate(*judgement, [f"row {i}" for i in range(len(coordinates))], coordinates)

@@ -1,0 +1,170 @@
+"""How far y violates the rows of any set, what counts as satisfied, and how far off that arithmetic can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.rows import BoxedRows
+from hardnet.sets.affine import Affine
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.box import Box
+from hardnet.sets.intersection import Intersection
+from hardnet.sets.judge_rows import CORES, Judgement, Tolerance, judge_rows, not_finite
+from hardnet.sets.simplex import Simplex
+from hardnet.solvers.compensated import UNIT
+
+ROUNDINGS = 16
+"""How many eps of y's dtype, relative to the size of its terms, a row may be off and still count as satisfied.
+
+Storing y in its dtype alone moves a row by up to eps/2 of its size ``|a|_1 |y|_inf``: no method can promise less. One
+that corrects raw rounds the residual, the solve, the product and the sum, about one eps each, 4 in all. A factor of
+four above that is for the growth of these with the number of rows and outputs, of which a random walk keeps the root.
+"""
+UNDERFLOW = 2.0**-537
+"""What a norm may lose where squares underflow: the root of the smallest float64."""
+SCALES_OF_ROWS = (Affine.scale, Box.scale, Simplex.scale)
+"""Scales that say what `judge_rows` knows by itself; another scale is asked for."""
+
+
+def judge(constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: float | None) -> tuple[Judgement, Tensor]:
+    """Judge y ``(*batch, n)`` by the numbers of C(x): the record, and which rows are coordinates, ``(rows,)`` bool.
+
+    Args:
+        constraint: The set.
+        numbers: Its numbers at x, in the dtype of the model.
+        y: Outputs.
+        tolerance: What counts as satisfied, for every row; None for `ROUNDINGS` eps relative to its terms.
+    """
+    eps, batch = torch.finfo(y.dtype).eps, y.shape[:-1]
+    allowed = Tolerance(tolerance, ROUNDINGS * eps, eps)
+    pieces = [
+        _flat_rows(part.structure(own, y), batch) if part.polyhedral else judge_curved(part, own, y, allowed)
+        for part, own in members(constraint, numbers)
+    ]
+    counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
+    general = [_general_rows(piece) for piece in pieces]
+    flat = [y.new_empty(batch.numel(), sum(k), dtype=torch.float64) for k in (counts, counts, general)]
+    fields = zip(flat[0].split(counts, -1), flat[1].split(counts, -1), flat[2].split(general, -1), strict=True)
+    for (part, own), piece, out in zip(members(constraint, numbers), pieces, fields, strict=True):
+        _write(part, own, piece, y, allowed, Judgement(*out))
+    coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
+    return Judgement(*(field.reshape(*batch, field.shape[-1]) for field in flat)), coordinates.to(y.device)
+
+
+def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[ConstraintSet, Any]]:
+    """The sets that an intersection is made of, each with its own numbers; any other set is its only member."""
+    if isinstance(constraint, Intersection):
+        yield from zip(constraint.parts, numbers, strict=True)
+    else:
+        yield constraint, numbers
+
+
+def _write(
+    part: ConstraintSet, numbers: Any, piece: BoxedRows | Judgement, y: Tensor, allowed: Tolerance, out: Judgement
+) -> None:
+    """Write what one member says into its rows of the flat record ``(B, rows)``."""
+    if isinstance(piece, Judgement):
+        for own, field in zip(piece, out, strict=True):
+            field.copy_(own.reshape(field.shape))
+        return
+    judge_rows(piece, y.reshape(-1, y.shape[-1]), allowed, out)
+    if type(part).scale not in SCALES_OF_ROWS and allowed.absolute is None:
+        scale = _anchored(part, to_double(numbers), torch.where(y.isfinite(), y, 0).double(), allowed.floor)
+        out.tolerance.copy_(allowed.of(scale).expand(*y.shape[:-1], -1).reshape(out.tolerance.shape))
+
+
+def _flat_rows(rows: BoxedRows, batch: torch.Size) -> BoxedRows:
+    """Rows with one batch dimension, or none where all samples share a number."""
+    pairs = zip(rows[:5], CORES, strict=True)
+    return BoxedRows(*(None if number is None else _flat(number, core, batch) for number, core in pairs))
+
+
+def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
+    """``(*core)`` for a number that all samples share, else ``(B, *core)``."""
+    own = number.shape[number.dim() - core :]
+    if number.shape[: number.dim() - core].numel() == 1:
+        return number.reshape(own)
+    return number.expand(*batch, *own).reshape(-1, *own)
+
+
+def _coordinates(piece: BoxedRows | Judgement) -> int:
+    """How many rows compare one output with a bound of its own."""
+    return piece.A.shape[-1] if isinstance(piece, BoxedRows) and piece.boxed else 0
+
+
+def _general_rows(piece: BoxedRows | Judgement) -> int:
+    """How many other rows there are."""
+    return piece.A.shape[-2] if isinstance(piece, BoxedRows) else piece.violation.shape[-1]
+
+
+def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Judgement:
+    """The residual of the set in float64, which adds up and multiplies along n and the widest of its numbers.
+
+    Its rounding is bounded by ``4 (n + that width + 8)`` times `UNIT`, relative to the size of the terms: twice what
+    sums, norms and products lose, and what a backward-stable eigenvalue may. Functions whose terms are not known
+    (Smooth, Cvxpy) are taken to be as careful. Samples with a number or an output that is not finite are violated.
+    """
+    given, numbers = y.double(), to_double(numbers)
+    leaves = list(number_leaves(numbers))
+    sound = given.isfinite().all(-1)
+    for name, leaf in leaves:
+        sound = sound & _sound_samples(_usable(name, leaf), y.shape[:-1])
+    finite = torch.where(given.isfinite(), given, 0)
+    cleaned = map_numbers(lambda name, leaf: torch.where(_usable(name, leaf), leaf, 0), numbers)
+    violation = torch.where(sound.unsqueeze(-1), part.residual(cleaned, finite), not_finite(given))
+    allowed = tolerance.of(_anchored(part, cleaned, finite, tolerance.floor).expand_as(violation))
+    scale = part.scale(cleaned, finite).expand_as(violation)
+    width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
+    return Judgement(violation, allowed, 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+
+
+def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, floor: float) -> Tensor:
+    """The size of the terms of each row; with the floor where no number but y gives it one."""
+    alone = part.scale(numbers, torch.zeros_like(y))
+    return torch.where(alone > 0, part.scale(numbers, y), part.scale(numbers, y.abs() + floor))
+
+
+def _usable(name: str, number: Tensor) -> Tensor:
+    """Which entries of a number mean something: bounds may be infinite, all others are finite."""
+    return ~number.isnan() if name in ("lower", "upper") else number.isfinite()
+
+
+def _sound_samples(usable: Tensor, batch: torch.Size) -> Tensor:
+    """Samples with usable entries alone; a number without the batch in front is every sample's."""
+    own = len(batch) if usable.shape[: len(batch)] == batch else 0
+    return usable.reshape(*usable.shape[:own], -1).all(-1)
+
+
+def number_leaves(numbers: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The floating-point tensors of a set's (nested) numbers with the names of their fields; an input x is none."""
+    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
+        yield name, numbers
+    elif isinstance(numbers, tuple):
+        for own, number in zip(_fields(numbers), numbers, strict=True):
+            yield from number_leaves(number, own)
+
+
+def map_numbers(function: Callable[[str, Tensor], Tensor], numbers: Any, name: str = "") -> Any:
+    """The numbers of a set with `function` applied to the name and value of every tensor of `number_leaves`."""
+    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
+        return function(name, numbers)
+    if not isinstance(numbers, tuple):
+        return numbers
+    parts = [map_numbers(function, number, own) for own, number in zip(_fields(numbers), numbers, strict=True)]
+    return type(numbers)(*parts) if hasattr(numbers, "_fields") else tuple(parts)
+
+
+def _fields(numbers: tuple[Any, ...]) -> Any:
+    """The names of a record's fields; empty names for a plain tuple."""
+    return getattr(numbers, "_fields", [""] * len(numbers))
+
+
+def to_double(numbers: Any) -> Any:
+    """The numbers of a set in float64; an input x too, which functions evaluate beside y."""
+    double = map_numbers(lambda _, number: number.double(), numbers)
+    x = getattr(double, "x", None)
+    return double._replace(x=x.double()) if isinstance(x, Tensor) and x.is_floating_point() else double

@@ -1,0 +1,163 @@
+"""``a'y`` against its bounds, with a bound on the rounding: in float64, or in twice its precision where that decides.
+
+The long arithmetic writes a product as the rounded value and its exact error (Dekker), splits the values into layers
+whose sums are exact, and adds the errors up beside them. Very large and very small rows and outputs are first scaled by
+powers of two, which is exact, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+UNIT = 2.0**-53
+"""The largest relative error of one float64 operation."""
+TINY = 2.0**-1074
+"""The largest absolute error of one that underflows."""
+MODERATE = 300
+"""Rows and outputs below 2^300 and above 2^-300 need no scaling: all that is made of two of them stays in range."""
+
+
+class Excess(NamedTuple):
+    """How far rows are beyond their bounds.
+
+    Attributes:
+        value: ``max(a'y - upper, lower - a'y)``: negative inside.
+        rounding: A bound on the error of `value`.
+    """
+
+    value: Tensor
+    rounding: Tensor
+
+
+def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
+    """The excess of all rows at all points by one matrix product in float64.
+
+    A sum of n products in any order is off by at most ``n u sum |a_i y_i| <= n u |a|_1 |y|_inf``; each use of `UNIT`
+    leaves room for the second-order terms.
+
+    Args:
+        A: ``(m, n)`` or ``(B, m, n)``, finite.
+        lower: ``(m,)`` or ``(B, m)``, -inf where absent.
+        upper: Like `lower`, inf where absent.
+        y: ``(B, n)``, finite.
+    """
+    value = y @ A.mT if A.dim() == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+    size = A.abs().sum(-1) * largest(y).unsqueeze(-1)
+    excess = torch.maximum(value - upper, lower - value)
+    n = y.shape[-1] + 4
+    return Excess(excess, n * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
+
+
+def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
+    """The excess of row k at point k in twice the precision of float64.
+
+    Args:
+        a: ``(K, n)``, finite.
+        lower: ``(K,)``, -inf where absent.
+        upper: ``(K,)``, inf where absent.
+        y: ``(K, n)``, finite.
+    """
+    row_exponent, point_exponent = _exponent(a), _exponent(y)
+    exponent = row_exponent + point_exponent
+    high, low, size = _dot(_shift(a, -row_exponent.unsqueeze(-1)), _shift(y, -point_exponent.unsqueeze(-1)))
+    own_lower, own_upper = _shift(lower, -exponent), _shift(upper, -exponent)
+    above = torch.where(upper.isfinite(), _add(high, low, -own_upper), -upper)
+    below = torch.where(lower.isfinite(), _add(-high, -low, own_lower), lower)
+    excess = torch.maximum(above, below)
+    for bound, own in ((lower, own_lower), (upper, own_upper)):
+        size = size + torch.where(bound.isfinite(), own.abs(), 0)
+    rounding = _long_bound(a.shape[-1]) * size + 2 * UNIT * _finite_size(excess) + 16 * (a.shape[-1] + 4) * TINY
+    return Excess(_shift(excess, exponent), _shift(rounding, exponent) + 4 * TINY)
+
+
+def _long_bound(n: int) -> float:
+    """The error of `_dot` and `_add`, relative to the size of the terms.
+
+    The errors of n products are at most ``u size`` together, what two layers leave is less; both are added in plain
+    float64, which loses ``n u`` of them. Four times that covers the terms of higher order.
+    """
+    return 4 * (n + 8) * UNIT**2
+
+
+def _dot(a: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``a'y`` of rows ``(K, n)`` as the unevaluated sum of two numbers, and ``sum |a_i y_i|``: each ``(K,)``.
+
+    Adding and subtracting a power of two rounds every product to a multiple of the same unit; where the power is above
+    twice the sum of their sizes, all sums of the rounded products are exact, in any order. Two such layers leave next
+    to nothing to be added with roundings.
+    """
+    rest, error = two_product(a, y)
+    size = rest.abs().sum(-1)
+    layer = _power(torch.frexp(size).exponent.long().clamp_min(-900) + 2).unsqueeze(-1)
+    sums = []
+    for power in (layer, layer * 2.0 ** (ceil(log2(rest.shape[-1])) - 50)):
+        rounded = (rest + power).sub_(power)
+        rest = rest - rounded
+        sums.append(rounded.sum(-1))
+    low = (rest if error is None else rest.add_(error)).sum(-1)
+    high, carry = two_sum(*sums)
+    return high, carry + low, size
+
+
+def _add(high: Tensor, low: Tensor, other: Tensor) -> Tensor:
+    """``high + low + other``, rounded once where the first and the last cancel."""
+    value, error = two_sum(high, other)
+    return value + (error + low)
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b`` as the rounded sum and its exact error."""
+    value = a + b
+    part = value - a
+    return value, (a - (value - part)) + (b - part)
+
+
+def two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``a b`` as the rounded product and its error, exact unless it underflows; None where a is all powers of two."""
+    value = a * b
+    if len(a) == 1 and bool(((torch.frexp(a).mantissa.abs() == 0.5) | (a == 0)).all()):
+        return value, None
+    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
+    error = (a_high * b_high).sub_(value).add_(a_low * b_high).add_(a_high * b_low).add_(a_low * b_low)
+    return value, error
+
+
+def _split(a: Tensor) -> tuple[Tensor, Tensor]:
+    """``a`` as the sum of two numbers of 26 bits, whose products are exact."""
+    scaled = a * (2.0**27 + 1)
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def _exponent(rows: Tensor) -> Tensor:
+    """The exponent e of each row's largest entry, below ``2^e`` in absolute value: ``(K,)``; 0 where it is moderate."""
+    exponent = torch.frexp(largest(rows)).exponent.long()
+    return torch.where(exponent.abs() < MODERATE, 0, exponent)
+
+
+def largest(rows: Tensor) -> Tensor:
+    """``|row|_inf`` of each row, without the copy that abs makes; NaN where a row has one."""
+    return torch.maximum(rows.amax(-1), -rows.amin(-1))
+
+
+def _shift(a: Tensor, exponent: Tensor) -> Tensor:
+    """``a 2^exponent`` in three steps, since a power of two beyond 2^1023 is no float64; exact unless it underflows."""
+    if not bool(exponent.any()):
+        return a
+    third = torch.div(exponent, 3, rounding_mode="floor")
+    small, rest = _power(third), _power(exponent - 2 * third)
+    return a * small * small * rest
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """``2^exponent`` as float64, for exponents from -1022 to 1023, from its bits: exp2 need not be exact."""
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def _finite_size(a: Tensor) -> Tensor:
+    """``|a|``, and 0 for infinities."""
+    return torch.where(a.isinf(), 0, a.abs())
