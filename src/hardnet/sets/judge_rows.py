@@ -166,9 +166,7 @@ def _sum_again(left: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor,
         rows = left.any(0).nonzero().squeeze(-1).tolist()
         pieces = [(left[:, k].nonzero().squeeze(-1), k, A[k : k + 1]) for k in rows]
     for sample, row, a in pieces:
-        low, high = (
-            side[row].expand(len(sample)) if side.dim() == 1 else side[sample, row] for side in (lower, upper)
-        )
+        low, high = (side[row].expand(len(sample)) if side.dim() == 1 else side[sample, row] for side in (lower, upper))
         for field, value in zip(found, long_excess(a, low, high, y[sample]), strict=True):
             field[sample, row] = value
 
