@@ -12,7 +12,7 @@ from torch import Tensor
 from hardnet.errors import BoundsError, sentence
 from hardnet.functional.inputs import require_float
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgement import ROUNDINGS, judge
+from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge
 from hardnet.solvers.compensated import UNIT
 
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "check"]
@@ -139,4 +139,5 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
     with torch.no_grad():
         numbers = constraint.numbers(x, y)
         judgement, coordinates = judge(constraint, numbers, y, tolerance)
-        return Certificate(*judgement, [f"row {i}" for i in range(len(coordinates))], coordinates)
+        names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
+        return Certificate(*judgement, names, coordinates)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.judgement import members
 
 THRESHOLD = 1e-4
 """A row counts as violated above this, in the paper's tables."""
@@ -52,12 +53,23 @@ def violations(
 
 def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tensor:
     """Which rows are equalities, ``(rows,)`` bool: the two bounds agree in every sample."""
-    if not constraint.polyhedral:
-        return torch.zeros(constraint.residual(numbers, like).shape[-1], dtype=torch.bool, device=like.device)
-    rows = constraint.rows(numbers, like)
-    if rows.lower is None or rows.upper is None:
-        return torch.zeros(rows.A.shape[-2], dtype=torch.bool, device=like.device)
-    equal = rows.lower == rows.upper
+    flags = []
+    for part, own in members(constraint, numbers):
+        if not part.polyhedral:
+            flags.append(torch.zeros(part.row_count(own, like), dtype=torch.bool, device=like.device))
+            continue
+        rows = part.structure(own, like)
+        if rows.boxed:
+            flags.append(_agree(rows.box_lower, rows.box_upper, like))
+        flags.append(_agree(rows.lower, rows.upper, rows.A[..., 0]))
+    return torch.cat(flags)
+
+
+def _agree(lower: Tensor | None, upper: Tensor | None, rows: Tensor) -> Tensor:
+    """Whether two bounds are given and the same in every sample, for each of the m rows that `rows` ends with: ``(m,)``."""
+    if lower is None or upper is None:
+        return torch.zeros(rows.shape[-1], dtype=torch.bool, device=rows.device)
+    equal = lower == upper
     return equal.reshape(-1, equal.shape[-1]).all(0)
 
 

@@ -37,6 +37,12 @@ class BoxedRows(NamedTuple):
         """Whether some coordinate may have a bound of its own."""
         return self.box_lower is not None or self.box_upper is not None
 
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> BoxedRows:
+        """Every number through ``function(number, core)``, where core counts its dimensions after the batch."""
+        names = ("lower", "upper", "box_lower", "box_upper")
+        given = {name: number for name in names if (number := getattr(self, name)) is not None}
+        return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
+
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     """The intersection: general rows one below the other, boxes clipped to each other."""

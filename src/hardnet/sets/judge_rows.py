@@ -6,6 +6,7 @@ needs a matrix for a box.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,6 @@ from hardnet.solvers.compensated import largest, long_excess, plain_excess
 
 BLOCK = 1 << 16
 """Entries of y (and of its own A) that are judged at a time on a CPU; a GPU takes all."""
-
-CORES = (2, 1, 1, 1, 1)
-"""How many dimensions the numbers of BoxedRows have after the batch."""
 
 
 class Judgement(NamedTuple):
@@ -73,7 +71,7 @@ def judge_rows(rows: BoxedRows, y: Tensor, tolerance: Tolerance, out: Judgement)
     step = max(1, BLOCK // max(own, 1)) if y.device.type == "cpu" else max(count, 1)
     for start in range(0, count, step):
         samples = slice(start, min(start + step, count))
-        block = BoxedRows(*(_block(number, core, samples) for number, core in zip(rows[:5], CORES, strict=True)))
+        block = rows.map(partial(_block, samples=samples))
         points = _Points.of(y[samples].double())
         boxed = n if rows.boxed else 0
         violation, allowed, rounding = (field[samples] for field in out)
@@ -83,10 +81,8 @@ def judge_rows(rows: BoxedRows, y: Tensor, tolerance: Tolerance, out: Judgement)
             _judge_general(block, points, tolerance, Judgement(violation[:, boxed:], allowed[:, boxed:], rounding))
 
 
-def _block(number: Tensor | None, core: int, samples: slice) -> Tensor | None:
+def _block(number: Tensor, core: int, samples: slice) -> Tensor:
     """Some samples of a number in float64; all of a number that has no batch dimension."""
-    if number is None:
-        return None
     return (number[samples] if number.dim() > core else number).double()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from hardnet.sets.affine import Affine
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.box import Box
 from hardnet.sets.intersection import Intersection
-from hardnet.sets.judge_rows import CORES, Judgement, Tolerance, judge_rows, not_finite
+from hardnet.sets.judge_rows import Judgement, Tolerance, judge_rows, not_finite
 from hardnet.sets.simplex import Simplex
 from hardnet.solvers.compensated import UNIT
 
@@ -42,7 +43,9 @@ def judge(constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: float |
     eps, batch = torch.finfo(y.dtype).eps, y.shape[:-1]
     allowed = Tolerance(tolerance, ROUNDINGS * eps, eps)
     pieces = [
-        _flat_rows(part.structure(own, y), batch) if part.polyhedral else judge_curved(part, own, y, allowed)
+        part.structure(own, y).map(partial(_flat, batch=batch))
+        if part.polyhedral
+        else judge_curved(part, own, y, allowed)
         for part, own in members(constraint, numbers)
     ]
     counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
@@ -73,14 +76,9 @@ def _write(
         return
     judge_rows(piece, y.reshape(-1, y.shape[-1]), allowed, out)
     if type(part).scale not in SCALES_OF_ROWS and allowed.absolute is None:
-        scale = _anchored(part, to_double(numbers), torch.where(y.isfinite(), y, 0).double(), allowed.floor)
+        finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
+        scale = _anchored(part, numbers, finite, part.scale(numbers, finite), allowed.floor)
         out.tolerance.copy_(allowed.of(scale).expand(*y.shape[:-1], -1).reshape(out.tolerance.shape))
-
-
-def _flat_rows(rows: BoxedRows, batch: torch.Size) -> BoxedRows:
-    """Rows with one batch dimension, or none where all samples share a number."""
-    pairs = zip(rows[:5], CORES, strict=True)
-    return BoxedRows(*(None if number is None else _flat(number, core, batch) for number, core in pairs))
 
 
 def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
@@ -114,23 +112,33 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
     for name, leaf in leaves:
         sound = sound & _sound_samples(_usable(name, leaf), y.shape[:-1])
     finite = torch.where(given.isfinite(), given, 0)
-    cleaned = map_numbers(lambda name, leaf: torch.where(_usable(name, leaf), leaf, 0), numbers)
+    cleaned = finite_numbers(numbers)
     violation = torch.where(sound.unsqueeze(-1), part.residual(cleaned, finite), not_finite(given))
-    allowed = tolerance.of(_anchored(part, cleaned, finite, tolerance.floor).expand_as(violation))
     scale = part.scale(cleaned, finite).expand_as(violation)
+    allowed = tolerance.of(_anchored(part, cleaned, finite, scale, tolerance.floor))
     width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
     return Judgement(violation, allowed, 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
 
 
-def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, floor: float) -> Tensor:
-    """The size of the terms of each row; with the floor where no number but y gives it one."""
-    alone = part.scale(numbers, torch.zeros_like(y))
-    return torch.where(alone > 0, part.scale(numbers, y), part.scale(numbers, y.abs() + floor))
+def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, scale: Tensor, floor: float) -> Tensor:
+    """The size of the terms of each row, with the floor of y where no other number gives it one."""
+    alone = part.scale(numbers, torch.zeros_like(y)) > 0
+    return scale if bool(alone.all()) else torch.where(alone, scale, part.scale(numbers, y.abs() + floor))
 
 
 def _usable(name: str, number: Tensor) -> Tensor:
     """Which entries of a number mean something: bounds may be infinite, all others are finite."""
     return ~number.isnan() if name in ("lower", "upper") else number.isfinite()
+
+
+def finite_numbers(numbers: Any) -> Any:
+    """The numbers of a set with zeros in the place of what means nothing."""
+
+    def clean(name: str, leaf: Tensor) -> Tensor:
+        usable = _usable(name, leaf)
+        return leaf if bool(usable.all()) else torch.where(usable, leaf, 0)
+
+    return map_numbers(clean, numbers)
 
 
 def _sound_samples(usable: Tensor, batch: torch.Size) -> Tensor:
