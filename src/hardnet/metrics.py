@@ -66,7 +66,7 @@ def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tens
 
 
 def _agree(lower: Tensor | None, upper: Tensor | None, rows: Tensor) -> Tensor:
-    """Whether two bounds are given and the same in every sample, for each of the m rows that `rows` ends with: ``(m,)``."""
+    """Whether two bounds are given and the same in every sample, for the m rows of `rows` ``(..., m)``: ``(m,)``."""
     if lower is None or upper is None:
         return torch.zeros(rows.shape[-1], dtype=torch.bool, device=rows.device)
     equal = lower == upper
