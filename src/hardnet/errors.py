@@ -92,6 +92,10 @@ class FileError(HardNetError, ValueError):
     """A saved model, a checkpoint or a result file is corrupt, or belongs to something else."""
 
 
+class StateError(FileError, RuntimeError):
+    """A state dict has other constants, another method or other options; a RuntimeError, as torch's own are."""
+
+
 class MissingExtraError(HardNetError, ImportError):
     """An optional dependency is needed and not installed."""
 
@@ -106,3 +110,7 @@ class NotConvergedWarning(UserWarning):
 
 class ConditionWarning(UserWarning):
     """A matrix is so badly conditioned that outputs may move by up to cond(A) times the violation."""
+
+
+class FileWarning(UserWarning):
+    """A file does not say everything that this version asks of one."""

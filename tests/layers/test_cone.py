@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hardnet.certificate import check
-from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError
+from hardnet.errors import DTypeError, OptionError, ShapeError, StateError, UnsupportedSetError
 from hardnet.layers.cone import Cone
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
@@ -99,10 +99,12 @@ def test_rounding_the_rows_to_float32_keeps_the_number_of_generators():
     assert torch.equal(moved.rays, layer.rays.float())
 
 
-def test_loading_another_matrix_rebuilds_the_generators():
+def test_loading_another_matrix_is_refused_and_leaves_the_generators():
     layer, other = (Cone(Affine(A, upper=0.0)) for A in (tensor([1.0, 0.0]), tensor([0.0, 1.0])))
-    layer.load_state_dict(other.state_dict())
-    assert torch.equal(layer.rays, other.rays)
+    before = layer.rays.clone()
+    with pytest.raises(StateError, match="'A' differs"):
+        layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer.rays, before)
 
 
 @pytest.mark.parametrize(

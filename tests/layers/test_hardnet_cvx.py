@@ -73,7 +73,7 @@ def test_the_factor_of_a_constant_quadratic_is_kept_and_follows_moves():
     single = copy.deepcopy(layer).float()
     assert single.values is not None
     assert single.values.dtype == torch.float64  # rebuilt from the float32 P, not rounded to it
-    other = HardNetCvx(sets.Quadratic(2 * torch.eye(N, dtype=D), torch.zeros(N, dtype=D), -1.0))
+    other = HardNetCvx(constant_sets()["quadratic"])
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(draw(2, N)), layer(draw(2, N)))
 

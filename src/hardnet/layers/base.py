@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
@@ -10,10 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, UnsupportedSetError, sentence
+from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
 from hardnet.functional.half import HALF, narrow, widen
+from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.constants import Constants
 
 
 class Guarantee(StrEnum):
@@ -86,8 +89,25 @@ class Layer(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        self.refactor()
+        if not any(isinstance(part, Constants) and part.empty for part in self.modules()):
+            self.refactor()
         return self
+
+    def get_extra_state(self) -> Tensor:
+        """Method and options, which a state dict carries as JSON in bytes: tensors are what every format takes."""
+        return pack(self.name, self.options)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Refuse a state dict of another method or of other options, by name."""
+        refuse_other(state, self.name, self.options)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
+        """Load as usual; a state dict that does not name method and options, as those of version 0.1, is warned of."""
+        key = f"{prefix}_extra_state"
+        if key not in state_dict:
+            warnings.warn(UNNAMED.format(method=self.name), FileWarning, stacklevel=2)
+            state_dict[key] = self.get_extra_state()
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
     def forward(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x).

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.functional.half import HALF
 from hardnet.functional.inputs import Core, fit, require_like, spell
+from hardnet.sets.constants import Constants
 
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
 
 
-class Arguments(nn.Module):
+class Arguments(Constants):
     """Arguments by name, each with its core shape: ``A ("m", "n")``, ``radius ()``.
 
     A constant has its core shape, or raw's batch in front of it; a number stands for every entry of a vector. A
@@ -78,6 +79,7 @@ class Arguments(nn.Module):
             sizes: What letters of the core other than n stand for, such as ``m=A.shape[-2]``.
         """
         moving = name not in self._constants and not isinstance(getattr(self, name, None), Tensor)
+        self.require_filled(name)
         value = self._evaluate(name, x) if moving else getattr(self, name)
         if not moving and value.dim() == 0:
             value = value.to(like)
