@@ -225,7 +225,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_can_call_it_after_threads_ran():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=600)
     assert done.stdout == "child 0\n", (done.returncode, done.stderr[-2000:])
 
 
@@ -291,7 +291,7 @@ def test_a_change_of_what_a_kernel_calls_is_compiled(tmp_path):
     package = shutil.copytree(Path(hardnet.__file__).parent, tmp_path / "hardnet", ignore=lambda *_: ["__pycache__"])
     (package / "kernels" / "cpu" / "entry.py").write_text(KERNEL)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    answer = lambda: subprocess.check_output([sys.executable, "-c", RESULT], env=environment, text=True, timeout=100)
+    answer = lambda: subprocess.check_output([sys.executable, "-c", RESULT], env=environment, text=True, timeout=600)
     assert answer() == "1.0\n"
     tiles = package / "kernels" / "cpu" / "tiles.py"
     before = tiles.read_text()

@@ -33,7 +33,7 @@ def test_two_processes_equal_one(tmp_path):
     script.write_text(WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    subprocess.run([*command, str(script), str(tmp_path)], env=environment, check=True, timeout=120)
+    subprocess.run([*command, str(script), str(tmp_path)], env=environment, check=True, timeout=600)
     whole = toy.training()
     whole.run()
     for rank in range(2):

@@ -31,7 +31,7 @@ from hardnet.errors import (
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
 from hardnet.functional.samples import Policy, refuse
-from hardnet.functional.transforms import refuse_transforms
+from hardnet.functional.transforms import outside_compiler, refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.solution import Solution, Status
@@ -81,7 +81,7 @@ def _project(
     return y.reshape(*batch, raw.shape[-1])
 
 
-_eager_project: Callable[..., Tensor] = torch.compiler.disable(_project)  # pyright: ignore[reportAssignmentType]
+_eager_project: Callable[..., Tensor] = outside_compiler(_project)
 
 
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:

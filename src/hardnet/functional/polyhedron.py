@@ -22,7 +22,7 @@ from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import look_is_free
-from hardnet.functional.transforms import refuse_transforms, transformed
+from hardnet.functional.transforms import outside_compiler, refuse_transforms, transformed
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.solution import Status
 
@@ -66,7 +66,7 @@ def project_affine(
     return _project(raw, A, lower, upper, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 
-@torch.compiler.disable  # loops until the last sample is through: a compiled graph calls it as it is
+@outside_compiler  # loops until the last sample is through: a compiled graph calls it as it is
 def _project(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, on_infeasible: str, on_invalid: str
 ) -> Tensor:

@@ -24,6 +24,22 @@ def forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
+def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is, also where a compiled graph calls it: for loops whose length depends on the data.
+
+    `torch.compiler.disable` would import the compiler with the library, which takes seconds; this does at the first
+    call from compiled code.
+    """
+    disabled = torch._disable_dynamo(function)
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        call = disabled if torch.compiler.is_compiling() else function
+        return call(*arguments, **options)
+
+    return run
+
+
 def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of tensors, with autocast off: products in half precision would leave the set.
 

@@ -38,10 +38,13 @@ def supported(device: torch.device) -> bool:
     return HAS_TRITON and _supported(device)
 
 
-@torch.compiler.assume_constant_result
 def _supported(device: torch.device) -> bool:
     """Whether the device has matrix units for float64, and Triton knows them; a constant for compiled code."""
     return _capable(device)
+
+
+# what torch.compiler.assume_constant_result does, without importing the compiler together with the library
+_supported._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @cache
