@@ -124,3 +124,50 @@ def test_other_errors():
     broken[0] = torch.nan
     y = project_quadratic(raw, broken, q, r, on_invalid="nan")
     assert torch.equal(y[1:], project_quadratic(raw, P, q, r)[1:])
+
+
+PARABOLA = (torch.diag(torch.tensor([1.0, 0.0], dtype=D)), torch.tensor([0.0, -1.0], dtype=D), 0.0)
+
+
+def singular(batch: int, n: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quadratics with q outside the range of P and a positive value at the origin: paraboloids."""
+    return numbers(batch, n, rank)[0], draw(batch, n, seed=2), torch.linspace(0.5, 2, batch, dtype=D)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e3, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("make", [lambda: PARABOLA, lambda: singular(200, 4, 2), lambda: singular(200, 3, 0)])
+def test_paraboloids_are_never_empty_and_are_hit_exactly(size, make):
+    P, q, r = make()
+    raw = size * draw(200, P.shape[-1], seed=4)
+    y = project_quadratic(raw, P, q, r)
+    Py = (P @ y.unsqueeze(-1)).squeeze(-1)
+    value = (Py / 2 + q).mul(y).sum(-1) + r
+    terms = (P.abs() @ y.abs().unsqueeze(-1)).squeeze(-1).mul(y.abs()).sum(-1) / 2 + (q * y).abs().sum(-1)
+    # both eigenbasis changes and the sums round at most n terms each
+    assert (value / (terms + torch.as_tensor(r, dtype=D).abs())).max().item() <= 8 * P.shape[-1] * 2.0**-52
+
+
+def test_the_parabola_at_the_point_that_was_called_empty():
+    y = project_quadratic(torch.tensor([1e-3, -3.0], dtype=D), *PARABOLA)
+    torch.testing.assert_close(y, torch.tensor([2.5e-4, 3.125e-8], dtype=D), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-60, -30, 30, 60])
+def test_a_power_of_two_as_unit_changes_no_bit(exponent):
+    s, raw, (P, q, r) = 2.0**exponent, 3 * draw(30, 4), numbers(30, 4, 3)
+    found = project_quadratic(s * raw, P / s, q, s * r)
+    assert torch.equal(found / s, project_quadratic(raw, P, q, r))
+
+
+@pytest.mark.parametrize("distance", [1e4, 1e8, 1e12])
+def test_far_away_from_an_ellipsoid_the_answer_stays_exact(distance):
+    raw, (P, q, r) = distance * draw(40, 4), numbers(40, 4, 4)
+    y = project_quadratic(raw, P, q, r)
+    normal = (P @ y.unsqueeze(-1)).squeeze(-1) + q
+    unit = normal / torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
+    way = (raw - y) / torch.linalg.vector_norm(raw - y, dim=-1, keepdim=True)
+    condition = torch.linalg.cond(P).unsqueeze(-1)
+    assert ((way - unit).abs() / condition).max().item() <= 64 * 2.0**-52
+    value = (normal + q).mul(y).sum(-1) / 2 + r
+    terms = (P.abs() @ y.abs().unsqueeze(-1)).squeeze(-1).mul(y.abs()).sum(-1) / 2 + (q * y).abs().sum(-1) + r.abs()
+    assert (value.abs() / terms).max().item() <= 8 * 4 * 2.0**-52

@@ -22,24 +22,30 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
     radius = _check(raw, center, radius)
     reach = radius.unsqueeze(-1)
     offset = raw - center
-    outside = torch.linalg.vector_norm(offset.detach(), dim=-1, keepdim=True) > reach
+    outside = _length(offset.detach()) > reach
     # the norm is taken of a harmless vector where it is not used: at zero its gradient is NaN
-    distance = torch.linalg.vector_norm(torch.where(outside, offset, 1.0), dim=-1, keepdim=True)
-    y = torch.where(outside, center + offset * (reach / distance), raw)
+    distance = _length(torch.where(outside, offset, 1.0))
+    y = torch.where(outside, _drawn_in(center + offset * (reach / distance), center, reach), raw)
     bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
-    y = torch.where(bad.unsqueeze(-1), torch.nan, _drawn_in(y, center, reach))
+    y = torch.where(bad.unsqueeze(-1), torch.nan, y)
     if on_invalid == "raise" and look_is_free(y):
         refuse(bad & ~offset.isfinite().all(-1), NonFiniteError, "raw, center: expected finite numbers, got NaN or inf")
         refuse(bad, BoundsError, "radius: expected a finite number >= 0, got a negative or non-finite one")
     return y
 
 
+def _length(v: Tensor) -> Tensor:
+    """``|v|``, ``(*batch, 1)``, without overflow of the squares."""
+    size = v.detach().abs().amax(-1, keepdim=True)
+    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+    return size * torch.linalg.vector_norm(v / size, dim=-1, keepdim=True)
+
+
 def _drawn_in(y: Tensor, center: Tensor, reach: Tensor) -> Tensor:
     """Undo the rounding that may leave y outside by an ulp or two: shrink the offset by that much."""
     offset = (y - center).detach()
-    excess = torch.linalg.vector_norm(offset, dim=-1, keepdim=True) > reach
     shrunk = center.detach() + offset * (1 - 2 * torch.finfo(y.dtype).eps)
-    return keep_value(y, torch.where(excess, shrunk, y))
+    return keep_value(y, torch.where(_length(offset) > reach, shrunk, y))
 
 
 def _check(raw: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:

@@ -71,13 +71,13 @@ class _SemiDefinite(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor) -> Tensor:
         finite = X.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
-        packed = pack(torch.where(finite, X, 0.0))
-        ctx.save_for_backward(packed)
-        return torch.where(finite, unpack(project_semidefinite(packed), X.shape[-1]), torch.nan)
+        symmetric = torch.where(finite, (X + X.mT) / 2, 0.0)
+        ctx.save_for_backward(symmetric)
+        return torch.where(finite, project_semidefinite(symmetric), torch.nan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (packed,) = ctx.saved_tensors
-        frame = semidefinite_frame(packed, torch.zeros_like(packed[..., :1]))
+        values, V = torch.linalg.eigh(*ctx.saved_tensors)
+        frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
         return unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])

@@ -34,8 +34,15 @@ from hardnet.functional.samples import Policy, refuse
 from hardnet.functional.transforms import outside_compiler, refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
+from hardnet.solvers.conic_distance import local_unit
+from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
+
+TIGHT = 1e-10
+"""Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight."""
+FAINT = 1e-3
+"""Multipliers are scaled up to size one from here: below it their own rounding would count as tight."""
 
 
 def project_intersection(
@@ -194,18 +201,26 @@ def _sound(field: Tensor) -> Tensor:
 
 
 def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The cotangents of raw ``(B, n)`` and of the values G ``(B, r)``."""
+    """The cotangents of raw ``(B, n)`` and of the values G ``(B, r)``.
+
+    Lengths are taken in the unit of y, and the distance is weighted so that the multipliers are of size one too: a
+    weight scales the whole Hessian of the Lagrangian, so u comes out divided by it.
+    """
     stack = Stack([block.image() for block in blocks], y)
-    factor, unit = stack.factor(y), stack.scaled(y)
-    lean = dual * factor
-    z = unit.value(y) + lean
+    factor, unit = stack.factor(y), local_unit(y, stack, y, dual)
+    lean = dual * factor / unit
     size = lean.abs().amax(-1, keepdim=True)
-    tolerance = 1e-10 * (1 + size) + 8 * torch.finfo(y.dtype).eps * z.abs().amax(-1, keepdim=True)
-    tolerance = torch.where(size == 0, torch.inf, tolerance)  # raw was inside: only equalities are tight
-    linear, frames = unit.linear(y, z, tolerance)
-    u, pull = implicit_vjp(grad, linear.rows, linear.tight, linear.hessian(unit.curvature(y, lean)))
+    weight = power_of_two(1 / size.clamp_min(FAINT))
+    lean, scaled, point = lean * weight, stack.scaled(factor, unit), y / unit
+    look = scaled.look(scaled.value(point) + lean)
+    tolerance = torch.where(size == 0, torch.inf, TIGHT)  # raw was inside: only equalities are tight
+    linear, frames = scaled.linear(point, look, tolerance)
+    tight = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
+    # u is orthogonal to tight rows, so that their squares change nothing but the condition of the Hessian
+    hessian = linear.hessian(scaled.curvature(weight, lean)) + tight.mT @ tight
+    u, pull = implicit_vjp(grad, linear.rows, linear.tight, hessian)
     bent = linear.bend * (linear.rows @ u.unsqueeze(-1)).squeeze(-1)
-    return u, -unit.restore(frames, pull + bent) / factor
+    return weight * u, -scaled.restore(frames, pull + bent) / factor
 
 
 def _number_grads(

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError, sentence
+from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, SampleError, ShapeError, sentence
 from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
-from hardnet.functional.samples import Policy, look_is_free, refuse
-from hardnet.functional.transforms import refuse_transforms
-from hardnet.solvers.blocks import CONVEX
+from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+from hardnet.functional.transforms import exporting, forward_mode, transformed
+from hardnet.solvers.blocks import convexity
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
 
@@ -55,12 +55,13 @@ def project_quadratic(
         on_invalid: What NaN or a P with a negative eigenvalue give on a CPU in eager mode: an error, or NaN.
     """
     r = _check(raw, P, q, r)
-    refuse_transforms("the projection onto a quadratic")
     spectrum = diagonalize(P) if factor is None else factor
-    y = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
+    if torch.compiler.is_compiling() or exporting() or transformed() or forward_mode():
+        return _plain(raw, P, q, r, spectrum)
+    y, empty = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
     if look_is_free(y) and bool(y.isnan().any()):
-        _diagnose(raw, q, r, spectrum, y, (on_infeasible, on_invalid))
-    return y  # pyright: ignore[reportReturnType]
+        _diagnose(raw, q, r, spectrum, y, empty, (on_infeasible, on_invalid))
+    return y
 
 
 def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
@@ -77,49 +78,98 @@ def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     return check_number("r", r, raw)
 
 
-def _diagnose(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, policies: tuple[str, str]) -> None:
+def _diagnose(
+    raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, empty: Tensor, policies: tuple[str, str]
+) -> None:
     """Say why samples have no answer, as far as the policies ask."""
     on_infeasible, on_invalid = policies
     bad = y.isnan().any(-1)
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
-    curved = _convex(spectrum)
+    curved = _convex(spectrum, raw.dtype)
     if on_invalid == "raise":
         refuse(bad & ~finite, NonFiniteError, "raw, P, q, r: expected finite numbers, got NaN or infinite")
         least = spectrum.values[..., 0].min().item()
         refuse(bad & finite & ~curved, SampleError, f"P: expected eigenvalues >= 0, got {least:.3g}")
     if on_infeasible == "raise":
         text = "the set is empty: expected a y with 1/2 y'Py + q'y + r <= 0, got a positive minimum"
-        refuse(bad & finite & curved, InfeasibleError, text)
+        refuse(bad & empty, InfeasibleError, text)
+        text = "raw, P, q, r: expected numbers of sizes that float64 can hold together, got no convergence"
+        refuse(bad & finite & curved & ~empty, ConvergenceError, text)
 
 
-def _convex(spectrum: Spectrum) -> Tensor:
-    """Whether P is positive semidefinite to rounding, ``(*batch)``."""
-    return spectrum.values[..., 0] >= -CONVEX * spectrum.values.abs().amax(-1)
+def _convex(spectrum: Spectrum, dtype: torch.dtype) -> Tensor:
+    """Whether P is positive semidefinite to the rounding of its dtype, ``(*batch)``."""
+    return spectrum.values[..., 0] >= -convexity(dtype) * spectrum.values.abs().amax(-1)
+
+
+class Nearest(NamedTuple):
+    """The answer in float64: y ``(*batch, n)``, mu ``(*batch, 1)``, and the masks inside, bad, empty ``(*batch)``."""
+
+    y: Tensor
+    mu: Tensor
+    inside: Tensor
+    bad: Tensor
+    empty: Tensor
+
+
+def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
+    """Solve in eigencoordinates in float64; a point inside, to the rounding of its dtype, stays."""
+    p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
+    values, V = spectrum
+    spread = values.clamp_min(0)
+    turned, turned_q = _turn(V.mT, p), _turn(V.mT, slope)
+    start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
+    inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
+    found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
+    bad = ~(_convex(spectrum, raw.dtype) & (found.solved | inside.squeeze(-1)))
+    y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, _turn(V, found.y)))
+    empty = found.empty & ~inside.squeeze(-1)
+    return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)
+
+
+def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Tensor:
+    """The same answer in plain operations, for graphs and transforms.
+
+    Newton steps on mu from the root change no value, but carry derivatives: one the first, two up to the third.
+    """
+    found = _nearest(raw, q, r, spectrum)
+    p, P, q, r = raw.double(), (P + P.mT).double() / 2, q.double(), r.double().unsqueeze(-1)
+    mu = torch.where(found.bad.unsqueeze(-1), 0.0, found.mu)
+    eye = torch.eye(raw.shape[-1], dtype=p.dtype, device=p.device)
+    for _ in range(2):
+        y, through = _point(p, P, q, mu, eye)
+        value = ((_turn(P, y) / 2 + q) * y).sum(-1, keepdim=True) + r
+        fall = ((_turn(P, y) + q) * through).sum(-1, keepdim=True)
+        mu = torch.where(mu > 0, mu + (value - value.detach()) / torch.where(fall > 0, fall, 1.0), mu)
+    y, _ = _point(p, P, q, mu, eye)
+    y = keep_value(y, found.y)
+    return torch.where(found.inside.unsqueeze(-1), raw, y.to(raw.dtype))
+
+
+def _point(p: Tensor, P: Tensor, q: Tensor, mu: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
+    """``y = (I + mu P)^-1 (p - mu q)`` and ``(I + mu P)^-1 (P y + q)``."""
+    M = eye + mu.unsqueeze(-1) * P
+    y = torch.linalg.solve(M, p - mu * q)
+    return y, torch.linalg.solve(M, _turn(P, y) + q)
 
 
 class _Quadratic(torch.autograd.Function):
     """With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn``."""
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor) -> Tensor:
-        """Solve in eigencoordinates in float64; samples inside keep raw bit for bit."""
-        p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
-        spread = values.clamp_min(0)
-        turned, turned_q = _turn(V.mT, p), _turn(V.mT, slope)
-        start, rounding = evaluate(turned, turned_q, constant, spread)
-        inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
-        z, mu = nearest_root(turned, turned_q, constant, spread)
-        z, mu = torch.where(inside, turned, z), torch.where(inside, 0.0, mu)
-        y = _turn(V, z)
-        bad = ~_convex(Spectrum(values, V)).unsqueeze(-1)
-        y = torch.where(bad, torch.nan, torch.where(inside, p, y))
-        ctx.save_for_backward(y, mu, slope, spread, V)
+    def forward(
+        ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """``(y, empty)``; samples inside keep raw bit for bit."""
+        found = _nearest(raw, q, r, Spectrum(values, V))
+        ctx.save_for_backward(found.y, found.mu, q.detach().double(), values.clamp_min(0), V)
         ctx.shapes = [(tensor.shape, tensor.dtype) for tensor in (raw, P, q, r)]
-        return y.to(raw.dtype)
+        ctx.mark_non_differentiable(found.empty)
+        return found.y.to(raw.dtype), found.empty
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``g_q = -mu u - omega y``, ``g_r = -omega``, ``g_P = -mu sym(u y') - omega/2 y y'``."""
         y, mu, q, spread, V = ctx.saved_tensors
         bad = y.isnan().any(-1, keepdim=True)
@@ -135,6 +185,11 @@ class _Quadratic(torch.autograd.Function):
         found = (u, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
         fitted = (value.sum_to_size(shape).to(dtype) for value, (shape, dtype) in zip(found, ctx.shapes, strict=True))
         return *fitted, None, None
+
+
+def _noise(V: Tensor, q: Tensor) -> Tensor:
+    """The rounding of ``V'q``: a q that leaves the range of P by no more than this counts as inside."""
+    return 4 * q.shape[-1] * torch.finfo(q.dtype).eps * _turn(V.mT.abs(), q.abs())
 
 
 def _turn(V: Tensor, v: Tensor) -> Tensor:

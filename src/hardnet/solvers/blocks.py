@@ -18,6 +18,11 @@ CONVEX = 1e-6
 """How negative the smallest eigenvalue of P may be, relative to the largest: rounding of a float32 matrix."""
 
 
+def convexity(dtype: torch.dtype) -> float:
+    """How negative the smallest eigenvalue of P may be, relative to the largest: 64 roundings of its dtype."""
+    return 64 * torch.finfo(dtype).eps
+
+
 def _all_finite(*fields: Tensor) -> Tensor:
     """Samples whose fields, each led by one batch dimension, are all finite: ``(b,)``."""
     good = [field.isfinite().reshape(field.shape[0], prod(field.shape[1:])).all(-1) for field in fields]

@@ -29,6 +29,20 @@ class Frame(NamedTuple):
     restore: Callable[[Tensor], Tensor]
 
 
+class ConeLook(NamedTuple):
+    """One look at a point z: how far outside of the cone it is, and the derivative of the projection there.
+
+    Attributes:
+        onto: ``P_K(z)``, ``(B, r)``.
+        excess: ``z - P_K(z)``, ``(B, r)``; exactly zero inside.
+        frame: The frame at z; within its argument, a tolerance ``(B, 1)``, a point counts as inside.
+    """
+
+    onto: Tensor
+    excess: Tensor
+    frame: Callable[[Tensor], Frame]
+
+
 def project_second_order(z: Tensor) -> Tensor:
     """``argmin |w - z|  s.t.  |w_u| <= w_t`` for ``z = (u, t)`` of shape ``(..., k + 1)``."""
     u, t = z[..., :-1], z[..., -1:]
@@ -103,27 +117,32 @@ def order(packed_size: int) -> int:
     return (int(sqrt(8 * packed_size + 1)) - 1) // 2
 
 
-def project_semidefinite(z: Tensor) -> Tensor:
-    """``V relu(Lambda) V'`` on packed symmetric matrices ``(..., k (k + 1) / 2)``."""
-    values, V = torch.linalg.eigh(unpack(z, order(z.shape[-1])))
-    return pack((V * values.clamp_min(0).unsqueeze(-2)) @ V.mT)
+def project_semidefinite(X: Tensor) -> Tensor:
+    """``V relu(Lambda) V'`` for symmetric X ``(..., k, k)``; X itself where no eigenvalue is negative."""
+    values, V = torch.linalg.eigh(X)
+    onto = (V * values.clamp_min(0).unsqueeze(-2)) @ V.mT
+    return torch.where((values[..., :1] >= 0).unsqueeze(-1), X, onto)
 
 
-def semidefinite_frame(z: Tensor, tolerance: Tensor) -> Frame:
-    """The derivative of `project_semidefinite` at packed z ``(B, r)``: pairs of eigenvectors, and their ratios.
+def negative_part(values: Tensor, V: Tensor) -> Tensor:
+    """``V min(Lambda, 0) V'``, packed ``(..., k (k + 1) / 2)``: exactly zero where no eigenvalue is negative."""
+    return pack((V * values.clamp_max(0).unsqueeze(-2)) @ V.mT)
+
+
+def semidefinite_frame(values: Tensor, V: Tensor, tolerance: Tensor) -> Frame:
+    """The derivative of `project_semidefinite` at ``V diag(values) V'``: pairs of eigenvectors, and their ratios.
 
     For eigenvalues a, b: delta is 1 if both are >= 0, 0 if both are < 0, else ``a / (a - b)`` with a the positive
     one. Repeated eigenvalues need no care: only differences across the sign enter.
     """
-    k = order(z.shape[-1])
-    values, V = torch.linalg.eigh(unpack(z, k))
-    i, j = torch.tril_indices(k, k, device=z.device)
+    k = values.shape[-1]
+    i, j = torch.tril_indices(k, k, device=V.device)
     negative = values < -tolerance
     plus = torch.where(negative, torch.zeros_like(values), values.clamp_min(0))
     minus = torch.where(negative, -values, torch.zeros_like(values))
     above = torch.maximum(plus[..., i], plus[..., j])
     below = torch.maximum(minus[..., i], minus[..., j])
-    ratio = above / (above + below).clamp_min(torch.finfo(z.dtype).tiny)
+    ratio = above / (above + below).clamp_min(torch.finfo(V.dtype).tiny)
     both = negative[..., i] & negative[..., j]
     neither = ~negative[..., i] & ~negative[..., j]
     delta = torch.where(neither, 1.0, torch.where(both, 0.0, ratio))

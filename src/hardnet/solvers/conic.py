@@ -13,16 +13,21 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.blocks import Block
-from hardnet.solvers.conic_iterate import merge, miss, select, start
-from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
-from hardnet.solvers.conic_newton import finish, repair
+from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
+from hardnet.solvers.conic_iterate import miss
+from hardnet.solvers.conic_newton import overshoot
+from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
 
-ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9) for _ in range(4))
-"""Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
-STEPS = 8
-"""Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
+FAR_AWAY = 16.0
+"""From so many sizes of y on, the answer is found once more in the unit of y."""
+PASSES = 3
+"""How often: each pass gains about twelve digits of distance."""
+LOOSE = 1e-4
+"""Residual up to which rows that are missed by more than rounding are worth a last step."""
+FEASIBLE = 64 * 2.0**-52
+"""How far a row of a solved sample may be missed, relative to its terms."""
 
 
 def project_intersection(
@@ -51,6 +56,7 @@ def project_intersection(
     y, dual = torch.where(valid.unsqueeze(-1), raw, torch.nan), raw.new_zeros(raw.shape[0], sum(stack.sizes))
     status = torch.where(valid, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(valid, 0.0, torch.nan).to(raw)
+    y = stack.clamped(y)
     inside = (miss(stack, raw) <= 4 * rounding * stack.size(raw)).all(-1)
     for index in (valid & ~inside).nonzero().squeeze(-1).split(_chunk(stack, raw)):
         part = _solve(raw[index], stack.select(raw[index], index), tolerance)
@@ -65,27 +71,40 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
 
 
 def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
-    """All samples are outside: alternate the globally convergent phase and the fast one until each is solved."""
+    """All samples are outside: solve each in the unit of raw, and those far away once more in the unit of y."""
     first = stack.nearby(raw)
-    unit, factor = stack.scaled(first), stack.factor(first)
-    state = start(raw, first, unit)
-    iterations = torch.zeros_like(state.residual, dtype=torch.int64)
-    lost = torch.zeros_like(state.residual, dtype=torch.bool)
-    for accuracy in ROUNDS:
-        index = ((state.residual > max(tolerance * 1e-3, 1e-13)) & ~lost).nonzero().squeeze(-1)
+    guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))
+    answer = settle(raw, stack, guess, torch.ones_like(guess.unit), tolerance)
+    for _ in range(PASSES):
+        far = answer.unit > FAR_AWAY * local_unit(raw, stack, answer.y, answer.dual)
+        index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        point = raw[index]
-        part = unit.select(point, index)
-        found = approach(point, part, select(state, index), accuracy, STEPS)
-        near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # Newton may lead astray from further away
-        polished, steps = finish(point[near], part.select(point[near], near), select(found.state, near))
-        own = merge(found.state, near, polished)
-        state = merge(state, index, own)
-        iterations = iterations.index_add(0, index, found.spent.index_add(0, near, steps))
-        lost = lost.index_copy(0, index, found.gone & (own.residual > tolerance))
-    solved = state.residual <= tolerance
-    lost = lost | (~solved & hopeless(raw, unit, state.y, BEYOND_REACH))
-    status = torch.where(solved, Status.SOLVED, Status.NOT_CONVERGED)
-    status = torch.where(lost, Status.INFEASIBLE, status).to(torch.int8)
-    return Solution(repair(raw, unit, state), state.dual / factor, status, iterations, state.residual)
+        part = come_closer(raw[index], stack.select(raw[index], index), _select(answer, index), tolerance)
+        answer = _merge(answer, index, part)
+    index = ((overshoot(stack, answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
+    if index.numel():
+        part = tidy(raw[index], stack.select(raw[index], index), _select(answer, index))
+        answer = _merge(answer, index, part)
+    y = stack.clamped(answer.y)
+    feasible = (miss(stack, y) <= max(FEASIBLE, 1e-3 * tolerance) * stack.size(y)).all(-1)
+    status = torch.where(feasible & (answer.residual <= tolerance), Status.SOLVED, Status.NOT_CONVERGED)
+    status = torch.where(answer.lost, Status.INFEASIBLE, status).to(torch.int8)
+    return Solution(y, answer.dual, status, answer.iterations, answer.residual)
+
+
+def _unit(raw: Tensor, first: Tensor, stack: Stack) -> Tensor:
+    """The power of two above raw, the first point and the distance to the furthest row, ``(B, 1)``."""
+    distance = miss(stack, raw) / stack.factor(raw)
+    sizes = [part.abs().amax(-1, keepdim=True) for part in (raw, first, distance)]
+    return power_of_two(torch.cat(sizes, dim=-1).amax(-1, keepdim=True))
+
+
+def _select(answer: Answer, index: Tensor) -> Answer:
+    """The samples `index` alone."""
+    return Answer(*(field[index] for field in answer))
+
+
+def _merge(answer: Answer, index: Tensor, part: Answer) -> Answer:
+    """`answer` with the samples `index` replaced by `part`."""
+    return Answer(*(field.index_copy(0, index, new) for field, new in zip(answer, part, strict=True)))

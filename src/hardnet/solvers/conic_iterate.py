@@ -1,4 +1,4 @@
-"""The iterate of a projection onto blocks, and how far it is from optimal: ``G(y) = P_K(G(y) + dual)`` and the rest."""
+"""The task of a projection onto blocks, its iterate, and how far it is from optimal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.stack import Stack
+from hardnet.solvers.stack import Look, Stack
+
+
+class Task(NamedTuple):
+    """``min weight/2 |y - raw|^2  s.t.  G(y) in K``, in units in which y and ``weight (y - raw)`` are of size one.
+
+    Attributes:
+        raw: ``(B, n)``; may be long where its weight is small.
+        weight: ``(B, 1)``; it moves no minimiser, only the length of the multipliers.
+        stack: The constraints.
+    """
+
+    raw: Tensor
+    weight: Tensor
+    stack: Stack
+
+    def slope(self, y: Tensor) -> Tensor:
+        """The gradient of the distance, ``(B, n)``."""
+        return self.weight * (y - self.raw)
+
+    def select(self, index: Tensor) -> Task:
+        """The samples `index` alone."""
+        raw = self.raw[index]
+        return Task(raw, self.weight[index], self.stack.select(raw, index))
 
 
 class State(NamedTuple):
@@ -19,16 +42,9 @@ class State(NamedTuple):
     residual: Tensor
 
 
-def start(raw: Tensor, y: Tensor, stack: Stack) -> State:
-    """From y, without multipliers."""
-    dual = raw.new_zeros(raw.shape[0], sum(stack.sizes))
-    penalty = raw.new_full((raw.shape[0], 1), 10.0)
-    return State(y, dual, penalty, optimality(raw, stack, y, dual))
-
-
-def scale(raw: Tensor) -> Tensor:
-    """``1 + max |raw|``, ``(B,)``."""
-    return 1 + raw.abs().amax(-1)
+def start(task: Task, y: Tensor, dual: Tensor) -> State:
+    """From y and multipliers."""
+    return State(y, dual, torch.full_like(task.weight, 10.0), optimality(task, y, dual))
 
 
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
@@ -37,16 +53,25 @@ def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     return torch.stack([(image.jacobian(y).mT @ own.unsqueeze(-1)).squeeze(-1) for image, own in pieces]).sum(0)
 
 
-def conditions(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-    """``y - raw + DG'dual`` and ``G - P_K(G + dual)``: ``(B, n)`` and ``(B, r)``, both zero at the projection."""
-    value = stack.value(y)
-    return y - raw + pull(stack, y, dual), value - stack.project(finite(value + dual))
+def conditions(task: Task, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Look]:
+    """``weight (y - raw) + DG'dual`` and ``G - P_K(G + dual)``: ``(B, n)`` and ``(B, r)``, both zero at the projection.
+
+    And the look at ``G + dual`` that they took.
+    """
+    value = task.stack.value(y)
+    look = task.stack.look(finite(value + dual))
+    return task.slope(y) + pull(task.stack, y, dual), value - look.onto, look
 
 
-def optimality(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
-    """The largest entry of both conditions over ``1 + max |raw|``, ``(B,)``; NaN counts as infinite."""
-    first, second = conditions(raw, stack, y, dual)
-    size = torch.maximum(first.abs().amax(-1), second.abs().amax(-1)) / scale(raw)
+def optimality(task: Task, y: Tensor, dual: Tensor) -> Tensor:
+    """The largest entry of both conditions, ``(B,)``; NaN counts as infinite."""
+    first, second, _ = conditions(task, y, dual)
+    return largest(first, second)
+
+
+def largest(first: Tensor, second: Tensor) -> Tensor:
+    """The largest entry of both, ``(B,)``; NaN counts as infinite."""
+    size = torch.maximum(first.abs().amax(-1), second.abs().amax(-1))
     return torch.where(size.isnan(), torch.inf, size)
 
 
@@ -66,6 +91,5 @@ def finite(v: Tensor) -> Tensor:
 
 
 def miss(stack: Stack, y: Tensor) -> Tensor:
-    """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``."""
-    value = finite(stack.value(y))
-    return (value - stack.project(value)).abs()
+    """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
+    return stack.look(finite(stack.value(y))).excess.abs()

@@ -5,31 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.conic_iterate import State, conditions, merge, miss, optimality, scale, select
+from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, select
 from hardnet.solvers.stack import Saddle, Stack
 
-TARGET = 1e-15
+TARGET = 1e-17
 """Newton stops here, or where a step no longer halves the residual."""
 
+REPAIRS = 3
+"""Steps inwards at most."""
 
-def finish(raw: Tensor, stack: Stack, state: State, limit: int = 12) -> tuple[State, Tensor]:
+
+def finish(task: Task, state: State, limit: int = 12) -> tuple[State, Tensor]:
     """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
-    state = state._replace(residual=optimality(raw, stack, state.y, state.dual))
+    state = state._replace(residual=optimality(task, state.y, state.dual))
     steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > TARGET
     for _ in range(limit):
         index = running.nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        moved, better, again = _try_step(raw[index], stack.select(raw[index], index), select(state, index))
+        moved, better, again = _try_step(task.select(index), select(state, index))
         state, running = merge(state, index, moved), running.index_copy(0, index, again)
         steps = steps.index_add(0, index, better.to(steps.dtype))
     return state, steps
 
 
-def _try_step(raw: Tensor, stack: Stack, state: State) -> tuple[State, Tensor, Tensor]:
+def _try_step(task: Task, state: State) -> tuple[State, Tensor, Tensor]:
     """One step, kept where it lowers the residual; which samples it helped, and which may need another ``(B,)``."""
-    y, dual = step(raw, stack, state, torch.zeros_like(state.penalty))
-    residual = optimality(raw, stack, y, dual)
+    y, dual = step(task, state, torch.zeros_like(state.penalty))
+    residual = optimality(task, y, dual)
     better = residual < state.residual
     keep = better.unsqueeze(-1)
     y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
@@ -37,15 +40,16 @@ def _try_step(raw: Tensor, stack: Stack, state: State) -> tuple[State, Tensor, T
     return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
 
 
-def step(raw: Tensor, stack: Stack, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
+def step(task: Task, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
     """One semismooth Newton step to ``(y, dual)``; multipliers below `noise` ``(B, 1)`` count as zero.
 
     In the eigenbasis of the cone projection's derivative, tight rows get ``C dy = -residual``, the others
     ``d dual = ((1 - delta) rows dy + residual) / delta``, which leaves one saddle system in dy.
     """
-    first, second = conditions(raw, stack, state.y, state.dual)
-    linear, frames = stack.linear(state.y, stack.value(state.y) + state.dual, noise)
-    saddle = Saddle(linear.hessian(stack.curvature(state.y, state.dual)), linear)
+    stack = task.stack
+    first, second, look = conditions(task, state.y, state.dual)
+    linear, frames = stack.linear(state.y, look, noise)
+    saddle = Saddle(linear.hessian(stack.curvature(task.weight, state.dual)), linear)
     second = stack.rotate(frames, second)
     shift = linear.inverse * second
     move, drawn = saddle.reduce(-first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1))
@@ -55,20 +59,27 @@ def step(raw: Tensor, stack: Stack, state: State, noise: Tensor) -> tuple[Tensor
     return state.y + move, state.dual + stack.restore(frames, change)
 
 
-def repair(raw: Tensor, stack: Stack, state: State) -> Tensor:
-    """Where the answer still misses a row by more than rounding: one Newton step towards the set tightened by it."""
-    y, over = state.y, overshoot(stack, state.y)
-    index = ((over > 1) & (state.residual < 1e-4)).nonzero().squeeze(-1)
-    if index.numel() == 0:
-        return y
-    part, own = stack.select(y[index], index), select(state, index)
-    least = 4 * torch.finfo(y.dtype).eps * scale(raw[index]).unsqueeze(-1)  # below it a margin drowns in rounding
-    missed = miss(part, own.y)
-    tight = part.tightened(own.y, (2 * missed.amax(-1, keepdim=True) + least).expand_as(missed))
-    noise = 1e-10 * (1 + own.dual.abs().amax(-1, keepdim=True))
-    moved, _ = step(raw[index], tight, own, noise)
-    better = (overshoot(part, moved) < over[index]).unsqueeze(-1)
-    return y.index_copy(0, index, torch.where(better, moved, own.y))
+def repair(task: Task, state: State) -> Tensor:
+    """Where the answer still misses a row by more than rounding: Newton steps towards the set tightened by it."""
+    for _ in range(REPAIRS):
+        over = overshoot(task.stack, state.y)
+        index = (over > 1).nonzero().squeeze(-1)
+        if index.numel() == 0:
+            break
+        part, own = task.select(index), select(state, index)
+        moved = _inward(part, own)
+        better = (overshoot(part.stack, moved) < over[index]).unsqueeze(-1)
+        state = state._replace(y=state.y.index_copy(0, index, torch.where(better, moved, own.y)))
+    return state.y
+
+
+def _inward(task: Task, state: State) -> Tensor:
+    """One Newton step to the set tightened by four times the worst miss."""
+    missed = miss(task.stack, state.y)
+    least = 4 * torch.finfo(missed.dtype).eps  # below it a margin drowns in rounding
+    margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
+    noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))
+    return step(task._replace(stack=task.stack.tightened(state.y, margin)), state, noise)[0]
 
 
 def overshoot(stack: Stack, y: Tensor) -> Tensor:

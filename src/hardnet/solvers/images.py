@@ -5,19 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from hardnet.solvers.cones import (
+    ConeLook,
     Frame,
+    negative_part,
     order,
     pack,
     project_second_order,
-    project_semidefinite,
     second_order_frame,
     semidefinite_frame,
+    unpack,
 )
 from hardnet.solvers.quadratic_root import nearest_root
 
@@ -49,20 +52,16 @@ class Image(ABC):
         """``DG(y)``, ``(*batch, r, n)``."""
 
     @abstractmethod
-    def project(self, z: Tensor) -> Tensor:
-        """The projection of z ``(*batch, r)`` onto K."""
-
-    @abstractmethod
-    def frame(self, z: Tensor, tolerance: Tensor) -> Frame:
-        """The derivative of `project` at z; within `tolerance` ``(B, 1)`` of K a point counts as inside."""
+    def look(self, z: Tensor) -> ConeLook:
+        """How far z ``(B, r)`` is outside of K, and the derivative of the projection onto K there."""
 
     @abstractmethod
     def factor(self, y: Tensor) -> Tensor:
         """What to divide G by so that its rows have unit size near y, ``(B, r)`` or ``(B, 1)``."""
 
     @abstractmethod
-    def scaled(self, factor: Tensor) -> Self:
-        """The same set with G divided by `factor`."""
+    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
+        """The same set in lengths of `unit` ``(B, 1)``: ``G(unit y) / (unit factor)``."""
 
     @abstractmethod
     def size(self, y: Tensor) -> Tensor:
@@ -78,6 +77,10 @@ class Image(ABC):
 
     def nearby(self, y: Tensor) -> Tensor:
         """A point nearer to the set, where G is so bent that Newton would come from y slowly; else y."""
+        return y
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """Y with every coordinate that has bounds of its own exactly inside them."""
         return y
 
     def pairing(self, y: Tensor, u: Tensor, weight: Tensor, dual: Tensor) -> Tensor:
@@ -105,27 +108,39 @@ class IntervalImage(Image):
         """``A``."""
         return self.A
 
-    def project(self, z: Tensor) -> Tensor:
-        """``clamp(z, lower, upper)``."""
-        return torch.minimum(torch.maximum(z, self.lower), self.upper)
+    def look(self, z: Tensor) -> ConeLook:
+        """``z - clamp(z, lower, upper)``; tight where z lies outside or the interval is a point."""
+        onto = torch.minimum(torch.maximum(z, self.lower), self.upper)
+        excess = z - onto
 
-    def frame(self, z: Tensor, tolerance: Tensor) -> Frame:
-        """Tight where z lies outside or the interval is a point."""
-        tight = (z > self.upper + tolerance) | (z < self.lower - tolerance) | (self.lower == self.upper)
-        return Frame((~tight).to(z), _same, _same)
+        def frame(tolerance: Tensor) -> Frame:
+            tight = (excess.abs() > tolerance) | (self.lower == self.upper)
+            return Frame((~tight).to(z), _same, _same)
+
+        return ConeLook(onto, excess, frame)
 
     def factor(self, y: Tensor) -> Tensor:
         """The norm of each row."""
         return _positive(torch.linalg.vector_norm(self.A, dim=-1))
 
-    def scaled(self, factor: Tensor) -> IntervalImage:
+    def scaled(self, factor: Tensor, unit: Tensor) -> IntervalImage:
         """Rows and bounds divided."""
-        return IntervalImage(self.A / factor.unsqueeze(-1), self.lower / factor, self.upper / factor)
+        divisor = factor * unit
+        return IntervalImage(self.A / factor.unsqueeze(-1), self.lower / divisor, self.upper / divisor)
 
     def size(self, y: Tensor) -> Tensor:
         """``|A| |y|`` plus the larger finite bound."""
         bounds = [torch.where(side.isfinite(), side.abs(), 0.0) for side in (self.lower, self.upper)]
         return _times(self.A.abs(), y.abs()) + torch.maximum(*bounds)
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """The rows ``y_j`` and ``-y_j`` as bounds of their coordinate."""
+        alone = (self.A != 0).sum(-1, keepdim=True) == 1
+        up, down = alone & (self.A == 1), alone & (self.A == -1)
+        lower, upper = self.lower.unsqueeze(-1), self.upper.unsqueeze(-1)
+        least = torch.where(up, lower, torch.where(down, -upper, -torch.inf)).amax(-2)
+        most = torch.where(up, upper, torch.where(down, -lower, torch.inf)).amin(-2)
+        return torch.minimum(torch.maximum(y, least), most)
 
     def tightened(self, margin: Tensor) -> IntervalImage:
         """Both bounds moved inwards where there is room for it."""
@@ -160,9 +175,9 @@ class ConeImage(Image):
         """The largest norm of a column of K: how far G moves with one coordinate of y."""
         return _positive(torch.linalg.vector_norm(self.K, dim=-2).amax(-1, keepdim=True))
 
-    def scaled(self, factor: Tensor) -> Self:
+    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
         """K and k divided."""
-        return type(self)(self.K / factor.unsqueeze(-1), self.k / factor)
+        return type(self)(self.K / factor.unsqueeze(-1), self.k / (factor * unit))
 
     def size(self, y: Tensor) -> Tensor:
         """The norm of ``|K| |y| + |k|``, for every row."""
@@ -173,13 +188,10 @@ class ConeImage(Image):
 class SecondOrderImage(ConeImage):
     """In the second-order cone, the height last."""
 
-    def project(self, z: Tensor) -> Tensor:
-        """Onto the second-order cone."""
-        return project_second_order(z)
-
-    def frame(self, z: Tensor, tolerance: Tensor) -> Frame:
-        """Of the second-order cone."""
-        return second_order_frame(z, tolerance)
+    def look(self, z: Tensor) -> ConeLook:
+        """At the second-order cone."""
+        onto = project_second_order(z)
+        return ConeLook(onto, z - onto, partial(second_order_frame, z))
 
     def tightened(self, margin: Tensor) -> SecondOrderImage:
         """The height lowered."""
@@ -191,13 +203,11 @@ class SecondOrderImage(ConeImage):
 class SemiDefiniteImage(ConeImage):
     """In the cone of positive semidefinite matrices, packed."""
 
-    def project(self, z: Tensor) -> Tensor:
-        """Onto the semidefinite cone."""
-        return project_semidefinite(z)
-
-    def frame(self, z: Tensor, tolerance: Tensor) -> Frame:
-        """Of the semidefinite cone."""
-        return semidefinite_frame(z, tolerance)
+    def look(self, z: Tensor) -> ConeLook:
+        """At the semidefinite cone, with one eigendecomposition."""
+        values, V = torch.linalg.eigh(unpack(z, order(z.shape[-1])))
+        excess = negative_part(values, V)
+        return ConeLook(z - excess, excess, partial(semidefinite_frame, values, V))
 
     def tightened(self, margin: Tensor) -> SemiDefiniteImage:
         """Less a multiple of the identity."""
@@ -228,16 +238,13 @@ class QuadraticImage(Image):
     def nearby(self, y: Tensor) -> Tensor:
         """The projection onto this quadratic alone; y itself where it is empty."""
         values, V = torch.linalg.eigh(self.P)
-        root, _ = nearest_root(_times(V.mT, y), _times(V.mT, self.q), self.r, values.clamp_min(0))
-        return torch.where(root.isfinite(), _times(V, root), y)
+        root = nearest_root(_times(V.mT, y), _times(V.mT, self.q), self.r, values.clamp_min(0))
+        moved = (root.solved & (root.mu.squeeze(-1) > 0)).unsqueeze(-1)
+        return torch.where(moved, _times(V, root.y), y)
 
-    def project(self, z: Tensor) -> Tensor:
-        """``min(z, 0)``."""
-        return z.clamp_max(0)
-
-    def frame(self, z: Tensor, tolerance: Tensor) -> Frame:
-        """Tight where positive."""
-        return Frame((z <= tolerance).to(z), _same, _same)
+    def look(self, z: Tensor) -> ConeLook:
+        """``max(z, 0)``; tight where positive."""
+        return ConeLook(z.clamp_max(0), z.clamp_min(0), lambda slack: Frame((z <= slack).to(z), _same, _same))
 
     def factor(self, y: Tensor) -> Tensor:
         """The size of the gradient near y, so that the scaled value is a length."""
@@ -245,9 +252,10 @@ class QuadraticImage(Image):
         bend = torch.linalg.matrix_norm(self.P).unsqueeze(-1)
         return _positive(slope + (self.value(y).abs() * bend).sqrt())
 
-    def scaled(self, factor: Tensor) -> QuadraticImage:
-        """All three divided."""
-        return QuadraticImage(self.P / factor.unsqueeze(-1), self.q / factor, self.r / factor.squeeze(-1))
+    def scaled(self, factor: Tensor, unit: Tensor) -> QuadraticImage:
+        """P multiplied by the unit, r divided, and all divided by the factor."""
+        P = self.P * (unit / factor).unsqueeze(-1)
+        return QuadraticImage(P, self.q / factor, self.r / (unit * factor).squeeze(-1))
 
     def size(self, y: Tensor) -> Tensor:
         """The sum of the absolute terms."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardnet.solvers.cones import Frame
 from hardnet.solvers.images import Image
+from hardnet.solvers.quadratic_root import power_of_two
 
 FLOOR = 1e-11
 """Below this eigenvalue of the projection's derivative a direction counts as tight."""
@@ -46,6 +47,14 @@ class Linear(NamedTuple):
         return straight + self.rows.mT @ (self.bend.unsqueeze(-1) * self.rows)
 
 
+class Look(NamedTuple):
+    """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and a frame of each image by its tolerance."""
+
+    onto: Tensor
+    excess: Tensor
+    frames: list[Callable[[Tensor], Frame]]
+
+
 class Stack:
     """The product of images, split and joined along the last dimension.
 
@@ -55,7 +64,7 @@ class Stack:
     """
 
     def __init__(self, images: Sequence[Image], y: Tensor) -> None:
-        self.images = list(images)
+        self.images, self.dim = list(images), y.shape[-1]
         self.sizes = [image.value(y[:1]).shape[-1] for image in self.images]
 
     def value(self, y: Tensor) -> Tensor:
@@ -66,23 +75,23 @@ class Stack:
         """``DG(y)``, ``(B, r, n)``."""
         return torch.cat([image.jacobian(y).expand(y.shape[0], -1, -1) for image in self.images], dim=-2)
 
-    def curvature(self, y: Tensor, dual: Tensor) -> Tensor:
-        """``I + sum_i dual_i D2G_i``, ``(B, n, n)``."""
-        total = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device).expand(y.shape[0], -1, -1)
+    def curvature(self, weight: Tensor, dual: Tensor) -> Tensor:
+        """``weight I + sum_i dual_i D2G_i``, ``(B, n, n)``, for a weight ``(B, 1)`` of the distance."""
+        total = torch.diag_embed(weight.expand(-1, self.dim))
         for image, own in zip(self.images, self.split(dual), strict=True):
             bend = image.curvature(own)
             total = total if bend is None else total + bend
         return total
 
-    def project(self, z: Tensor) -> Tensor:
-        """Image by image onto K."""
-        pieces = zip(self.images, self.split(z), strict=True)
-        return torch.cat([image.project(own) for image, own in pieces], dim=-1)
+    def look(self, z: Tensor) -> Look:
+        """``P_K(z)`` and ``z - P_K(z)``, image by image, and how to get the derivatives there."""
+        looks = [image.look(own) for image, own in zip(self.images, self.split(z), strict=True)]
+        onto, excess = (torch.cat(parts, dim=-1) for parts in zip(*(look[:2] for look in looks), strict=True))
+        return Look(onto, excess, [look.frame for look in looks])
 
-    def linear(self, y: Tensor, z: Tensor, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
-        """The Jacobian in the eigenbases at z, and the frames that lead back."""
-        pieces = zip(self.images, self.split(z), strict=True)
-        frames = [image.frame(own, tolerance) for image, own in pieces]
+    def linear(self, y: Tensor, look: Look, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
+        """The Jacobian in the eigenbases where `look` was taken, and the frames that lead back."""
+        frames = [frame(tolerance) for frame in look.frames]
         rows = [
             frame.rotate(image.jacobian(y).expand(y.shape[0], -1, -1))
             for image, frame in zip(self.images, frames, strict=True)
@@ -100,11 +109,11 @@ class Stack:
         return torch.cat([frame.restore(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
 
     def factor(self, y: Tensor) -> Tensor:
-        """The scale of every row, ``(B, r)``."""
+        """The scale of every row, ``(B, r)``: powers of two, so that dividing by it is exact."""
         factors = [
             image.factor(y).expand(y.shape[0], size) for image, size in zip(self.images, self.sizes, strict=True)
         ]
-        return torch.cat(factors, dim=-1)
+        return power_of_two(torch.cat(factors, dim=-1))
 
     def nearby(self, y: Tensor) -> Tensor:
         """One pass of projections onto the images that are bent by themselves: where to start."""
@@ -112,13 +121,20 @@ class Stack:
             y = image.nearby(y)
         return y
 
-    def scaled(self, y: Tensor) -> Stack:
-        """The same set with rows of unit size near y."""
-        return Stack([image.scaled(image.factor(y)) for image in self.images], y)
+    def scaled(self, factor: Tensor, unit: Tensor) -> Stack:
+        """The same set in lengths of `unit` ``(B, 1)``, with row i divided by ``factor_i``, ``(B, r)``."""
+        pieces = zip(self.images, self.split(factor), strict=True)
+        return Stack([image.scaled(own, unit) for image, own in pieces], unit.expand(-1, self.dim))
 
     def size(self, y: Tensor) -> Tensor:
         """The terms that each row adds up, ``(B, r)``."""
         return torch.cat([image.size(y) for image in self.images], dim=-1)
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """Y with every coordinate that has bounds of its own exactly inside them."""
+        for image in self.images:
+            y = image.clamped(y)
+        return y
 
     def tightened(self, y: Tensor, margin: Tensor) -> Stack:
         """Every inequality moved inwards by `margin` ``(B, r)``."""

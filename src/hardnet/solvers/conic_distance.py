@@ -1,0 +1,144 @@
+"""Projections from near and from far: the same problem in the unit of raw, and then in the unit of the answer.
+
+Far away from a small set, rounding relative to raw is no accuracy at y. But ``y = P(raw)`` is also the projection of
+every point between y and raw. So a first answer names a point on the way, a hundred sizes of the set away; its
+projection is exact at the size of the set; and Newton, with the distance weighted so that the multipliers are of
+that size too, carries it over to raw itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.conic_iterate import State, Task, merge, select, start
+from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
+from hardnet.solvers.conic_newton import finish, repair
+from hardnet.solvers.quadratic_root import power_of_two
+from hardnet.solvers.stack import Stack
+
+ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-11) for _ in range(4))
+"""Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
+STEPS = 8
+"""Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
+HALFWAY = 128.0
+"""How many sizes of the set the point on the way lies from y."""
+
+
+class Guess(NamedTuple):
+    """Where to start: point ``(B, n)``, multipliers ``(B, r)`` in plain numbers, and the unit to work in ``(B, 1)``."""
+
+    y: Tensor
+    dual: Tensor
+    unit: Tensor
+
+
+class Answer(NamedTuple):
+    """Point, multipliers and residual of each sample, the unit that the residual is relative to, and the effort.
+
+    Attributes:
+        y: ``(B, n)``.
+        dual: ``(B, r)``, of the rows as they were given.
+        unit: ``(B, 1)``.
+        residual: Largest violation of an optimality condition, ``(B,)``.
+        iterations: ``(B,)``.
+        lost: Whether the set has no point within reach, ``(B,)``.
+    """
+
+    y: Tensor
+    dual: Tensor
+    unit: Tensor
+    residual: Tensor
+    iterations: Tensor
+    lost: Tensor
+
+
+def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: float) -> Answer:
+    """The projection in `guess.unit`, with the distance weighted by ``(B, 1)`` numbers: Newton first, then all."""
+    task, factor = _task(raw, stack, guess, weight)
+    state = start(task, guess.y / guess.unit, guess.dual * factor)
+    known = (guess.dual != 0).any(-1).nonzero().squeeze(-1)
+    near, steps = finish(task.select(known), select(state, known))
+    state, iterations, lost = _alternate(task, merge(state, known, near), tolerance)
+    iterations = iterations.index_add(0, known, steps)
+    y = torch.where((iterations > 0).unsqueeze(-1), state.y * guess.unit, guess.y)
+    return Answer(y, state.dual / factor, guess.unit, state.residual, iterations, lost)
+
+
+def _task(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor) -> tuple[Task, Tensor]:
+    """The scaled task, and what to multiply plain multipliers by to get its own."""
+    factor = stack.factor(guess.y)
+    return Task(raw / guess.unit, weight, stack.scaled(factor, guess.unit)), factor * weight / guess.unit
+
+
+def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tensor, Tensor]:
+    """Alternate the globally convergent phase and the fast one until each sample is solved.
+
+    Returns the state, the steps spent ``(B,)``, and which samples have no point within reach ``(B,)``.
+    """
+    iterations = torch.zeros_like(state.residual, dtype=torch.int64)
+    lost = torch.zeros_like(state.residual, dtype=torch.bool)
+    for accuracy in ROUNDS:
+        index = ((state.residual > max(tolerance * 1e-3, 1e-13)) & ~lost).nonzero().squeeze(-1)
+        if index.numel() == 0:
+            break
+        part, spent, gone = _round(task.select(index), select(state, index), accuracy)
+        state = merge(state, index, part)
+        iterations = iterations.index_add(0, index, spent)
+        lost = lost.index_copy(0, index, gone & (part.residual > tolerance))
+    return state, iterations, lost | ((state.residual > tolerance) & hopeless(task.stack, state.y, BEYOND_REACH))
+
+
+def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Tensor]:
+    """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
+    found = approach(task, state, accuracy, STEPS)
+    near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # Newton may lead astray from further away
+    polished, steps = finish(task.select(near), select(found.state, near))
+    return merge(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
+
+
+def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> Answer:
+    """The answer at the accuracy of y: by the projection of a point on the way, and Newton from there."""
+    unit = local_unit(raw, stack, answer.y, answer.dual)
+    part = (HALFWAY * unit / _length(raw - answer.y)).clamp_max(1)
+    near = answer.y + part * (raw - answer.y)
+    guess = Guess(answer.y, answer.dual * part, HALFWAY * unit)
+    middle = settle(near, stack, guess, torch.ones_like(unit), tolerance)
+    further = _length(raw - middle.y) / _length(near - middle.y)
+    found = settle(raw, stack, *_local(raw, stack, middle.y, middle.dual * further), tolerance)
+    iterations = answer.iterations + middle.iterations + found.iterations
+    return found._replace(iterations=iterations, lost=middle.lost & found.lost)
+
+
+def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
+    """Newton with rows of unit size at y, and one step inwards where a row is still missed by more than rounding."""
+    guess, weight = _local(raw, stack, answer.y, answer.dual)
+    task, factor = _task(raw, stack, guess, weight)
+    state, steps = finish(task, start(task, guess.y / guess.unit, guess.dual * factor))
+    y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
+    return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)
+
+
+def _local(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Guess, Tensor]:
+    """Start from y in its own unit, and the weight that makes multipliers of that size."""
+    unit = local_unit(raw, stack, y, dual)
+    return Guess(y, dual, unit), power_of_two((unit / _length(raw - y)).clamp_max(1))
+
+
+def _length(v: Tensor) -> Tensor:
+    """The largest entry, ``(B, 1)``; one for zero, which nobody divides."""
+    size = v.abs().amax(-1, keepdim=True)
+    return torch.where(size > 0, size, 1.0)
+
+
+def local_unit(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
+    """The power of two above y and above the terms of the rows that hold it, over their slopes, ``(B, 1)``."""
+    factor = stack.factor(y)
+    force = (dual * factor).abs()
+    holds = force > 1e-6 * force.amax(-1, keepdim=True)
+    terms = torch.where(holds, stack.size(y) / factor, 0.0).amax(-1, keepdim=True)
+    least = 2.0**-60 * raw.abs().amax(-1, keepdim=True)
+    size = torch.maximum(torch.maximum(terms, y.abs().amax(-1, keepdim=True)), least)
+    return power_of_two(size)
