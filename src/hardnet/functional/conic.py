@@ -94,8 +94,7 @@ _eager_project: Callable[..., Tensor] = outside_compiler(_project)
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
     """The same projection with its `Solution` (status, residual, iterations and multipliers), without gradients."""
     batch, flat, kinds = _flatten(raw, blocks)
-    rounding = torch.finfo(raw.dtype).eps
-    found = solve(_spread(raw, batch), _gather(kinds, flat), tolerance=tolerance, rounding=rounding)
+    found = solve(_spread(raw, batch), _gather(kinds, flat), tolerance=tolerance, dtype=raw.dtype)
     return Solution(*(field.reshape(batch + field.shape[1:]) for field in found))
 
 
@@ -171,7 +170,7 @@ class _Project(torch.autograd.Function):
         ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, *fields: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """``(y, status, residual)``; samples without an answer are NaN."""
-        found = solve(raw, _gather(kinds, fields), tolerance=tolerance, rounding=torch.finfo(raw.dtype).eps)
+        found = solve(raw, _gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
         answered = (found.status == Status.SOLVED) | (found.status == Status.NOT_CONVERGED)
         y = torch.where(answered.unsqueeze(-1), found.y, torch.nan)
         ctx.save_for_backward(y, found.dual, *fields)

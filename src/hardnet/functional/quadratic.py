@@ -12,7 +12,7 @@ from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, Sa
 from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
 from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
 from hardnet.functional.transforms import exporting, forward_mode, transformed
-from hardnet.solvers.blocks import convexity
+from hardnet.solvers.blocks import CONVEX
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
 
@@ -85,7 +85,7 @@ def _diagnose(
     on_infeasible, on_invalid = policies
     bad = y.isnan().any(-1)
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
-    curved = _convex(spectrum, raw.dtype)
+    curved = _convex(spectrum)
     if on_invalid == "raise":
         refuse(bad & ~finite, NonFiniteError, "raw, P, q, r: expected finite numbers, got NaN or infinite")
         least = spectrum.values[..., 0].min().item()
@@ -97,9 +97,9 @@ def _diagnose(
         refuse(bad & finite & curved & ~empty, ConvergenceError, text)
 
 
-def _convex(spectrum: Spectrum, dtype: torch.dtype) -> Tensor:
-    """Whether P is positive semidefinite to the rounding of its dtype, ``(*batch)``."""
-    return spectrum.values[..., 0] >= -convexity(dtype) * spectrum.values.abs().amax(-1)
+def _convex(spectrum: Spectrum) -> Tensor:
+    """Whether P is positive semidefinite to rounding, ``(*batch)``."""
+    return spectrum.values[..., 0] >= -CONVEX * spectrum.values.abs().amax(-1)
 
 
 class Nearest(NamedTuple):
@@ -121,7 +121,7 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
     inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
-    bad = ~(_convex(spectrum, raw.dtype) & (found.solved | inside.squeeze(-1)))
+    bad = ~(_convex(spectrum) & (found.solved | inside.squeeze(-1)))
     y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, _turn(V, found.y)))
     empty = found.empty & ~inside.squeeze(-1)
     return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)

@@ -12,7 +12,7 @@ from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadrati
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import CONVEX, Quadratics
+from hardnet.solvers.blocks import Quadratics
 
 
 class Quadratic(CurvedSet):
@@ -71,12 +71,12 @@ class Quadratic(CurvedSet):
 
 def _require_convex(P: Tensor) -> None:
     """Refuse a constant P that is asymmetric or has a negative eigenvalue."""
-    P = P.double()
+    slack, P = 64 * torch.finfo(P.dtype).eps, P.double()
     size = P.abs().amax().item()
-    if not torch.allclose(P, P.mT, rtol=0, atol=CONVEX * size):
+    if not torch.allclose(P, P.mT, rtol=0, atol=slack * size):
         off = (P - P.mT).abs().max().item()
         raise UnsupportedSetError(sentence("P", "a symmetric matrix", f"|P - P'| up to {off:.3g}", "pass (P + P') / 2"))
     least = torch.linalg.eigvalsh(P).min().item()
-    if least < -CONVEX * size:
+    if least < -slack * size:
         expected, got = "a positive semidefinite matrix", f"the eigenvalue {least:.6g}"
         raise UnsupportedSetError(sentence("P", expected, got, "the set is not convex"))

@@ -15,12 +15,7 @@ from hardnet.solvers.cones import pack
 from hardnet.solvers.images import Image, IntervalImage, QuadraticImage, SecondOrderImage, SemiDefiniteImage
 
 CONVEX = 1e-6
-"""How negative the smallest eigenvalue of P may be, relative to the largest: rounding of a float32 matrix."""
-
-
-def convexity(dtype: torch.dtype) -> float:
-    """How negative the smallest eigenvalue of P may be, relative to the largest: 64 roundings of its dtype."""
-    return 64 * torch.finfo(dtype).eps
+"""How negative the smallest eigenvalue of P may be at a call, relative to the largest: a float32 matrix in float64."""
 
 
 def _all_finite(*fields: Tensor) -> Tensor:

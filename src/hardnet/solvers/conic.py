@@ -35,7 +35,7 @@ def project_intersection(
     blocks: Sequence[Block],
     *,
     tolerance: float = 1e-9,
-    rounding: float = 2.0**-52,
+    dtype: torch.dtype = torch.float64,
 ) -> Solution:
     """``argmin |y - raw|`` subject to every block, sample by sample, in float64.
 
@@ -43,7 +43,7 @@ def project_intersection(
         raw: ``(B, n)``.
         blocks: What the set is made of; tensors lead with B or 1.
         tolerance: Scale-free KKT residual below which a sample counts as solved.
-        rounding: The epsilon of the dtype that raw was given in: violations of a few of these count as none.
+        dtype: That of raw as it was given: violations of a few of its roundings count as none.
 
     Returns:
         Solution whose `dual` ``(B, r)`` holds the multipliers of the blocks in order.
@@ -57,7 +57,7 @@ def project_intersection(
     status = torch.where(valid, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(valid, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (miss(stack, raw) <= 4 * rounding * stack.size(raw)).all(-1)
+    inside = (miss(stack, raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     for index in (valid & ~inside).nonzero().squeeze(-1).split(_chunk(stack, raw)):
         part = _solve(raw[index], stack.select(raw[index], index), tolerance)
         y[index], dual[index], status[index], iterations[index], residual[index] = part

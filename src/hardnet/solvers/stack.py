@@ -48,7 +48,7 @@ class Linear(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and a frame of each image by its tolerance."""
+    """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
 
     onto: Tensor
     excess: Tensor
