@@ -12,6 +12,9 @@ from torch import Tensor
 
 from hardnet.errors import RankError
 
+REFINEMENTS = 3
+"""Each multiplies the residual by about ``cond(A_O) eps``."""
+
 
 class Partition(NamedTuple):
     """Which coordinates the network predicts, and which the equalities determine: index tensors."""
@@ -74,7 +77,8 @@ def independent_columns(A: Tensor, eps: float) -> list[int]:
 def partition_of(predicted: list[int], n: int, device: torch.device) -> Partition:
     """The partition of ``range(n)`` whose predicted coordinates are given."""
     completed = [column for column in range(n) if column not in set(predicted)]
-    return Partition(torch.tensor(predicted, device=device), torch.tensor(completed, device=device))
+    free, solved = (torch.tensor(columns, dtype=torch.long, device=device) for columns in (predicted, completed))
+    return Partition(free, solved)
 
 
 def factorize_completion(A: Tensor, partition: Partition) -> Completion:
@@ -87,7 +91,7 @@ def factorize_completion(A: Tensor, partition: Partition) -> Completion:
 
 
 def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partition) -> Tensor:
-    """``y_P = predicted, y_O = A_O^-1 (b - A_P y_P)``; one refinement brings ``A y - b`` down to rounding.
+    """``y_P = predicted, y_O = A_O^-1 (b - A_P y_P)``; refined, which brings ``A y - b`` down to rounding.
 
     Args:
         predicted: The predicted coordinates, ``(*batch, n - e)``.
@@ -100,11 +104,21 @@ def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partit
     """
     rest = b - matvec(factor.A_predicted, predicted)
     completed = matvec(factor.inverse, rest)
-    completed = completed + matvec(factor.inverse, rest - matvec(factor.A_completed, completed))
-    predicted = predicted.expand(*completed.shape[:-1], predicted.shape[-1])
-    order = torch.cat([partition.predicted, partition.completed]).argsort()
-    y = torch.cat([predicted, completed], dim=-1).index_select(-1, order)
+    for _ in range(REFINEMENTS):
+        completed = completed + matvec(factor.inverse, rest - matvec(factor.A_completed, completed))
+    y = in_order(predicted.expand(*completed.shape[:-1], predicted.shape[-1]), completed, partition)
     return torch.where(singular(factor).unsqueeze(-1), torch.nan, y)
+
+
+def in_order(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
+    """The two groups of coordinates as one vector ``(*batch, n)``, each coordinate at its place."""
+    order = torch.cat([partition.predicted, partition.completed]).argsort()
+    return torch.cat([predicted, completed], dim=-1).index_select(-1, order)
+
+
+def reduced_rows(G: Tensor, factor: Completion, partition: Partition) -> Tensor:
+    """``G_P - G_O A_O^-1 A_P``: rows G ``(*batch, q, n)`` in the predicted coordinates, along the equalities."""
+    return G.index_select(-1, partition.predicted) - G.index_select(-1, partition.completed) @ factor.slope
 
 
 def singular(factor: Completion) -> Tensor:

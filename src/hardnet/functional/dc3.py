@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hardnet.functional.completion import Completion, Partition, complete, factorize_completion, matvec
+from hardnet.functional.completion import Completion, Partition, complete, factorize_completion, matvec, reduced_rows
 from hardnet.functional.correction import Descent, correct_affine
 
 
@@ -46,9 +46,8 @@ def reduce_rows(A: Tensor | None, G: Tensor, partition: Partition | None) -> Red
     if A is None or partition is None:
         return _with_gram(G, None, None)
     completion = factorize_completion(A, partition)
-    G_completed = G.index_select(-1, partition.completed)
-    G_predicted = G.index_select(-1, partition.predicted)
-    return _with_gram(G_predicted - G_completed @ completion.slope, completion, G_completed @ completion.inverse)
+    shift = G.index_select(-1, partition.completed) @ completion.inverse
+    return _with_gram(reduced_rows(G, completion, partition), completion, shift)
 
 
 def _with_gram(G: Tensor, completion: Completion | None, shift: Tensor | None) -> Reduced:

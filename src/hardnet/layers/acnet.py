@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, known_equalities, only_equalities
-from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
@@ -109,10 +110,10 @@ class ACnet(Layer):
             raise error
         if kept.condition > 1e8:
             warnings.warn(f"residuals: condition number {kept.condition:.1e}", ConditionWarning, stacklevel=3)
-        self._kept = Completion(*(tensor.to(C.dtype) for tensor in kept))
+        self._kept = kept
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``."""
+        """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``; computed in float64."""
         if raw.shape[-1:] != (self.raw_dim,):
             remedy = f"method 'acnet' needs {self.raw_dim} network outputs for this set"
             raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
@@ -120,12 +121,13 @@ class ACnet(Layer):
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
         self._require_square(rows.A)
-        factor = factorize_completion(rows.A, self._partition) if self._kept is None else self._kept
-        linear = complete(raw, rows.lower, factor, self._partition)
+        factor = factorize_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
+        linear = complete(raw.double(), rows.lower.double(), factor, self._partition).to(raw.dtype)
+        missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)
-        y = poison(natural, disagree)
+        y = poison(natural, missed if disagree is None else missed | disagree)
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, disagree))
+            raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, missed, disagree))
         return y
 
     @property
@@ -147,9 +149,12 @@ class ACnet(Layer):
             got = f"{self.completed.tolist()} for {C.shape[-2]} rows"
             raise ShapeError(sentence("residuals", "one output per equality row", got))
 
-    def _diagnose(self, raw: Tensor, rows: AffineRows, factor: Completion, disagree: Tensor | None) -> HardNetError:
+    def _diagnose(
+        self, raw: Tensor, rows: AffineRows, factor: Completion, missed: Tensor, disagree: Tensor | None
+    ) -> HardNetError:
         """Why some sample of y is NaN."""
         found = diagnose_inputs(raw, rows) or diagnose_singular(factor, self._partition)
+        found = found or diagnose_missed(missed, "C", "method='projection'")
         samples = None if disagree is None else sample_indices(disagree)
         if found is None and samples is not None:
             text = "from_linear, to_linear: expected inverses of each other, got another point after the round trip"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import RankError, UnsupportedSetError, name_samples
+from hardnet.errors import HardNetError, NonFiniteError, RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
 from hardnet.functional.completion import (
     Completion,
@@ -17,13 +17,18 @@ from hardnet.functional.completion import (
     choose_partition,
     complete,
     factorize_completion,
+    in_order,
     matvec,
     partition_of,
+    reduced_rows,
     singular,
 )
+from hardnet.functional.samples import keep_value
+from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
 from hardnet.layers.hardnet_aff import too_many_rows
+from hardnet.layers.invalid import diagnose_missed, in_samples, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.affine import Affine
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -37,6 +42,14 @@ class Split(NamedTuple):
     C: Tensor
     d: Tensor
     rows: AffineRows | None
+
+
+def _double(split: Split) -> Split:
+    """The same numbers in float64."""
+    C, d, rows = split
+    if rows is not None:
+        rows = AffineRows(*(None if value is None else value.double() for value in rows))  # pyright: ignore[reportArgumentType]
+    return Split(C.double(), d.double(), rows)
 
 
 class HardNetEq(Layer):
@@ -102,31 +115,65 @@ class HardNetEq(Layer):
         return self.predicted.numel() + self.completed.numel()
 
     def refactor(self) -> None:
-        """Factorise C where it is constant; otherwise it is factorised at each call."""
+        """Factorise C in float64 where it is constant; otherwise it is factorised at each call."""
         C = self._fixed_equalities()
-        self.factor = None if C is None else factorize_completion(C, self._columns)
+        self.factor = None if C is None else factorize_completion(C.double(), self._columns)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x)."""
+        """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x); computed in float64."""
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
-        C, d, rows = self._split(x, like)
+        C, d, rows = _double(self._split(x, like))
         factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
         if self.options.on_invalid == "raise":
             self._require_invertible(factor)
-        free = raw if rows is None else self._enforce_free(raw, d, rows, factor)
-        return complete(free, d, factor, self._columns)
+        y = complete(raw.double(), d, factor, self._columns)
+        if rows is not None:
+            A = reduced_rows(rows.A, factor, self._columns)
+            y = complete(raw.double() + self._move(y, rows, A), d, factor, self._columns)
+            y = keep_value(y, self._settle(y.detach(), rows, A.detach(), factor))
+        y = y.to(raw.dtype)
+        missed = self._missed(y, C, d, rows)
+        y = poison(y, missed)
+        if self.options.on_invalid == "raise":
+            raise_for_invalid(y, lambda: self._diagnose(raw, missed))
+        return y
 
     @property
     def _columns(self) -> Partition:
         return Partition(self.predicted, self.completed)
 
-    def _enforce_free(self, raw: Tensor, d: Tensor, rows: AffineRows, factor: Completion) -> Tensor:
-        """Enforce the other rows in the free outputs, where the equalities have shifted their bounds."""
-        A_free = rows.A.index_select(-1, self.predicted)
-        A_solved = rows.A.index_select(-1, self.completed)
-        shift = matvec(A_solved, matvec(factor.inverse, d))
-        bounds = (None if bound is None else bound - shift for bound in (rows.lower, rows.upper))
-        return enforce_affine(raw, A_free - A_solved @ factor.slope, *bounds, on_invalid=self.options.on_invalid)
+    def _move(self, y: Tensor, rows: AffineRows, A: Tensor) -> Tensor:
+        """How far the free outputs must move along the equalities, ``(*batch, n - e)``, until the other rows hold.
+
+        The closed form, started from 0 against what each row lacks at y.
+        """
+        product = matvec(rows.A, y)
+        lower, upper = (None if bound is None else bound - product for bound in (rows.lower, rows.upper))
+        nothing = torch.zeros_like(y[..., : self.raw_dim])
+        return enforce_affine(nothing, A, lower, upper, on_invalid=self.options.on_invalid)
+
+    def _settle(self, y: Tensor, rows: AffineRows, A: Tensor, factor: Completion) -> Tensor:
+        """Y after two moves of the size of rounding, which mend what the conditioning of C_O cost the other rows.
+
+        The solved outputs follow by minus slope: to solve the equalities anew would cost these rows the same again.
+        """
+        for _ in range(2):
+            move = self._move(y, rows, A)
+            y = y + in_order(move, -matvec(factor.slope, move), self._columns)
+        return y
+
+    def _missed(self, y: Tensor, C: Tensor, d: Tensor, rows: AffineRows | None) -> Tensor:
+        """Whether some row of a sample does not hold to rounding."""
+        eps = torch.finfo(y.dtype).eps
+        missed = beyond_rounding(y, C, d, d, eps)
+        return missed if rows is None else missed | beyond_rounding(y, *rows, eps)
+
+    def _diagnose(self, raw: Tensor, missed: Tensor) -> HardNetError | None:
+        """Why some sample of y is NaN, beyond what was refused before."""
+        samples = sample_indices(~raw.isfinite().all(dim=-1))
+        if samples is not None:
+            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
+        return diagnose_missed(missed, "C", "method='projection'")
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, HardNetError, NonFiniteError, name_samples
+from hardnet.errors import BoundsError, HardNetError, NonFiniteError, RankError, name_samples
 from hardnet.functional.samples import look_is_free
 from hardnet.functional.samples import sample_indices as indices_of
 from hardnet.sets.base import AffineRows
@@ -55,6 +55,15 @@ def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
             f"lower: expected lower <= upper, got a lower bound above its upper{in_samples(samples)}", samples
         )
     return None
+
+
+def diagnose_missed(missed: Tensor, matrix: str, instead: str) -> RankError | None:
+    """The error of the samples whose rows do not hold to rounding, since the matrix is too badly conditioned."""
+    samples = sample_indices(missed)
+    if samples is None:
+        return None
+    text = f"{matrix}: expected rows that are independent enough to be met to rounding, got rows that y misses"
+    return RankError(f"{text}{in_samples(samples)}; drop nearly dependent rows, or use {instead}", samples)
 
 
 def sample_indices(bad: Tensor) -> list[object] | None:

@@ -10,11 +10,22 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
 from hardnet.functional.completion import independent_columns, matvec
+from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import only_equalities
-from hardnet.layers.invalid import diagnose_inputs, in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import (
+    diagnose_inputs,
+    diagnose_missed,
+    in_samples,
+    poison,
+    raise_for_invalid,
+    sample_indices,
+)
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.sets.base import AffineRows, ConstraintSet
+
+PASSES = 4
+"""Each multiplies the error by about ``cond(B) eps``; more do not help beyond the conditioning that is refused."""
 
 
 class KKThPINN(Layer):
@@ -64,36 +75,37 @@ class KKThPINN(Layer):
         if B is None:
             return
         _require_rows_of_outputs(B)
-        double = B.double()
-        self._kept = torch.tensor(independent_columns(double.mT, torch.finfo(B.dtype).eps), device=B.device)
-        rows = double[self._kept]
-        pseudo_inverse = torch.linalg.pinv(rows)
-        self._rows, self._pseudo_inverse = rows.to(B.dtype), pseudo_inverse.to(B.dtype)
-        dependence = double @ pseudo_inverse  # B = dependence @ independent rows
-        dependence[self._kept] = torch.eye(len(rows), dtype=double.dtype, device=B.device)
-        self._dependence = dependence.to(B.dtype)
+        self._eps = torch.finfo(B.dtype).eps
+        double, size = B.double(), torch.linalg.vector_norm(B.double(), dim=-1, keepdim=True)
+        coarse = min(self._eps, 4 * self._eps / max(B.shape))  # `independent_columns` allows max(B.shape) of it
+        self._kept = torch.tensor(independent_columns((double / size).mT, coarse), device=B.device)
+        self._rows = double[self._kept]
+        self._pseudo_inverse = torch.linalg.pinv(double[self._kept] / size[self._kept]) / size[self._kept].mT
+        dependence = double @ self._pseudo_inverse  # B = dependence @ independent rows
+        dependence[self._kept] = torch.eye(len(self._rows), dtype=double.dtype, device=B.device)
+        self._dependence = dependence
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; the second pass removes the rounding of B^+."""
+        """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; each pass removes the rounding of B^+."""
         rows = self.constraint.affine(x, raw)
-        right = rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])
-        b = right.index_select(-1, self._kept)
-        y = raw - matvec(self._pseudo_inverse, matvec(self._rows, raw) - b)
-        y = y - matvec(self._pseudo_inverse, matvec(self._rows, y) - b)
-        contradiction = self._contradiction(right, b)
-        y = poison(y, contradiction)
+        right = (rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])).double()
+        b, y = right.index_select(-1, self._kept), raw.double()
+        for _ in range(PASSES):
+            y = y - matvec(self._pseudo_inverse, matvec(self._rows, y) - b)
+        y = y.to(raw.dtype)
+        missed = beyond_rounding(y, rows.A, right, right, max(self._eps, torch.finfo(raw.dtype).eps))
+        y = poison(y, missed)
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, rows, contradiction))
+            raise_for_invalid(y, lambda: self._diagnose(raw, rows, self._contradiction(right, b), missed))
         return y
 
     def _contradiction(self, right: Tensor, b: Tensor) -> Tensor:
         """Whether a redundant row asks for another number than the rows it follows from, beyond rounding."""
         gap = (matvec(self._dependence, b) - right).abs()
         size = matvec(self._dependence.abs(), b.abs()) + right.abs()
-        limit = 64 * self._dependence.shape[0] * torch.finfo(right.dtype).eps
-        return ~(gap <= limit * size).all(dim=-1)
+        return ~(gap <= 64 * self._eps * size).all(dim=-1)
 
-    def _diagnose(self, raw: Tensor, rows: AffineRows, contradiction: Tensor) -> HardNetError:
+    def _diagnose(self, raw: Tensor, rows: AffineRows, contradiction: Tensor, missed: Tensor) -> HardNetError:
         """Why some sample of y is NaN."""
         found = diagnose_inputs(raw, rows)
         samples = sample_indices(contradiction)
@@ -101,6 +113,7 @@ class KKThPINN(Layer):
             return InfeasibleError(
                 f"b: expected redundant rows that agree, got a contradiction{in_samples(samples)}", samples
             )
+        found = found or diagnose_missed(missed, "B", "method='projection'")
         return found or NonFiniteError("raw: expected numbers that do not overflow, got inf after the projection")
 
 
