@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import RankError
+from hardnet.functional.half import working
 
 REFINEMENTS = 3
 """Each multiplies the residual by about ``cond(A_O) eps``."""
@@ -50,7 +51,7 @@ def choose_partition(A: Tensor) -> Partition:
         RankError: The rows of A are linearly dependent, so that no choice of e columns is invertible.
     """
     rows, columns = A.shape
-    taken = independent_columns(A, torch.finfo(A.dtype).eps)
+    taken = independent_columns(A, torch.finfo(working(A.dtype)).eps)
     if len(taken) < rows:
         raise RankError(
             f"A: expected {rows} linearly independent equality rows, got rank {len(taken)}; drop the redundant rows"

@@ -80,7 +80,7 @@ class ACnet(Layer):
         partition = choose_columns(constraint, self.dim, known_equalities(constraint), direct)
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
         self.register_buffer("completed", partition.completed)
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:

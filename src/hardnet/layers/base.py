@@ -83,14 +83,20 @@ class Layer(nn.Module):
     def refactor(self) -> None:
         """Rebuild what is kept of a constant set, such as a factor of A; a layer that keeps nothing does nothing.
 
-        A layer that keeps factors calls this at the end of its `__init__`; afterwards it is called after every
+        A layer that keeps factors calls `refresh` at the end of its `__init__`; afterwards that is called after every
         move of dtype or device and after every load of a state dict, so that a factor never goes stale.
         """
 
+    def refresh(self) -> None:
+        """Call `refactor`, unless numbers of the set are on the meta device or not filled yet: a load brings them."""
+        meta = any(number.is_meta for number in self.constraint.buffers())
+        if not meta and not any(isinstance(part, Constants) and part.empty for part in self.modules()):
+            with torch.device("cpu"):  # whatever the default device is; tables follow the device of the set
+                self.refactor()
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if not any(isinstance(part, Constants) and part.empty for part in self.modules()):
-            self.refactor()
+        self.refresh()
         return self
 
     def get_extra_state(self) -> Tensor:
@@ -131,4 +137,4 @@ class Layer(nn.Module):
 
 def _refactor_after_load(layer: Layer, _: object) -> None:
     """A named function, not a lambda, so that layers can be pickled."""
-    layer.refactor()
+    layer.refresh()

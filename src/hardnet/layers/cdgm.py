@@ -65,7 +65,7 @@ class CDGM(TableLayer):
         self.order = list(range(n)) if self.options.order is None else list(self.options.order)
         if sorted(self.order) != list(range(n)):
             raise ShapeError(sentence("order", f"a permutation of 0 to {n - 1}", self.order))
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -97,7 +97,7 @@ class CDGM(TableLayer):
         infeasible = self._infeasible(constants)
         right = right_hand_sides(constants, self.mix)
         y = clamp_in_order(raw.double(), self.body, right, self.steps).to(raw.dtype)
-        y = poison(y, infeasible | raw.isnan().any(dim=-1))
+        y = poison(y, infeasible | raw.isnan().any(dim=-1) | self._undefined(constants))
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: diagnose_inputs(raw, rows) or _diagnose(infeasible))
         return y
@@ -106,6 +106,12 @@ class CDGM(TableLayer):
         """Whether C(x) is empty, ``(*batch)``: whether a row that has lost all its variables fails."""
         unmet = unmet_conditions(self.condition_mix, self.condition_equality, constants, self._tolerance())
         return unmet.any(dim=-1)
+
+    def _undefined(self, constants: Tensor) -> Tensor:
+        """Whether some bound is NaN, or infinite on the side that no y satisfies, ``(*batch)``."""
+        undefined = constants.isnan() | (constants == -torch.inf)
+        equal = constants[..., constants.shape[-1] - len(self.equal) :]
+        return undefined.any(dim=-1) | equal.isinf().any(dim=-1)
 
     def _tolerance(self) -> float:
         """Relative rounding of a derived constant in the dtype of the set."""

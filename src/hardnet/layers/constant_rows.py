@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.functional.half import working
 from hardnet.layers.base import Layer
 from hardnet.layers.equality_rows import known_equalities, members
 from hardnet.sets.affine import Affine
@@ -36,7 +37,7 @@ def constant_rows(constraint: ConstraintSet) -> ConstantRows | None:
     """The rows of a polyhedral set whose A is constant; None for any other set."""
     like = constraint.origin() if constraint.polyhedral else None
     A = None if like is None else constraint.fixed_matrix(like)
-    if like is None or A is None:
+    if like is None or A is None or A.is_meta:
         return None
     parts = members(constraint)
     lower, upper = (torch.cat([_known_bound(part, side, like) for part in parts]) for side in ("lower", "upper"))
@@ -51,6 +52,8 @@ def refuse_other_sets(constraint: ConstraintSet, instead: str) -> str | None:
         return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
     if constraint.origin() is None:
         return f"the number of outputs is not known, since A depends on x; use {instead}"
+    if any(number.is_meta for number in constraint.buffers()):
+        return f"its numbers are on the meta device, and this method prepares tables from them; use {instead}"
     if constant_rows(constraint) is None:
         return f"A depends on x or is learned, and this method prepares a constant A once; use {instead}"
     return None
@@ -59,8 +62,8 @@ def refuse_other_sets(constraint: ConstraintSet, instead: str) -> str | None:
 class TableLayer(Layer):
     """A layer that prepares tables from its constant rows once.
 
-    The tables are kept in float64 and rounded to the dtype of the set: rounding A to float32 could make dependent
-    rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other numbers.
+    The tables are kept in float64 and rounded to the dtype of the set (float32 for half types): rounding A could make
+    dependent rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other numbers.
     """
 
     keeps_double: ClassVar[bool] = False
@@ -81,7 +84,7 @@ class TableLayer(Layer):
         if self._source is None or not _equal_when_rounded(self._source, rows, like.dtype):
             self._source, self._exact = rows, self.prepare_tables(rows)
         for name, table in self._exact.items():
-            dtype = like.dtype if table.is_floating_point() and not self.keeps_double else table.dtype
+            dtype = working(like.dtype) if table.is_floating_point() and not self.keeps_double else table.dtype
             self.register_buffer(name, table.to(device=like.device, dtype=dtype), persistent=False)
 
 

@@ -12,6 +12,7 @@ from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition
 from hardnet.functional.correction import Descent, exact_step, largest_step
 from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
+from hardnet.functional.half import working
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities
@@ -84,7 +85,7 @@ class DC3(Layer):
         partition = choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
         self.register_buffer("completed", partition.completed)
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -127,7 +128,7 @@ class DC3(Layer):
             self._index = self._split_index(known_equalities(self.constraint) or [], A)
             self._sides = self._known_sides(self._index[1])
         kept = self._reduce(A.double())
-        self._kept = _cast(kept._replace(step=exact_step(kept.G)), A.dtype)
+        self._kept = _cast(kept._replace(step=exact_step(kept.G)), working(A.dtype))
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""

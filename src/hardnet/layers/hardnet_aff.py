@@ -46,7 +46,7 @@ class HardNetAff(Layer):
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
         self.register_buffer("factor", None, persistent=False)
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:

@@ -50,7 +50,7 @@ class HardNetCvx(Layer):
         super().__init__(constraint, **options)
         self.register_buffer("values", None, persistent=False)
         self.register_buffer("vectors", None, persistent=False)
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:

@@ -23,7 +23,7 @@ from hardnet.functional.completion import (
     reduced_rows,
     singular,
 )
-from hardnet.functional.samples import keep_value
+from hardnet.functional.samples import keep_value, look_is_free
 from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
@@ -92,7 +92,7 @@ class HardNetEq(Layer):
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on it
         self.register_buffer("completed", partition.completed)
         self.factor: Completion | None = None
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -205,7 +205,7 @@ class HardNetEq(Layer):
 
     def _require_invertible(self, factor: Completion) -> None:
         """Name the samples where the chosen block is singular, with its condition number (CPU only: no sync)."""
-        if factor.condition.device.type != "cpu" or torch.compiler.is_compiling():
+        if not look_is_free(factor.condition):
             return
         bad = singular(factor)
         if bad.any():

@@ -61,7 +61,7 @@ class LinSAT(TableLayer):
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
-        self.refactor()
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:

@@ -77,8 +77,8 @@ class Fold(NamedTuple):
 class PoliceNetwork(nn.Module):
     """A network of linear modules and hinges that is affine on a region of inputs.
 
-    In evaluation without gradients the shifts are computed once and kept until a weight changes; in training the
-    vertices travel through the network with every batch, and gradients flow through the shifts.
+    The vertices travel through the network with every batch, and gradients flow through the shifts. Nothing is kept
+    between calls: weights change in ways that leave no trace (a load by assignment, a write to ``.data``).
 
     Args:
         net: `nn.Linear` or (nested) `nn.Sequential` of `nn.Linear`, `nn.Identity`, `nn.ReLU`, `nn.LeakyReLU`,
@@ -90,7 +90,6 @@ class PoliceNetwork(nn.Module):
         super().__init__()
         self.net = net
         self._shared = (constraint,)  # in a tuple, so that the layer alone registers it as its module
-        self._kept: tuple[tuple[int, ...], Fold] | None = None
         self._check()
 
     @property
@@ -101,19 +100,9 @@ class PoliceNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(*batch, d)`` to y ``(*batch, n)``, affine on the region."""
         require_like("vertices", self._vertices(), x)
-        fold = self._fold()
+        fold = self._measure()
         y = self._run(x, iter(fold.shifts))
         return y if fold.correction is None else y + _with_one(x) @ fold.correction
-
-    def _fold(self) -> Fold:
-        """The shifts and the correction: fresh where gradients are wanted, else kept while no number changes."""
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._measure()
-        numbers = (*self.net.parameters(), *self.constraint.buffers(), *self.constraint.parameters())
-        versions = tuple(number._version for number in numbers)
-        if self._kept is None or self._kept[0] != versions:
-            self._kept = (versions, self._measure())
-        return self._kept[1]
 
     def _measure(self) -> Fold:
         """Push the vertices through the network, shifting each unit to the side that most of them are on."""
@@ -156,15 +145,6 @@ class PoliceNetwork(nn.Module):
         width = self._vertices().shape[-1]
         if first is not None and first.in_features != width:
             raise ShapeError(sentence("net", f"inputs of size {width}, as the vertices have", first.in_features))
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch mode, and forget what was kept for the old weights."""
-        self._kept = None
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self._kept = None
-        return super()._apply(fn, recurse)
 
 
 def _flatten(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

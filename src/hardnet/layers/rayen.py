@@ -14,6 +14,7 @@ from torch import Tensor
 from hardnet.errors import HardNetError, NonFiniteError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
+from hardnet.functional.half import working
 from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
@@ -22,7 +23,7 @@ from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet, block_of
 from hardnet.solvers.blocks import Block, Intervals
-from hardnet.solvers.interior import THIN, affine_hull, cutting, halfspaces, hull_of, interior_point, least_slack
+from hardnet.solvers.interior import THIN, Halfspaces, affine_hull, halfspaces, hull_of, interior_point, least_slack
 
 
 class Rayen(Layer):
@@ -70,11 +71,14 @@ class Rayen(Layer):
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
-        self._exact = self._look_offline(self.options.interior)
+        with torch.device("cpu"):  # whatever the default device is
+            self._exact = self._look_offline(self.options.interior)
+        self._cuts: Tensor | None = None
         like = self._like()
-        self.register_buffer("center", self._exact[0].to(like))  # persistent: the trained weights rely on both
-        self.register_buffer("basis", self._exact[1].to(like))
-        self.refactor()
+        y0, basis = (exact.to(like.device, working(like.dtype)) for exact in self._exact)
+        self.register_buffer("center", y0)  # persistent: the trained weights rely on both
+        self.register_buffer("basis", basis)
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -86,6 +90,8 @@ class Rayen(Layer):
             return (
                 "it depends on x or is learned, and its interior point is found once; use method='projection' or 'cvx'"
             )
+        if any(number.is_meta for number in constraint.buffers()):
+            return "its numbers are on the meta device, and an interior point is found from them; build it on the CPU"
         if constraint.dim is None:
             return "its dimension is not known; give one bound as a vector"
         return None
@@ -102,11 +108,13 @@ class Rayen(Layer):
         if any(not torch.equal(exact.to(own), own) for exact, own in zip(self._exact, self._kept(), strict=True)):
             self._exact = tuple(own.detach().to("cpu", torch.float64) for own in self._kept())  # loaded from a file
         y0, basis = self._exact
+        like = self._like()
+        self.center, self.basis = (exact.to(like.device, working(like.dtype)) for exact in self._exact)
         linear, curved = self._blocks()
-        rows = cutting(halfspaces(linear, len(y0)), basis, torch.finfo(self.center.dtype).eps)
-        slack = least_slack(rows, curved, y0)
-        if not slack > 0:
-            got = f"a slack of {slack:.1e} in {self.center.dtype}"
+        rows = self._cutting(halfspaces(linear, len(y0)), basis)
+        slack, off = least_slack(rows, curved, y0), _distance_to_hull(rows, y0, basis)
+        if not slack > 0 or off > 8 * torch.finfo(like.dtype).eps:
+            got = f"a slack of {slack:.1e} and equalities off by {off:.1e} in {like.dtype}"
             raise UnsupportedSetError(sentence("interior", "a point strictly inside the set", got))
         gauges = gauges_about(y0, basis, rows.A, rows.b, curved)
         self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
@@ -150,6 +158,16 @@ class Rayen(Layer):
         kept = torch.where((v == 0).all(dim=-1), 0, kept)  # no direction: the interior point itself
         return kept * raw[..., 0].sigmoid() if self.options.radial == "sigmoid" else kept
 
+    def _cutting(self, rows: Halfspaces, basis: Tensor) -> Halfspaces:
+        """The inequality rows that vary along the hull, which is decided once, in the dtype that the set was built in.
+
+        Rows of the hull that were rounded to another dtype are off the hull by as much, and are no new rows.
+        """
+        if self._cuts is None or len(self._cuts) != len(rows.A):
+            limit = max(1e-10, 4 * torch.finfo(self.center.dtype).eps)
+            self._cuts = torch.linalg.vector_norm(rows.A @ basis, dim=-1) > limit
+        return rows._replace(A=rows.A[self._cuts], b=rows.b[self._cuts])
+
     def _look_offline(self, interior: tuple[float, ...] | None) -> tuple[Tensor, ...]:
         """y0 and the basis of the affine hull, on the CPU in float64."""
         linear, curved = self._blocks()
@@ -191,3 +209,12 @@ class Rayen(Layer):
             return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
         text = f"raw: expected rays that meet the boundary with radial='{self.options.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")
+
+
+def _distance_to_hull(rows: Halfspaces, y0: Tensor, basis: Tensor) -> float:
+    """How far y0 and the directions of the basis are off the equalities, relative to the size of their terms."""
+    if not len(rows.C):
+        return 0.0
+    size = (rows.C.abs() @ y0.abs()).clamp_min(1) + rows.d.abs()
+    off = [((rows.C @ y0 - rows.d).abs() / size).amax(), *(rows.C @ basis).abs().amax(dim=0)]
+    return max(float(value) for value in off)
