@@ -13,7 +13,7 @@ of n terms in float64 is itself off by about the root of n roundings."""
 
 
 def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
-    """Whether some row of ``lower <= A y <= upper`` is off by more than rounding, ``(*batch)``; not where y is inf or NaN.
+    """Whether some row of ``lower <= A y <= upper`` is off by more than rounding, ``(*batch)``; False for inf or NaN.
 
     Args:
         y: ``(*batch, n)``.

@@ -63,7 +63,8 @@ class TableLayer(Layer):
     """A layer that prepares tables from its constant rows once.
 
     The tables are kept in float64 and rounded to the dtype of the set (float32 for half types): rounding A could make
-    dependent rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other numbers.
+    dependent rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other
+    numbers.
     """
 
     keeps_double: ClassVar[bool] = False

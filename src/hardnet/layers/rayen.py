@@ -109,7 +109,7 @@ class Rayen(Layer):
             self._exact = tuple(own.detach().to("cpu", torch.float64) for own in self._kept())  # loaded from a file
         y0, basis = self._exact
         like = self._like()
-        self.center, self.basis = (exact.to(like.device, working(like.dtype)) for exact in self._exact)
+        self.center, self.basis = (exact.to(self.center.device, working(self.center.dtype)) for exact in self._exact)
         linear, curved = self._blocks()
         rows = self._cutting(halfspaces(linear, len(y0)), basis)
         slack, off = least_slack(rows, curved, y0), _distance_to_hull(rows, y0, basis)
