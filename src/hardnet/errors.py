@@ -1,11 +1,13 @@
 """Every exception and warning of hardnet, and the one sentence that each message is built from.
 
-A message names the argument, what was expected, what came, and what would work instead.
+A message names the argument, what was expected, what came, and what would work instead. What can be wrong with a number
+of a set stands in one table at the end of this file: defect -> error class -> wording.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 def sentence(argument: str, expected: str, got: object, remedy: str | None = None) -> str:
@@ -19,6 +21,11 @@ def name_samples(samples: Sequence[object], limit: int = 8) -> str:
     shown = ", ".join(str(sample) for sample in samples[:limit])
     rest = len(samples) - limit
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def in_samples(samples: Sequence[object]) -> str:
+    """`` in sample 3``, `` in samples 0, 3``, or nothing where a number is shared by all samples."""
+    return f" in sample{'s' if len(samples) > 1 else ''} {name_samples(samples)}" if samples else ""
 
 
 class HardNetError(Exception):
@@ -55,7 +62,7 @@ class NonFiniteError(SampleError, ValueError):
 
 
 class BoundsError(SampleError, ValueError):
-    """A lower bound exceeds its upper bound, or is +inf (an upper bound is -inf)."""
+    """A lower bound exceeds its upper bound, is NaN or +inf (an upper bound -inf), or a size is negative."""
 
 
 class RankError(SampleError, ValueError):
@@ -68,12 +75,26 @@ class InfeasibleError(SampleError, ValueError):
     Attributes:
         samples: Index of each infeasible sample.
         rows: For each of these samples, the rows that contradict each other.
+        names: The names of these rows, where the set is known (see `ConstraintSet.row_names`).
     """
 
-    def __init__(self, message: str, samples: Sequence[object] = (), rows: Sequence[Sequence[int]] = ()) -> None:
-        """Keep the samples and, for each of them, its conflicting rows."""
+    def __init__(
+        self,
+        message: str,
+        samples: Sequence[object] = (),
+        rows: Sequence[Sequence[int]] = (),
+        names: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """Keep the samples and, for each of them, its conflicting rows and their names."""
         super().__init__(message, samples)
         self.rows = [list(conflict) for conflict in rows]
+        self.names = [list(conflict) for conflict in names]
+
+    def named(self, names: Sequence[str]) -> InfeasibleError:
+        """The same error with the names of its rows, given those of all rows of the set."""
+        found = [[names[row] for row in conflict] for conflict in self.rows]
+        text = f"{self} (rows: {name_samples(found[0])})" if found and found[0] else str(self)
+        return InfeasibleError(text, self.samples, self.rows, found)
 
 
 class ConvergenceError(SampleError, RuntimeError):
@@ -86,6 +107,10 @@ class OptionError(HardNetError, ValueError):
 
 class UnsupportedSetError(HardNetError, ValueError):
     """A method was asked to enforce a set outside its class."""
+
+
+class ConvexityError(SampleError, UnsupportedSetError):
+    """The matrix of a quadratic has a negative eigenvalue, so that the set is not convex."""
 
 
 class FileError(HardNetError, ValueError):
@@ -114,3 +139,57 @@ class ConditionWarning(UserWarning):
 
 class FileWarning(UserWarning):
     """A file does not say everything that this version asks of one."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One thing that can be wrong with a number of a set.
+
+    Attributes:
+        error: The class that it raises.
+        expected: What the number should have been.
+        got: What came, where no number can be told.
+        remedy: What would work instead.
+    """
+
+    error: type[HardNetError]
+    expected: str
+    got: str
+    remedy: str | None = None
+
+    def of(self, name: str, got: str | None = None, samples: Sequence[object] = ()) -> HardNetError:
+        """The error of the argument `name`, with the samples whose number it is (none where all samples share it)."""
+        text = sentence(name, self.expected, f"{got or self.got}{in_samples(samples)}", self.remedy)
+        return self.error(text, samples) if issubclass(self.error, SampleError) else self.error(text)
+
+
+NOT_A_NUMBER = Defect(NonFiniteError, "numbers", "NaN")
+NOT_FINITE = Defect(NonFiniteError, "finite numbers", "NaN or infinity")
+NO_LOWER_BOUND = Defect(
+    BoundsError,
+    "numbers other than NaN and +inf",
+    "NaN or +inf",
+    "leave the bound out or give -inf where there is none",
+)
+NO_UPPER_BOUND = Defect(
+    BoundsError,
+    "numbers other than NaN and -inf",
+    "NaN or -inf",
+    "leave the bound out or give +inf where there is none",
+)
+CROSSED = Defect(BoundsError, "lower <= upper in every row", "lower > upper", "swap or relax them")
+NEGATIVE = Defect(
+    BoundsError, "a finite number >= 0", "a negative or non-finite one", "a negative one leaves no point at all"
+)
+ZERO_ROW = Defect(RankError, "rows other than zero", "rows of zeros", "drop these rows")
+DEPENDENT = Defect(
+    RankError,
+    "linearly independent rows",
+    "rows that are dependent to rounding",
+    "drop redundant rows or use the exact projection (method='projection')",
+)
+ASYMMETRIC = Defect(UnsupportedSetError, "a symmetric matrix", "another one", "pass half the sum with its transpose")
+INDEFINITE = Defect(
+    ConvexityError, "a positive semidefinite matrix", "a negative eigenvalue", "otherwise the set is not convex"
+)
+EMPTY = Defect(InfeasibleError, "numbers of a set that holds some point", "an empty set")

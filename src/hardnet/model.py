@@ -53,6 +53,9 @@ class HardNet(nn.Module):
         if not isinstance(constraint, ConstraintSet):
             remedy = "build one with hn.Affine, hn.Box, ... or subclass hn.sets.ConstraintSet"
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
+        like = next((value for value in net.parameters() if value.is_floating_point()), None)
+        if like is not None:
+            constraint.follow(like)
         self.layer = build_layer(constraint, method, **options)
         self.net = self.layer.prepare(net)
         self.leak = leak

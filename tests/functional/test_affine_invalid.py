@@ -47,16 +47,16 @@ def spoil(what, numbers):
 
 
 KINDS = {
-    "raw": (errors.NonFiniteError, ["raw: expected finite numbers", "sample(s) 3"]),
-    "raw inf": (errors.NonFiniteError, ["raw: expected finite numbers", "sample(s) 3"]),
-    "A": (errors.NonFiniteError, ["A: expected finite numbers", "sample(s) 3"]),
-    "A inf": (errors.NonFiniteError, ["A: expected finite numbers", "sample(s) 3"]),
-    "order": (errors.BoundsError, ["lower > upper by up to 1", "row(s) 0", "sample(s) 3"]),
-    "lower inf": (errors.BoundsError, ["lower: expected numbers other than NaN and +inf, got +inf", "sample(s) 3"]),
-    "upper inf": (errors.BoundsError, ["upper: expected numbers other than NaN and -inf, got -inf", "sample(s) 3"]),
-    "bound nan": (errors.BoundsError, ["upper: expected", "got +nan", "sample(s) 3"]),
-    "zero row": (errors.RankError, ["A: expected rows other than zero", "of zeros", "sample(s) 3", "drop"]),
-    "dependent": (errors.RankError, ["linearly independent rows", "sample(s) 3", "exact projection"]),
+    "raw": (errors.NonFiniteError, ["raw: expected finite numbers", "sample 3"]),
+    "raw inf": (errors.NonFiniteError, ["raw: expected finite numbers", "sample 3"]),
+    "A": (errors.NonFiniteError, ["A: expected finite numbers", "sample 3"]),
+    "A inf": (errors.NonFiniteError, ["A: expected finite numbers", "sample 3"]),
+    "order": (errors.BoundsError, ["lower > upper by up to 1", "row(s) 0", "sample 3"]),
+    "lower inf": (errors.BoundsError, ["lower: expected numbers other than NaN and +inf, got +inf", "sample 3"]),
+    "upper inf": (errors.BoundsError, ["upper: expected numbers other than NaN and -inf, got -inf", "sample 3"]),
+    "bound nan": (errors.BoundsError, ["upper: expected", "got +nan", "sample 3"]),
+    "zero row": (errors.RankError, ["A: expected rows other than zero", "of zeros", "sample 3", "drop"]),
+    "dependent": (errors.RankError, ["linearly independent rows", "sample 3", "exact projection"]),
 }
 
 

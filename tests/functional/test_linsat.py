@@ -129,7 +129,9 @@ def test_encoding_keeps_what_says_something():
 def test_infeasible_samples_are_named_with_their_unsatisfied_rows():
     A = tensor([1.0, 1.0, 0.0], [1.0, 1.0, 1.0])
     lower, upper = tensor([0.1, 0.1], [1.5, 0.1]), tensor([1.9, 0.5], [1.9, 0.5])
-    with pytest.raises(InfeasibleError, match=r"no y in the unit cube satisfies the rows in samples 1; unsat") as error:
+    with pytest.raises(
+        InfeasibleError, match=r"no y in the unit cube satisfies the rows in samples? 1; unsat"
+    ) as error:
         linsat(draw(2, 3), A, lower, upper)
     assert error.value.samples == [1]
     assert error.value.rows == [[0, 1]]
@@ -153,7 +155,7 @@ def test_a_variant_without_a_fixed_point_says_so_and_the_entropic_one_has_an_ans
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 1"):
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1"):
         linsat(tensor([0.1, 0.2], [torch.nan, 0.0]), ONES, upper=1.0)
     for option, message in (
         ({"temperature": 0.0}, "temperature: expected a positive number, got 0"),

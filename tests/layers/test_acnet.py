@@ -108,17 +108,17 @@ def test_errors_at_construction():
 
 def test_errors_at_call():
     moving = ACnet(Equality(lambda x: torch.stack([x, x - 1], dim=-1), number(1.0)), residuals=[1], dim=2)
-    with pytest.raises(RankError, match=r"columns \[1\].*in samples 1.*solve for \[0\] instead") as caught:
+    with pytest.raises(RankError, match=r"columns \[1\].*in samples? 1.*solve for \[0\] instead") as caught:
         moving(number([1.0], [1.0]), number([0.0], [1.0]))
     assert caught.value.samples == [1]
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 1\), got \(2, 2\)"):
         moving(random(2, 2), number([0.0], [0.5]))
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 1"):
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1"):
         moving(number([1.0], [torch.inf]), number([0.0], [0.5]))
     absolute = ACnet(
         Equality(number([1.0, 1.0]), number(0.0)), from_linear=lambda z, x: z.abs(), to_linear=lambda y, x: y
     )
-    with pytest.raises(NonFiniteError, match=r"expected inverses of each other.* in samples \[0\]"):
+    with pytest.raises(NonFiniteError, match=r"expected inverses of each other.* in samples? \[0\]"):
         absolute(number([1.0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -139,7 +139,7 @@ def test_an_empty_set_of_some_samples_is_named_and_leaves_the_others_alone():
 
 def test_crossed_bounds_are_a_bounds_error():
     layer = CDGM(Box(lower=lambda x: x, upper=torch.ones(2, dtype=F64)))
-    with pytest.raises(BoundsError, match="in samples 1"):
+    with pytest.raises(BoundsError, match=r"in samples? 1"):
         layer(draw(2, 2), tensor([0.0, 0.0], [0.0, 2.0]))
 
 
@@ -167,5 +167,5 @@ def test_nan_is_not_lost_in_an_output_that_an_equality_determines():
     y = layer(tensor([0.25, torch.nan], [0.25, 9.0]))
     assert y[0].isnan().all()
     assert y[1].tolist() == [0.25, 0.75]
-    with pytest.raises(NonFiniteError, match="in samples 0"):
+    with pytest.raises(NonFiniteError, match=r"in samples? 0"):
         CDGM(layer.constraint)(tensor([0.25, torch.nan], [0.25, 9.0]))

@@ -239,16 +239,14 @@ def test_errors_name_argument_samples_and_remedy():
 
 
 def test_errors_at_call_name_the_samples():
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 1") as caught:
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1") as caught:
         DC3(line())(number([0.0], [torch.nan]))
     assert caught.value.samples == [1]
-    with pytest.raises(NonFiniteError, match="upper: expected numbers or inf, got NaN or -inf"):
-        DC3(Affine(number([1.0]), upper=number(-torch.inf)))(number([0.0]))
-    with pytest.raises(NonFiniteError, match="A: expected finite numbers, got NaN or inf in a constant matrix"):
-        DC3(Affine(number([torch.nan]), upper=number(0.0)))
-    with pytest.raises(NonFiniteError, match="A: expected finite numbers, got NaN or inf in samples 0"):
+    with pytest.raises(BoundsError, match="upper: expected numbers other than NaN and -inf, got -inf"):
+        DC3(Affine(number([1.0]), upper=lambda x: x))(number([0.0]), number([-torch.inf]))
+    with pytest.raises(NonFiniteError, match=r"A: expected finite numbers, got NaN or inf.* in samples? 0"):
         DC3(Affine(lambda x: x, upper=number(0.0)), step=0.1)(number([0.0]), number([[torch.nan]]))
-    with pytest.raises(BoundsError, match="lower: expected lower <= upper"):
+    with pytest.raises(BoundsError, match="lower, upper: expected lower <= upper"):
         DC3(Affine(number([1.0]), lower=lambda x: x, upper=number(0.0)))(number([0.0]), number([1.0]))
     with pytest.raises(NonFiniteError, match="correction diverged: lower the step, or use step='auto'"):
         DC3(Affine(number([1.0]), lower=number(0.0), upper=number(0.0)), steps=1000, step=100.0, completion=False)(
@@ -257,6 +255,6 @@ def test_errors_at_call_name_the_samples():
     moving = Equality(lambda x: torch.stack([x, x - 1], dim=-1), number(1.0))
     layer = DC3(moving, predicted=[0], dim=2)
     assert moving.violation(layer(number([1.0], [1.0]), number([0.0], [2.0])), number([0.0], [2.0])).max() < 1e-15
-    with pytest.raises(RankError, match=r"columns \[1\] of the equalities.*singular in samples 1") as caught:
+    with pytest.raises(RankError, match=r"columns \[1\] of the equalities.*singular in samples? 1") as caught:
         layer(number([1.0], [1.0]), number([0.0], [1.0]))
     assert caught.value.samples == [1]

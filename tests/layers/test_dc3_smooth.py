@@ -79,10 +79,10 @@ def test_errors():
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 1\), got \(2, 2\)"):
         layer(random(2, 2), torch.ones(2, 1, dtype=F64))
     x = torch.ones(2, 1, dtype=F64)
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 1"):
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1"):
         layer(torch.tensor([[0.0], [torch.nan]], dtype=F64), x)
     with pytest.raises(
-        ConvergenceError, match=r"equality: expected a solution to 1e-10, got no convergence in samples 1"
+        ConvergenceError, match=r"equality: expected a solution to 1e-10, got no convergence in samples? 1"
     ) as caught:
         layer(torch.tensor([[0.0], [3.0]], dtype=F64), x)  # no point of the circle has y1 = 3
     assert caught.value.samples == [1]

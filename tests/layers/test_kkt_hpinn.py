@@ -91,13 +91,13 @@ def test_errors():
         KKThPINN(Equality(lambda x: x, number(1.0)))
     with pytest.raises(RankError, match=r"B: expected rows that involve y, got zero rows \[1\]; drop them"):
         KKThPINN(Equality(number([1.0, 1.0], [0.0, 0.0]), number(1.0, 0.0)))
-    with pytest.raises(NonFiniteError, match="B: expected finite numbers"):
+    with pytest.raises(NonFiniteError, match="A: expected finite numbers"):
         KKThPINN(Equality(number([torch.inf, 1.0]), number(1.0)))
     twice = KKThPINN(Equality(number([1.0, 1.0], [2.0, 2.0]), lambda x: x))
-    with pytest.raises(InfeasibleError, match="redundant rows that agree, got a contradiction in samples 1") as caught:
+    with pytest.raises(InfeasibleError, match=r"redundant rows that agree, got a contradiction in samples? 1") as caught:
         twice(random(2, 2), number([1.0, 2.0], [1.0, 3.0]))
     assert caught.value.samples == [1]
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 0"):
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 0"):
         twice(number([torch.nan, 0.0]), number([1.0, 2.0]))
     with pytest.raises(NonFiniteError, match="raw: expected numbers that do not overflow"):
         KKThPINN(balance())(number([1.5e308, 1.5e308]), number([1.0]))

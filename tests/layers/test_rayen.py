@@ -224,7 +224,7 @@ def test_errors_of_empty_and_thin_sets():
 def test_errors_at_call():
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 2\), got \(4, 3\)"):
         Rayen(triangle())(random(4, 3))
-    with pytest.raises(NonFiniteError, match="raw: expected finite numbers, got NaN or inf in samples 1") as caught:
+    with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1") as caught:
         Rayen(triangle())(number([0.0, 0.0], [torch.nan, 0.0]))
     assert caught.value.samples == [1]
     with pytest.raises(

@@ -181,7 +181,7 @@ REFUSED = [
     (lambda: sets.SecondOrderCone(EYE, ZERO, ZERO, -1.0), InfeasibleError, "SecondOrderCone: .* got an empty set"),
     (lambda: sets.SecondOrderCone(ZERO, ZERO, ZERO, 1.0), ShapeError, r"A: expected shape \(k, n\)"),
     (lambda: sets.SecondOrderCone(EYE, torch.zeros(3, dtype=D), ZERO, 1.0), ShapeError, "b: expected shape"),
-    (lambda: sets.LMI(EYE, EYE.expand(2, 2, 2).triu() + EYE.flip(0).triu()), UnsupportedSetError, "F: expected symm"),
+    (lambda: sets.LMI(EYE, EYE.expand(2, 2, 2).triu() + EYE.flip(0).triu()), UnsupportedSetError, "F: expected a symm"),
     (lambda: sets.LMI(EYE, EYE), ShapeError, r"F: expected shape \(n, 2, 2\)"),
     (lambda: sets.LMI(-EYE, torch.zeros(1, 2, 2, dtype=D)), InfeasibleError, "LMI: .* got an empty set"),
     (lambda: sets.LMI(torch.eye(3, dtype=D), EYE[None]), ShapeError, r"F: expected shape \(n, 3, 3\)"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
-from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+from hardnet.functional.samples import Policy, keep_value, look_is_free, reject
 
 
 def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_invalid: Policy = "raise") -> Tensor:
@@ -29,8 +29,8 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
     bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
     y = torch.where(bad.unsqueeze(-1), torch.nan, y)
     if on_invalid == "raise" and look_is_free(y):
-        refuse(bad & ~offset.isfinite().all(-1), NonFiniteError, "raw, center: expected finite numbers, got NaN or inf")
-        refuse(bad, BoundsError, "radius: expected a finite number >= 0, got a negative or non-finite one")
+        reject(bad & ~offset.isfinite().all(-1), NOT_FINITE, "raw, center")
+        reject(bad, NEGATIVE, "radius")
     return y
 
 

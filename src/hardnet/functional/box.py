@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, NonFiniteError
+from hardnet.functional.diagnose import find_invalid
 from hardnet.functional.inputs import broadcast_batch, check_bound, require_float
-from hardnet.functional.samples import Policy, look_is_free, refuse
+from hardnet.functional.samples import Policy, look_is_free
 
 
 def project_box(
@@ -36,6 +36,6 @@ def project_box(
     ordered = ((low <= high) & (low < torch.inf) & (high > -torch.inf)).all(-1)
     y = torch.where((number & ordered).unsqueeze(-1), y, torch.nan)
     if on_invalid == "raise" and look_is_free(y):
-        refuse(~number, NonFiniteError, "raw, lower, upper: expected numbers, got NaN or an infinite raw")
-        refuse((~ordered).expand(y.shape[:-1]), BoundsError, "lower: expected lower <= upper, got lower > upper")
+        for finding in find_invalid(raw, None, *bounds):
+            raise finding.error()
     return y

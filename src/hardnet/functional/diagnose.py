@@ -2,66 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, NonFiniteError, RankError, name_samples, sentence
+from hardnet.errors import (
+    CROSSED,
+    DEPENDENT,
+    NO_LOWER_BOUND,
+    NO_UPPER_BOUND,
+    NOT_FINITE,
+    ZERO_ROW,
+    Defect,
+    HardNetError,
+    name_samples,
+)
+from hardnet.functional.samples import sample_indices
 
-REMEDY = "drop redundant rows or use the exact projection (method='projection')"
+
+class Finding(NamedTuple):
+    """A defect of the argument `name` in the samples of the mask `bad` ``(*batch)`` or ``()``; `got` in words."""
+
+    defect: Defect
+    name: str
+    bad: Tensor
+    got: str | None = None
+
+    def error(self, index: Callable[[Tensor], list[object]] = sample_indices) -> HardNetError:
+        """The error, with samples named by `index`; none where one number is shared by all."""
+        return self.defect.of(self.name, self.got, index(self.bad) if self.bad.dim() else [])
+
+
+def find_invalid(raw: Tensor, A: Tensor | None, lower: Tensor | None, upper: Tensor | None) -> Iterator[Finding]:
+    """What is wrong with the numbers of ``lower <= A y <= upper`` (A None: the identity): each kind once, in order."""
+    for name, tensor, core in (("raw", raw, 1), ("A", A, 2)):
+        if tensor is not None and not bool(tensor.isfinite().all()):
+            yield Finding(NOT_FINITE, name, ~tensor.isfinite().flatten(tensor.dim() - core).all(-1))
+    for name, bound, wrong, defect in (
+        ("lower", lower, torch.inf, NO_LOWER_BOUND),
+        ("upper", upper, -torch.inf, NO_UPPER_BOUND),
+    ):
+        if bound is not None and (bad := bound.isnan() | (bound == wrong)).any():
+            yield Finding(defect, name, bad.any(-1), f"{bound[bad][0].item():+}")
+    if lower is not None and upper is not None and (bad := lower > upper).any():
+        excess = torch.where(bad, lower - upper, 0).max().item()
+        got = f"lower > upper by up to {excess:.3g} in row(s) {name_samples(rows_of(bad))}"
+        yield Finding(CROSSED, "lower, upper", bad.any(-1), got)
+
+
+def find_dependent(A: Tensor) -> Finding:
+    """Why rows of a finite A ``(*batch, m, n)`` have no pseudo-inverse: zero rows, dependent rows, or nearly so."""
+    lengths = torch.linalg.vector_norm(A.double(), dim=-1)
+    if (zero := lengths == 0).any():
+        return Finding(ZERO_ROW, "A", zero.any(-1), f"row(s) {name_samples(rows_of(zero))} of zeros")
+    smallest = torch.linalg.svdvals(A.double() / lengths.unsqueeze(-1))[..., -1]
+    bad = smallest < 64 * A.shape[-1] * torch.finfo(A.dtype).eps
+    size = f"smallest singular value {smallest.min().item():.2g}"
+    if not bad.any():  # not dependent, yet no answer: the worst sample is named
+        return Finding(DEPENDENT, "A", smallest <= smallest.min(), f"{size}, beyond {A.dtype}")
+    return Finding(DEPENDENT, "A", bad, f"{DEPENDENT.got}, {size}")
 
 
 def raise_invalid(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, batch: torch.Size) -> None:
     """Raise the error of the first kind of bad number found in raw, A, the bounds, or the rank of A, if any."""
-    for name, tensor, own in (("raw", raw, 1), ("A", A, 2)):
-        bad = tensor.isfinite().flatten(tensor.dim() - own).all(-1).logical_not()
-        if bad.any():
-            found, samples = _where(bad, batch)
-            raise NonFiniteError(sentence(name, "finite numbers", f"NaN or infinity{found}"), samples)
-    _check_bounds(lower, upper, batch)
-    _check_rank(A, batch)
+    finding = next(find_invalid(raw, A, lower, upper), None)
+    raise (find_dependent(A) if finding is None else finding).error(lambda bad: _indices(bad, batch))
 
 
-def _check_bounds(lower: Tensor | None, upper: Tensor | None, batch: torch.Size) -> None:
-    """Raise where lower > upper, lower = +inf, upper = -inf, or a bound is NaN."""
-    for name, bound, wrong in (("lower", lower, torch.inf), ("upper", upper, -torch.inf)):
-        if bound is not None and (bad := bound.isnan() | (bound == wrong)).any():
-            found, samples = _where(bad.any(-1), batch)
-            text = sentence(name, f"numbers other than NaN and {wrong:+}", f"{bound[bad][0].item():+}{found}")
-            raise BoundsError(f"{text}; leave the bound out or give {-wrong:+} where there is none", samples)
-    if lower is not None and upper is not None and (bad := lower > upper).any():
-        found, samples = _where(bad.any(-1), batch)
-        rows = sorted({int(index[-1]) for index in bad.nonzero()})
-        excess = torch.where(bad, lower - upper, 0).max().item()
-        got = f"lower > upper by up to {excess:.3g} in row(s) {name_samples(rows)}{found}"
-        raise BoundsError(sentence("lower, upper", "lower <= upper in every row", got, "swap or relax them"), samples)
+def rows_of(bad: Tensor) -> list[int]:
+    """The rows of a mask ``(*batch, m)`` that are bad in some sample."""
+    return sorted({int(index[-1]) for index in bad.nonzero()})
 
 
-def _check_rank(A: Tensor, batch: torch.Size) -> None:
-    """Raise where A has a zero row or rows that are dependent to rounding."""
-    lengths = torch.linalg.vector_norm(A.double(), dim=-1)
-    if (zero := lengths == 0).any():
-        found, samples = _where(zero.any(-1), batch)
-        rows = sorted({int(index[-1]) for index in zero.nonzero()})
-        got = f"row(s) {name_samples(rows)} of zeros{found}"
-        raise RankError(sentence("A", "rows other than zero", got, "drop these rows"), samples)
-    smallest = torch.linalg.svdvals(A.double() / lengths.unsqueeze(-1))[..., -1]
-    bad = smallest < 64 * A.shape[-1] * torch.finfo(A.dtype).eps
-    got = f"rows that are dependent to rounding, smallest singular value {smallest.min().item():.2g}"
-    if not bad.any():  # not dependent, yet no answer: the worst sample is named
-        bad, got = smallest <= smallest.min(), f"smallest singular value {smallest.min().item():.2g}, beyond {A.dtype}"
-    found, samples = _where(bad, batch)
-    raise RankError(sentence("A", "linearly independent rows", got + found, REMEDY), samples)
-
-
-def _where(bad: Tensor, batch: torch.Size) -> tuple[str, list[object]]:
-    """``, in sample(s) ...`` and the indices of the bad samples; nothing where the number is shared by all."""
-    if bad.dim() == 0:
-        return "", []
-    indices = bad.nonzero().squeeze(-1)
-    names = [_index(int(flat), batch) for flat in indices]
-    return (f", in sample(s) {name_samples(names)}", names) if batch else ("", [])
+def _indices(bad: Tensor, batch: torch.Size) -> list[object]:
+    """The samples of a mask over the flattened batch: ints for one batch dimension, tuples for several."""
+    return [_index(int(flat), batch) for flat in bad.nonzero().squeeze(-1)] if batch else []
 
 
 def _index(flat: int, batch: torch.Size) -> object:
-    """The index of a sample of the flattened batch: an int for one batch dimension, a tuple for several."""
+    """The index of a sample of the flattened batch."""
     return flat if len(batch) == 1 else tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), batch))

@@ -19,6 +19,8 @@ def require_float(name: str, tensor: object) -> None:
         raise DTypeError(sentence(name, "a tensor", type(tensor).__name__, "wrap it in torch.as_tensor"))
     if not tensor.is_floating_point():
         raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
+    if tensor.layout is not torch.strided:
+        raise DTypeError(sentence(name, "a dense tensor", tensor.layout, "call .to_dense()"))
 
 
 def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import (
+    NOT_FINITE,
     ConvergenceError,
     InfeasibleError,
-    NonFiniteError,
     UnsupportedSetError,
     name_samples,
     sentence,
@@ -200,7 +200,7 @@ def _raise_failures(solution: Solution, residual: Tensor, rows: Tensor, batch: t
     samples = sample_indices(failed[bad].reshape(batch))
     where = f" in samples {name_samples(samples)}" if batch else ""
     if bad is Status.INVALID:
-        raise NonFiniteError(f"raw: expected finite numbers, got NaN or inf{where}", samples)
+        raise NOT_FINITE.of("raw", None, samples)
     unmet = [sorted(set(rows[error.abs() > UNMET].tolist())) for error in residual[failed[bad]]]
     if bad is Status.INFEASIBLE:
         text = f"no y in the unit cube satisfies the rows{where}; unsatisfied: {name_samples(unmet)}"

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import warnings
 
-import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, NotConvergedWarning, name_samples, sentence
-from hardnet.functional.samples import refuse, sample_indices
+from hardnet.errors import CROSSED, InfeasibleError, NotConvergedWarning, name_samples
+from hardnet.functional.diagnose import find_invalid
+from hardnet.functional.samples import reject, sample_indices
 
 
 def raise_invalid(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, bad: Tensor) -> None:
-    """Raise for the samples of the mask `bad` ``(*batch)`` what their numbers are guilty of, if there are any."""
+    """Raise for the samples of the mask `bad` ``(*batch)`` what is wrong with their numbers, if there are any."""
     if not bool(bad.any()):
         return
-    finite = sentence("raw", "finite numbers", "NaN or infinity")
-    refuse(bad & ~raw.isfinite().all(-1), NonFiniteError, finite)
-    finite = sentence("A", "finite numbers", "NaN or infinity")
-    refuse(bad & ~A.isfinite().flatten(-2).all(-1), NonFiniteError, finite)
-    for name, bound, wrong in (("lower", lower, torch.inf), ("upper", upper, -torch.inf)):
-        if bound is not None:
-            text = sentence(
-                name, f"numbers other than NaN and {wrong:+}", f"NaN or {wrong:+}", "leave out what is free"
-            )
-            refuse(bad & (bound.isnan() | (bound == wrong)).any(-1), BoundsError, text)
-    refuse(bad, BoundsError, sentence("lower, upper", "lower <= upper in every row", "lower > upper"))
+    for finding in find_invalid(raw, A, lower, upper):
+        reject(bad & finding.bad, finding.defect, finding.name, finding.got)
+    reject(bad, CROSSED, "lower, upper")
 
 
 def raise_infeasible(bad: Tensor, certificate: Tensor) -> None:

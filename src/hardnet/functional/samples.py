@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import SampleError, name_samples
+from hardnet.errors import Defect, SampleError, in_samples
 
 Policy = Literal["raise", "nan"]
 """What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
@@ -30,9 +30,14 @@ def sample_indices(bad: Tensor) -> list[object]:
 def refuse(bad: Tensor, error: Callable[..., SampleError], text: str) -> None:
     """Raise `error` with `text` and the samples of the mask `bad` ``(*batch)``, if there are any."""
     if bool(bad.any()):
-        samples = sample_indices(bad)
-        where = f" in sample {name_samples(samples)}" if bad.dim() else ""
-        raise error(f"{text}{where}", samples)
+        samples = sample_indices(bad) if bad.dim() else []
+        raise error(f"{text}{in_samples(samples)}", samples)
+
+
+def reject(bad: Tensor, defect: Defect, name: str, got: str | None = None) -> None:
+    """Raise a defect of the argument `name` with the samples of the mask `bad` ``(*batch)``, if there are any."""
+    if bool(bad.any()):
+        raise defect.of(name, got, sample_indices(bad) if bad.dim() else [])
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:

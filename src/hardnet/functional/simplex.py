@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.inputs import check_number, require_float
-from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+from hardnet.functional.samples import Policy, keep_value, look_is_free, reject
 
 
 def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Policy = "raise") -> Tensor:
@@ -32,8 +32,8 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
     bad = ~((wanted >= 0) & wanted.isfinite() & raw.isfinite().all(-1))
     y = torch.where(bad.unsqueeze(-1), torch.nan, y)
     if on_invalid == "raise" and look_is_free(y):
-        refuse(bad & ~raw.isfinite().all(-1), NonFiniteError, "raw: expected finite numbers, got NaN or infinite")
-        refuse(bad, BoundsError, "total: expected a finite number >= 0, got a negative or non-finite one")
+        reject(bad & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
+        reject(bad, NEGATIVE, "total")
     return y
 
 

@@ -122,8 +122,6 @@ class DC3(Layer):
         A = None if like is None else self.constraint.fixed_matrix(like)
         if A is None:
             return
-        if not bool(A.isfinite().all()):
-            raise NonFiniteError(sentence("A", "finite numbers", "NaN or inf in a constant matrix"))
         if self.completion:
             self._index = self._split_index(known_equalities(self.constraint) or [], A)
             self._sides = self._known_sides(self._index[1])

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import NOT_FINITE, ConvergenceError, HardNetError, ShapeError, sentence
 from hardnet.functional.completion import Partition, partition_of
 from hardnet.functional.newton import complete_smooth, gradient, jacobian, reduce_gradient
 from hardnet.layers.base import Guarantee, Layer
@@ -109,7 +109,7 @@ class SmoothDC3(Layer):
         """Why some sample of y is NaN."""
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
-            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
+            return NOT_FINITE.of("raw", None, samples)
         samples = sample_indices(y.isnan().any(dim=-1)) or []
         expected = f"equality: expected a solution to {self.options.newton_tolerance:g}"
         text = f"{expected}, got no convergence{in_samples(samples)}"

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, HardNetError, NonFiniteError, RankError, name_samples
+from hardnet.errors import HardNetError, RankError, in_samples
+from hardnet.functional.diagnose import find_invalid
 from hardnet.functional.samples import look_is_free
 from hardnet.functional.samples import sample_indices as indices_of
 from hardnet.sets.base import AffineRows
+
+__all__ = ["crossed", "diagnose_inputs", "diagnose_missed", "in_samples", "poison", "raise_for_invalid", "sample_indices"]
 
 
 def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
@@ -37,24 +40,9 @@ def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) ->
 
 
 def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
-    """The error of a non-finite raw or A, or of crossed bounds, naming the samples; None where all are sound."""
-    for name, value, core in (("raw", raw, 1), ("A", rows.A, 2)):
-        samples = sample_indices(~value.isfinite().flatten(value.dim() - core).all(dim=-1))
-        if samples is not None:
-            return NonFiniteError(f"{name}: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
-    for name, bound, absent in (("lower", rows.lower, torch.inf), ("upper", rows.upper, -torch.inf)):
-        samples = None if bound is None else sample_indices((bound.isnan() | (bound == absent)).any(dim=-1))
-        if samples is not None:
-            return NonFiniteError(
-                f"{name}: expected numbers or {-absent}, got NaN or {absent}{in_samples(samples)}", samples
-            )
-    bad = crossed(rows)
-    samples = None if bad is None else sample_indices(bad)
-    if samples is not None:
-        return BoundsError(
-            f"lower: expected lower <= upper, got a lower bound above its upper{in_samples(samples)}", samples
-        )
-    return None
+    """The error of a bad number in raw, A or the bounds, naming the samples; None where all are sound."""
+    finding = next(find_invalid(raw, *rows), None)
+    return None if finding is None else finding.error()
 
 
 def diagnose_missed(missed: Tensor, matrix: str, instead: str) -> RankError | None:
@@ -71,8 +59,3 @@ def sample_indices(bad: Tensor) -> list[object] | None:
     if not bool(bad.any()):
         return None
     return indices_of(bad) if bad.dim() else []
-
-
-def in_samples(samples: list[object]) -> str:
-    """`` in samples 0, 3``, or nothing where the value is shared by all samples."""
-    return f" in samples {name_samples(samples)}" if samples else ""

@@ -11,14 +11,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, OptionError, ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import (
+    NOT_FINITE,
+    HardNetError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    UnsupportedSetError,
+    sentence,
+)
 from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.functional.half import working
 from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
-from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet, block_of
@@ -206,7 +214,7 @@ class Rayen(Layer):
         """Why some sample of y is NaN."""
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
-            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
+            return NOT_FINITE.of("raw", None, samples)
         text = f"raw: expected rays that meet the boundary with radial='{self.options.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sentence
 from hardnet.functional.completion import matvec
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
@@ -75,10 +75,11 @@ class Affine(ConstraintSet):
         super().__init__(name)
         if lower is None and upper is None:
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
-        self.take("A", A, ("m", "n"))
-        self.take("lower", lower, ("m",))
-        self.take("upper", upper, ("m",))
+        self.take("A", A, ("m", "n"), "finite")
+        self.take("lower", lower, ("m",), "lower")
+        self.take("upper", upper, ("m",), "upper")
         self._check_bounds()
+        self._check_zero_rows()
 
     def numbers(self, x: Any, like: Tensor) -> AffineRows:
         """``A(x), lower(x), upper(x)``, with bounds of one entry per row."""
@@ -104,6 +105,21 @@ class Affine(ConstraintSet):
         """Each side where it is constant or absent; NaN where only x knows."""
         A = self.fixed_matrix(like)
         return None if A is None else known_bounds(self, A.new_empty(len(A)))
+
+    def _check_zero_rows(self) -> None:
+        """Refuse a constant row of zeros whose constant bounds exclude ``0 y = 0``: no point satisfies it."""
+        A = self.fixed("A")
+        if A is None or A.dim() != 2 or A.is_meta:
+            return
+        bounds = self.fixed_bounds(A)
+        if bounds is None or bounds[0].is_meta:
+            return
+        empty = (A == 0).all(-1) & ((bounds[0] > 0) | (bounds[1] < 0))
+        if bool(empty.any()):
+            rows = empty.nonzero().flatten().tolist()
+            got = f"row(s) {name_samples(rows)} of zeros, whose bounds exclude 0"
+            names = [f"{self.label}[{row}]" for row in rows]
+            raise InfeasibleError(sentence("A", EMPTY.expected, got, "drop them"), (), [rows], [names])
 
     def residual(self, numbers: AffineRows, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``."""

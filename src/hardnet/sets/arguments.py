@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.functional.half import HALF
-from hardnet.functional.inputs import Core, fit, require_like, spell
+from hardnet.errors import (
+    NEGATIVE,
+    NO_LOWER_BOUND,
+    NO_UPPER_BOUND,
+    NOT_A_NUMBER,
+    NOT_FINITE,
+    Defect,
+    DTypeError,
+    ShapeError,
+    sentence,
+)
+from hardnet.functional.half import HALF, working
+from hardnet.functional.inputs import Core, fit, require_float, require_like, spell
 from hardnet.sets.constants import Constants
 
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
+
+Kind = Literal["number", "finite", "lower", "upper", "size"]
+"""What a constant must be: no NaN; finite; a lower or an upper bound, which may be absent; or a finite size >= 0."""
+
+SOUND: dict[Kind, tuple[Defect, Callable[[Tensor], Tensor]]] = {
+    "number": (NOT_A_NUMBER, lambda value: ~value.isnan()),
+    "finite": (NOT_FINITE, torch.isfinite),
+    "lower": (NO_LOWER_BOUND, lambda value: value < torch.inf),
+    "upper": (NO_UPPER_BOUND, lambda value: value > -torch.inf),
+    "size": (NEGATIVE, lambda value: value.isfinite() & (value >= 0)),
+}
+"""For each kind of constant its defect, and which entries are sound."""
 
 
 class Arguments(Constants):
@@ -37,12 +59,20 @@ class Arguments(Constants):
         self._constants: list[str] = []
         self._cores: dict[str, Core] = {}
         self._sizes: dict[str, int] = {}
+        self._written: dict[str, Tensor] = {}
 
-    def take(self, name: str, value: Number | None, core: Core | None = None) -> None:
+    def take(self, name: str, value: Number | None, core: Core | None = None, kind: Kind = "number") -> None:
         """Keep one argument under `name`: a buffer (constant), a parameter or module (learned), or a function.
 
-        `core` is its shape for one sample, in letters and numbers; None leaves the shape unchecked. What a constant
-        tells of the letters must agree with the arguments taken before.
+        A tensor is copied and keeps its dtype; a list, an array or a number is kept in float64 and follows the network.
+        A tensor that asks for a gradient is learned like a parameter, and kept itself.
+
+        Args:
+            name: The attribute that holds it.
+            value: What the user gave; None for nothing.
+            core: Its shape for one sample, in letters and numbers; None leaves the shape unchecked. What a constant
+                tells of the letters must agree with the arguments taken before.
+            kind: What the entries of a constant must be; they are judged here, once.
         """
         if core is not None:
             self._cores[name] = core
@@ -52,8 +82,12 @@ class Arguments(Constants):
             self._functions[name] = value
         else:
             self._constants.append(name)
-            self.register_buffer(name, _as_constant(self._spoken(name), value))
+            constant = _as_constant(self._spoken(name), value)
+            if not isinstance(value, Tensor):
+                self._written[name] = constant
+            self.register_buffer(name, constant)
         self._learn_sizes(name)
+        self._judge(name, kind)
 
     def has(self, name: str) -> bool:
         """Whether the argument was given at all."""
@@ -80,7 +114,7 @@ class Arguments(Constants):
         """
         moving = name not in self._constants and not isinstance(getattr(self, name, None), Tensor)
         self.require_filled(name)
-        value = self._evaluate(name, x) if moving else getattr(self, name)
+        value = self._evaluate(name, x) if moving else self._followed(name, like)
         if not moving and value.dim() == 0:
             value = value.to(like)
         elif value.dtype in HALF:
@@ -92,6 +126,41 @@ class Arguments(Constants):
             return value
         known = tuple(like.shape[-1] if size == "n" else sizes.get(str(size), size) for size in core)
         return fit(spoken, value, like, known, moving=moving)
+
+    def follow(self, like: Tensor) -> None:
+        """Move the constants that were given as lists, arrays or numbers to the dtype and device of a network."""
+        for module in self.modules():
+            if isinstance(module, Arguments):
+                for name, exact in module._written.items():
+                    module._buffers[name] = exact.to(device=like.device, dtype=working(like.dtype))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Constants that were written as lists come from their float64 values after every move: no digit is lost."""
+        super()._apply(fn, recurse)
+        for name, exact in self._written.items():
+            moved = self.get_buffer(name)
+            if not moved.is_meta:
+                self._buffers[name] = exact.to(moved.device, working(moved.dtype))
+        self.empty = self.empty - set(self._written)
+        return self
+
+    def _followed(self, name: str, like: Tensor) -> Tensor:
+        """A constant or parameter; what was written as a list is in the dtype and on the device of `like`."""
+        value, exact = getattr(self, name), self._written.get(name)
+        if exact is None or (value.dtype == like.dtype and value.device == like.device):
+            return value
+        return exact.to(like)
+
+    def _judge(self, name: str, kind: Kind) -> None:
+        """Refuse a constant with an entry that is not sound; what is on the meta device has none yet."""
+        value = self.fixed(name)
+        if value is None or value.is_meta:
+            return
+        defect, sound = SOUND[kind]
+        bad = ~sound(value)
+        if bool(bad.any()):
+            first = value[bad][0].item()
+            raise defect.of(self._spoken(name), None if defect is NOT_FINITE else f"{first:+}")
 
     def extra_repr(self) -> str:
         """The name, and for each argument its shape, its value where it is one number, or where it comes from."""
@@ -142,8 +211,16 @@ class Arguments(Constants):
 
 
 def _as_constant(name: str, value: Any) -> Tensor:
-    """A constant as a float tensor: tensors keep their dtype; Python numbers become float64."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    if not tensor.is_floating_point():
-        raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
-    return tensor
+    """A constant as a float tensor of its own: tensors keep their dtype; what is written in Python becomes float64."""
+    if not isinstance(value, Tensor):
+        return _as_double(name, value)
+    require_float(name, value)
+    return value if value.requires_grad else value.clone()
+
+
+def _as_double(name: str, value: Any) -> Tensor:
+    """A list, an array or a number in float64, on the CPU also where another device is the default."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(sentence(name, "numbers", f"{type(value).__name__} ({error})")) from None

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, sentence
 from hardnet.functional.ball import project_ball
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -33,12 +32,8 @@ class Ball(CurvedSet):
 
     def __init__(self, center: Number, radius: Number, *, name: str | None = None) -> None:
         super().__init__(name)
-        self.take("center", center, ("n",))
-        self.take("radius", radius, ())
-        fixed = self.fixed("radius")
-        if fixed is not None and not bool((fixed.isfinite() & (fixed >= 0)).all()):
-            got = fixed.min().item()
-            raise BoundsError(sentence("radius", "a finite number >= 0", got, "a negative one is empty"))
+        self.take("center", center, ("n",), "finite")
+        self.take("radius", radius, (), "size")
 
     def numbers(self, x: Any, like: Tensor) -> BallNumbers:
         """``center(x), radius(x)``."""

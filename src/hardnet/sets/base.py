@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, DTypeError, UnsupportedSetError, sentence
+from hardnet.errors import CROSSED, DTypeError, UnsupportedSetError, sentence
 from hardnet.rows import BoxedRows
 from hardnet.sets.arguments import Arguments, Number
 
@@ -60,10 +60,15 @@ class ConstraintSet(Arguments):
 
     def origin(self) -> Tensor | None:
         """The zero point ``(n,)`` in the dtype and device of the set's constants; None where n is not known."""
-        like = next((value for value in self.buffers() if value.dim() > 0), None)
         if self.dim is None:
             return None
-        return torch.zeros(self.dim, dtype=torch.float64) if like is None else like.new_zeros(self.dim)
+        parts = [part for part in self.modules() if isinstance(part, Arguments)]
+        given = [part._buffers[name] for part in parts for name in part._constants if name not in part._written]
+        written = [part._buffers[name] for part in parts for name in part._written]
+        like = next((value for value in given + written if value is not None and value.dim() > 0), None)
+        if like is None:
+            return torch.zeros(self.dim, dtype=torch.float64, device="cpu")
+        return like.new_zeros(self.dim)
 
     @property
     def constant(self) -> bool:
@@ -156,8 +161,7 @@ class ConstraintSet(Arguments):
             return
         excess = (lower.double() - upper.double()).max().item() if lower.numel() and upper.numel() else 0.0
         if excess > 0:
-            got = f"lower > upper by up to {excess:.3g}"
-            raise BoundsError(sentence("lower, upper", "lower <= upper in every row", got, "swap or relax them"))
+            raise CROSSED.of("lower, upper", f"lower > upper by up to {excess:.3g}")
 
     def _shared(self, name: str) -> bool:
         """Whether an argument is one constant for all samples."""

@@ -38,8 +38,8 @@ class Box(ConstraintSet):
         super().__init__(name)
         if lower is None and upper is None:
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
-        self.take("lower", lower, ("n",))
-        self.take("upper", upper, ("n",))
+        self.take("lower", lower, ("n",), "lower")
+        self.take("upper", upper, ("n",), "upper")
         self._check_bounds()
 
     def numbers(self, x: Any, like: Tensor) -> BoxNumbers:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError, sentence
+from hardnet.errors import EMPTY
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.conic import project_intersection
@@ -31,13 +31,12 @@ class CurvedSet(ConstraintSet):
     def _require_nonempty(self) -> None:
         """Refuse an empty set at construction, where every number is a constant without batch dimensions."""
         origin = self.origin()
-        if origin is None or not self.constant:
+        if origin is None or not self.constant or origin.is_meta:
             return
         block = self.block(self.numbers(None, origin))
         lead = type(block)(*(field.unsqueeze(0) for field in block))
         if int(project_intersection(origin.unsqueeze(0), [lead]).status) == Status.INFEASIBLE:
-            text = sentence(type(self).__name__, "numbers of a set that holds some point", "an empty set")
-            raise InfeasibleError(text)
+            raise EMPTY.of(self.label)
 
 
 def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import ASYMMETRIC, ShapeError, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -28,11 +28,11 @@ class LMI(CurvedSet):
 
     def __init__(self, F0: Number, F: Number, *, name: str | None = None) -> None:
         super().__init__(name)
-        self.take("F0", F0, ("k", "k"))
-        self.take("F", F, ("n", "k", "k"))
+        self.take("F0", F0, ("k", "k"), "finite")
+        self.take("F", F, ("n", "k", "k"), "finite")
         for matrix in ("F0", "F"):
             fixed = self.fixed(matrix)
-            if fixed is not None:
+            if fixed is not None and not fixed.is_meta:
                 _require_symmetric(matrix, fixed)
         self._require_nonempty()
 
@@ -70,6 +70,4 @@ def _require_symmetric(name: str, F: Tensor) -> None:
     """Refuse constant matrices that are not symmetric."""
     off = (F - F.mT).abs().max().item() if F.numel() else 0.0
     if off > 1e-6 * F.abs().max().item():
-        raise UnsupportedSetError(
-            sentence(name, "symmetric matrices", f"|{name} - {name}'| up to {off:.3g}", f"pass ({name} + {name}') / 2")
-        )
+        raise ASYMMETRIC.of(name, f"|{name} - {name}'| up to {off:.3g}")

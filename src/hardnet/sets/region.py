@@ -46,9 +46,9 @@ class AffineOnRegion(ConstraintSet):
         super().__init__(name)
         if A is None and b is not None:
             raise ShapeError(sentence("A", "a matrix where b is given", "none", "pass A, or leave both out"))
-        self.take("vertices", vertices)
-        self.take("A", A)
-        self.take("b", b)
+        self.take("vertices", vertices, kind="finite")
+        self.take("A", A, kind="finite")
+        self.take("b", b, kind="finite")
         self._check()
 
     @property

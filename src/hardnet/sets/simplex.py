@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, ShapeError, sentence
+from hardnet.errors import ShapeError, sentence
 from hardnet.functional.samples import Policy
 from hardnet.functional.simplex import project_simplex
 from hardnet.rows import BoxedRows
@@ -39,10 +39,7 @@ class Simplex(ConstraintSet):
             raise ShapeError(sentence("dim", "a positive integer", dim))
         self._dim = dim
         self._sizes["n"] = dim
-        self.take("total", total, ())
-        fixed = self.fixed("total")
-        if fixed is not None and not bool((fixed.isfinite() & (fixed >= 0)).all()):
-            raise BoundsError(sentence("total", "a finite number >= 0", fixed.min().item()))
+        self.take("total", total, (), "size")
 
     @property
     def dim(self) -> int:

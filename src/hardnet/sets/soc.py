@@ -27,10 +27,10 @@ class SecondOrderCone(CurvedSet):
 
     def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: str | None = None) -> None:
         super().__init__(name)
-        self.take("A", A, ("k", "n"))
-        self.take("b", b, ("k",))
-        self.take("c", c, ("n",))
-        self.take("d", d, ())
+        self.take("A", A, ("k", "n"), "finite")
+        self.take("b", b, ("k",), "finite")
+        self.take("c", c, ("n",), "finite")
+        self.take("d", d, (), "finite")
         self._require_nonempty()
 
     def numbers(self, x: Any, like: Tensor) -> SecondOrder:
