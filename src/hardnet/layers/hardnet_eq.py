@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, RankError, UnsupportedSetError, name_samples
+from hardnet.errors import NOT_FINITE, HardNetError, RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
 from hardnet.functional.completion import (
     Completion,
@@ -28,7 +28,7 @@ from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import members
 from hardnet.layers.hardnet_aff import too_many_rows
-from hardnet.layers.invalid import diagnose_missed, in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.affine import Affine
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -172,7 +172,7 @@ class HardNetEq(Layer):
         """Why some sample of y is NaN, beyond what was refused before."""
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
-            return NonFiniteError(f"raw: expected finite numbers, got NaN or inf{in_samples(samples)}", samples)
+            return NOT_FINITE.of("raw", None, samples)
         return diagnose_missed(missed, "C", "method='projection'")
 
     def _split(self, x: Any, like: Tensor) -> Split:

@@ -13,7 +13,15 @@ from hardnet.functional.samples import look_is_free
 from hardnet.functional.samples import sample_indices as indices_of
 from hardnet.sets.base import AffineRows
 
-__all__ = ["crossed", "diagnose_inputs", "diagnose_missed", "in_samples", "poison", "raise_for_invalid", "sample_indices"]
+__all__ = [
+    "crossed",
+    "diagnose_inputs",
+    "diagnose_missed",
+    "in_samples",
+    "poison",
+    "raise_for_invalid",
+    "sample_indices",
+]
 
 
 def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
