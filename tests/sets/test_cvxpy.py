@@ -7,7 +7,14 @@ import torch
 
 from hardnet import sets
 from hardnet.certificate import check
-from hardnet.errors import InfeasibleError, MissingExtraError, NonFiniteError, ShapeError, UnsupportedSetError
+from hardnet.errors import (
+    ConvergenceError,
+    InfeasibleError,
+    MissingExtraError,
+    NonFiniteError,
+    ShapeError,
+    UnsupportedSetError,
+)
 from hardnet.layers.hardnet_cvx import HardNetCvx
 from tests.solvers.convex import D, draw
 
@@ -134,3 +141,52 @@ def test_a_missing_package_names_its_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"hardnet\[cvx\]"):
         sets.Cvxpy(build, 3, {"b": (bound, (2,)), "A": A})
+
+
+def norm_ball(y):
+    return [cp.norm1(y) <= 1]
+
+
+def nearest_in_norm_ball(raw):
+    """The projection onto ``sum |y_i| <= 1``: soft thresholding."""
+    size = raw.abs().sort(-1, descending=True).values
+    excess = size.cumsum(-1) - 1
+    count = torch.arange(1, raw.shape[-1] + 1, dtype=D)
+    active = (size - excess / count > 0).sum(-1, keepdim=True)
+    return raw.sign() * (raw.abs() - excess.gather(-1, active - 1) / active).clamp_min(0)
+
+
+@pytest.mark.parametrize("distance", [1e1, 1e4, 1e7, 1e10, 1e12, 1e15])
+def test_from_far_away_the_answer_is_right_or_an_error(distance):
+    program, raw = sets.Cvxpy(norm_ball, 3), distance * (1 + draw(4, 3, seed=5).abs())
+    try:
+        y = project(program, raw, None)
+    except ConvergenceError as error:
+        assert distance > 1e7
+        assert error.samples == [0, 1, 2, 3]
+    else:
+        # what the cone solver resolves: it stops at 1e-12 of |raw| or at the square root of its own tolerance
+        torch.testing.assert_close(y, nearest_in_norm_ball(raw), rtol=0, atol=max(1e-5, 1e-11 * distance))
+
+
+@pytest.mark.parametrize("order", [3, 4, 5, 7])
+def test_matrix_inequalities_of_every_order_have_the_gradients_of_the_native_set(order):
+    F = draw(3, order, order, seed=order)
+    F = (F + F.mT) / 2
+
+    def matrix(y, F0):
+        return [F0 + sum(y[i] * F[i].numpy() for i in range(3)) >> 0]
+
+    F0 = torch.eye(order, dtype=D, requires_grad=True)
+    native, program = sets.LMI(lambda x: x, F), sets.Cvxpy(matrix, 3, {"F0": (lambda x: x, (order, order))})
+    raw, weight = (6 * draw(3, 3, seed=9)).requires_grad_(), draw(3, 3, seed=8)
+    x = F0.expand(3, order, order)
+    ours, theirs = (project(one, raw, x) for one in (native, program))
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=2e-5)
+    expected, found = (torch.autograd.grad((y * weight).sum(), (raw, F0)) for y in (ours, theirs))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close((found[1] + found[1].mT) / 2, (expected[1] + expected[1].mT) / 2, rtol=0, atol=1e-4)
+    direction, step = draw(3, 3, seed=7), 1e-6  # differences of the native set, whose values are exact to rounding
+    moved = [(project(native, raw.detach() + sign * step * direction, x.detach()) * weight).sum() for sign in (1, -1)]
+    slope = (moved[0] - moved[1]).item() / (2 * step)
+    assert (found[0] * direction).sum().item() == pytest.approx(slope, rel=1e-4, abs=1e-4)

@@ -9,11 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError, MissingExtraError, NonFiniteError, UnsupportedSetError, sentence
+from hardnet.errors import (
+    ConvergenceError,
+    InfeasibleError,
+    MissingExtraError,
+    NonFiniteError,
+    UnsupportedSetError,
+    sentence,
+)
 from hardnet.functional.samples import Policy, refuse
 
 SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
 """The cone solver behind cvxpylayers, at the tightest tolerances that it takes without complaint."""
+MATRICES = {"solve_method": "SCS", "eps_abs": 1e-11, "eps_rel": 1e-11, "eps_infeas": 1e-9, "max_iters": 100_000}
+"""For semidefinite constraints of order 4 and more: there diffcp puts the duals of Clarabel back in the wrong order."""
 ACCURACY = 1e-5
 """A solver's answer that violates a row by more than this, relative to the size of y, is no answer."""
 
@@ -43,6 +52,7 @@ class Program:
             got = f"{', '.join(unused)} in no constraint"
             raise UnsupportedSetError(sentence("parameters", "each in some constraint", got, "leave it out"))
         self.layer = layer(problem, parameters=[self.raw, *self.parameters.values()], variables=[self.y])
+        self.options = MATRICES if max(self.layer.ctx.cone_dims.psd, default=0) >= 4 else SOLVER
 
     def violations(self, numbers: Sequence[Tensor], y: Tensor) -> Tensor:
         """How far each scalar row of each constraint is violated at y ``(B, n)``, in float64: ``(B, rows)``."""
@@ -65,12 +75,11 @@ class Program:
         import diffcp
 
         try:
-            (y,) = self.layer(raw, *numbers, solver_args=SOLVER)
+            (y,) = self.layer(raw, *numbers, solver_args=self.options)
         except diffcp.SolverError:
             return torch.full_like(raw, torch.nan), self._failures(raw, numbers)
-        size = 1 + torch.maximum(raw.abs().amax(-1), y.detach().abs().amax(-1))
         rows = self.violations([number.detach() for number in numbers], y.detach())
-        return y, ~(rows.amax(-1) <= ACCURACY * size)
+        return y, ~(rows.amax(-1) <= ACCURACY * _size(raw, y.detach()))
 
     def _failures(self, raw: Tensor, numbers: Sequence[Tensor]) -> Tensor:
         """Which samples the solver cannot answer, one by one: ``(B,)``."""
@@ -134,12 +143,30 @@ def _solve(
         return y.index_copy(0, index, found)
     bad = torch.zeros(y.shape[0], dtype=torch.bool).index_copy(0, index, failed)
     if on_infeasible == "raise":
+        empty = bad.clone()
+        empty[bad] = _empty(program, y[bad], [value[bad] for value in values])
         text = "the cone solver found no point: expected constraints that some y satisfies, got none"
-        refuse(bad.reshape(batch), InfeasibleError, text)
+        refuse(empty.reshape(batch), InfeasibleError, text)
+        text = "the cone solver did not converge: expected a raw output near the set, got one too far for float64"
+        refuse(bad.reshape(batch), ConvergenceError, text)
     y, good = torch.where(bad.unsqueeze(-1), torch.nan, y), index[~failed]
     if good.numel() == 0:
         return y
     return y.index_copy(0, good, program.project(y[good], [value[good] for value in values])[0])
+
+
+def _empty(program: Program, raw: Tensor, values: list[Tensor]) -> Tensor:
+    """Samples of which no point is found from nearby either, ``(B,)``: raw is taken to a length of one at most."""
+    with torch.no_grad():
+        near = raw / raw.abs().amax(-1, keepdim=True).clamp_min(1)
+        found, failed = program.project(near, [value.detach() for value in values])
+        return failed | found.isnan().any(-1)
+
+
+def _size(raw: Tensor, y: Tensor) -> Tensor:
+    """What violations are relative to, ``(B,)``: ``1 + |y|``, and less where raw and y are both shorter than one."""
+    long = y.abs().amax(-1)
+    return torch.minimum(1 + long, torch.maximum(raw.detach().abs().amax(-1), long))
 
 
 def _constraints(build: Callable[..., Any], y: Any, parameters: dict[str, Any]) -> list[Any]:
