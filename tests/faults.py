@@ -33,13 +33,21 @@ def deaths(deed, before=lambda: None, limit=200):
 
 
 def _in_child(deed, k):
+    def doomed():
+        _arm(k)
+        deed()
+
+    return os.waitstatus_to_exitcode(os.waitpid(forked(doomed), 0)[1])
+
+
+def forked(deed):
+    """The process id of a child that does the deed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the tests hold no lock that we need
         child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return child
     try:
-        _arm(k)
         deed()
         os._exit(0)
     except BaseException:

@@ -35,9 +35,10 @@ def test_death_at_any_call_leaves_the_old_or_the_new_file(tmp_path, before):
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
     for _ in deaths(lambda: write_atomically(tmp_path / "file", b"new")):
         pass
-    (tmp_path / ".file.0123.part").write_bytes(b"half")
+    (tmp_path / ".file.0123.part").mkdir()
+    (tmp_path / ".file.0123.part" / ".tmp4567").write_bytes(b"half")
     write_atomically(tmp_path / "file", b"last")
-    assert files_below(tmp_path) == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_link_is_followed(tmp_path):

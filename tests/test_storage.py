@@ -1,14 +1,19 @@
-"""save / load: a reloaded model enforces; another constraint, another network or a broken file is refused."""
+"""save / load: the same model comes back; another constraint, network, method, option or dtype is refused."""
 
 import json
+import stat
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import hardnet as hn
-from tests.cases import bound_of, draw, matrix_of
+from tests.cases import CASES, bound_of, draw, matrix_of
 
-FileError = hn.errors.FileError
+FileError, OptionError, FileWarning = hn.errors.FileError, hn.errors.OptionError, hn.errors.FileWarning
+OLD = Path(__file__).parent / "data" / "version-0.1"
 
 
 def network(outputs=4):
@@ -89,7 +94,7 @@ def test_another_value_behind_the_same_name_is_refused(tmp_path):
 def test_another_constant_is_refused(tmp_path):
     hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
     other = hn.Affine(draw(2, 4, seed=8), upper=0.1) & hn.Equality(draw(1, 4, seed=3), 0.2)
-    with pytest.raises(FileError, match=r"its constant 'members.0.A' differs"):
+    with pytest.raises(FileError, match=r"the constraint is not the one saved; .*its 'members.0.A' differs"):
         hn.load(tmp_path / "model", network(), other)
 
 
@@ -119,21 +124,253 @@ def test_saving_again_replaces_the_model_and_nothing_else(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("model.json", b"{", "not a saved model"),
-        ("model.json", b'{"format": 99}', "expected format 1"),
-        ("model.safetensors", b"rubbish", "not a safetensors file"),
-    ],
-)
-def test_a_broken_file_is_refused(tmp_path, name, content, message):
-    hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
-    (tmp_path / "model" / name).write_bytes(content)
-    with pytest.raises(FileError, match=message):
-        hn.load(tmp_path / "model", network())
-
-
 def test_a_missing_model_is_refused(tmp_path):
-    with pytest.raises(FileError, match="not a saved model"):
-        hn.load(tmp_path / "nothing", network())
+    for folder in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(FileError, match="not a saved model"):
+            hn.load(folder, network())
+
+
+class First(torch.nn.Module):
+    """Passes what the case's layer takes as raw; with a weight, so that there is something to save."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = torch.nn.Parameter(raw)
+
+    def forward(self, x):
+        return self.raw if x is None else self.raw + 0 * x.sum()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_layer_on_every_set_comes_back(case, tmp_path):
+    (x, raw), layer = case.data(), case.layer()
+    model = hn.HardNet(First(raw), layer.constraint, layer).eval()
+    moving = x is not None
+    hn.save(model, tmp_path / "model", example=x)
+    given = case.layer().constraint if moving else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FileWarning)
+        loaded = hn.load(tmp_path / "model", First(torch.zeros_like(raw)), given).eval()
+    assert torch.equal(loaded(x), model(x))
+    assert (loaded.method, loaded.layer.options) == (model.method, model.layer.options)
+    assert str(loaded.layer) == str(model.layer)
+
+
+OPTIONS = [
+    ("dc3", {"steps": 3, "step": 0.01, "momentum": 0.0}),
+    ("dc3", {"completion": False, "steps": 2, "extra_steps": 3, "tolerance": 1e-3}),
+    ("cdgm", {"order": [3, 2, 1, 0]}),
+    ("rayen", {"raw_as": "point"}),
+    ("projection", {"on_infeasible": "nearest", "on_invalid": "nan"}),
+    ("aff", {"strict": True}),
+    ("soft", {}),
+    ("none", {}),
+]
+
+
+def rows():
+    return hn.Affine(draw(2, 4, seed=2), lower=-torch.ones(2).double(), upper=torch.ones(2).double())
+
+
+@pytest.mark.parametrize(("method", "options"), OPTIONS)
+def test_every_option_comes_back_and_another_model_is_refused_by_name(tmp_path, method, options):
+    model, x = hn.HardNet(network(), rows(), method, leak=0.25, **options).eval(), 5 * draw(9, 4)
+    hn.save(model, tmp_path / "model")
+    loaded = hn.load(tmp_path / "model", network()).eval()
+    assert torch.equal(loaded(x), model(x))
+    assert (loaded.method, loaded.layer.options, loaded.leak) == (method, model.layer.options, 0.25)
+    same = hn.load(tmp_path / "model", hn.HardNet(network(), rows(), method, leak=0.25, **options)).eval()
+    assert torch.equal(same(x), model(x))
+    other = "none" if method == "soft" else "soft"
+    with pytest.raises(FileError, match=f"method saved '{method}', given '{other}'"):
+        hn.load(tmp_path / "model", hn.HardNet(network(), rows(), other, leak=0.25))
+    with pytest.raises(FileError, match=r"leak saved 0.25, given 0"):
+        hn.load(tmp_path / "model", hn.HardNet(network(), rows(), method, **options))
+    if options:
+        with pytest.raises(FileError, match=f"option '{next(iter(options))}' saved "):
+            hn.load(tmp_path / "model", hn.HardNet(network(), rows(), method, leak=0.25))
+
+
+def test_a_model_of_auto_does_not_take_the_place_of_another_method(tmp_path):
+    hn.save(hn.HardNet(network(), rows(), "soft"), tmp_path / "model")
+    with pytest.raises(FileError, match="the model is not the one saved; method saved 'soft', given "):
+        hn.load(tmp_path / "model", hn.HardNet(network(), rows()))
+    assert hn.load(tmp_path / "model", network()).method == "soft"
+
+
+@pytest.mark.parametrize(("saved", "given"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_another_dtype_is_refused_with_the_way_out(tmp_path, saved, given, whole):
+    model = hn.HardNet(network(), rows()).to(saved)
+    hn.save(model, tmp_path / "model")
+    net = hn.HardNet(network(), rows()).to(given) if whole else network().to(given)
+    with pytest.raises(FileError, match=rf"is {saved} in the file and {given} here; call .to\({saved}\)"):
+        hn.load(tmp_path / "model", net)
+    loaded = hn.load(tmp_path / "model", network().to(saved)).to(given)
+    assert loaded(draw(3, 4).to(given)).dtype == given
+
+
+def lambdas(shift=0.0, slope=1.0):
+    """The same lambda from another function each time: its numbers are what it is known by."""
+    return hn.Affine(matrix_of, upper=lambda x: slope * x[..., :2].abs() + shift)
+
+
+def test_a_set_with_functions_asks_for_an_example(tmp_path):
+    sets = [lambdas(), lambdas() & hn.Box(-9.0, 9.0), hn.Ball(torch.zeros(4).double(), lambda x: 1 + x[..., 0].abs())]
+    for constraint in sets:
+        with pytest.raises(OptionError, match=r"example: expected an input x, since '\w+' is a function, .*got None"):
+            hn.save(hn.HardNet(network(), constraint), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "other", [{"shift": 1e-6}, {"shift": -0.3}, {"slope": 1.0 + 1e-9}, {"slope": -1.0}, {"shift": torch.inf}]
+)
+def test_functions_are_compared_by_their_numbers(tmp_path, other):
+    model, x = hn.HardNet(network(), lambdas()), draw(9, 4)
+    hn.save(model, tmp_path / "model", example=x)
+    assert torch.equal(hn.load(tmp_path / "model", network(), lambdas())(x), model(x))
+    assert torch.equal(hn.load(tmp_path / "model", network(), hn.Affine(matrix_of, upper=Absolute()))(x), model(x))
+    with pytest.raises(FileError, match="it gives other numbers at the saved example"):
+        hn.load(tmp_path / "model", network(), lambdas(**other))
+
+
+class Absolute:
+    def __call__(self, x):
+        return x[..., :2].abs()
+
+
+def test_functions_of_y_are_compared_by_the_violations_they_give(tmp_path):
+    def build(radius):
+        return hn.sets.Smooth(4, lambda y, x: y.square().sum(-1, keepdim=True) - radius * (1 + x[..., :1].square()))
+
+    def model(radius):
+        return hn.HardNet(network(), build(radius), "soft")
+
+    hn.save(model(1.0), tmp_path / "model", example=draw(5, 4))
+    hn.load(tmp_path / "model", network(), build(1.0))
+    for radius in (1.001, 2.0, -1.0):
+        with pytest.raises(FileError, match="other numbers at the saved example"):
+            hn.load(tmp_path / "model", network(), build(radius))
+
+
+class TwoInputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4).double()
+
+    def forward(self, x):
+        return self.inner(x["state"]) * x["rest"][0]
+
+
+def test_an_example_may_be_any_structure_of_tensors(tmp_path):
+    def build(scale=1.0):
+        return hn.Affine(draw(2, 4), upper=lambda x: scale * x["rest"][1])
+
+    x = {"state": draw(5, 4), "rest": (draw(5, 1), draw(5, 2).abs(), None)}
+    model = hn.HardNet(TwoInputs(), build())
+    hn.save(model, tmp_path / "model", example=x)
+    assert torch.equal(hn.load(tmp_path / "model", TwoInputs(), build())(x), model(x))
+    with pytest.raises(FileError, match="other numbers"):
+        hn.load(tmp_path / "model", TwoInputs(), build(1.5))
+    with pytest.raises(OptionError, match="example: expected a tensor, or tuples, lists and dicts of tensors, got set"):
+        hn.save(model, tmp_path / "model", example={1, 2})
+
+
+def test_learned_numbers_come_back(tmp_path):
+    def build(seed):
+        torch.manual_seed(seed)
+        bound = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2)).double()
+        return hn.HardNet(network(), hn.Affine(draw(2, 4), upper=bound), "projection")
+
+    model, x = build(1), draw(9, 4)
+    model(x)  # moves the statistics
+    model.eval()
+    hn.save(model, tmp_path / "model", example=x)
+    fresh = build(2)
+    loaded = hn.load(tmp_path / "model", fresh.net, fresh.constraint).eval()
+    assert torch.equal(loaded(x), model(x))
+    parameter = hn.HardNet(network(), hn.Affine(draw(2, 4), upper=torch.nn.Parameter(draw(2).abs())), "projection")
+    hn.save(parameter, tmp_path / "parameter")
+    assert torch.equal(hn.load(tmp_path / "parameter", network())(x), parameter(x))
+
+
+def test_saving_moves_no_statistics_and_no_mode(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).double()
+    model = hn.HardNet(net, lambdas()).train()
+    net[2].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hn.save(model, tmp_path / "model", example=draw(9, 4))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.training, net[1].training, net[2].training) == (True, True, False)
+
+
+def test_names_of_sets_come_back_and_are_only_names(tmp_path):
+    box = hn.Box(-torch.ones(4).double(), torch.ones(4).double(), name="limits")
+    model = hn.HardNet(network(), box & hn.Affine(draw(2, 4), upper=1.0, name="budget"))
+    hn.save(model, tmp_path / "model")
+    loaded = hn.load(tmp_path / "model", network())
+    assert [part.name for part in loaded.constraint.parts] == ["limits", "budget"]
+    plain = hn.Box(-torch.ones(4).double(), torch.ones(4).double()) & hn.Affine(draw(2, 4), upper=1.0)
+    hn.load(tmp_path / "model", network(), plain)
+
+
+@pytest.mark.parametrize("tied", ["bounds", "weights", "both"])
+def test_tensors_that_are_tied(tmp_path, tied):
+    def build():
+        torch.manual_seed(4)
+        bound, net = draw(2).abs(), torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)]).double()
+        if tied != "bounds":
+            net[1].weight = net[0].weight
+        upper = bound if tied != "weights" else bound.clone()
+        return hn.HardNet(net, hn.Affine(draw(2, 4), lower=bound, upper=upper), "projection")
+
+    model, x = build(), draw(5, 4)
+    hn.save(model, tmp_path / "model")
+    assert torch.equal(hn.load(tmp_path / "model", build().net)(x), model(x))
+
+
+def test_a_method_of_ones_own_comes_back(tmp_path, monkeypatch):
+    class Halved(hn.layers.HardNetAff):
+        name = "halved"
+
+    constraint, x = rows(), draw(3, 4)
+    model = hn.HardNet(network(), constraint, Halved(constraint, strict=True))
+    hn.save(model, tmp_path / "model")
+    with pytest.raises(FileError, match=r"saved with method 'halved', which this program lacks; .*hn.register"):
+        hn.load(tmp_path / "model", network())
+    monkeypatch.setitem(hn.layers.LAYERS, "halved", Halved)
+    assert torch.equal(hn.load(tmp_path / "model", network())(x), model(x))
+
+
+def line():
+    torch.manual_seed(3)
+    return torch.nn.Linear(2, 3).double()
+
+
+def test_a_constant_model_of_version_0_1_loads_with_a_warning():
+    expected = load_file(OLD / "expected.safetensors")
+    with pytest.warns(FileWarning, match=r"as those of hardnet 0\.1"):
+        loaded = hn.load(OLD / "constant", torch.nn.Linear(2, 3).double())
+    assert (loaded.method, loaded.leak) == ("aff", 0.25)
+    torch.testing.assert_close(loaded(expected["x"]), expected["constant"], rtol=1e-12, atol=1e-12)
+    with pytest.raises(FileError, match="method saved 'aff', given 'soft'"):
+        hn.load(OLD / "constant", hn.HardNet(line(), loaded.constraint, "soft", leak=0.25))
+
+
+def test_a_moving_model_of_version_0_1_loads_with_the_same_function_alone():
+    expected = load_file(OLD / "expected.safetensors")
+    A = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
+    with pytest.warns(FileWarning):
+        loaded = hn.load(OLD / "moving", line(), hn.Affine(A, upper=lambda x: x[..., :1].abs() + 0.1))
+    assert loaded.layer.options.strict
+    torch.testing.assert_close(loaded(expected["x"]), expected["moving"], rtol=1e-12, atol=1e-12)
+    with pytest.warns(FileWarning), pytest.raises(FileError, match="other numbers at the saved example"):
+        hn.load(OLD / "moving", line(), hn.Affine(A, upper=lambda x: x[..., :1].abs() + 0.2))
+
+
+def test_files_have_the_permissions_of_the_users_other_files(tmp_path):
+    (tmp_path / "other").write_text("")
+    hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
+    assert modes == {stat.S_IMODE((tmp_path / "other").stat().st_mode)}

@@ -146,7 +146,8 @@ def check(
     if as_json:
         satisfied = certificate.satisfied
         numbers = {"samples": satisfied.numel(), "satisfied": int(satisfied.sum())}
-        _print_json(numbers | {"max_violation": certificate.max_violation, "ok": certificate.ok})
+        rows = {name: row._asdict() for name, row in certificate.by_name().items()}
+        _print_json(numbers | {"max_violation": certificate.max_violation, "ok": certificate.ok, "rows": rows})
     else:
         typer.echo(str(certificate))
     raise typer.Exit(0 if certificate.ok else BROKEN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,26 +34,31 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path` to be written in the block; it takes the place of `path` when the block ends well.
+    """A new file to be written in the block; it takes the place of `path` when the block ends well.
 
-    A link is followed: the file that it points to is replaced. What writers that were killed left behind is removed.
+    It stands in a folder of its own beside `path`, with whatever else its writer needs. A link is followed: the file
+    that it points to is replaced. What writers that were killed left behind is removed.
     """
     path = Path(os.path.realpath(path))
-    fresh = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    workshop = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    fresh = workshop / path.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _only_writer(path.parent) as alone:
             for left in path.parent.glob(f".{path.name}.*.part") if alone else ():
-                left.unlink(missing_ok=True)
+                shutil.rmtree(left, ignore_errors=True)
+            workshop.mkdir()
+            fresh.touch()
+            permissions = fresh.stat().st_mode  # those of the user's other files; safetensors would give others none
             yield fresh
+            fresh.chmod(permissions)
             _to_disk(fresh)
             os.replace(fresh, path)
             _to_disk(path.parent)
     except OSError as error:
         raise FileError(f"{path}: could not be written; {error.strerror or error}") from error
     finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+        shutil.rmtree(workshop, ignore_errors=True)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +90,16 @@ def read_tensors(path: Path, wrong: str) -> tuple[dict[str, Any] | None, dict[st
     if header is not None and not isinstance(header, dict):
         raise FileError(f"{path}: {wrong}; its header is not a JSON object")
     return header, tensors
+
+
+def has_header(path: Path) -> bool:
+    """Whether this is a safetensors file with a header of ours."""
+    package = safetensors_package()
+    try:
+        with package.safe_open(path, framework="pt") as file:
+            return HEADER in (file.metadata() or {})
+    except (OSError, package.SafetensorError):
+        return False
 
 
 def require_keys(content: Any, kinds: Mapping[str, Any], path: Path) -> None:

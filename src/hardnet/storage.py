@@ -1,52 +1,66 @@
-"""save / load: a folder with the weights (safetensors) and what they belong to (JSON); never a pickle."""
+"""save / load: a folder with one safetensors file that says itself what it belongs to; never a pickle.
+
+The header of ``model.safetensors`` holds method, options, leak, and the structure of the constraint, sealed with the
+numbers by a digest. The file is replaced in one step, so that at every moment the old or the new model is there, whole.
+``model.json`` is a copy of the header for people; a save that dies between the two files leaves the older copy.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from dataclasses import asdict
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import FileError, MissingExtraError
-from hardnet.layers.base import Layer
+from hardnet.errors import FileError, FileWarning, HardNetError, OptionError, sentence
+from hardnet.files import DIGEST, digest, has_header, read_tensors, require_keys, write_atomically, write_tensors
+from hardnet.layers.identity import differences, plain
 from hardnet.layers.registry import LAYERS
 from hardnet.model import HardNet
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.description import describe, rebuild
+from hardnet.sets.description import describe, function_names, rebuild, same_structure
+from hardnet.sets.fingerprint import fingerprint, flatten, same, unflatten
 
-FORMAT = 1
+FORMAT, FORMAT_1 = 2, 1
+"""What is written, and what version 0.1 wrote: its description stands in model.json alone, without a digest."""
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-EXAMPLE = "example."
-"""Prefix of the tensors that hold the example input and the set's numbers there."""
+EXAMPLE, INPUT = "example.", "example.x"
+"""Prefix of the tensors that hold the example input and what the set is at it."""
+ENTRIES = {"format": int, "method": str, "options": dict, "leak": int | float, "constraint": dict}
 
 
-def save(model: HardNet, path: str | Path, *, example: Tensor | None = None) -> None:
-    """Save a model to the folder `path`: weights, method, and a description of its constraint.
+def save(model: HardNet, path: str | Path, *, example: Any = None) -> None:
+    """Save a model to the folder `path`: weights, method, options, and a description of its constraint.
 
     Args:
         model: The model.
-        path: The folder to write; an existing one is replaced as a whole, so it is never half written.
-        example: An input for a set that depends on x: the numbers of C(example) are saved too, and a load with a
-            constraint that gives other numbers there is refused.
+        path: The folder; the model that it holds is replaced in one step, other files are refused.
+        example: An input x, as the network takes it. A set with functions of x needs one: a file does not hold code,
+            so the set is known by its numbers at the example, and a load with functions that give others is refused.
     """
-    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    if not isinstance(model, HardNet):
+        raise OptionError(sentence("model", "a HardNet", type(model).__name__))
+    code = function_names(describe(model.constraint))
+    if code and example is None:
+        expected = (
+            f"an input x, since '{code[0]}' is a function, which a file can only know by its numbers at an example"
+        )
+        raise OptionError(sentence("example", expected, None, "pass hn.save(model, path, example=x)"))
+    folder = Path(path)
+    _require_model_folder(folder)
+    tensors = dict(model.state_dict())
+    header = _header(model)
     if example is not None:
-        tensors |= _example_tensors(model, example)
-    description = {
-        "format": FORMAT,
-        "method": model.method,
-        "options": _options(model.layer),
-        "leak": model.leak,
-        "dtype": str(next((p.dtype for p in model.parameters()), torch.float32)),
-        "constraint": describe(model.constraint),
-    }
-    _replace_folder(Path(path), tensors, description)
+        shape, leaves = flatten(example, INPUT)
+        header["example"] = shape
+        tensors |= leaves | _at_example(model, example)
+    sealed = write_tensors(folder / WEIGHTS, tensors, header)
+    write_atomically(folder / DESCRIPTION, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
 def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = None) -> HardNet:
@@ -54,136 +68,167 @@ def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = No
 
     Args:
         path: The folder.
-        net: A network of the saved architecture, or a whole `HardNet`; its weights are overwritten.
+        net: A network of the saved architecture and dtype, or a whole `HardNet`; its weights are overwritten. A
+            `HardNet` of another method, other options, dtype or constraint is refused by name of what differs.
         constraint: The set. A constant set is rebuilt from the file; one with functions of x or learned numbers must
             be given again, and is refused where it is not the one saved.
     """
-    description = _read_description(Path(path))
-    tensors = _read_tensors(Path(path) / WEIGHTS)
-    model = net if isinstance(net, HardNet) else _assemble(net, constraint, description, tensors)
-    _require_same(model.constraint, description["constraint"], path)
+    folder = Path(path)
+    header, tensors = _read(folder)
+    model = net if isinstance(net, HardNet) else _assemble(net, constraint, header, tensors, folder)
+    if isinstance(net, HardNet) and constraint is not None and constraint is not net.constraint:
+        raise OptionError(sentence("constraint", "none beside a HardNet, which has its own", type(constraint).__name__))
+    _require_same_layer(model, header, folder)
+    if not same_structure(header["constraint"], describe(model.constraint)):
+        saved, given = header["constraint"], describe(model.constraint)
+        raise FileError(f"{path}: the constraint is not the one saved; saved {saved}, given {given}")
     weights = {name: value for name, value in tensors.items() if not name.startswith(EXAMPLE)}
-    _require_same_constants(model, weights, path)
-    _load_weights(model, weights, path)
-    _require_same_numbers(model, tensors, path)
+    _require_same_dtypes(model, weights, folder)
+    _load_weights(model, weights, folder)
+    _require_same_numbers(model, header, tensors, folder)
     return model
 
 
+def _header(model: HardNet) -> dict[str, Any]:
+    """What a file says of a model besides its numbers."""
+    return {
+        "format": FORMAT,
+        "method": model.method,
+        "options": plain(model.layer.options),
+        "leak": model.leak,
+        "dtype": str(next((p.dtype for p in model.parameters()), torch.float32)),
+        "constraint": describe(model.constraint),
+    }
+
+
 def _assemble(
-    net: nn.Module, constraint: ConstraintSet | None, description: dict[str, Any], tensors: dict[str, Tensor]
+    net: nn.Module, constraint: ConstraintSet | None, header: dict[str, Any], tensors: dict[str, Tensor], folder: Path
 ) -> HardNet:
     """Join the network with the given set, or with the one that the file describes."""
-    if constraint is None:
-        prefix = "layer.constraint."
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        constraint = rebuild(description["constraint"], own)
-    layer = LAYERS.get(description["method"])
+    prefix = "layer.constraint."
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    layer = LAYERS.get(header["method"])
     if layer is None:
-        raise FileError(f"the file was saved with method {description['method']!r}, which this installation lacks")
-    return HardNet(net, constraint, layer(constraint, **description["options"]), leak=description["leak"])
+        remedy = "register it with hn.register(LayerClass) before loading"
+        raise FileError(f"{folder}: saved with method {header['method']!r}, which this program lacks; {remedy}")
+    try:
+        constraint = rebuild(header["constraint"], own) if constraint is None else constraint
+        return HardNet(net, constraint, layer(constraint, **header["options"]), leak=header["leak"])
+    except FileError as error:
+        raise FileError(f"{folder}: {error}") from error
+    except (HardNetError, KeyError, TypeError, AttributeError, ValueError) as error:
+        kind = "" if isinstance(error, HardNetError) else f"{type(error).__name__}: "
+        raise FileError(f"{folder}: the saved model cannot be built again; {kind}{error}") from error
 
 
-def _options(layer: Layer) -> dict[str, Any]:
-    """The layer's own options as JSON data."""
-    return asdict(layer.options)
+def _require_same_layer(model: HardNet, header: dict[str, Any], folder: Path) -> None:
+    """Refuse a model with another method, other options or another leak; files of 0.1 did not hold all options."""
+    known = header["options"] if header["format"] == FORMAT else plain(model.layer.options)
+    wrong = differences(header["method"], known, model.method, model.layer.options)
+    if header["leak"] != model.leak:
+        wrong.append(f"leak saved {header['leak']}, given {model.leak}")
+    if wrong:
+        raise FileError(f"{folder}: the model is not the one saved; {'; '.join(wrong)}")
 
 
-def _require_same(constraint: ConstraintSet, saved: dict[str, Any], path: str | Path) -> None:
-    """Refuse a set of another structure than the saved one."""
-    given = describe(constraint)
-    if given != saved:
-        raise FileError(f"{path}: the constraint is not the one saved; saved {saved}, given {given}")
+def _require_same_dtypes(model: HardNet, weights: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a float32 model for a float64 file, and the other way round: torch would round in silence."""
+    for name, own in model.state_dict().items():
+        saved = weights.get(name)
+        if saved is not None and saved.dtype != own.dtype and not name.endswith("_extra_state"):
+            remedy = f"call .to({saved.dtype}) on the network or set before loading, and .to({own.dtype}) on what comes"
+            raise FileError(f"{folder}: '{name}' is {saved.dtype} in the file and {own.dtype} here; {remedy}")
 
 
-def _require_same_constants(model: HardNet, weights: dict[str, Tensor], path: str | Path) -> None:
-    """Refuse a set whose constants differ from the saved ones."""
-    for name, constant in model.constraint.named_buffers():
-        saved = weights.get(f"layer.constraint.{name}")
-        if saved is None or saved.shape != constant.shape or not torch.equal(saved.to(constant), constant):
-            raise FileError(f"{path}: the constraint is not the one saved; its constant '{name}' differs")
-
-
-def _require_same_numbers(model: HardNet, tensors: dict[str, Tensor], path: str | Path) -> None:
-    """Refuse a set whose functions of x give other numbers at the saved example."""
-    saved = {name: value for name, value in tensors.items() if name.startswith(EXAMPLE)}
-    if not saved:
-        return
-    for name, value in _example_tensors(model, saved[f"{EXAMPLE}x"]).items():
-        if not torch.allclose(value, saved[name].to(value), equal_nan=True):
-            raise FileError(f"{path}: the constraint is not the one saved; it gives other numbers at the saved example")
-
-
-def _example_tensors(model: HardNet, example: Tensor) -> dict[str, Tensor]:
-    """The example input and the numbers of C(example), flattened to named tensors."""
-    with torch.no_grad():
-        raw = model(example, enforce=False)
-        like = raw.new_zeros(*raw.shape[:-1], model.constraint.dim or model.layer(raw, example).shape[-1])
-        flat = _flatten(model.constraint.numbers(example, like))
-    named = {f"{EXAMPLE}numbers.{i}": value.detach().clone().contiguous() for i, value in enumerate(flat)}
-    return {f"{EXAMPLE}x": example.detach().clone().contiguous(), **named}
-
-
-def _flatten(numbers: Any) -> list[Tensor]:
-    """The tensors of nested tuples, in order; absent bounds are left out."""
-    if isinstance(numbers, Tensor):
-        return [numbers]
-    return [leaf for part in numbers for leaf in _flatten(part)] if isinstance(numbers, tuple) else []
-
-
-def _load_weights(model: HardNet, weights: dict[str, Tensor], path: str | Path) -> None:
+def _load_weights(model: HardNet, weights: dict[str, Tensor], folder: Path) -> None:
     """Load the state dict, with torch's own account of what does not fit."""
     try:
         model.load_state_dict(weights)
+    except FileError as error:
+        raise FileError(f"{folder}: the constraint is not the one saved; {error}") from error
     except RuntimeError as error:
-        raise FileError(f"{path}: the network is not the one saved; {error}") from error
+        raise FileError(f"{folder}: the network is not the one saved; {error}") from error
 
 
-def _replace_folder(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a fresh folder beside `path` and put it in its place, so that a crash leaves the old one whole."""
-    safetensors = _safetensors()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+def _require_same_numbers(model: HardNet, header: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a set whose functions of x give other numbers at the saved example."""
+    saved = {name: value for name, value in tensors.items() if name.startswith(EXAMPLE)}
+    if not saved:
+        if function_names(header["constraint"]):
+            text = "the file holds no example, so its functions of x could not be compared with those given"
+            warnings.warn(f"{folder}: {text}", FileWarning, stacklevel=3)
+        return
+    device = next((number.device for number in (*model.parameters(), *model.buffers())), None)
     try:
-        safetensors.torch.save_file(tensors, fresh / WEIGHTS)
-        (fresh / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-        if path.exists():
-            _require_model_folder(path)
-            shutil.rmtree(path)
-        os.replace(fresh, path)
+        example = unflatten(header.get("example"), INPUT, {name: value.to(device) for name, value in saved.items()})
+        now = _at_example(model, example)
+    except HardNetError as error:
+        raise FileError(f"{folder}: the constraint is not the one saved; at the saved example, {error}") from error
+    for name, value in now.items():
+        if name in saved and not same(saved[name], value):
+            raise FileError(
+                f"{folder}: the constraint is not the one saved; it gives other numbers at the saved example"
+            )
+
+
+def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
+    """The fingerprint of C(example), by names in the file."""
+    with torch.no_grad(), _evaluating(model):
+        raw = model(example, enforce=False)
+        n = model.constraint.dim or model.layer(raw, example).shape[-1]
+        found = fingerprint(model.constraint, example, raw.new_zeros(*raw.shape[:-1], n))
+    return {f"{EXAMPLE}{name}": value for name, value in found.items()}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while: saving must not move the statistics of batch normalisation."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        for module, training in modes.items():
+            module.training = training
 
 
-def _require_model_folder(path: Path) -> None:
-    """Never delete a folder that is not a saved model."""
-    if not (path / DESCRIPTION).is_file():
-        raise FileError(f"{path}: exists and is not a saved model; choose another path")
+def _require_model_folder(folder: Path) -> None:
+    """Never write into a folder of something else; hidden files, such as a killed save leaves, are nobody's."""
+    if not folder.is_dir() or (folder / DESCRIPTION).is_file() or has_header(folder / WEIGHTS):
+        return
+    if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise FileError(f"{folder}: exists and is not a saved model; choose another path")
 
 
-def _read_description(path: Path) -> dict[str, Any]:
-    """The JSON half, checked for its format."""
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a saved model, checked."""
+    copied = _read_copy(folder / DESCRIPTION)
+    if copied is None and not (folder / WEIGHTS).is_file():
+        raise FileError(f"{folder}: not a saved model; it has no {WEIGHTS}")
+    header, tensors = read_tensors(folder / WEIGHTS, "not a safetensors file")
+    if header is None:
+        if copied is None or copied["format"] != FORMAT_1:
+            raise FileError(f"{folder / WEIGHTS}: not a saved model; it does not say what it belongs to")
+        return copied, tensors
+    require_keys(header, ENTRIES | {DIGEST: str}, folder / WEIGHTS)
+    if header["format"] != FORMAT:
+        raise FileError(f"{folder}: expected format {FORMAT} of a saved model, got {header['format']!r}")
+    if header[DIGEST] != digest(tensors, header):
+        raise FileError(f"{folder / WEIGHTS}: corrupt, its numbers do not match their digest")
+    if copied is not None and copied.get(DIGEST) == header[DIGEST] and copied != header:
+        raise FileError(f"{folder / DESCRIPTION}: was changed; it does not say what {WEIGHTS} says")
+    return header, tensors
+
+
+def _read_copy(path: Path) -> dict[str, Any] | None:
+    """The description in model.json; None where there is none."""
     try:
-        description = json.loads((path / DESCRIPTION).read_text())
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: not a saved model; {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise FileError(f"{path}: expected format {FORMAT} of a saved model, got {description.get('format')!r}")
-    return description
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The safetensors half."""
-    safetensors = _safetensors()
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise FileError(f"{path}: not a safetensors file; {error}") from error
-
-
-def _safetensors() -> Any:
-    """The safetensors package, which only saving and loading need."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise MissingExtraError("safetensors", "save") from error
-    return safetensors
+    if isinstance(content, dict) and content.get("format") not in (FORMAT, FORMAT_1):
+        raise FileError(f"{path}: expected format {FORMAT} of a saved model, got {content.get('format')!r}")
+    require_keys(content, ENTRIES, path)
+    return content

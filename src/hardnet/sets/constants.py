@@ -28,7 +28,9 @@ class Constants(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
         """Refuse other constants, all of them by name, before anything is loaded; then keep the bits of our own."""
-        wrong = [text for module, path in _parts(self, prefix) for text in module.differences(state_dict, path)]
+        saved = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        texts = {path: differ(saved[path], own) for path, own in _constants_below(self) if path in saved}
+        wrong = [f"its '{path}' {text}" for path, text in texts.items() if text]
         if wrong:
             remedy = "build the set that it was trained with, or load the weights of the network alone"
             raise StateError(f"the checkpoint belongs to another set: {'; '.join(wrong)}; {remedy}")
@@ -45,13 +47,6 @@ class Constants(nn.Module):
             skipped = name in self._non_persistent_buffers_set or name in self.empty
             if value is not None and not (skipped or value.is_meta or value.requires_grad):
                 yield name, value
-
-    def differences(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Each constant that a state dict has otherwise, in words."""
-        pairs = ((name, own, state_dict.get(f"{prefix}{name}")) for name, own in self.constants())
-        return [
-            f"its '{name}' {text}" for name, own, saved in pairs if saved is not None and (text := differ(saved, own))
-        ]
 
     def require_filled(self, name: str) -> None:
         """Refuse to read a constant that holds nothing yet."""
@@ -73,8 +68,8 @@ def differ(saved: Tensor, own: Tensor) -> str | None:
     return f"differs by up to {(there.double() - here.double()).abs().nan_to_num(torch.inf).max():.3g}"
 
 
-def _parts(module: nn.Module, prefix: str) -> Iterator[tuple[Constants, str]]:
-    """The module itself and everything below it that has constants, with their prefixes."""
-    for name, part in module.named_modules():
-        if isinstance(part, Constants):
-            yield part, f"{prefix}{name}." if name else prefix
+def _constants_below(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The constants of a module and of everything below it, by their paths."""
+    for path, part in module.named_modules():
+        for name, own in part.constants() if isinstance(part, Constants) else ():
+            yield (f"{path}.{name}" if path else name), own
