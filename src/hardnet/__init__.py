@@ -3,7 +3,7 @@
 from hardnet import errors, functional, gradients, layers, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
 from hardnet.gradients import GradientFlow, gradient_flow
-from hardnet.layers import explain, methods
+from hardnet.layers import explain, methods, register
 from hardnet.model import HardNet
 from hardnet.sets import (
     LMI,
@@ -43,6 +43,7 @@ __all__ = [
     "load",
     "methods",
     "metrics",
+    "register",
     "save",
     "sets",
     "solvers",

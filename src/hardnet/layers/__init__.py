@@ -12,10 +12,11 @@ from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.layers.linsat import LinSAT
+from hardnet.layers.options import LayerOptions
 from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.registry import LAYERS, register
 from hardnet.layers.soft import NoEnforcement, Soft
 from hardnet.layers.table import methods
 
@@ -32,6 +33,7 @@ __all__ = [
     "HardNetEq",
     "KKThPINN",
     "Layer",
+    "LayerOptions",
     "LinSAT",
     "NoEnforcement",
     "Police",
@@ -42,4 +44,5 @@ __all__ = [
     "build_layer",
     "explain",
     "methods",
+    "register",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hardnet.errors import DTypeError, UnsupportedSetError, sentence
 from hardnet.layers.acnet import ACnet
 from hardnet.layers.base import Layer
 from hardnet.layers.cdgm import CDGM
@@ -34,3 +35,28 @@ METHODS: tuple[type[Layer], ...] = (
     NoEnforcement,
 )
 LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in METHODS}
+
+
+def register(layer: type[Layer]) -> type[Layer]:
+    """Make an own method known by its name, to `HardNet`, `methods`, `explain`, `load` and the command line.
+
+    A decorator as well as a function. Import the file that registers before a model of that method is loaded.
+
+    Args:
+        layer: A subclass of `Layer` that states `name`, `accepts` and `guarantee`.
+    """
+    if not (isinstance(layer, type) and issubclass(layer, Layer)):
+        raise DTypeError(sentence("layer", "a subclass of hn.layers.Layer", repr(layer)))
+    missing = [own for own in ("name", "accepts", "guarantee") if not hasattr(layer, own)]
+    if missing:
+        raise UnsupportedSetError(sentence("layer", f"the class attribute '{missing[0]}'", f"none on {layer.__name__}"))
+    known = LAYERS.get(layer.name)
+    if layer.name == "auto" or (known is not None and _origin(known) != _origin(layer)):
+        raise UnsupportedSetError(sentence("layer.name", "a name of its own", f"'{layer.name}', which is taken"))
+    LAYERS[layer.name] = layer
+    return layer
+
+
+def _origin(layer: type[Layer]) -> tuple[str, str]:
+    """Where a class was defined: one that is defined again, as in a notebook, takes the place of its elder."""
+    return layer.__module__, layer.__qualname__

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hardnet.layers.base import Guarantee
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.registry import LAYERS
 
 CONTRACT = "tests/test_contract.py::test_layer_keeps_the_contract"
 TABLE = "tests/layers/test_table.py::"
 POLICE = "tests/layers/test_police.py::"
 SOFT = "tests/layers/test_soft.py::test_returns_raw_itself_and_promises_nothing"
-CLOSED_FORM, ITERATIVE = "closed form", "iterative"
+CLOSED_FORM, ITERATIVE, UNKNOWN = "closed form", "iterative", "unknown"
 
 
 def _evidence(**other: str) -> dict[str, str]:
@@ -41,8 +42,8 @@ class Method:
         title: The method and its authors.
         constraint: The class of sets, as a formula.
         input_dependence: Which numbers may depend on x: ``"A(x), b(x)"``, ``"b(x)"``, ``"no"``, or a phrase.
-        equalities: Whether equalities are supported.
-        inequalities: Whether inequalities are supported.
+        equalities: Whether equalities are supported; None where a registered method does not say.
+        inequalities: Whether inequalities are supported; None where a registered method does not say.
         guarantee: What holds for the output.
         computation: ``"closed form"`` or ``"iterative"``; closed forms may have an offline phase.
         universal_approximation: ``"yes"`` where every continuous function into C(x) can be approximated. Table 1 says
@@ -58,8 +59,8 @@ class Method:
     title: str
     constraint: str
     input_dependence: str
-    equalities: bool
-    inequalities: bool
+    equalities: bool | None
+    inequalities: bool | None
     guarantee: Guarantee
     computation: str
     universal_approximation: str
@@ -277,5 +278,27 @@ _ROWS = (
 
 
 def methods() -> list[Method]:
-    """Table 1 of the paper: one row per method of this library, every claim with the test that backs it."""
-    return list(_ROWS)
+    """Table 1 of the paper: one row per method of this library, every claim with the test that backs it.
+
+    Registered methods follow, with what their class states.
+    """
+    own = [layer for name, layer in LAYERS.items() if name not in {row.name for row in _ROWS}]
+    return [*_ROWS, *(_row_of(layer) for layer in own)]
+
+
+def _row_of(layer: type[Layer]) -> Method:
+    """The row of a registered method: what its class does not state is unknown."""
+    title = (layer.__doc__ or layer.__name__).strip().splitlines()[0]
+    return Method(
+        name=layer.name,
+        title=title,
+        constraint=layer.accepts,
+        input_dependence=UNKNOWN,
+        equalities=None,
+        inequalities=None,
+        guarantee=layer.guarantee,
+        computation=UNKNOWN,
+        universal_approximation=UNKNOWN,
+        reference=f"{layer.__module__}.{layer.__qualname__}",
+        tests={},
+    )
