@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, sentence
+from hardnet.functional.half import widen
 from hardnet.functional.inputs import require_float
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge
@@ -137,7 +138,7 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
     if tolerance is not None and not tolerance >= 0:
         raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
     with torch.no_grad():
-        numbers = constraint.numbers(x, y)
+        numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
         judgement, coordinates = judge(constraint, numbers, y, tolerance)
         names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
         return Certificate(*judgement, names, coordinates)

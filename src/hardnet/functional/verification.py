@@ -24,11 +24,13 @@ def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | 
     """
     with torch.no_grad():
         wide, A = y.double(), A.double()
-        product, size = matvec(A, wide), matvec(A.abs(), wide.abs() + eps)
+        product, size, unit = matvec(A, wide), matvec(A.abs(), wide.abs()), eps * A.abs().sum(dim=-1)
         holds = torch.ones(product.shape[:-1], dtype=torch.bool, device=y.device)
         for bound, sign in ((upper, 1), (lower, -1)):
             if bound is not None:
                 excess = sign * (product - bound.double())
-                terms = torch.maximum(size, torch.where(bound.isfinite(), bound.double().abs(), 0))
+                known = torch.where(bound.isfinite(), bound.double().abs(), 0)
+                # relative to a bound of 0 nothing is small, so that an output counts as one rounding of 1 at least
+                terms = torch.maximum(size, torch.where(bound == 0, unit, known))
                 holds = holds & (excess <= ROUNDINGS * eps * terms).all(dim=-1)
         return ~holds & y.isfinite().all(dim=-1)
