@@ -10,22 +10,23 @@ the later ones give way, and their multiplier and w are zero. An equality gives 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.functional import nearest_plain
+from hardnet.functional import nearest_compiled, nearest_plain
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.nearest_plain import Nearest
-from hardnet.functional.transforms import exporting, forward_mode, full_precision
+from hardnet.functional.transforms import exporting, forward_mode
+from hardnet.kernels.cpu import nearest_launch as cpu
 
 MOST_ROWS = 4
 """Each further row doubles the program."""
 GRADIENTS = ("exact", "tangent")
 
 
-@full_precision
 def nearest_few(
     raw: Tensor,
     A: Tensor,
@@ -51,8 +52,8 @@ def nearest_few(
     Returns:
         y (differentiable in all four), dual, status and residual, on the device of raw.
     """
-    check_affine(raw, A, lower, upper)
-    if raw.dim() != 2 or A.shape[-2] > MOST_ROWS:
+    batch, lower, upper = check_affine(raw, A, lower, upper)
+    if raw.shape[:-1] != batch or len(batch) != 1 or A.shape[-2] > MOST_ROWS:
         expected = f"raw (B, n) and at most {MOST_ROWS} rows"
         raise ShapeError(sentence("raw, A", expected, f"{tuple(raw.shape)} and {tuple(A.shape)}"))
     if gradient not in GRADIENTS:
@@ -61,4 +62,16 @@ def nearest_few(
     if tangent and forward_mode():
         remedy = "use gradient='exact', or reverse mode"
         raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
-    return nearest_plain.nearest(raw, A, lower, upper, tangent)
+    if lower is None and upper is None:
+        upper = torch.full_like(A[..., 0].detach(), torch.inf)
+    numbers = (_own(A, 3, batch), _own(lower, 2, batch), _own(upper, 2, batch))
+    if cpu.takes(raw, *numbers):
+        return nearest_compiled.nearest(raw, *numbers, tangent)
+    return nearest_plain.nearest(raw, *numbers, tangent)
+
+
+def _own(number: Tensor | None, dims: int, batch: torch.Size) -> Any:
+    """A number per sample as one for each; what a batch of one stands for, and what has no batch, stays shared."""
+    if number is None or number.dim() != dims or number.shape[0] == batch[0]:
+        return number
+    return number.squeeze(0)

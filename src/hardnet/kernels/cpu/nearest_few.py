@@ -1,0 +1,255 @@
+"""The nearest point for few rows on a CPU: numba compiles one pass each way over the batch, tile by tile.
+
+Sums are formed in float64 whatever the dtype, and a sample is computed by the same instructions in any company and in
+any lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+
+from hardnet.kernels.cpu.nearest_program import coordinates, frames, solve
+from hardnet.kernels.cpu.nearest_tiles import (
+    INFEASIBLE,
+    INVALID,
+    Work,
+    allocate,
+    correct,
+    judge,
+    mark_active,
+    orthogonalise,
+    prepare,
+    tolerances,
+)
+from hardnet.kernels.cpu.tiles import (
+    Tile,
+    compile_addresses,
+    compiled,
+    copy,
+    dot,
+    fill,
+    keep,
+    lanes_for,
+    load,
+    store,
+    substitute_transposed,
+    subtract,
+)
+
+
+@compiled
+def forward(
+    y: Tile, dual: Tile, status: Tile, residual: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile,
+    begin: int, end: int,
+) -> int:  # fmt: skip
+    """The nearest point of each sample; the number of samples that are not solved.
+
+    Args:
+        y: ``(B, n)``, written; NaN for an empty set or invalid numbers.
+        dual: ``(B, m)``, written.
+        status: ``(B, 1)``, written.
+        residual: ``(B, 1)``, written.
+        raw: ``(B, n)``.
+        A: ``(B, m, n)``, or ``(1, m, n)`` for all samples.
+        lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
+        upper: Like `lower`.
+        begin: The first sample to compute.
+        end: The first that is left alone; both multiples of a tile, or the size of the batch.
+    """
+    samples, n = raw.shape
+    m, rounding = A.shape[1], np.finfo(raw.dtype).eps
+    lanes, width = lanes_for(samples, m * n), min(m, n)
+    work, memory = allocate(m, n, lanes), frames(m, width, lanes)
+    small, value, empty = memory.rows[m + 1], memory.value[m + 1], memory.hopeless[m + 1]
+    square, all_good = np.empty((m, lanes)), np.ones(lanes)
+    far, noise, slack, moves = np.empty(lanes), np.empty(lanes), np.empty(lanes), np.empty(lanes)
+    drift, ended, left = np.empty(lanes), np.empty((1, lanes)), np.empty((1, lanes))
+    lost = 0
+    for first in range(begin, end, lanes):
+        prepare(work, A, lower, upper, first)
+        load(raw, first, work.point)
+        tolerances(work, rounding, far, noise, slack)
+        coordinates(work.rows, work.R, small)
+        for i in range(m):
+            dot(work.rows[i], work.point, value[i])
+            dot(small[i], small[i], square[i])
+        solve(square, work.low, work.high, noise, slack, memory)
+        copy(memory.free[m + 1], work.dual)
+        mark_active(work, empty)
+        fill(moves, 0.0)
+        fill(drift, 0.0)
+        correct(work, moves, drift)
+        round_to(work.point, rounding)
+        judge(work, rounding, far, drift, empty, ended[0], left[0])
+        lost += store(work.point, work.good, first, y)
+        keep(raw, work.good, moves, first, y)
+        store(work.dual, all_good, first, dual)
+        store(ended, all_good, first, status)
+        store(left, all_good, first, residual)
+    return lost
+
+
+@compiled
+def round_to(point: Tile, rounding: float) -> None:
+    """Round to what will be stored: to float32, or not at all."""
+    if rounding > np.finfo(np.float64).eps:
+        flat = point.reshape(point.size)
+        for index in range(flat.size):
+            flat[index] = np.float32(flat[index])
+
+
+@compiled
+def backward(
+    grad_raw: Tile, grad_A: Tile, grad_lower: Tile, grad_upper: Tile, grad_y: Tile,
+    raw: Tile, A: Tile, y: Tile, dual: Tile, status: Tile, lower: Tile, upper: Tile,
+    tangent: int, begin: int, end: int,
+) -> int:  # fmt: skip
+    """The gradients of `forward`; zero for samples without an answer.
+
+    Args:
+        grad_raw: ``(B, n)``, written.
+        grad_A: ``(B, m, n)``, written, or ``(0, m, n)`` where it is not wanted.
+        grad_lower: ``(B, m)``, written.
+        grad_upper: ``(B, m)``, written.
+        grad_y: ``(B, n)``.
+        raw: As for `forward`, like A, lower and upper.
+        A: See there.
+        y: What `forward` wrote, like dual and status.
+        dual: See there.
+        status: See there.
+        lower: See `forward`.
+        upper: See there.
+        tangent: 1 where raw gets back what would pull it inside.
+        begin: See there.
+        end: See there.
+    """
+    samples, n = raw.shape
+    m, lanes = A.shape[1], lanes_for(samples, A.shape[1] * n)
+    work, matrix, all_good = allocate(m, n, lanes), np.empty((m, n, lanes)), np.ones(lanes)
+    w, below, above, ended = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((1, lanes))
+    kept, at = np.empty((n, lanes)), np.empty((n, lanes))
+    for first in range(begin, end, lanes):
+        prepare(work, A, lower, upper, first)
+        load(grad_y, first, kept)
+        load(dual, first, work.dual)
+        load(status, first, ended)
+        load(y, first, at)
+        answered(work, ended[0], kept, at)
+        orthogonalise(work)
+        for i in range(m):
+            dot(work.R[i], kept, w[i])
+            for lane in range(lanes):
+                w[i, lane] *= work.inverse[i, lane]
+        subtract(w, work.R, kept)
+        substitute_transposed(work.L, w)
+        if grad_A.shape[0] > 0:
+            outer(work, w, kept, at, matrix)
+            store(matrix.reshape((m * n, lanes)), all_good, first, grad_A.reshape((samples, m * n)))
+        if tangent == 1:
+            load(raw, first, work.point)
+            let_through(work, w, kept)
+        divide(work, w, below, above)
+        store(kept, all_good, first, grad_raw)
+        store(below, all_good, first, grad_lower)
+        store(above, all_good, first, grad_upper)
+    return 0
+
+
+@compiled
+def answered(work: Work, ended: Tile, gradient: Tile, at: Tile) -> None:
+    """Mark the active rows; samples without an answer have none, and gradients of zero."""
+    for lane in range(ended.size):
+        none = (ended[lane] == INFEASIBLE) | (ended[lane] == INVALID)
+        work.good[lane], work.step[lane] = (0.0, 1.0) if none else (1.0, 0.0)
+    for j in range(at.shape[0]):
+        for lane in range(ended.size):
+            at[j, lane] = at[j, lane] if work.good[lane] == 1.0 else 0.0
+            gradient[j, lane] = gradient[j, lane] if work.good[lane] == 1.0 else 0.0
+    for i in range(work.dual.shape[0]):
+        for lane in range(ended.size):
+            work.dual[i, lane] = work.dual[i, lane] if work.good[lane] == 1.0 else 0.0
+            work.shrink[i, lane] = work.shrink[i, lane] if work.good[lane] == 1.0 else 1.0
+        for j in range(at.shape[0]):
+            for lane in range(ended.size):
+                work.rows[i, j, lane] = work.rows[i, j, lane] if work.good[lane] == 1.0 else 0.0
+    mark_active(work, work.step)
+
+
+@compiled
+def outer(work: Work, w: Tile, u: Tile, at: Tile, out: Tile) -> None:
+    """``-dual u' - w y'`` with the multipliers of the rows as they were given: ``(m, n, lanes)``."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            for lane in range(out.shape[2]):
+                weight = w[i, lane] * work.shrink[i, lane]
+                out[i, j, lane] = -work.dual[i, lane] * u[j, lane] - weight * at[j, lane]
+
+
+@compiled
+def let_through(work: Work, w: Tile, u: Tile) -> None:
+    """Add ``w_i a_i`` of inequality rows that raw violates to u, where that pulls raw back inside."""
+    for i in range(w.shape[0]):
+        value = work.rest[i]
+        dot(work.rows[i], work.point, value)
+        for lane in range(value.size):
+            low, high, weight = work.low[i, lane], work.high[i, lane], work.dual[i, lane]
+            above = (weight > 0.0) & (value[lane] > high) & (w[i, lane] > 0.0)
+            below = (weight < 0.0) & (value[lane] < low) & (w[i, lane] < 0.0)
+            value[lane] = -w[i, lane] if (above | below) & (low < high) else 0.0
+    subtract(work.rest, work.rows, u)
+
+
+@compiled
+def divide(work: Work, w: Tile, below: Tile, above: Tile) -> None:
+    """``w`` of the rows as they were given, to the bound of each active row; half to each of an equality."""
+    for i in range(w.shape[0]):
+        for lane in range(w.shape[1]):
+            weight = w[i, lane] * work.shrink[i, lane]
+            equal = work.low[i, lane] == work.high[i, lane]
+            up = work.dual[i, lane] > 0.0
+            above[i, lane] = 0.5 * weight if equal else (weight if up else 0.0)
+            below[i, lane] = 0.5 * weight if equal else (0.0 if up else weight)
+
+
+def _forward(
+    y: Any, dual: Any, status: Any, residual: Any, raw: Any, A: Any, lower: Any, upper: Any,
+    matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
+) -> int:  # fmt: skip
+    """`forward` of addresses; `matrices` is B, or 1 where all samples share A."""
+    return forward(
+        carray(y, (samples, n)), carray(dual, (samples, m)), carray(status, (samples, 1)),
+        carray(residual, (samples, 1)), carray(raw, (samples, n)), carray(A, (matrices, m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
+    )  # fmt: skip
+
+
+def _backward(
+    grad_raw: Any, grad_A: Any, grad_lower: Any, grad_upper: Any, grad_y: Any, raw: Any, A: Any, y: Any, dual: Any,
+    status: Any, lower: Any, upper: Any, wanted: int, tangent: int, matrices: int, samples: int, m: int, n: int,
+    lowers: int, uppers: int, begin: int, end: int,
+) -> int:  # fmt: skip
+    """`backward` of addresses; `wanted` is B where the gradient of A is, else 0."""
+    return backward(
+        carray(grad_raw, (samples, n)), carray(grad_A, (wanted, m, n)),
+        carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)), carray(grad_y, (samples, n)),
+        carray(raw, (samples, n)), carray(A, (matrices, m, n)), carray(y, (samples, n)), carray(dual, (samples, m)),
+        carray(status, (samples, 1)), carray(lower, (lowers, m)), carray(upper, (uppers, m)), tangent, begin, end,
+    )  # fmt: skip
+
+
+@cache
+def compiled_forward(dtype: torch.dtype) -> Callable[..., int]:
+    """The compiled `forward` of addresses."""
+    return compile_addresses(_forward, dtype, 8, 8)
+
+
+@cache
+def compiled_backward(dtype: torch.dtype) -> Callable[..., int]:
+    """The compiled `backward` of addresses."""
+    return compile_addresses(_backward, dtype, 12, 10)

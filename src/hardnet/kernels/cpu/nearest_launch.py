@@ -1,0 +1,77 @@
+"""The nearest point for few rows on a CPU by compiled code: which arguments it takes, and the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hardnet.kernels.arguments import REALS, dense, plain
+from hardnet.kernels.cpu.launch import HAS_NUMBA, MOST_NUMBERS, launch
+
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+
+def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> bool:
+    """Whether compiled code takes arguments whose shapes fit together: plain memory on a CPU, and of a small size."""
+    if not HAS_NUMBA or not raw.is_cpu or raw.dtype not in REALS or not plain(raw, A, lower, upper):
+        return False
+    m, n = A.shape[-2:]
+    return raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
+
+
+def forward(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B, 1)`` in the dtype of raw.
+
+    Args:
+        raw: ``(B, n)``.
+        A: ``(B, m, n)`` or ``(m, n)``.
+        lower: ``(B, m)`` or ``(m,)`` or None.
+        upper: Like `lower`.
+    """
+    shape = torch.Size((raw.shape[0], *A.shape[-2:]))
+    raw = dense(raw, raw)
+    y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0], 1))
+    status, residual = ended.unbind()
+    outputs = [y, dual, status, residual]
+    launch(_kernels(raw.dtype)[0], outputs, [raw, A], (lower, upper), shape, _matrices(A, shape))
+    return y, dual, status, residual
+
+
+def backward(
+    gradient: Tensor,
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    found: tuple[Tensor, Tensor, Tensor],
+    wants_matrix: bool,
+    tangent: bool,
+) -> Gradients:
+    """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
+    shape = torch.Size((raw.shape[0], *A.shape[-2:]))
+    grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
+    grad_A = raw.new_empty(shape) if wants_matrix else None
+    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
+    counts = (shape[0] if wants_matrix else 0, int(tangent), _matrices(A, shape))
+    launch(_kernels(raw.dtype)[1], outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
+    if grad_A is not None and A.dim() == 2:
+        grad_A = grad_A.sum(0)
+    return grad_raw, grad_A, grad_lower, grad_upper
+
+
+def _matrices(A: Tensor, shape: torch.Size) -> int:
+    """How many matrices there are."""
+    return 1 if A.dim() == 2 else shape[0]
+
+
+@cache
+def _kernels(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
+    """The kernels; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import nearest_few
+
+    return nearest_few.compiled_forward(dtype), nearest_few.compiled_backward(dtype)

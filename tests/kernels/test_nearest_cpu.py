@@ -1,0 +1,120 @@
+"""The compiled nearest point for few rows on a CPU: against the plain formulas, and derivatives of every kind."""
+
+import math
+
+import pytest
+import torch
+
+from hardnet.functional import nearest_compiled, nearest_plain
+from hardnet.functional.nearest_few import nearest_few
+from hardnet.kernels.checking import check_kernel
+from hardnet.kernels.cpu import nearest_launch as cpu
+from hardnet.solvers.solution import Status
+from tests.functional.nearest_cases import random_problem, small_integers, tensors
+from tests.functional.test_nearest_few import bounded_problem, certificate, compute_y
+
+pytest.importorskip("numba")
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Two roundings of the answer apart, for rows of a condition of 1e5 in float64, which both sum in."""
+
+
+def outputs(backend):
+    """y, dual, status and residual, the last judged by its size alone, since it is rounding."""
+
+    def run(*numbers):
+        y, dual, status, residual = backend(*numbers)
+        return y, dual, status.reshape(-1).to(torch.int8), residual.reshape(-1)
+
+    return run
+
+
+def degenerate(seed, m, n, dtype):
+    """Random problems, one of each kind of bad numbers, and small integers with vertices where many rows meet."""
+    numbers = random_problem(seed, 30, m, n, dtype=dtype)
+    raw, A, lower, upper = (
+        torch.cat(pair) for pair in zip(numbers, tensors(list(small_integers(seed, 99, m, n)), dtype), strict=True)
+    )
+    raw[0, 0], A[1, 0, 0], lower[2, 0], upper[3, 0] = math.nan, math.inf, math.inf, math.nan
+    lower[4], upper[4], raw[5] = 1.0, 0.0, -0.0
+    return raw, A, lower, upper
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 3), (2, 1), (2, 2), (2, 5), (3, 2), (3, 4), (4, 3), (4, 9)])
+def test_kernels_agree_with_the_formulas(m, n, dtype):
+    make = lambda seed: degenerate(seed, m, n, dtype)
+    check_kernel(outputs(cpu.forward), outputs(nearest_plain.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1))
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize(("m", "n", "shared"), [(1, 3, False), (2, 2, False), (3, 4, True), (4, 3, False)])
+def test_gradients_agree_with_the_formulas(m, n, shared, gradient, monkeypatch):
+    raw, A, lower, upper = degenerate(m, m, n, torch.float64)
+    numbers = (raw, A[9], lower[9], upper) if shared else (raw, A, lower, upper)
+    weights = torch.randn(raw.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def grads():
+        leaves = [part.clone().requires_grad_() for part in numbers]
+        return torch.autograd.grad((compute_y(*leaves, gradient=gradient) * weights).nansum(), leaves)
+
+    compiled = grads()
+    monkeypatch.setattr(cpu, "takes", lambda *parts: False)
+    for one, other in zip(compiled, grads(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 4)])
+def test_first_and_second_derivatives_agree_with_differences(m, n):
+    leaves = [part.requires_grad_() for part in bounded_problem(m, n)]
+    assert cpu.takes(*leaves)
+    assert torch.autograd.gradcheck(compute_y, leaves, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(compute_y, leaves, fast_mode=True)
+
+
+def test_samples_have_the_same_bits_in_any_company():
+    raw, A, lower, upper = random_problem(6, 1100, 3, 4)
+    together = nearest_few(raw, A, lower, upper)
+    for part in (slice(0, 1), slice(3, 70), slice(600, 1100)):
+        alone = nearest_few(raw[part], A[part], lower[part], upper[part])
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one, other[part])
+
+
+def test_raw_inside_keeps_its_bits():
+    raw, A = torch.tensor([[-0.0, 0.0], [0.5, -0.0]]), torch.tensor([[1.0, 1.0], [-1.0, 1.0]])
+    for lower in (-torch.ones(2), None):
+        y = compute_y(raw, A, lower, torch.ones(2))
+        assert torch.equal(y.view(torch.int32), raw.view(torch.int32))
+    equality = compute_y(raw[:1], A, torch.zeros(2), torch.zeros(2))
+    assert torch.equal(equality.view(torch.int32), raw[:1].view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (4, 4)])
+def test_the_certificate_holds_on_many_samples(m, n, dtype):
+    for far in (1.0, 1e6):
+        raw, A, lower, upper = random_problem(m, 100_000, m, n, far=far, dtype=dtype)
+        found = nearest_few(raw, A, lower, upper)
+        assert (found.status == Status.SOLVED).all()
+        assert certificate(found.y, A, lower, upper).ok
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float64, 2.0**490), (torch.float32, 2.0**60)])
+def test_units_do_not_matter(dtype, large):
+    raw, A, lower, upper = random_problem(3, 100, 3, 4, dtype=dtype)
+    y = compute_y(raw, A, lower, upper)
+    for rows, unit in ((large, large), (1 / large, 1 / large), (large, 1 / large)):
+        assert torch.equal(compute_y(raw * unit, A * rows, lower * rows * unit, upper * rows * unit), y * unit)
+
+
+def test_compiled_code_is_taken_in_eager_mode_alone(monkeypatch):
+    calls, compute = [], nearest_compiled.nearest
+    monkeypatch.setattr(nearest_compiled, "nearest", lambda *parts: calls.append(1) or compute(*parts))
+    numbers = bounded_problem(2, 2)
+    nearest_few(*numbers)
+    assert calls
+    calls.clear()
+    torch.func.vmap(lambda *parts: compute_y(*(part.unsqueeze(0) for part in parts)))(*numbers)
+    torch.func.jvp(compute_y, tuple(numbers), tuple(numbers))
+    assert not calls
