@@ -255,10 +255,10 @@ def test_it_exports_and_onnx_runs_it_without_an_operator_of_its_own(tmp_path):
 
 def test_a_wrong_active_set_is_noticed(monkeypatch):
     raw, A, lower, upper = random_problem(4, 30, 2, 3, equalities=0.0)
-    right = nearest_few(raw, A, lower, upper)
+    right = nearest_plain.nearest(raw, A, lower, upper)
     solve = nearest_plain.solve
     monkeypatch.setattr(nearest_plain, "solve", lambda *parts: (0.5 * solve(*parts)[0], solve(*parts)[1]))
-    wrong = nearest_few(raw, A, lower, upper)
+    wrong = nearest_plain.nearest(raw, A, lower, upper)
     moved = (right.dual != 0).any(-1)
     assert moved.any()
     assert (wrong.status[moved] == Status.NOT_CONVERGED).all()
