@@ -11,7 +11,7 @@ ROOT = Path(hardnet.__file__).parent
 ORDER = [
     {"errors"},
     {"files"},
-    {"rows"},
+    {"rows", "modes"},
     {"kernels"},
     {"solvers"},
     {"functional"},

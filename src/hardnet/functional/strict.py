@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_bounds import signed_violation, times
-from hardnet.functional.affine_bounds import times_transposed as times_t
-from hardnet.functional.affine_pinv import pseudo_inverse
+from hardnet.functional.affine_factors import by_qr
+from hardnet.functional.affine_formulas import signed_violation, times
+from hardnet.functional.affine_formulas import times_transposed as times_t
 from hardnet.functional.inputs import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)
@@ -56,7 +56,7 @@ def tighten(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
     with torch.no_grad():
         rows = A.detach().double()
         low, high = (None if bound is None else bound.detach().double() for bound in (lower, upper))
-        P = pseudo_inverse(rows)
+        P = by_qr(rows, rows.dtype)
         exact = y.detach()
         for margin in MARGINS:
             exact = _inward(exact, rows, low, high, P, margin)

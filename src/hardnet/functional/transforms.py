@@ -7,21 +7,9 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from hardnet.errors import UnsupportedSetError, sentence
-
-exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 does not say
-
-
-def transformed() -> bool:
-    """Whether a function transform (vmap, grad, jacrev, ...) of torch.func is at work."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def forward_mode() -> bool:
-    """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+from hardnet.modes import forward_mode, transformed
 
 
 def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +36,8 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
-        device = next(part.device.type for part in arguments if isinstance(part, torch.Tensor))
-        if not torch.is_autocast_enabled(device):
+        device = next((part.device.type for part in arguments if isinstance(part, torch.Tensor)), None)
+        if device is None or not torch.is_autocast_enabled(device):
             return function(*arguments, **options)
         with torch.autocast(device, enabled=False):
             return function(*arguments, **options)
@@ -64,7 +52,7 @@ def refuse_transforms(solver: str, *, mapped: bool = False) -> None:
         solver: The solver, in a phrase for people.
         mapped: Whether vmap, grad and jacrev work.
     """
-    if exporting():
+    if torch.compiler.is_exporting():
         remedy = "export a model whose method has no iterations (hn.methods()), or the network without its layer"
         raise UnsupportedSetError(sentence("torch.export", "a fixed graph", f"{solver}, which iterates", remedy))
     if forward_mode():

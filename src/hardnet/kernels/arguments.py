@@ -8,30 +8,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-PLAIN = (Tensor, torch.nn.Parameter)
+from hardnet.modes import plain
+
 REALS = (torch.float64, torch.float32)
 MOST_ON_CHIP = 32
 """Most rows and outputs of a projection that one program of a GPU holds."""
-
-
-def plain(*tensors: Tensor | None) -> bool:
-    """Whether these are memory to read: no subclass, no wrapper, and nobody traces or intercepts operations."""
-    if (
-        torch.compiler.is_compiling()  # first: the compiler does not get past the rest
-        or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
-        or torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        or torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in PLAIN or not torch._C._has_storage(tensor) or tensor._is_zerotensor()
-        ):
-            return False
-    return True
 
 
 def well_formed(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> bool:

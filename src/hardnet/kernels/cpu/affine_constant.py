@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numba import carray
 
+from hardnet.kernels.cpu.affine_shared import contracts, inner
 from hardnet.kernels.cpu.tiles import (
     Tile,
     clamp,
@@ -84,7 +85,7 @@ def exceed(work: Work, A: Tile) -> None:
 @compiled
 def prepare(work: Work, raw: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile, first: int) -> None:
     """Load the samples from `first` on, ``clamp(A raw, lower, upper)`` into `target`, and their excess."""
-    fill(work.good, 0.0 if np.isnan(P[0, 0]) else 1.0)  # NaN is the factor of dependent rows
+    fill(work.good, 1.0 if contracts(A, P) else 0.0)
     fill(work.moves, 0.0)
     load(raw, first, work.point)
     load_bound(lower, first, -np.inf, work.low)
@@ -199,7 +200,7 @@ def factorise(P: Tile, A: Tile) -> int:
             size += R[i, j] * R[i, j]
         for k in range(2 * i):
             remove(R, L, i, k % i)
-        left = inner(R, i, i)
+        left = inner(R[i], R[i])
         regular &= left > rounding * rounding * size
         for j in range(n):
             inverse[i, j] = R[i, j] / left
@@ -213,18 +214,9 @@ def factorise(P: Tile, A: Tile) -> int:
 
 
 @compiled
-def inner(R: Tile, i: int, k: int) -> float:
-    """``r_i'r_k``."""
-    total = 0.0
-    for j in range(R.shape[1]):
-        total += R[i, j] * R[k, j]
-    return total
-
-
-@compiled
 def remove(R: Tile, L: Tile, i: int, k: int) -> None:
     """Take out of row i what lies along row k, and note how much in L."""
-    along = inner(R, i, k) / inner(R, k, k)
+    along = inner(R[i], R[k]) / inner(R[k], R[k])
     L[i, k] += along
     for j in range(R.shape[1]):
         R[i, j] -= along * R[k, j]

@@ -39,6 +39,8 @@ from hardnet.kernels.cpu.tiles import (
     substitute,
     substitute_transposed,
     subtract,
+    suspicious,
+    verify,
     violation,
 )
 
@@ -91,6 +93,8 @@ def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int
 def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int) -> int:
     """``y = raw + A⁺ s``, corrected by what is left of s at y; the number of samples without an answer.
 
+    Where the correction is more than rounding, its outcome is verified.
+
     Args:
         y: ``(B, n)``, written; a sample without violation gets the bits of raw, one without an answer NaN.
         raw: ``(B, n)``.
@@ -107,8 +111,11 @@ def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, e
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
         rest(work.rows, work.point, work.target, work.signed)
+        doubt = suspicious(work.signed, work.size, work.point, 4 * np.finfo(np.float64).eps)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
+        if doubt:
+            verify(work.rows, work.point, work.low, work.high, np.finfo(A.dtype).eps, work.good)
         lost += store(work.point, work.good, first, y)
         keep(raw, work.good, work.moves, first, y)
     return lost

@@ -13,23 +13,34 @@ import numpy as np
 import torch
 from numba import carray
 
-from hardnet.kernels.cpu.affine_factor import SHRUNK, SMALL_ENTRY
+from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
 from hardnet.kernels.cpu.tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
+
+ACCURATE = 256.0
+"""Roundings that ``A P' - I`` may have before every sample is corrected at y, and not only those that shrank."""
 
 
 @compiled
-def excess(product: Tile, chosen: Tile, P: Tile, lower: Tile, upper: Tile) -> int:
+def contracts(A: Tile, P: Tile) -> bool:
+    """Whether two applications of the factor leave no more than rounding of s; that of dependent rows does not."""
+    left = defect(A, P)
+    return left * left <= ACCURATE * np.finfo(A.dtype).eps
+
+
+@compiled
+def excess(product: Tile, chosen: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile) -> int:
     """``p - clamp(p, lower, upper)`` in place of p; NaN for samples without an answer, and how many these are.
 
     Args:
         product: ``(B, m)``, overwritten.
         chosen: ``(B,)``, zero for samples whose excess is to be taken for zero, or ``(0,)`` for none of them.
+        A: ``(m, n)``.
         P: ``(m, n)``; NaN if the rows of A are dependent.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
     """
     samples, m = product.shape
-    dependent, lost = np.isnan(P[0, 0]), 0
+    dependent, lost = not contracts(A, P), 0
     for b in range(samples):
         bad, left_out = dependent, chosen.shape[0] > 0 and chosen[b] == 0.0
         for i in range(m):
@@ -44,11 +55,39 @@ def excess(product: Tile, chosen: Tile, P: Tile, lower: Tile, upper: Tile) -> in
 
 
 @compiled
-def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile) -> int:
+def defect(A: Tile, P: Tile) -> float:
+    """The largest entry of ``A P' - I`` for unit rows: what one application of the factor leaves of s; NaN for none."""
+    lengths, worst = np.empty(A.shape[0]), 0.0
+    for i in range(A.shape[0]):
+        lengths[i] = length(A[i])
+    for i in range(A.shape[0]):
+        for k in range(A.shape[0]):
+            left = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            worst = left if not left <= worst else worst
+    return worst
+
+
+@summed
+def inner(left: Tile, right: Tile) -> float:
+    """``l'r``."""
+    total = 0.0
+    for j in range(left.shape[0]):
+        total += left[j] * right[j]
+    return total
+
+
+@summed
+def length(row: Tile) -> float:
+    """``|a|``."""
+    return np.sqrt(inner(row, row))
+
+
+@compiled
+def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile, P: Tile) -> int:
     """The bits of raw for samples without excess; which others need the closed form again, at y, and how many.
 
     The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
-    Where every row feels every output, that matters only for outputs that shrank.
+    Where every row feels every output and the factor is accurate, that matters only for outputs that shrank.
 
     Args:
         y: ``(B, n)``, overwritten where a sample has no excess.
@@ -56,8 +95,9 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile) -> int:
         raw: ``(B, n)``.
         excess: ``(B, m)``, of raw.
         A: ``(m, n)``.
+        P: Its factor ``(m, n)``.
     """
-    dense, count = is_dense(A), 0
+    dense, count = is_dense(A) and defect(A, P) <= ACCURATE * np.finfo(A.dtype).eps, 0
     for b in range(y.shape[0]):
         moves = False
         for i in range(excess.shape[1]):
@@ -103,21 +143,21 @@ def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
 
 
 def _excess(
-    product: Any, chosen: Any, P: Any, lower: Any, upper: Any,
+    product: Any, chosen: Any, A: Any, P: Any, lower: Any, upper: Any,
     samples: int, m: int, n: int, marks: int, lowers: int, uppers: int,
 ) -> int:  # fmt: skip
     """`excess` of addresses."""
     return excess(
-        carray(product, (samples, m)), carray(chosen, (marks,)), carray(P, (m, n)),
+        carray(product, (samples, m)), carray(chosen, (marks,)), carray(A, (m, n)), carray(P, (m, n)),
         carray(lower, (lowers, m)), carray(upper, (uppers, m)),
     )  # fmt: skip
 
 
-def _settle(y: Any, chosen: Any, raw: Any, excess: Any, A: Any, samples: int, m: int, n: int) -> int:
+def _settle(y: Any, chosen: Any, raw: Any, excess: Any, A: Any, P: Any, samples: int, m: int, n: int) -> int:
     """`settle` of addresses."""
     return settle(
         carray(y, (samples, n)), carray(chosen, (samples,)), carray(raw, (samples, n)),
-        carray(excess, (samples, m)), carray(A, (m, n)),
+        carray(excess, (samples, m)), carray(A, (m, n)), carray(P, (m, n)),
     )  # fmt: skip
 
 
@@ -130,5 +170,5 @@ def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) ->
 @cache
 def compiled_passes(dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """The compiled `excess`, `settle` and `split` of addresses."""
-    excess_pass, settle_pass = compile_addresses(_excess, dtype, 5, 6), compile_addresses(_settle, dtype, 5, 3)
+    excess_pass, settle_pass = compile_addresses(_excess, dtype, 6, 6), compile_addresses(_settle, dtype, 6, 3)
     return excess_pass, settle_pass, compile_addresses(_split, dtype, 4, 2)

@@ -209,23 +209,47 @@ def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> Non
             target[i, lane] = min(max(p, lo), hi)
 
 
+CLOSE = 1e-6
+"""Below this squared distance of a unit row from the rows before it, a row is orthogonalised twice."""
+
+
 @compiled
 def orthogonalise(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
-    """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends."""
+    """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends.
+
+    Modified Gram-Schmidt, row by row. A row that comes close to those before it has lost its orthogonality to them and
+    is orthogonalised once more, lane by lane, so that no sample changes the bits of another.
+    """
+    along, chosen = np.empty(R.shape[-1]), np.empty(R.shape[-1])
     for i in range(R.shape[0]):
         dot(R[i], R[i], size[i])
-    for k in range(R.shape[0]):
-        dot(R[k], R[k], inverse[k])
+        fill(chosen, 1.0)
+        for k in range(i):
+            take_out(R, L, inverse, i, k, along, chosen, 0.0)
+        dot(R[i], R[i], inverse[i])
+        close = 0
         for lane in range(R.shape[-1]):
-            good[lane] = good[lane] if inverse[k, lane] > rounding * size[k, lane] else 0.0
-            inverse[k, lane] = 1.0 / inverse[k, lane]
-        for i in range(k + 1, R.shape[0]):
-            dot(R[i], R[k], L[i, k])
-            for lane in range(R.shape[-1]):
-                L[i, k, lane] *= inverse[k, lane]
-            for j in range(R.shape[1]):
-                for lane in range(R.shape[-1]):
-                    R[i, j, lane] -= L[i, k, lane] * R[k, j, lane]
+            chosen[lane] = 1.0 if inverse[i, lane] < CLOSE * size[i, lane] else 0.0
+            close += inverse[i, lane] < CLOSE * size[i, lane]
+        if close > 0:
+            for k in range(i):
+                take_out(R, L, inverse, i, k, along, chosen, 1.0)
+            dot(R[i], R[i], inverse[i])
+        for lane in range(R.shape[-1]):
+            good[lane] = good[lane] if inverse[i, lane] > rounding * size[i, lane] else 0.0
+            inverse[i, lane] = 1.0 / inverse[i, lane]
+
+
+@compiled
+def take_out(R: Tile, L: Tile, inverse: Tile, i: int, k: int, along: Tile, chosen: Tile, kept: float) -> None:
+    """Take out of row i what lies along row k, in the chosen lanes, and note it in L, on top of `kept` times L."""
+    dot(R[i], R[k], along)
+    for lane in range(along.size):
+        along[lane] = along[lane] * inverse[k, lane] if chosen[lane] != 0.0 else 0.0
+        L[i, k, lane] = along[lane] + (L[i, k, lane] if kept != 0.0 else 0.0)
+    for j in range(R.shape[1]):
+        for lane in range(along.size):
+            R[i, j, lane] -= along[lane] * R[k, j, lane]
 
 
 @compiled
@@ -270,3 +294,39 @@ def violation(
         for lane in range(signed.shape[-1]):
             signed[i, lane] = target[i, lane] - signed[i, lane]
             moves[lane] = 1.0 if signed[i, lane] != 0.0 else moves[lane]
+
+
+VERIFIED = 12.0
+"""How many roundings of a row's size may be left at y: `hardnet.functional.affine_formulas` has the same number."""
+
+
+@compiled
+def suspicious(signed: Tile, size: Tile, point: Tile, rounding: float) -> bool:
+    """Whether, before the last correction, some row of ``clamp(A raw) - A y`` is more than rounding of ``|a| |y|``."""
+    found = False
+    for lane in range(point.shape[-1]):
+        largest = 0.0
+        for j in range(point.shape[0]):
+            largest = max(largest, abs(point[j, lane]))
+        for i in range(signed.shape[0]):
+            left = signed[i, lane] * signed[i, lane]
+            found |= not left <= rounding * rounding * size[i, lane] * largest * largest
+    return found
+
+
+@compiled
+def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good: Tile) -> None:
+    """A lane is not good if a row is off its bounds by over `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``."""
+    for lane in range(point.shape[-1]):
+        largest = rounding  # outputs count as at least one rounding of 1
+        for j in range(point.shape[0]):
+            largest = max(largest, abs(point[j, lane]) + rounding)
+        for i in range(rows.shape[0]):
+            product, length = 0.0, 0.0
+            for j in range(point.shape[0]):
+                product += rows[i, j, lane] * point[j, lane]
+                length += abs(rows[i, j, lane])
+            lo, hi = low[i, lane], high[i, lane]
+            size = length * largest + (abs(lo) if lo > -np.inf else 0.0) + (abs(hi) if hi < np.inf else 0.0)
+            left = abs(product - min(max(product, lo), hi))
+            good[lane] = good[lane] if left <= VERIFIED * rounding * size else 0.0

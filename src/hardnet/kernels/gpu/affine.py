@@ -1,7 +1,7 @@
-"""The closed form on a GPU under the signatures of `hardnet.functional.affine_core`: eager, compiled or captured.
+"""The closed form on a GPU by fused kernels (Triton): eager, captured, and compiled, where they stand as operators.
 
-Nothing is kept from the forward but its inputs; the backward computes what it needs from one more read of A. Compiled
-code sees two opaque operators; eager code launches the kernels directly, which costs less on the host.
+An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
+needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read (`shared_launch`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from hardnet.kernels.arguments import REALS
+
 MOST_ROWS, MOST_COLUMNS = 64, 256
 """The largest matrix of one sample that the kernels take."""
 MOST_ROWS_IN_HALF = 8
@@ -21,7 +23,56 @@ MOST_SHARED_ROWS = 8
 """The same for an A that all samples share: with more rows `shared_launch` and its factor are faster."""
 HAS_TRITON = find_spec("triton") is not None
 
-Saved = tuple[Tensor | None, Tensor | None]
+MOST_ROWS_OF_COMPILER = 2
+"""Under torch.compile so few rows stay plain formulas, which it fuses with what stands around them."""
+
+Kept = tuple[Tensor, ...]
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+
+class FusedPath:
+    """The backend of a GPU; `hardnet.functional.affine_paths.Path` says what its methods do."""
+
+    def takes(self, raw: Tensor, A: Tensor, memory: bool) -> bool:
+        """Memory on a GPU, or compiled code for one; an A of a size that the kernels hold."""
+        if torch.compiler.is_compiling():
+            return available(A) and A.shape[-2] > MOST_ROWS_OF_COMPILER
+        return memory and (available(A) or reads_factor(A))
+
+    def wants_factor(self, A: Tensor) -> bool:
+        """Whether both directions must be given the factor of A: shared rows in float64."""
+        return A.dtype == torch.float64 and not available(A)
+
+    def forward(
+        self, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
+    ) -> tuple[Tensor, Kept, int]:
+        """Y ``(B, n)``, NaN where there is no answer (nobody counts them), and what `backward` reads."""
+        if available(A):
+            run = forward_operator if torch.compiler.is_compiling() else _launches().launch_forward
+            return run(raw, A, lower, upper), (), 0
+        P = _make_factor(A) if factor is None else factor
+        y = _shared().launch_forward(raw, A, P, lower, upper)
+        return y, (P,) if factor is None else (), 0
+
+    def backward(
+        self,
+        gradient: Tensor,
+        raw: Tensor,
+        A: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        factor: Tensor | None,
+        kept: Kept,
+        wants_matrix: bool,
+    ) -> Gradients:
+        """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        if not available(A):
+            P = kept[0] if factor is None else factor
+            return _backward_shared(gradient, raw, A, lower, upper, P, wants_matrix)
+        if not torch.compiler.is_compiling():
+            return _launches().launch_backward(gradient, raw, A, lower, upper, wants_matrix)
+        grads = backward_operator(gradient, raw, A, lower, upper, wants_matrix)
+        return grads[0], grads[1] if wants_matrix else None, grads[2], grads[3]
 
 
 def available(A: Tensor) -> bool:
@@ -54,20 +105,42 @@ def _capable(device: torch.device) -> bool:
     return recent and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Saved]:
-    """``y = raw + A^+ s`` for raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, bounds ``(B, m)`` or ``(m,)``, or NaN."""
-    run = forward_operator if torch.compiler.is_compiling() else _launches().launch_forward
-    return run(raw, A, lower, upper), (lower, upper)
+def reads_factor(A: Tensor) -> bool:
+    """Whether the kernels take this shared A ``(m, n)`` with its factor: more rows than are unrolled."""
+    if A.device.type != "cuda" or A.dim() != 2 or A.dtype not in REALS:
+        return False
+    return MOST_SHARED_ROWS < A.shape[0] <= MOST_ROWS and A.shape[1] <= MOST_COLUMNS and supported(A.device)
 
 
-def backward(
-    gradient: Tensor, raw: Tensor, A: Tensor, saved: Saved, wants_matrix: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of raw, A (if wanted), lower and upper from that of y ``(B, n)``."""
-    if not torch.compiler.is_compiling():
-        return _launches().launch_backward(gradient, raw, A, *saved, wants_matrix)
-    grad_raw, grad_A, grad_lower, grad_upper = backward_operator(gradient, raw, A, *saved, wants_matrix)
-    return grad_raw, grad_A if wants_matrix else None, grad_lower, grad_upper
+def _make_factor(A: Tensor) -> Tensor:
+    """``A^+'`` of float32 rows without a look at a value; NaN where they are dependent.
+
+    Row i is ``A^+ e_i``, the closed form for raw = 0 and the equality ``A y = e_i``: one launch of the fused kernel,
+    whose Gram matrix in float64 loses nothing of float32 numbers.
+    """
+    unit = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+    return _launches().launch_forward(torch.zeros_like(A), A.expand(A.shape[0], *A.shape), unit, unit)
+
+
+def _backward_shared(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
+) -> Gradients:
+    """One launch; the gradient of a learned A is left to products of the whole batch."""
+    grad_raw, below, above = _shared().launch_backward(gradient, raw, A, P, lower, upper)
+    if not wants_matrix:
+        return grad_raw, None, below, above
+    step = _shared().launch_forward(raw, A, P, lower, upper) - raw
+    active, w, q = below + above, gradient @ P.mT, step @ P.mT  # a row is violated on one side at most
+    across = gradient - w @ A
+    return grad_raw, q.mT @ across - w.mT @ step - active.mT @ raw, below, above
+
+
+@cache
+def _shared() -> ModuleType:
+    """The launches for shared rows; Triton is imported at the first call."""
+    from hardnet.kernels.gpu import shared_launch
+
+    return shared_launch
 
 
 @cache

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.gpu.affine as gpu
-from hardnet.kernels.arguments import REALS, dense, padded
+from hardnet.kernels.arguments import dense, padded
 
 
 class Tiles(NamedTuple):
@@ -36,14 +35,6 @@ TILES = {
 """By the rows of A, rounded up to a power of two, forward and backward: the fastest of those tried on an H200."""
 CORRECTIONS = 3
 """How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
-
-
-def available(A: Tensor) -> bool:
-    """Whether the kernels take this shared A ``(m, n)``: more rows than are unrolled, float32 or float64, a GPU."""
-    if A.device.type != "cuda" or A.dim() != 2 or A.dtype not in REALS:
-        return False
-    fits = gpu.MOST_SHARED_ROWS < A.shape[0] <= gpu.MOST_ROWS and A.shape[1] <= gpu.MOST_COLUMNS
-    return fits and gpu.supported(A.device)
 
 
 @cache

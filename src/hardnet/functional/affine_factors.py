@@ -1,0 +1,176 @@
+"""The factor of A in plain torch, with two operations: ``solve(s) = A⁺ s`` and ``solve_transposed(g) = A⁺' g``.
+
+Three ways, each with its reason. `PseudoInverse` holds ``P = A⁺'`` itself: made once for rows that all samples share;
+for few rows by Gram-Schmidt in elementwise operations, which need no library, no look at a value, and export anywhere;
+for many rows by QR. `Gram` holds a Cholesky factor of ``A A'``, half the work of QR: many rows per sample where values
+may be looked at, since the samples whose rows are too close for it must be found and solved by QR.
+
+Rows are divided by their largest entry first, so that no square overflows or vanishes. The factor of rows that are
+dependent to the rounding of their dtype is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.affine_formulas import nan_where_negative, times, times_transposed
+from hardnet.modes import may_look
+
+MOST_UNROLLED_ROWS, MOST_UNROLLED_NUMBERS = 8, 256
+"""The most rows, and numbers of A per sample, for which Gram-Schmidt beats the library's factorisations."""
+MOST_EXPORTED_ROWS = 64
+"""The same where a graph is exported, and formats have no factorisation."""
+SAFE_DISTANCE = 1e-5
+"""Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
+
+
+class Factor(Protocol):
+    """What the closed form needs of A."""
+
+    def kept(self) -> tuple[Tensor, ...]:
+        """The tensors that `restore` makes it from again."""
+        ...
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``A⁺ s`` for s ``(B, m)``: ``(B, n)``."""
+        ...
+
+    def solve_transposed(self, gradient: Tensor) -> Tensor:
+        """``A⁺' g`` for g ``(B, n)``: ``(B, m)``."""
+        ...
+
+
+class PseudoInverse(NamedTuple):
+    """``P = A⁺'``, ``(m, n)`` or ``(B, m, n)``."""
+
+    P: Tensor
+
+    def kept(self) -> tuple[Tensor, ...]:
+        """P alone."""
+        return (self.P,)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``P' s``."""
+        return times_transposed(self.P, right)
+
+    def solve_transposed(self, gradient: Tensor) -> Tensor:
+        """``P g``."""
+        return times(self.P, gradient)
+
+
+class Gram(NamedTuple):
+    """``A A' = C C'`` of rows divided by `size`, and ``P`` of the samples that are too close for it, if any."""
+
+    A: Tensor
+    size: Tensor
+    C: Tensor
+    doubtful: Tensor
+    P: Tensor
+
+    def kept(self) -> tuple[Tensor, ...]:
+        """All but A."""
+        return self[1:]
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``A' (A A')⁻¹ s``."""
+        step = times_transposed(self.A, self._multipliers(right))
+        return self._put(step, times_transposed(self.P, right[self.doubtful]))
+
+    def solve_transposed(self, gradient: Tensor) -> Tensor:
+        """``(A A')⁻¹ A g``."""
+        return self._put(self._multipliers(times(self.A, gradient)), times(self.P, gradient[self.doubtful]))
+
+    def _multipliers(self, right: Tensor) -> Tensor:
+        solved = torch.cholesky_solve((right / self.size).unsqueeze(-1), self.C).squeeze(-1)
+        return solved / self.size
+
+    def _put(self, target: Tensor, exact: Tensor) -> Tensor:
+        return target.index_put((self.doubtful,), exact) if len(self.P) else target
+
+
+def make_factor(A: Tensor, dtype: torch.dtype) -> PseudoInverse | Gram:
+    """The factor of A ``(m, n)`` or ``(B, m, n)`` in float64, whose numbers were given in `dtype`."""
+    m, n = A.shape[-2:]
+    exporting = torch.compiler.is_exporting()
+    if (m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS) or (exporting and m <= MOST_EXPORTED_ROWS):
+        return PseudoInverse(by_gram_schmidt(A, dtype))
+    if A.dim() == 3 and may_look(A):
+        return by_cholesky(A, dtype)
+    return PseudoInverse(by_qr(A, dtype))
+
+
+def restore(A: Tensor, kept: Sequence[Tensor]) -> Factor:
+    """The factor of A from what it `kept`."""
+    return PseudoInverse(*kept) if len(kept) == 1 else Gram(A, *kept)
+
+
+def rank_tolerance(A: Tensor, dtype: torch.dtype) -> float:
+    """The distance of a unit row from those before it that is taken for rounding of numbers in `dtype`."""
+    return 4 * A.shape[-1] * torch.finfo(dtype).eps
+
+
+def by_gram_schmidt(A: Tensor, dtype: torch.dtype) -> Tensor:
+    """``A⁺' = L⁻' Q`` with ``A = L Q``, Q orthonormal by Gram-Schmidt, twice for every row, unrolled over the rows."""
+    size = _row_sizes(A)
+    rows = (A / size).movedim(0, -1) if A.dim() == 3 else (A / size).unsqueeze(-1)  # (m, n, B): long inner loops
+    length = rows.detach().square().sum(1).sqrt()
+    Q: list[Tensor] = []
+    below: list[Tensor] = []
+    diagonal: list[Tensor] = []
+    for row in rows.unbind():
+        along, left = _remove(row, Q)
+        below.append(along)
+        distance = left.square().sum(0).sqrt()
+        diagonal.append(distance)
+        Q.append(left / distance)
+    clear = (torch.stack(diagonal).detach() - rank_tolerance(A, dtype) * length).amin(0)
+    solved = [Q[-1] / (diagonal[-1] + nan_where_negative(clear))]
+    for k in range(len(Q) - 2, -1, -1):  # L' P = Q from the last row up
+        taken = torch.stack([below[j][k] for j in range(k + 1, len(Q))]).unsqueeze(1)
+        rest = Q[k] - (taken * torch.stack(solved)).sum(0)
+        solved.insert(0, rest / (diagonal[k] + nan_where_negative(clear)))
+    P = torch.stack(solved)
+    return (P.movedim(-1, 0) if A.dim() == 3 else P.squeeze(-1)) / size
+
+
+def _remove(row: Tensor, Q: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The coefficients ``(k, B)`` of a row ``(n, B)`` along the vectors so far, and what is left of it."""
+    if not Q:
+        return row[:0], row
+    basis = torch.stack(Q)
+    first = (basis * row).sum(1)
+    left = row - (basis * first.unsqueeze(1)).sum(0)
+    second = (basis * left).sum(1)
+    return first + second, left - (basis * second.unsqueeze(1)).sum(0)
+
+
+def by_qr(A: Tensor, dtype: torch.dtype) -> Tensor:
+    """``A⁺' = R⁻¹ Q'`` with ``A' = Q R``."""
+    size = _row_sizes(A)
+    Q, R = torch.linalg.qr((A / size).mT)
+    length = torch.linalg.vector_norm((A / size).detach(), dim=-1)
+    clear = R.detach().diagonal(dim1=-2, dim2=-1).abs() - rank_tolerance(A, dtype) * length
+    P = torch.linalg.solve_triangular(R, Q.mT, upper=True)
+    return (P + nan_where_negative(clear.amin(-1, keepdim=True)).unsqueeze(-1)) / size
+
+
+def by_cholesky(A: Tensor, dtype: torch.dtype) -> Gram:
+    """``A A' = C C'`` of unit-sized rows ``(B, m, n)``; QR for the samples, and these alone, that are too close."""
+    size = _row_sizes(A)
+    unit = A / size
+    gram = torch.bmm(unit, unit.mT)
+    C, failed = torch.linalg.cholesky_ex(gram)
+    distance = (C.diagonal(dim1=-2, dim2=-1).square() / gram.diagonal(dim1=-2, dim2=-1)).amin(-1)
+    doubtful = (~((distance > SAFE_DISTANCE) & (failed == 0))).nonzero().squeeze(-1)
+    P = by_qr(A[doubtful], dtype) if len(doubtful) else A[:0]
+    return Gram(A, size.squeeze(-1), C, doubtful, P)
+
+
+def _row_sizes(A: Tensor) -> Tensor:
+    """The largest entry of every row, ``(..., m, 1)``, a constant for autograd; NaN for a row of zeros."""
+    size = A.detach().abs().amax(-1, keepdim=True)
+    return torch.where(size > 0, size, torch.nan)

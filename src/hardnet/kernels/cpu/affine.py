@@ -1,0 +1,207 @@
+"""The closed form on a CPU by compiled code (numba): few rows per sample in one pass, and rows that all samples share.
+
+Shared rows have a factor ``P = A⁺'``: a small A takes one pass (`affine_constant`), a larger one is multiplied by the
+library between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hardnet.kernels.arguments import REALS, dense
+from hardnet.kernels.cpu import launch as host
+from hardnet.kernels.cpu.launch import count, launch
+
+MOST_ROWS, MOST_NUMBERS = 8, 256
+"""The most rows, and the most numbers of A per sample, for which one pass beats the library's factorisations."""
+MOST_SHARED_NUMBERS = 64
+"""Numbers of a shared A up to which one pass without the library's products is faster."""
+SHRUNK = 1 / 8
+"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+SMALL_ENTRY = 1e-6
+"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
+
+Kept = tuple[Tensor, ...]
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+
+class CompiledPath:
+    """The backend of a CPU; `hardnet.functional.affine_paths.Path` says what its methods do."""
+
+    def takes(self, raw: Tensor, A: Tensor, memory: bool) -> bool:
+        """Memory on a CPU, float32 or float64: few rows ``(B, m, n)``, or any ``(m, n)``."""
+        if not (host.HAS_NUMBA and memory and raw.is_cpu and raw.dtype in REALS):
+            return False
+        m, n = A.shape[-2:]
+        return A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
+
+    def wants_factor(self, A: Tensor) -> bool:
+        """Whether both directions must be given the factor of A: shared rows that the library multiplies."""
+        return A.dim() == 2 and A.numel() > MOST_SHARED_NUMBERS
+
+    def forward(
+        self, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
+    ) -> tuple[Tensor, Kept, int]:
+        """Y ``(B, n)``, what `backward` reads, and how many samples have no answer and are NaN."""
+        if A.dim() == 3:
+            raw = dense(raw, raw)
+            y = torch.empty_like(raw)
+            return y, (), launch(_few(raw.dtype)[0], [y], [raw, A], (lower, upper), A.shape)
+        P = _factorise(A) if factor is None else factor
+        if self.wants_factor(A):
+            y, excess, lost = _forward_large(raw, A, lower, upper, P)
+            return y, (excess,), lost
+        y, lost = _forward_small(raw, A, lower, upper, P)
+        return y, (P,) if factor is None else (), lost
+
+    def backward(
+        self,
+        gradient: Tensor,
+        raw: Tensor,
+        A: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        factor: Tensor | None,
+        kept: Kept,
+        wants_matrix: bool,
+    ) -> Gradients:
+        """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        if A.dim() == 3:
+            return _backward_few(gradient, raw, A, lower, upper, wants_matrix)
+        P = kept[0] if factor is None else factor
+        if self.wants_factor(A):
+            return _backward_large(gradient, raw, A, P, kept[0], wants_matrix)
+        return _backward_small(gradient, raw, A, lower, upper, P, wants_matrix)
+
+
+def _backward_few(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
+) -> Gradients:
+    """One pass from the inputs alone."""
+    grad_raw, shape = raw.new_empty(raw.shape), A.shape[:2]
+    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
+    grad_A = raw.new_empty(A.shape) if wants_matrix else None
+    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
+    launch(_few(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), A.shape, len(A) if wants_matrix else 0)
+    return grad_raw, grad_A, grad_lower, grad_upper
+
+
+def _factorise(A: Tensor) -> Tensor:
+    """``P = A⁺'`` of a shared A ``(m, n)`` by Gram-Schmidt in float64, NaN where its rows are dependent to rounding."""
+    P, A = A.new_empty(A.shape), dense(A, A)
+    _small(A.dtype)[2](P.data_ptr(), A.data_ptr(), *A.shape)
+    return P
+
+
+def _forward_small(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, int]:
+    """``y = raw + P' s`` for a small A, in one pass."""
+    raw, A, P = dense(raw, raw), dense(A, raw), dense(P, raw)
+    low, high, y = dense(lower, raw), dense(upper, raw), torch.empty_like(raw)
+    return y, _small(raw.dtype)[0](
+        y.data_ptr(), raw.data_ptr(), A.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
+        *raw.shape[:1], *A.shape, count(lower), count(upper),
+    )  # fmt: skip
+
+
+def _backward_small(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
+) -> Gradients:
+    """The same backward, in one pass from the inputs and P."""
+    grad_raw, shape = raw.new_empty(raw.shape), (len(raw), len(A))
+    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
+    grad_A = raw.new_empty(A.shape) if wants_matrix else None
+    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
+    parts = [*outputs, *[dense(part, raw) for part in (gradient, raw, A, P, lower, upper)]]
+    counts = int(wants_matrix), len(raw), *A.shape, count(lower), count(upper)
+    _small(raw.dtype)[1](*[part.data_ptr() for part in parts], *counts)
+    return grad_raw, grad_A, grad_lower, grad_upper
+
+
+def _forward_large(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor
+) -> tuple[Tensor, Tensor, int]:
+    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``, again at y where that is due."""
+    excess = raw @ A.mT
+    lost = _excess_(excess, A, P, lower, upper)
+    y = torch.addmm(raw, excess, P, alpha=-1)
+    chosen = _settle_(y, raw, excess, A, P)
+    if chosen is not None:
+        rest = y @ A.mT
+        _excess_(rest, A, P, lower, upper, chosen)
+        y.addmm_(rest, P, alpha=-1)
+        _settle_(y, raw, excess, A, P)
+    return y, excess, lost
+
+
+def _backward_large(
+    gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, excess: Tensor, wants_matrix: bool
+) -> Gradients:
+    """The formulas of `hardnet.functional.affine_formulas`, with the excess ``e = -s`` of the forward."""
+    w = gradient @ P.mT
+    active = w.clone() if wants_matrix else w
+    below, above = _split_(active, excess)
+    grad_matrix = None
+    if wants_matrix:
+        step = -(excess @ P)
+        q = step @ P.mT
+        # q (g - A' w)' without the product A' w of every sample
+        grad_matrix = torch.addmm(q.mT @ gradient, w.mT, step, alpha=-1)
+        grad_matrix = grad_matrix.addmm_(active.mT, raw, alpha=-1).addmm_((w.mT @ q).mT, A, alpha=-1)
+    return torch.addmm(gradient, active, A, alpha=-1), grad_matrix, below, above
+
+
+def _excess_(
+    product: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None, chosen: Tensor | None = None
+) -> int:
+    """``p - clamp(p, lower, upper)`` in place of p ``(B, m)``, just computed; how many samples have no answer.
+
+    Samples whose mark in `chosen` ``(B,)`` is zero have no excess.
+    """
+    low, high, A, P = dense(lower, product), dense(upper, product), dense(A, product), dense(P, product)
+    marks = product if chosen is None else chosen
+    return _passes(product.dtype)[0](
+        product.data_ptr(), marks.data_ptr(), A.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
+        *product.shape, P.shape[1], 0 if chosen is None else len(chosen), count(lower), count(upper),
+    )  # fmt: skip
+
+
+def _settle_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor, P: Tensor) -> Tensor | None:
+    """The bits of raw for samples without excess; which others need the closed form again, at y, if there are any."""
+    raw, A, P, chosen = dense(raw, y), dense(A, y), dense(P, y), y.new_empty(len(y))
+    numbers = (y.data_ptr(), chosen.data_ptr(), raw.data_ptr(), excess.data_ptr(), A.data_ptr(), P.data_ptr())
+    return chosen if _passes(y.dtype)[1](*numbers, len(y), *A.shape) else None
+
+
+def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
+    """``w`` ``(B, m)`` on rows below their lower and above their upper bound; w itself becomes their sum."""
+    above, below = w.new_empty(w.shape), w.new_empty(w.shape)
+    _passes(w.dtype)[2](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
+    return below, above
+
+
+@cache
+def _few(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
+    """The kernels for an A per sample; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import affine_few
+
+    return affine_few.compiled_forward(dtype), affine_few.compiled_backward(dtype)
+
+
+@cache
+def _small(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
+    """The kernels for a small shared A."""
+    from hardnet.kernels.cpu import affine_constant
+
+    return affine_constant.compiled_kernels(dtype)
+
+
+@cache
+def _passes(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
+    """The passes around the products with a larger shared A."""
+    from hardnet.kernels.cpu import affine_shared
+
+    return affine_shared.compiled_passes(dtype)
