@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hardnet.functional import affine as functional
-from hardnet.functional import affine_function, affine_plain, enforce_affine, factorize
+from hardnet.functional import closed_form, enforce_affine
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import affine, affine_reference
 from tests.functional.affine_problems import problem
@@ -36,7 +36,7 @@ def launched(monkeypatch):
     launches = SimpleNamespace(launch_forward=forward, launch_backward=backward)
     monkeypatch.setattr(affine, "_launches", lambda: launches)
     monkeypatch.setattr(affine, "available", lambda A: True)
-    monkeypatch.setattr(functional, "may_look", lambda tensor: False)
+    monkeypatch.setattr(closed_form, "may_look", lambda tensor: False)
     monkeypatch.setattr(cpu, "HAS_NUMBA", False)
     return calls
 
@@ -73,22 +73,14 @@ def test_answers_and_gradients_are_those_of_the_long_route(samples, short):
         with torch.no_grad():
             assert torch.equal(enforce_affine(*leaves), y)
         short.clear()
-        expected = affine_plain.enforce(*leaves)
+        expected = closed_form.by_formula(*leaves)
         torch.testing.assert_close(y, expected)
         for grad, right in zip(grads, torch.autograd.grad(expected.square().sum(), given), strict=True):
             torch.testing.assert_close(grad, right)
 
 
-def test_a_single_sample_has_its_shared_matrix_for_itself(short):
-    raw, A, lower, upper = problem(5, 3, samples=1)
-    enforce_affine(raw, A[0], lower, upper)
-    enforce_affine(raw, A[0], lower, upper, factor=factorize(A[0]))
-    assert [call[1].shape for call in short] == [(1, 3, 5), (1, 3, 5)]
-
-
 def test_nothing_is_recorded_for_numbers_that_need_no_gradient(short, monkeypatch):
-    monkeypatch.setattr(affine_function, "EnforceAffine", None)
-    monkeypatch.setattr(affine_function, "FusedAffine", None)
+    monkeypatch.setattr(closed_form, "ClosedForm", None)
     numbers = problem(5, 3)
     assert not enforce_affine(*numbers).requires_grad
     numbers[1].requires_grad_()
@@ -115,7 +107,7 @@ def test_a_shared_bound_without_gradient_costs_no_sum(short, monkeypatch):
     torch.autograd.grad(y, raw, torch.ones_like(y))
 
 
-def test_transforms_and_second_derivatives_take_other_roads(launched):
+def test_transforms_and_second_derivatives_take_the_formulas(launched):
     raw, A, lower, upper = problem(5, 3, samples=2)
     leaves = [part.requires_grad_() for part in (raw, A, lower, upper)]
     assert torch.autograd.gradcheck(enforce_affine, leaves)
@@ -161,7 +153,7 @@ def refusal(arguments, options):
 def test_what_is_malformed_is_refused_in_the_same_words():
     expected = [refusal(*case) for case in malformed()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "may_look", lambda tensor: False)
+        patch.setattr(closed_form, "may_look", lambda tensor: False)
         patch.setattr(cpu, "HAS_NUMBA", False)
         assert [refusal(*case) for case in malformed()] == expected
     assert len({words for _, words in expected}) > 10
@@ -177,7 +169,7 @@ def test_empty_and_unbounded_batches_are_returned(launched):
 def reference_gradients(raw, A, lower, upper, cotangent):
     """By autograd through the plain formulas."""
     leaves = [part.detach().requires_grad_() for part in (raw, A, lower, upper)]
-    return torch.autograd.grad(affine_plain.enforce(*leaves), leaves, cotangent)
+    return torch.autograd.grad(closed_form.by_formula(*leaves), leaves, cotangent)
 
 
 def small_problem():
@@ -188,43 +180,29 @@ def small_problem():
     return centre + 3 * normal(5, 4), A, middle - 1, middle + 1, normal(2, 5, 4)
 
 
-def test_batched_gradients_keep_away_from_kernels(monkeypatch):
+def test_batched_gradients_keep_away_from_kernels(launched):
     """Batched gradients have no memory that a kernel could read."""
     raw, A, lower, upper, cotangents = small_problem()
-
-    def refuse(*_):
-        raise AssertionError("a kernel was launched")
-
-    monkeypatch.setattr(affine_function.gpu, "forward", lambda *parts: (affine_plain.enforce(*parts), None))
-    monkeypatch.setattr(affine_function.gpu, "backward", refuse)
     leaves = [part.requires_grad_() for part in (raw, A, lower, upper)]
-    y = affine_function.FusedAffine.apply(*leaves)
+    y = enforce_affine(*leaves)
+    assert len(launched) == 1
     batched = torch.autograd.grad(y, leaves, cotangents, is_grads_batched=True)
+    assert len(launched) == 1
     for number, cotangent in enumerate(cotangents):
         for mine, right in zip(batched, reference_gradients(raw, A, lower, upper, cotangent), strict=True):
             torch.testing.assert_close(mine[number], right)
 
 
-def test_a_backward_in_another_mode_does_not_misread_what_was_saved(monkeypatch):
-    """Compiled autograd runs the backward of an eager forward: the path is then another one."""
+@pytest.mark.parametrize("numba", [False, True])
+def test_a_backward_in_another_mode_does_not_misread_what_was_kept(monkeypatch, numba):
+    """Compiled autograd runs the backward of an eager forward, which carries its path with it."""
+    monkeypatch.setattr(cpu, "HAS_NUMBA", numba and cpu.HAS_NUMBA)
     raw, A, lower, upper, cotangents = small_problem()
-    leaves = [part.requires_grad_() for part in (raw, A, lower, upper)]
-    y = affine_function.EnforceAffine.apply(*leaves, None)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    found = torch.autograd.grad(y, leaves, cotangents[0])
-    monkeypatch.undo()
-    for mine, right in zip(found, reference_gradients(raw, A, lower, upper, cotangents[0]), strict=True):
-        torch.testing.assert_close(mine, right)
-
-
-def test_one_sample_stays_with_the_kernel_of_a_shared_matrix(monkeypatch):
-    """For the bits that it has in company; compiled code and other matrices take the path of an A per sample."""
-    raw, A, lower, upper, _ = small_problem()
-    one = (raw[:1], A[0], lower[:1], upper[:1], None)
-    assert functional._shared(*one).A.dim() == 3
-    monkeypatch.setattr(functional.shared_launch, "available", lambda A: True)
-    assert functional._shared(*one).A.dim() == 2
-    assert functional._flatten(torch.Size([1]), *one).A.dim() == 2
-    assert functional._flatten(torch.Size([1]), raw[:1], A[:1], *one[2:]).A.dim() == 3
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert functional._flatten(torch.Size([1]), *one).A.dim() == 3
+    for shared in (False, True):
+        leaves = [part.detach().clone().requires_grad_() for part in (raw, A[0] if shared else A, lower, upper)]
+        y = enforce_affine(*leaves)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            found = torch.autograd.grad(y, leaves, cotangents[0])
+        for mine, right in zip(found, reference_gradients(*leaves, cotangents[0]), strict=True):
+            torch.testing.assert_close(mine, right)

@@ -5,11 +5,11 @@ from functools import partial
 from unittest import mock
 
 import torch
+from hardnet.functional.affine_function import EnforceAffine
+from hardnet.functional.affine_pinv import pseudo_inverse
 
 from hardnet.certificate import check
 from hardnet.functional import affine_fused, affine_plain
-from hardnet.functional.affine_function import EnforceAffine
-from hardnet.functional.affine_pinv import pseudo_inverse
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.gpu import affine_reference, shared_launch
 from hardnet.sets import Affine

@@ -114,37 +114,39 @@ def rank_tolerance(A: Tensor, dtype: torch.dtype) -> float:
 
 
 def by_gram_schmidt(A: Tensor, dtype: torch.dtype) -> Tensor:
-    """``A⁺' = L⁻' Q`` with ``A = L Q``, Q orthonormal by Gram-Schmidt, twice for every row, unrolled over the rows."""
+    """``A⁺' = L⁻' D⁻¹ R`` with ``A = L R``, R orthogonal by Gram-Schmidt, twice for every row, and ``D = R R'``.
+
+    Unrolled over the rows; no square root, so that exact numbers stay exact.
+    """
     size = _row_sizes(A)
     rows = (A / size).movedim(0, -1) if A.dim() == 3 else (A / size).unsqueeze(-1)  # (m, n, B): long inner loops
-    length = rows.detach().square().sum(1).sqrt()
-    Q: list[Tensor] = []
+    R: list[Tensor] = []
     below: list[Tensor] = []
-    diagonal: list[Tensor] = []
+    squares: list[Tensor] = []
     for row in rows.unbind():
-        along, left = _remove(row, Q)
+        along, left = _remove(row, R, squares)
         below.append(along)
-        distance = left.square().sum(0).sqrt()
-        diagonal.append(distance)
-        Q.append(left / distance)
-    clear = (torch.stack(diagonal).detach() - rank_tolerance(A, dtype) * length).amin(0)
-    solved = [Q[-1] / (diagonal[-1] + nan_where_negative(clear))]
-    for k in range(len(Q) - 2, -1, -1):  # L' P = Q from the last row up
-        taken = torch.stack([below[j][k] for j in range(k + 1, len(Q))]).unsqueeze(1)
-        rest = Q[k] - (taken * torch.stack(solved)).sum(0)
-        solved.insert(0, rest / (diagonal[k] + nan_where_negative(clear)))
+        squares.append(left.square().sum(0))
+        R.append(left)
+    length = rows.detach().square().sum(1)
+    clear = (torch.stack(squares).detach() - rank_tolerance(A, dtype) ** 2 * length).amin(0)
+    D = torch.stack(squares) + nan_where_negative(clear)
+    solved = [R[-1] / D[-1]]
+    for k in range(len(R) - 2, -1, -1):  # L' P = D⁻¹ R from the last row up
+        taken = torch.stack([below[j][k] for j in range(k + 1, len(R))]).unsqueeze(1)
+        solved.insert(0, R[k] / D[k] - (taken * torch.stack(solved)).sum(0))
     P = torch.stack(solved)
     return (P.movedim(-1, 0) if A.dim() == 3 else P.squeeze(-1)) / size
 
 
-def _remove(row: Tensor, Q: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _remove(row: Tensor, R: list[Tensor], squares: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The coefficients ``(k, B)`` of a row ``(n, B)`` along the vectors so far, and what is left of it."""
-    if not Q:
+    if not R:
         return row[:0], row
-    basis = torch.stack(Q)
-    first = (basis * row).sum(1)
+    basis, D = torch.stack(R), torch.stack(squares)
+    first = (basis * row).sum(1) / D
     left = row - (basis * first.unsqueeze(1)).sum(0)
-    second = (basis * left).sum(1)
+    second = (basis * left).sum(1) / D
     return first + second, left - (basis * second.unsqueeze(1)).sum(0)
 
 

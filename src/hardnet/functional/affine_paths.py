@@ -146,17 +146,17 @@ def pull_back(
 def apply_factor(wide: Wide, made: Factor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Y ``(B, n)`` in `dtype`, NaN for samples that do not reach their bounds, and s ``(B, m)``.
 
-    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y. Where a
-    look is free, only samples that need it are corrected at y.
+    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y: every
+    sample is corrected at y once. Where a look is free, the samples that need it are corrected again.
     """
     raw, A, lower, upper = wide
     rounding = torch.finfo(dtype).eps
     violation = signed_violation(times(A, raw), lower, upper)
     y = moved(raw, made.solve(violation))
     look = may_look(y)
-    for _ in range(MOST_CORRECTIONS if look else CORRECTIONS):
+    for count in range(MOST_CORRECTIONS if look else CORRECTIONS):
         rest = to_bounds(times(A, y), lower, upper)
-        if look:
+        if look and count > 0:
             needs = unverified(rest, A, y, lower, upper, rounding / 4)
             if not bool(needs.any()):
                 break
