@@ -5,13 +5,11 @@ from typing import Any
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.kernels.cpu import launch as cpu
+from hardnet.functional.affine_paths import choose
 from hardnet.kernels.gpu import affine_reference
 from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
-MANY = [(9, 12), (12, 12), (20, 50)]
-"""(m, n) per sample for which the library factorises."""
 SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (12, 12), (20, 50), (50, 100)]
 """(m, n): one pass up to (8, 8), the library's products beyond."""
 DTYPES = (torch.float64, torch.float32)
@@ -33,7 +31,7 @@ def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=
 
 def enforce(raw, A, lower, upper, **options):
     """`enforce_affine` for numbers that the compiled code must take."""
-    assert cpu.takes(raw, A, lower, upper, options.get("factor"))
+    assert choose(raw, A, lower, upper, options.get("factor")) == "cpu"
     return enforce_affine(raw, A, lower, upper, on_invalid="nan", **options)
 
 

@@ -2,18 +2,22 @@
 
 import itertools
 from functools import partial
-from unittest import mock
 
 import torch
-from hardnet.functional.affine_function import EnforceAffine
-from hardnet.functional.affine_pinv import pseudo_inverse
 
 from hardnet.certificate import check
-from hardnet.functional import affine_fused, affine_plain
+from hardnet.functional.affine_factors import by_qr
+from hardnet.functional.closed_form import ClosedForm, by_formula
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.gpu import affine_reference, shared_launch
+from hardnet.kernels.gpu import affine, affine_reference, shared_launch
 from hardnet.sets import Affine
 from tests.kernels.affine_cases import BOUNDS, TOLERANCE, problem
+
+
+def pseudo_inverse(A):
+    """``A^+'`` by QR in float64."""
+    return by_qr(A.double(), A.dtype).to(A.dtype)
+
 
 BAD = [4, 5, 6]
 """The samples of `problem` that are bad whatever their A; sample 7 is inside."""
@@ -26,13 +30,11 @@ def shared_problem(seed, samples, m, n, dtype, device, bounds="both"):
 
 
 def run_forward(raw, A, P, lower, upper, gradient):
-    return affine_fused.forward(raw, A, lower, upper, P)[0]
+    return shared_launch.launch_forward(raw, A, P, lower, upper)
 
 
 def run_backward(raw, A, P, lower, upper, gradient):
-    saved = affine_fused.forward(raw, A, lower, upper, P)[1]
-    grad_raw, _, grad_lower, grad_upper = affine_fused.backward(gradient, raw, A, saved, False, P)
-    return grad_raw, grad_lower, grad_upper
+    return shared_launch.launch_backward(gradient, raw, A, P, lower, upper)
 
 
 def reference_forward(raw, A, P, lower, upper, gradient):
@@ -91,7 +93,7 @@ def compare_dependent(m, n, dtype, device):
     for result in (run_forward(*parts), *run_backward(*parts)):
         assert result.isnan().all()
     A[-1] = A[0]
-    assert affine_fused.forward(raw, A, lower, upper)[0].isnan().all()
+    assert run_forward(raw, A, pseudo_inverse(A), lower, upper, gradient).isnan().all()
 
 
 def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.float64), sizes=(3.0, 1e3, 1e6)):
@@ -114,7 +116,7 @@ def compare_factors(shapes, device):
         A = shared_problem(1, 1, m, n, torch.float32, device)[1]
         expected = pseudo_inverse(A)
         rounding = 4 * torch.finfo(torch.float32).eps * expected.abs().max().item()
-        torch.testing.assert_close(affine_fused.make_factor(A), expected, rtol=0, atol=rounding)
+        torch.testing.assert_close(affine._make_factor(A), expected, rtol=0, atol=rounding)
 
 
 def learned(m, n, device):
@@ -132,8 +134,7 @@ def compare_learned(shapes, device):
         if shared_bounds:
             leaves[2:] = [bound.detach()[0].clone().requires_grad_() for bound in leaves[2:]]
         gradient = shared_problem(2, 3, m, n, torch.float64, device)[-1]
-        with mock.patch.object(shared_launch, "available", return_value=True):  # the interpreter stands in for a device
-            mine = torch.autograd.grad(EnforceAffine.apply(*leaves, None), leaves, gradient)
-        expected = torch.autograd.grad(affine_plain.enforce(*leaves), leaves, gradient)
+        mine = torch.autograd.grad(ClosedForm.apply("gpu", None, True, *leaves, None)[0], leaves, gradient)
+        expected = torch.autograd.grad(by_formula(*leaves), leaves, gradient)
         for one, other in zip(mine, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)

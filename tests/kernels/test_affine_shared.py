@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hardnet.functional import affine_core, affine_fused, affine_pinv, enforce_affine, factorize
+from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.gpu import affine, shared_launch
 
 SHAPES = [(9, 12), (16, 16), (25, 50), (33, 40), (50, 100), (64, 64), (64, 256)]
@@ -62,22 +62,20 @@ def capable(monkeypatch):
 
 def test_kernels_are_chosen_by_device_shape_and_dtype(capable, monkeypatch):
     for taken in (on_device(9, 9), on_device(64, 256, dtype=torch.float64)):
-        assert shared_launch.available(taken)
+        assert affine.reads_factor(taken)
     refused = [on_device(8, 9), on_device(65, 70), on_device(9, 257), on_device(3, 9, 9), torch.zeros(9, 9)]
     for other in (*refused, on_device(9, 9, dtype=torch.bfloat16)):
-        assert not shared_launch.available(other)
+        assert not affine.reads_factor(other)
     monkeypatch.setattr(affine, "HAS_TRITON", False)
-    assert not shared_launch.available(on_device(9, 9))
+    assert not affine.reads_factor(on_device(9, 9))
 
 
 def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
-    factor = torch.zeros(9, 12)
-    path = affine_core.choose(on_device(9, 12), factor)
-    assert path.forward.func is affine_fused.forward
-    assert path.backward.func is affine_fused.backward
-    assert path.forward.keywords == path.backward.keywords == {"factor": factor}
+    path, A = affine.FusedPath(), on_device(9, 12)
+    assert path.takes(A, A, memory=True)
+    assert not path.takes(A, A, memory=False)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert affine_core.choose(on_device(9, 12), factor).forward.func is affine_pinv.forward
+    assert not path.takes(A, A, memory=False)
 
 
 def test_tiles_are_chosen_by_shape_and_dtype():

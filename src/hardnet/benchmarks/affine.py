@@ -14,7 +14,8 @@ from hardnet.benchmarks import common
 from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, ON_GPU
 from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
 from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
-from hardnet.functional import affine_plain, enforce_affine, factorize
+from hardnet.functional import enforce_affine, factorize
+from hardnet.functional.closed_form import by_formula
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu.affine import MOST_SHARED_ROWS
 
@@ -78,7 +79,7 @@ def measure(size: Size, shared: bool, dtype: torch.dtype, device: str, peers: Se
     numbers = problem(size, shared, dtype, device, seed)
     weight = torch.randn(numbers[0].shape, generator=torch.Generator().manual_seed(seed + 1)).to(numbers[0])
     case = [*numbers, weight]
-    exact = gradients(affine_plain.enforce, *_split(_part(case, len(weight) if shared else JUDGED, torch.float64)))
+    exact = gradients(by_formula, *_split(_part(case, len(weight) if shared else JUDGED, torch.float64)))
     chosen = contenders(numbers[1], peers)
     counts = {name: _samples_in_time(enforce, case, device) for name, enforce in chosen.items()}
     times = _times({name: chosen[name] for name in chosen if counts[name] == size[0]}, case, device)

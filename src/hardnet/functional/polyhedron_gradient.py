@@ -11,7 +11,8 @@ from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.kernels.arguments import MOST_ON_CHIP, REALS, plain
+from hardnet.kernels.arguments import MOST_ON_CHIP, REALS
+from hardnet.modes import plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
 from hardnet.solvers.problem import align, multiply
 from hardnet.solvers.projection import flatten

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from hardnet.errors import Defect, SampleError, in_samples
+from hardnet.modes import may_look
 
 Policy = Literal["raise", "nan"]
 """What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
 
-
-def look_is_free(y: Tensor) -> bool:
-    """Whether values may be looked at: eager mode on a CPU, outside vmap."""
-    if torch.compiler.is_compiling() or y.device.type != "cpu":
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+look_is_free = may_look
 
 
 def sample_indices(bad: Tensor) -> list[object]:

@@ -11,6 +11,8 @@ import torch
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.modes import forward_mode, transformed
 
+exporting = torch.compiler.is_exporting
+
 
 def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as it is, also where a compiled graph calls it: for loops whose length depends on the data.

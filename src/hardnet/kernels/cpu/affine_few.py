@@ -126,7 +126,7 @@ def backward(
     grad_raw: Tile, grad_A: Tile, grad_lower: Tile, grad_upper: Tile, grad_y: Tile,
     raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """The gradients of `forward` from its inputs: the formulas of `hardnet.functional.affine_plain.gradients`.
+    """The gradients of `forward` from its inputs: the formulas of `hardnet.functional.affine_formulas`.
 
     Args:
         grad_raw: ``(B, n)``, written.
