@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,12 +19,10 @@ from hardnet.errors import HardNetError
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.base import ConstraintSet
+from hardnet.testing.poison import check_poisoned_numbers, functions_of
+from hardnet.testing.promise import ContractError, require
 
 __all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer", "check_set"]
-
-
-class ContractError(AssertionError):
-    """A set or a layer breaks a promise of the contract."""
 
 
 def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
@@ -34,16 +33,16 @@ def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
     """
     numbers = constraint.numbers(x, y)
     residual, scale = constraint.residual(numbers, y), constraint.scale(numbers, y)
-    _require(residual.shape == scale.shape, f"residual {tuple(residual.shape)} and scale {tuple(scale.shape)} differ")
-    _require(residual.shape[:-1] == y.shape[:-1], f"residual has batch {tuple(residual.shape[:-1])}")
-    _require(bool((residual >= 0).all()), "a residual is negative or NaN at a finite point")
-    _require(bool((scale >= 0).all()), "a scale is negative or NaN at a finite point")
+    require(residual.shape == scale.shape, f"residual {tuple(residual.shape)} and scale {tuple(scale.shape)} differ")
+    require(residual.shape[:-1] == y.shape[:-1], f"residual has batch {tuple(residual.shape[:-1])}")
+    require(bool((residual >= 0).all()), "a residual is negative or NaN at a finite point")
+    require(bool((scale >= 0).all()), "a scale is negative or NaN at a finite point")
     if constraint.polyhedral:
         _check_rows(constraint, numbers, y, residual)
     if constraint.projectable:
-        _require(check(constraint, constraint.project(numbers, y), x).ok, "the set's own projection leaves the set")
+        require(check(constraint, constraint.project(numbers, y), x).ok, "the set's own projection leaves the set")
     alone = torch.stack([constraint.violation(y[i : i + 1], _at(x, i))[0] for i in range(len(y))])
-    _require(torch.allclose(alone, residual), "the residual of a sample depends on its batch")
+    require(torch.allclose(alone, residual), "the residual of a sample depends on its batch")
 
 
 def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, compiled: bool = False) -> None:
@@ -57,25 +56,23 @@ def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, co
         compiled: Whether to compare with the layer under `torch.compile`.
     """
     y = layer(raw, x)
-    _require(y.dtype == raw.dtype and y.device == raw.device, f"{raw.dtype} on {raw.device} came back as {y.dtype}")
-    _require(bool(y.isfinite().all()), "a finite raw output came back non-finite")
+    shape = (*raw.shape[:-1], layer.constraint.dim or y.shape[-1])
+    require(y.shape == shape, f"expected an output of shape {shape}, got {tuple(y.shape)}")
+    require(y.dtype == raw.dtype and y.device == raw.device, f"{raw.dtype} on {raw.device} came back as {y.dtype}")
+    require(bool(y.isfinite().all()), "a finite raw output came back non-finite")
     _check_feasible(layer, y, x)
     _check_identity(layer, x, raw, y)
     _check_independence(layer, x, raw, y)
+    _check_ranks(layer, x, raw, y)
     _check_bad_sample(layer, x, raw, y)
+    check_poisoned_numbers(layer, x, raw)
     _check_copies(layer, x, raw, y)
     _check_float32(layer, x, raw)
-    _require(layer(raw[:0], _at(x, slice(0, 0))).shape == y[:0].shape, "an empty batch does not come back empty")
+    require(layer(raw[:0], _at(x, slice(0, 0))).shape == y[:0].shape, "an empty batch does not come back empty")
     if gradients:
         _check_gradients(layer, x, raw)
     if compiled:
         _check_compiled(layer, x, raw, y)
-
-
-def _require(holds: bool, sentence: str) -> None:
-    """Raise the broken promise."""
-    if not holds:
-        raise ContractError(sentence)
 
 
 def _at(x: Any, index: Any) -> Any:
@@ -91,7 +88,7 @@ def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Te
     product = (rows.A @ y.unsqueeze(-1)).squeeze(-1)
     above = 0 if rows.upper is None else (product - rows.upper).clamp_min(0)
     below = 0 if rows.lower is None else (rows.lower - product).clamp_min(0)
-    _require(torch.allclose(above + below + 0 * product, residual), "the affine rows disagree with the residual")
+    require(torch.allclose(above + below + 0 * product, residual), "the affine rows disagree with the residual")
 
 
 def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
@@ -99,7 +96,7 @@ def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
     if layer.guarantee in (Guarantee.EXACT, Guarantee.TOLERANCE):
         tolerance = None if layer.guarantee is Guarantee.EXACT else 1e-8
         certificate = check(layer.constraint, y, x, tolerance=tolerance)
-        _require(certificate.ok, f"an output is not in C(x): {certificate}")
+        require(certificate.ok, f"an output is not in C(x): {certificate}")
 
 
 def _check_identity(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
@@ -110,7 +107,7 @@ def _check_identity(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
         middle = (layer(raw, x) + layer(0.1 - 0.7 * raw.flip(0), x)) / 2
         inside = _clearly_inside(layer.constraint, middle, x)
         again = layer(middle, x)
-    _require(torch.equal(again[inside], middle[inside]), "a raw output already in C(x) was changed")
+    require(torch.equal(again[inside], middle[inside]), "a raw output already in C(x) was changed")
 
 
 def _clearly_inside(constraint: ConstraintSet, y: Tensor, x: Any) -> Tensor:
@@ -128,9 +125,21 @@ def _check_independence(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
     with torch.no_grad():
         other = raw.clone()
         other[1:] = other[1:] * -3 + 0.5
-        _require(torch.equal(layer(other, x)[:1], y[:1]), "a sample's result changed with its batch mates")
+        require(torch.equal(layer(other, x)[:1], y[:1]), "a sample's result changed with its batch mates")
         alone = torch.cat([layer(raw[i : i + 1], _at(x, i)) for i in range(len(raw))])
-    _require(torch.allclose(alone, y, rtol=1e-9, atol=1e-11), "a sample's result changed with the size of its batch")
+    require(torch.allclose(alone, y, rtol=1e-9, atol=1e-11), "a sample's result changed with the size of its batch")
+
+
+def _check_ranks(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """One sample without a batch dimension, and batches of two and three dimensions, give the same results."""
+    if x is not None and not isinstance(x, Tensor):
+        return
+    for view in (lambda part: part[0], lambda part: part[None], lambda part: part[None, :, None]):
+        with torch.no_grad():
+            result = layer(view(raw), None if x is None else view(x))
+        expected, batch = view(y), tuple(view(y).shape[:-1])
+        require(result.shape == expected.shape, f"a batch of shape {batch} came back as {tuple(result.shape)}")
+        require(torch.allclose(result, expected, rtol=1e-9, atol=1e-11), f"a batch of shape {batch} changed results")
 
 
 def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
@@ -142,8 +151,8 @@ def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
             result = layer(bad, x)
     except HardNetError:
         return
-    _require(bool(result[0].isnan().any()), "a NaN raw output came back as a number")
-    _require(torch.equal(result[1:], y[1:]), "a NaN sample changed the results of its batch mates")
+    require(bool(result[0].isnan().any()), "a NaN raw output came back as a number")
+    require(torch.equal(result[1:], y[1:]), "a NaN sample changed the results of its batch mates")
 
 
 def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
@@ -151,9 +160,23 @@ def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
     with torch.no_grad():
         twin = copy.deepcopy(layer)
         twin.load_state_dict(layer.state_dict())
-        _require(torch.equal(twin(raw, x), y), "a deep copy with a reloaded state dict gives another result")
-        buffer = io.BytesIO(pickle.dumps(layer))
-        _require(torch.equal(pickle.load(buffer)(raw, x), y), "an unpickled layer gives another result")
+        require(torch.equal(twin(raw, x), y), "a deep copy with a reloaded state dict gives another result")
+        if not _holds_local_functions(layer.constraint):
+            buffer = io.BytesIO(pickle.dumps(layer))
+            require(torch.equal(pickle.load(buffer)(raw, x), y), "an unpickled layer gives another result")
+
+
+def _holds_local_functions(constraint: ConstraintSet) -> bool:
+    """Whether a function that the set was given cannot be pickled (a lambda, a function inside a function)."""
+    found = [
+        part for module in constraint.modules() for part in (*vars(module).values(), *functions_of(module).values())
+    ]
+    for function in (part for part in found if isinstance(part, FunctionType)):
+        try:
+            pickle.dumps(function)
+        except (pickle.PicklingError, AttributeError):
+            return True
+    return False
 
 
 def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
@@ -165,11 +188,11 @@ def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
     x = x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
     with torch.no_grad():
         y = single(raw.float(), x)
-    _require(y.dtype == torch.float32, f"float32 came back as {y.dtype}")
+    require(y.dtype == torch.float32, f"float32 came back as {y.dtype}")
     if layer.guarantee is Guarantee.EXACT:
         certificate = check(single.constraint, y, x)
         worst = (certificate.violation / (certificate.tolerance + 1e-30)).max()
-        _require(bool(worst < 1e3), f"a float32 output is not in C(x): {certificate}")
+        require(bool(worst < 1e3), f"a float32 output is not in C(x): {certificate}")
 
 
 def _check_gradients(layer: Layer, x: Any, raw: Tensor) -> None:
@@ -186,4 +209,4 @@ def _check_compiled(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
     """The compiled layer gives the same results."""
     with torch.no_grad():
         result = torch.compile(layer, backend="aot_eager", fullgraph=True)(raw, x)
-    _require(torch.allclose(result, y, rtol=1e-9, atol=1e-11), "the compiled layer gives another result")
+    require(torch.allclose(result, y, rtol=1e-9, atol=1e-11), "the compiled layer gives another result")

@@ -1,0 +1,113 @@
+"""Every number of a set is spoilt in turn: that gives an error, NaN for that sample alone, or a right answer."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.certificate import check
+from hardnet.errors import HardNetError, NotConvergedWarning, SampleError
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.base import ConstraintSet
+from hardnet.testing.promise import require
+
+POISONS = (torch.nan, torch.inf, -torch.inf, 1e6, -1e6)
+"""The last two stand for swapped bounds, a negative radius, or a row that nothing meets."""
+
+
+def check_poisoned_numbers(layer: Layer, x: Any, raw: Tensor) -> None:
+    """Prove that a bad number of C(x) gives an error or NaN for its sample alone, and leaves the mates as they are.
+
+    Each number in turn becomes a function of x (a layer that takes only constants there is left alone: a set refuses
+    such constants when it is built), with one bad entry for sample 0. A poison may be harmless, such as an upper bound
+    of inf: then y is in C(x), as the certificate sees it.
+    """
+    x = raw if x is None else x
+    for index, name in list(_numbers(layer.constraint)):
+        clean = _rebuilt(layer, index, name, raw, None)
+        if clean is None or clean.raw_dim != layer.raw_dim:
+            continue
+        with torch.no_grad():
+            y = clean(raw, x)
+            for poison in POISONS:
+                spoilt = _rebuilt(layer, index, name, raw, poison)
+                if spoilt is not None:
+                    owner = type(list(layer.constraint.modules())[index]).__name__
+                    _judge(spoilt, x, raw, y, f"{owner}.{name} = {poison} in sample 0")
+
+
+def _numbers(constraint: ConstraintSet) -> Iterator[tuple[int, str]]:
+    """Each number of the set that is no parameter: the place of its owner among the modules, and its name."""
+    for index, part in enumerate(constraint.modules()):
+        if isinstance(part, ConstraintSet):
+            yield from ((index, name) for name in part._cores if name in functions_of(part) or name in part._constants)
+
+
+def functions_of(module: nn.Module) -> dict[str, Callable[..., Any]]:
+    """The functions of x that a set keeps, by the name of the argument."""
+    return getattr(module, "_functions", {})
+
+
+def _rebuilt(layer: Layer, index: int, name: str, raw: Tensor, poison: float | None) -> Layer | None:
+    """The layer anew on a set whose number depends on x and is bad in sample 0; None where it cannot be built.
+
+    It answers with NaN for bad samples where it has that option, so that the mates are seen.
+    """
+    options = asdict(layer.options)
+    options |= {policy: "nan" for policy in ("on_invalid", "on_infeasible") if policy in options}
+    constraint = copy.deepcopy(layer.constraint)
+    part: Any = list(constraint.modules())[index]
+    function = functions_of(part).get(name) or _as_function(part, name, layer.constraint.dim or raw.shape[-1])
+    if function is None:
+        return None
+
+    def spoilt(x: Any) -> Tensor:
+        value = function(x)
+        value = value.expand(len(raw), *value.shape[1:]).clone()
+        if poison is not None:
+            value.reshape(len(raw), -1)[0, 0] = poison
+        return value
+
+    part._functions[name] = spoilt
+    try:
+        return type(layer)(constraint, **options)
+    except (HardNetError, TypeError):
+        return None
+
+
+def _as_function(part: Any, name: str, n: int) -> Callable[[Any], Tensor] | None:
+    """Turn a constant into a function of x that returns it with a batch of 1; None where its shape is not known."""
+    value, core = part._buffers.pop(name), part._cores[name]
+    part._constants.remove(name)
+    sizes = [n if letter == "n" else part._sizes.get(letter, letter) for letter in core]
+    if value.dim() < len(core) and all(isinstance(size, int) for size in sizes):
+        value = value.expand(sizes)
+    return (lambda x: value.unsqueeze(0)) if value.dim() == len(core) else None
+
+
+def _judge(layer: Layer, x: Any, raw: Tensor, y: Tensor, what: str) -> None:
+    """An error or warning of the library that blames no other sample, NaN, or a point of the spoilt set."""
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = layer(raw, x)
+    except HardNetError as error:
+        named = error.samples if isinstance(error, SampleError) else []
+        require(not named or named == [0], f"{what} is blamed on samples {named}")
+        return
+    require(torch.equal(result[1:], y[1:]), f"{what} changed the results of its batch mates")
+    unsolved = any(issubclass(warning.category, NotConvergedWarning) for warning in said)
+    if not unsolved and not bool(result[0].isnan().any()):
+        certificate = check(layer.constraint, result, x, tolerance=_tolerance(layer))
+        require(bool(certificate.satisfied[0]), f"{what} came back as finite numbers outside of C(x)")
+
+
+def _tolerance(layer: Layer) -> float | None:
+    """What the layer holds; with no promise for finite numbers, anything finite."""
+    return {Guarantee.EXACT: None, Guarantee.TOLERANCE: 1e-6}.get(layer.guarantee, torch.inf)
