@@ -5,7 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.testing import ContractError, check_layer, check_set
-from tests.cases import CASES, constant_rows, moving_rows
+from hardnet.testing.poison import check_poisoned_numbers
+from tests.cases import CASES, bound_of, constant_rows, matrix_of, moving_rows
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -106,3 +107,56 @@ def test_a_set_that_contradicts_itself_is_found():
     bad = Mirrored(constant_rows().A, lower=0.0)
     with pytest.raises(ContractError, match="disagree"):
         check_set(bad, raw)
+
+
+class HidesBadNumbers(hn.layers.HardNetAff):
+    """Zeros where a number of the set, not raw, was bad."""
+
+    def enforce(self, raw, x=None):
+        y = super().enforce(raw, x)
+        hidden = y.isnan().any(-1, keepdim=True) & raw.isfinite().all(-1, keepdim=True)
+        return torch.where(hidden, 9.0, y)
+
+
+class SpreadsBadNumbers(hn.layers.HardNetAff):
+    """NaN for all where a number of the set was bad."""
+
+    def enforce(self, raw, x=None):
+        y = super().enforce(raw, x)
+        hidden = y.isnan().any(-1, keepdim=True) & raw.isfinite().all(-1, keepdim=True)
+        return torch.where(hidden.any(), torch.nan, y)
+
+
+@pytest.mark.parametrize("constraint", [constant_rows, moving_rows])
+@pytest.mark.parametrize(("broken", "promise"), [(HidesBadNumbers, "outside of C"), (SpreadsBadNumbers, "batch mates")])
+def test_bad_numbers_are_tried(constraint, broken, promise):
+    x, raw = CASES[1].data()
+    with pytest.raises(ContractError, match=promise):
+        check_poisoned_numbers(broken(constraint()), x, raw)
+
+
+class FlattensBatches(hn.layers.HardNetAff):
+    """One batch dimension, whatever came."""
+
+    def enforce(self, raw, x=None):
+        y = super().enforce(raw, x)
+        return y.flatten(0, -2) if y.dim() > 2 else y
+
+
+def test_batches_of_other_ranks_are_tried():
+    _, raw = CASES[0].data()
+    with pytest.raises(ContractError, match=r"a batch of shape \(1, 6\) came back as \(6, 4\)"):
+        check_layer(FlattensBatches(constant_rows()), None, raw)
+
+
+def test_sets_with_lambdas_keep_the_contract():
+    x, raw = CASES[1].data()
+    constraint = hn.Affine(lambda x: matrix_of(x), upper=lambda x: bound_of(x))
+    check_layer(hn.layers.Projection(constraint), x, raw, gradients=False)
+
+
+def test_a_layer_that_cannot_be_pickled_for_another_reason_is_found():
+    layer = hn.layers.HardNetAff(constant_rows())
+    layer.helper = lambda: None
+    with pytest.raises(AttributeError, match="pickle"):
+        check_layer(layer, None, CASES[0].data()[1], gradients=False)

@@ -160,7 +160,8 @@ def _encode(
     place = torch.arange(len(total), device=A.device)
     lowest = bound.detach().clamp(1e-12, 1)
     multiple = torch.where(place < up, 1, torch.where(place < up + down, (1 / lowest - 1e-9).ceil() - 1, 0))
-    says = torch.where(place < up, bound < torch.inf, (bound > 0) | (place >= up + down))
+    # NaN says something, so that it spoils its sample
+    says = torch.where(place < up, ~(bound >= torch.inf), ~(bound <= 0) | (place >= up + down))
     bound = torch.where(says, bound, 0)
     dummy, target = multiple * bound, (multiple + (place >= up)) * bound
     if variant == "entropic":

@@ -120,8 +120,10 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     turned, turned_q = _turn(V.mT, p), _turn(V.mT, slope)
     start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
     inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
+    finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
+    inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
-    bad = ~(_convex(spectrum) & (found.solved | inside.squeeze(-1)))
+    bad = ~(finite & _convex(spectrum) & (found.solved | inside.squeeze(-1)))
     y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, _turn(V, found.y)))
     empty = found.empty & ~inside.squeeze(-1)
     return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)
