@@ -85,6 +85,7 @@ def _as_function(part: Any, name: str, n: int) -> Callable[[Any], Tensor] | None
     """Turn a constant into a function of x that returns it with a batch of 1; None where its shape is not known."""
     value, core = part._buffers.pop(name), part._cores[name]
     part._constants.remove(name)
+    part._written.pop(name, None)
     sizes = [n if letter == "n" else part._sizes.get(letter, letter) for letter in core]
     if value.dim() < len(core) and all(isinstance(size, int) for size in sizes):
         value = value.expand(sizes)
