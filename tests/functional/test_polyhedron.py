@@ -145,7 +145,9 @@ def test_wrong_shapes_and_dtypes_are_refused():
         project_affine(raw, A.float(), lower, upper)
     with pytest.raises(DTypeError, match="upper: expected a tensor, got list"):
         project_affine(raw, A, lower, [1.0])
-    with pytest.raises(ValueError, match="on_infeasible: expected 'auto' or 'raise' or 'nearest' or 'nan', got 'closest'"):
+    with pytest.raises(
+        ValueError, match="on_infeasible: expected 'auto' or 'raise' or 'nearest' or 'nan', got 'closest'"
+    ):
         project_affine(raw, A, lower, upper, on_infeasible="closest")
     with pytest.raises(ValueError, match="on_invalid: expected 'raise' or 'nan', got 'nearest'"):
         project_affine(raw, A, lower, upper, on_invalid="nearest")

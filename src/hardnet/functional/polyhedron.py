@@ -93,9 +93,13 @@ def solve_affine(
     """The fixed program with what it knows of its answer: y ``(*batch, n)``, status and residual ``(*batch)``.
 
     In plain operations, so that an exported graph can have them as outputs: `hardnet.solvers.Status` 0 is solved, and
-    the residual is that of the optimality conditions, free of scale. Arguments as in `project_affine`.
+    the residual is that of the optimality conditions, free of scale.
 
     Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
+        upper: Like `lower`; None is +inf.
         steps: How many pivots; by default 2 n + 10 for up to n rows, else 3 n + 10 (m in the place of n if smaller).
     """
     _, lower, upper = check_affine(raw, A, lower, upper)

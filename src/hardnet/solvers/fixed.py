@@ -76,19 +76,19 @@ def _opaque(
     return side.clone(), inverse.clone(), ray.clone()
 
 
-@_opaque.register_fake
+@_opaque.register_fake  # pyright: ignore[reportFunctionMemberAccess]
 def _(gram: Tensor, product: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(product), torch.empty_like(gram), torch.empty_like(product)
 
 
-@_opaque.register_vmap
+@_opaque.register_vmap  # pyright: ignore[reportFunctionMemberAccess]
 def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     *tensors, steps = inputs
     front = [
         part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
         for part, dim in zip(tensors, in_dims, strict=False)
     ]
-    return _opaque(*front, steps), (0, 0, 0)
+    return _opaque(*front, steps), (0, 0, 0)  # pyright: ignore[reportCallIssue]
 
 
 def compiled_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, steps: int) -> Fixed:
@@ -106,7 +106,7 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
     excess = torch.where(free, torch.maximum(value - upper, lower - value) - slack, -1.0)
     going = state.joining.any(-1, keepdim=True)
     urgent = torch.where(state.wanted, excess.abs() + 1e30, excess)
-    row = torch.where(going, state.joining, _first_largest(urgent))
+    row = _either(going, state.joining, _first_largest(urgent))
     stuck = (state.ray != 0).any(-1, keepdim=True)
     working = (going | (urgent > 0).any(-1, keepdim=True)) & ~stuck
     at = lambda part: torch.where(row, part, 0.0).sum(-1, keepdim=True)
@@ -129,12 +129,17 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
     joins = until_tight <= until_leaving
     length = torch.where(working, torch.minimum(until_tight, until_leaving), 0.0)
     moved, own = value - slope * length, state.own + sign * length
-    turned = torch.where(joins, row, _first_largest(-lengths)) & working
+    turned = _either(joins, row, _first_largest(-lengths)) & working
     bound = torch.where(side > 0, upper, lower)
     value = torch.where(turned, torch.where(joins, own, bound), moved)
     side = torch.where(turned, torch.where(joins, sign, 0.0), side)
     own, joining = torch.where(joins | ~working, 0.0, own), row & working & ~joins
     return _State(_sweep(state.tableau, turned), value, side, own, joining, wanted, ray)
+
+
+def _either(condition: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``where`` of masks, which ONNX Runtime does not have."""
+    return (condition & first) | (~condition & second)
 
 
 def _first_largest(score: Tensor) -> Tensor:

@@ -95,9 +95,7 @@ def flatten(
     return batch, (raw, A, ends[0], ends[1])
 
 
-def solve(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto", look: bool = True
-) -> Outcome:
+def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto", look: bool = True) -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in.
 
     Without a `look` at any value the host never waits for the device: every sample takes the same program, and what
