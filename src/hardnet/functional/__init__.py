@@ -3,10 +3,11 @@
 from hardnet.functional.affine import enforce_affine, factorize
 from hardnet.functional.ball import project_ball
 from hardnet.functional.box import project_box
+from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.cones import project_psd, project_second_order_cone
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.functional.polyhedron import project_affine, solve_affine
+from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.simplex import project_simplex
 from hardnet.functional.strict import rounding_bound
@@ -18,11 +19,11 @@ __all__ = [
     "project_affine",
     "project_ball",
     "project_box",
+    "project_box_rows",
     "project_intersection",
     "project_psd",
     "project_quadratic",
     "project_second_order_cone",
     "project_simplex",
     "rounding_bound",
-    "solve_affine",
 ]

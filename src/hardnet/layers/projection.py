@@ -10,7 +10,6 @@ from torch import Tensor
 from hardnet.functional import project_affine
 from hardnet.functional.samples import look_is_free
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.sets.base import ConstraintSet
 
@@ -51,13 +50,9 @@ class Projection(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        numbers = self.constraint.numbers(x, raw)
-        rows = self.constraint.rows(numbers, raw)
+        rows = self.constraint.affine(x, raw)
         on_infeasible: Any = look_or_nan(self.options.on_infeasible, raw)
-        policies: Any = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
-        return name_rows(
-            lambda: project_affine(raw, *rows, **policies), lambda: self.constraint.row_names(numbers, raw)
-        )
+        return project_affine(raw, *rows, on_infeasible=on_infeasible, on_invalid=self.options.on_invalid)  # pyright: ignore[reportCallIssue]
 
 
 def look_or_nan(policy: str, raw: Tensor) -> str:

@@ -1,6 +1,7 @@
 """Algorithms on plain tensors, without autograd: each returns a Solution, sample by sample."""
 
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.box_rows import project_box_rows
 from hardnet.solvers.conic import project_intersection
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.solution import Solution, Status
@@ -14,5 +15,6 @@ __all__ = [
     "Solution",
     "Status",
     "project_affine",
+    "project_box_rows",
     "project_intersection",
 ]

@@ -1,0 +1,203 @@
+"""The Euclidean projection onto a box and a few rows, with its derivative; the box stays a box.
+
+``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
+`hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything
+is plain tensor operations without a look at values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.functional.box import project_box
+from hardnet.functional.box_rows_errors import Gradient, Infeasible, answer_bad_samples, check_options
+from hardnet.functional.box_rows_gradient import (
+    Cotangents,
+    Inputs,
+    cotangents,
+    differentiable,
+    feasible_descent,
+    matrix_cotangent,
+)
+from hardnet.functional.box_rows_strict import tighten
+from hardnet.functional.inputs import broadcast_batch, check_affine, check_bound
+from hardnet.functional.samples import keep_value, look_is_free
+from hardnet.functional.transforms import forward_mode, full_precision, transformed
+from hardnet.kernels.arguments import plain
+from hardnet.solvers.box_rows import MOST_ROWS, Outcome, flatten, solve, solve_or_settle
+
+
+@full_precision
+def project_box_rows(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    box_lower: Tensor | float | None = None,
+    box_upper: Tensor | float | None = None,
+    *,
+    gradient: Gradient = "exact",
+    strict: bool = False,
+    on_infeasible: Infeasible = "auto",
+    on_invalid: Literal["raise", "nan"] = "raise",
+) -> Tensor:
+    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
+
+    Every coordinate is exactly inside the box, rows hold to rounding. A raw output inside the set is returned bit for
+    bit, and a sample's answer does not depend on its batch mates. The solver works in float64 whatever the dtype.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(k, n)`` or ``(*batch, k, n)``, at most 8 rows; dependent and redundant ones are allowed.
+        lower: ``(k,)``, ``(*batch, k)`` or a number for all rows; None is -inf, ``lower == upper`` an equality.
+        upper: Like `lower`; None is +inf.
+        box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
+        box_upper: Like `box_lower`; None is +inf.
+        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that what
+            would pull an active row or bound back inside passes.
+        strict: Whether rows with room between their bounds must hold in exact arithmetic for the numbers returned.
+        on_infeasible: What an empty set gives: ``"auto"`` an `InfeasibleError` on a CPU in eager mode, else NaN for
+            that sample; ``"raise"`` the error always; ``"nearest"`` the compromise with the least sum of squared
+            distances to rows and box; ``"nan"``.
+        on_invalid: What NaN, an infinite A or raw, or lower > upper give on a CPU in eager mode: an error, or NaN for
+            that sample alone.
+
+    Returns:
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where no
+        look is possible, a sample that did not converge is NaN as well.
+    """
+    check_options(raw, gradient, strict, on_infeasible, on_invalid)
+    bounds = _check(raw, A, lower, upper, box_lower, box_upper)
+    if A.shape[-2] == 0:
+        return project_box(raw, *bounds[2:], on_invalid=on_invalid)
+    batch, flat = flatten(raw, A, *bounds)
+    rounding = torch.finfo(raw.dtype).eps
+    eager = plain(raw, A, *bounds)
+    project = _eager if eager else _traced
+    y, found = project(flat, rounding, gradient == "tangent")
+    y = tighten(y, flat, raw.dtype) if strict else y
+    y, status, dual, residual = (
+        part.reshape(batch + part.shape[1:]) for part in (y.to(raw.dtype), found.status, found.dual, found.residual)
+    )
+    return answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+
+
+def _check(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None,
+    upper: Tensor | float | None,
+    box_lower: Tensor | float | None,
+    box_upper: Tensor | float | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Check shapes, dtypes and devices; return the bounds as tensors."""
+    batch, lower, upper = check_affine(raw, A, lower, upper)
+    if A.shape[-2] > MOST_ROWS:
+        raise ShapeError(sentence("A", f"at most {MOST_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
+    box = []
+    for name, bound in (("box_lower", box_lower), ("box_upper", box_upper)):
+        side = check_bound(name, bound, raw, raw.shape[-1])
+        batch = batch if side is None else broadcast_batch(name, batch, side.shape[:-1])
+        box.append(side)
+    return lower, upper, box[0], box[1]
+
+
+def _eager(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+    """One autograd function over the solver."""
+    y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
+    return y, Outcome(y.detach(), *rest)
+
+
+def _traced(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+    """The solver on detached numbers, and the bits of its answer with the derivative of a smooth formula."""
+    with torch.no_grad():
+        found = solve(*(part.detach() for part in flat), rounding=rounding)
+    recorded = torch.is_grad_enabled() and any(part.requires_grad for part in flat)
+    if not (recorded or transformed() or forward_mode()):
+        return found.y, found
+    if not tangent:
+        return keep_value(differentiable(flat, found), found.y), found
+    smooth = differentiable((flat[0].detach(), *flat[1:]), found)
+    passed = _Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
+    return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
+
+
+class _Projection(torch.autograd.Function):
+    """y and, without derivative, the rest of the `Outcome`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """Solve; keep what the derivative reads."""
+        *flat, rounding, tangent = inputs
+        run = solve_or_settle if look_is_free(flat[0]) else solve
+        found = run(*flat, rounding=rounding)
+        ctx.tangent = tangent
+        ctx.save_for_backward(*flat, *found)
+        ctx.mark_non_differentiable(*found[1:])
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The implicit derivative; where it is differentiated again, that of the smooth formula."""
+        if grads[0] is None:
+            return (None,) * 8
+        inputs, found = ctx.saved_tensors[:6], Outcome(*ctx.saved_tensors[6:])
+        if torch.is_grad_enabled():
+            return *_again(grads[0], inputs, found, ctx.tangent), None, None
+        passed = cotangents(grads[0], inputs, found, tangent=ctx.tangent)
+        return *_deliver(passed, grads[0], inputs, found, ctx.needs_input_grad, ctx.tangent), None, None
+
+
+def _again(grad: Tensor, inputs: Inputs, found: Outcome, tangent: bool) -> tuple[Tensor | None, ...]:
+    """A first derivative that can be differentiated: autograd on the smooth formula."""
+    if tangent:
+        remedy = "pass gradient='exact'"
+        raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
+    wanted = [part for part in inputs if part.requires_grad]
+    y = differentiable(inputs, found)
+    parts = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(parts) if part.requires_grad else None for part in inputs)
+
+
+def _deliver(
+    passed: Cotangents, grad: Tensor, inputs: Inputs, found: Outcome, needed: tuple[bool, ...], tangent: bool
+) -> tuple[Tensor | None, ...]:
+    """What each input asked for, summed over the samples where all share it."""
+    summed = lambda part, like: part.sum(0, keepdim=True) if len(like) == 1 < len(part) else part
+    parts: list[Tensor | None] = [None] * 6
+    for number, part in ((0, passed.raw), (2, passed.lower), (3, passed.upper), (4, passed.box_lower)):
+        parts[number] = summed(part, inputs[number]) if needed[number] else None
+    parts[5] = summed(passed.box_upper, inputs[5]) if needed[5] else None
+    if needed[1]:
+        u = cotangents(grad, inputs, found, tangent=False).raw if tangent else passed.raw
+        shared = len(inputs[1]) == 1
+        parts[1] = matrix_cotangent(passed, found.y, found.dual, found.side, u, shared=shared)
+    return tuple(parts)
+
+
+class _Tangent(torch.autograd.Function):
+    """Zero, with the steepest feasible descent as the gradient of raw."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the places."""
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The projection of the cotangent on the cone of feasible descent."""
+        A, place, side, status = ctx.saved_tensors
+        found = Outcome(grads[0], side, place, side, status, status)
+        return feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1)), None, None, None, None

@@ -1,0 +1,218 @@
+"""The projection onto a box and one row on a CPU: numba compiles a safeguarded Newton method, sample by sample.
+
+``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. Each pass over the n coordinates moves
+the point ``raw - a t`` in place and returns phi and its slope; the next t is Newton's, as long as it stays between the
+last t on either side of the root, else the next breakpoint or the middle. O(n) per pass, a handful of passes, and one
+row of scratch memory. See `hardnet.solvers.box_rows` for the same in plain torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled, summed
+
+PASSES, PATIENCE, BLOCK = 80, 20, 256
+"""The most passes, those before every third halves the bracket, and the coordinates summed apart."""
+EPS = 2.0**-52
+SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
+INSIDE = 4.0
+"""Roundings of the output dtype by which the row may miss its bounds and count as satisfied."""
+
+
+@summed
+def sweep_block(p: Tile, a: Tile, low: Tile, high: Tile, step: float, j: int, end: int) -> tuple[float, float, float]:
+    """``p -= a step``; then ``a'clamp(p)``, the sum of ``a^2`` over what is free, and the largest ``|clamp(p)|``."""
+    phi, slope, largest = 0.0, 0.0, 0.0
+    for i in range(j, end):
+        moved = p[i] - a[i] * step
+        p[i] = moved
+        y = min(max(moved, low[i]), high[i])
+        phi += a[i] * y
+        slope += a[i] * a[i] if (moved == y) & (low[i] < high[i]) else 0.0
+        largest = max(largest, abs(y))
+    return phi, slope, largest
+
+
+@compiled
+def sweep(p: Tile, a: Tile, low: Tile, high: Tile, step: float) -> tuple[float, float, float]:
+    """The same over all coordinates, block by block, so that n roundings do not add up."""
+    phi, slope, largest = 0.0, 0.0, 0.0
+    for j in range(0, p.shape[0], BLOCK):
+        part = sweep_block(p, a, low, high, step, j, min(j + BLOCK, p.shape[0]))
+        phi, slope, largest = phi + part[0], slope + part[1], max(largest, part[2])
+    return phi, slope, largest
+
+
+@compiled
+def next_breakpoint(p: Tile, a: Tile, low: Tile, high: Tile, sign: float) -> float:
+    """How far t has to go, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
+    nearest = np.inf
+    for i in range(p.shape[0]):
+        slope = sign * a[i]
+        if low[i] < high[i]:
+            if slope > 0.0 and p[i] > high[i]:
+                nearest = min(nearest, (p[i] - high[i]) / slope)
+            elif slope < 0.0 and p[i] < low[i]:
+                nearest = min(nearest, (p[i] - low[i]) / slope)
+    return nearest
+
+
+@compiled
+def next_step(miss: float, slope: float, back: float, ahead: float, passes: int) -> float:
+    """Newton's step if it stays between the ends of the bracket, to its middle else and every third time; NaN for none.
+
+    The ends are distances from the present t, which may be too large to tell neighbouring points apart.
+    """
+    step = miss / slope if slope > 0.0 else np.nan
+    bounded = back > -np.inf and ahead < np.inf
+    if step > back and step < ahead and not (bounded and passes > PATIENCE and passes % 3 == 0):
+        return step
+    return back + 0.5 * (ahead - back) if bounded else np.nan
+
+
+@compiled
+def row_scale(a: Tile) -> float:
+    """The power of two above the largest entry; 1 for a row of zeros, NaN for one that is not finite."""
+    largest = 0.0
+    for i in range(a.shape[0]):
+        largest = max(largest, abs(a[i])) if abs(a[i]) < np.inf else np.nan
+        if largest != largest:
+            return np.nan
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0.0 else 1.0
+
+
+@compiled
+def sound(raw: Tile, low: Tile, high: Tile) -> bool:
+    """Finite raw, and a box whose bounds are numbers in order."""
+    good = True
+    for i in range(raw.shape[0]):
+        good &= (abs(raw[i]) < np.inf) & (low[i] <= high[i]) & (low[i] < np.inf) & (high[i] > -np.inf)
+    return good
+
+
+@compiled
+def inside(raw: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float, rounding: float) -> bool:
+    """Whether raw is in the box, and in the row to rounding."""
+    product, size, boxed = 0.0, 0.0, True
+    for i in range(raw.shape[0]):
+        term = a[i] * raw[i]
+        product += term
+        size += abs(term)
+        boxed &= (raw[i] >= low[i]) & (raw[i] <= high[i])
+    slack = INSIDE * rounding * (size + bound_size(lower, upper, True))
+    return boxed and product <= upper + slack and product >= lower - slack
+
+
+@compiled
+def bound_size(lower: float, upper: float, larger: bool) -> float:
+    """The larger of the finite bounds, or the sum of both."""
+    first = abs(lower) if abs(lower) < np.inf else 0.0
+    second = abs(upper) if abs(upper) < np.inf else 0.0
+    return max(first, second) if larger else first + second
+
+
+@compiled
+def search(
+    p: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float, rounding: float
+) -> tuple[float, float, float]:
+    """The multiplier t, how it ended, and what the row misses as a part of its size; p becomes ``raw - a t``."""
+    phi, slope, largest = sweep(p, a, low, high, 0.0)
+    weight = np.sum(np.abs(a))
+    target = min(max(phi, lower), upper)
+    t, back, ahead, limits = 0.0, -np.inf, np.inf, bound_size(lower, upper, False)
+    for passes in range(PASSES):
+        miss, size = phi - target, weight * largest + limits
+        if abs(miss) <= 2.0 * EPS * size:
+            return t, SOLVED, abs(miss) / max(size, 2.0**-1000)
+        sign = 1.0 if miss > 0.0 else -1.0
+        back, ahead = 0.0 if miss > 0.0 else back, ahead if miss > 0.0 else 0.0
+        step = next_step(miss, slope, back, ahead, passes)
+        if step != step:
+            far = next_breakpoint(p, a, low, high, sign)
+            if far == np.inf:  # the row is as near to its target as the box allows
+                empty = abs(miss) > INSIDE * rounding * (weight * largest + abs(target))
+                return sign if empty else t, INFEASIBLE if empty else SOLVED, abs(miss) / max(size, 2.0**-1000)
+            step = sign * far * (1.0 + 4.0 * EPS)
+        phi, slope, largest = sweep(p, a, low, high, step)
+        t, back, ahead = t + step, back - step, ahead - step
+    return t, NOT_CONVERGED, np.inf
+
+
+@compiled
+def write(y: Tile, place: Tile, p: Tile, low: Tile, high: Tile) -> None:
+    """``clamp(p)``, and where each coordinate is: -1 at the lower bound, 1 at the upper, 0 free, 2 fixed."""
+    for i in range(p.shape[0]):
+        y[i] = min(max(p[i], low[i]), high[i])
+        above, below = 1.0 if p[i] > high[i] else 0.0, 1.0 if p[i] < low[i] else 0.0
+        place[i] = 2.0 if low[i] == high[i] else above - below
+
+
+@compiled
+def project(
+    y: Tile, place: Tile, found: Tile, raw: Tile, A: Tile, rounding: float,
+    lower: Tile, upper: Tile, low: Tile, high: Tile, begin: int, end: int,
+) -> int:  # fmt: skip
+    """All samples from `begin` to `end`; `found` ``(B, 3)`` takes multiplier, status and residual.
+
+    A, the bounds of the row and the box have one entry for all samples or one for each.
+    """
+    n = raw.shape[1]
+    p, a = np.empty(n), np.empty(n)
+    for b in range(begin, end):
+        row, least, most = A[b % A.shape[0]], low[b % low.shape[0]], high[b % high.shape[0]]
+        scale = row_scale(row)
+        under, over = lower[b % lower.shape[0], 0] / scale, upper[b % upper.shape[0], 0] / scale
+        good = (under <= over) & (under < np.inf) & (over > -np.inf) & sound(raw[b], least, most)
+        if not good:
+            y[b], place[b] = np.nan, 0.0
+            found[b, 0], found[b, 1], found[b, 2] = np.nan, INVALID, np.nan
+            continue
+        for i in range(n):
+            p[i], a[i] = raw[b, i], row[i] / scale
+        t, status, miss = 0.0, SOLVED, 0.0
+        if not inside(raw[b], a, least, most, under, over, rounding):
+            t, status, miss = search(p, a, least, most, under, over, rounding)
+        write(y[b], place[b], p, least, most)
+        if status != SOLVED:
+            y[b] = np.nan
+        found[b, 0], found[b, 1], found[b, 2] = t / scale, status, miss
+    return 0
+
+
+def _project(
+    y: Any, place: Any, found: Any, raw: Any, A: Any, rounding: Any, lower: Any, upper: Any, low: Any, high: Any,
+    rows: int, samples: int, m: int, n: int, lowers: int, uppers: int, lows: int, highs: int, begin: int, end: int,
+) -> int:  # fmt: skip
+    """`project` of addresses; m is 1."""
+    return project(
+        carray(y, (samples, n)), carray(place, (samples, n)), carray(found, (samples, 3)), carray(raw, (samples, n)),
+        carray(A, (rows, n)), carray(rounding, (1,))[0], carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+        carray(low, (lows, n)), carray(high, (highs, n)), begin, end,
+    )  # fmt: skip
+
+
+@cache
+def _kernel() -> Callable[..., int]:
+    """The compiled kernel of addresses."""
+    return compile_addresses(_project, torch.float64, 10, 10)
+
+
+def nearest_in_box(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Y and places ``(B, n)``, and ``(B, 3)`` with multiplier, status and residual, of a flat batch with one row."""
+    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(raw.shape[0], 3)
+    shape = torch.Size((raw.shape[0], 1, raw.shape[1]))
+    inputs = [raw, A, raw.new_tensor([rounding])]
+    launch(_kernel(), [y, place, found], inputs, (lower, upper, low, high), shape, A.shape[0], tile=1)
+    return y, place, found

@@ -1,0 +1,58 @@
+"""``C C' x = r`` for a few long rows C: orthogonalise the rows, then two triangular solves.
+
+With ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
+``D = Q Q'``. The error grows with cond(C), not with its square as that of a factor of ``C C'`` would. Everything is
+plain tensor operations, so that it differentiates, maps, compiles and exports.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DEPENDENT = 1e-12
+"""A row whose part outside the span of the rows before it is below this part of it counts as dependent."""
+
+
+class Factor(NamedTuple):
+    """``C C' = L D L'``.
+
+    Attributes:
+        below: Column j of L under its diagonal, ``(*batch, k - 1 - j)``, for each j.
+        inverse: 1 / D, ``(*batch, k)``; zero for rows that depend on those before them.
+    """
+
+    below: list[Tensor]
+    inverse: Tensor
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``x`` with ``C C' x = right``, ``(*batch, k)``; zero for dependent rows, right where the system is."""
+        parts = list(right.unbind(-1))
+        k = len(parts)
+        for j in range(k):
+            for i in range(j + 1, k):
+                parts[i] = parts[i] - self.below[j][..., i - j - 1] * parts[j]
+        for j in reversed(range(k)):
+            value = parts[j] * self.inverse[..., j]
+            for i in range(j + 1, k):
+                value = value - self.below[j][..., i - j - 1] * parts[i]
+            # a dependent row takes nothing over from the rows after it either
+            parts[j] = torch.where(self.inverse[..., j] > 0, value, 0.0)
+        return torch.stack(parts, dim=-1)
+
+
+def factorise_rows(C: Tensor) -> Factor:
+    """The factor of C ``(*batch, k, n)``; rows that are zero or dependent get no pivot."""
+    below, inverse, rows = [], [], C
+    size = C.square().sum(-1)
+    for j in range(C.shape[-2]):
+        row, rows = rows[..., 0, :], rows[..., 1:, :]
+        square = row.square().sum(-1)
+        clear = square > DEPENDENT**2 * size[..., j]
+        inverse.append(torch.where(clear, 1.0 / torch.where(clear, square, 1.0), 0.0))
+        share = (rows * row.unsqueeze(-2)).sum(-1) * inverse[-1].unsqueeze(-1)
+        rows = rows - share.unsqueeze(-1) * row.unsqueeze(-2)
+        below.append(share)
+    return Factor(below, torch.stack(inverse, dim=-1))

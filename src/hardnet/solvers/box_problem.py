@@ -1,0 +1,66 @@
+"""A box and a few rows in the form the solvers share: one flat batch of float64 numbers, rows of size 1."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+
+
+class BoxProblem(NamedTuple):
+    """``argmin |y - raw|  subject to  lower <= A y <= upper,  low <= y <= high``, sample by sample.
+
+    Attributes:
+        raw: ``(B, n)``.
+        A: ``(B, k, n)``, or ``(1, k, n)`` for all samples; each row divided by a power of two near its largest entry.
+        lower: ``(B, k)`` or ``(1, k)``, divided likewise.
+        upper: Like `lower`.
+        low: ``(B, n)`` or ``(1, n)``.
+        high: Like `low`.
+    """
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def equality(self) -> Tensor:
+        """``lower == upper``."""
+        return self.lower == self.upper
+
+    @property
+    def fixed(self) -> Tensor:
+        """``low == high``."""
+        return self.low == self.high
+
+    def clamp(self, point: Tensor) -> Tensor:
+        """The nearest point of the box."""
+        return torch.minimum(torch.maximum(point, self.low), self.high)
+
+    def times(self, y: Tensor) -> Tensor:
+        """``A y``, ``(B, k)``."""
+        return (self.A * y.unsqueeze(-2)).sum(-1)
+
+    def transposed(self, dual: Tensor) -> Tensor:
+        """``A' dual``, ``(B, n)``."""
+        return (self.A * dual.unsqueeze(-1)).sum(-2)
+
+    def size(self, y: Tensor) -> Tensor:
+        """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, ``(B, k)``: what a row's rounding goes by."""
+        bounds = sum(torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
+        return self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + bounds
+
+    def excess(self, product: Tensor) -> Tensor:
+        """``A y - clamp(A y, lower, upper)``, ``(B, k)``."""
+        return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
+
+
+def power_of_two(size: Tensor) -> Tensor:
+    """A power of two near a size, 1 for zero: dividing by it is exact."""
+    return torch.exp2(torch.log2(torch.where(size > 0, size, 1.0)).round())

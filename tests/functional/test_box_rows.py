@@ -1,0 +1,162 @@
+"""The differentiable projection onto a box and a few rows."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+import hardnet as hn
+from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, OptionError, ShapeError
+from hardnet.functional import project_affine, project_box_rows, rounding_bound
+from tests.solvers.box_families import KINDS, D, box_family, dense_rows
+
+
+def joined(raw, A, lower, width, low, high):
+    """Equalities stay equalities where a bound is moved."""
+    return project_box_rows(raw, A, lower, lower + width, low, high)
+
+
+def numbers(kind, batch, k, n, seed=0):
+    raw, A, lower, upper, low, high = box_family(kind, batch, k, n, seed)
+    return [part.clone().requires_grad_() for part in (raw, A, lower, upper - lower, low, high)]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_gradients_to_all_six_of_first_and_second_order(k):
+    inputs = numbers("plain", 2, k, 4)
+    width = inputs[3].detach()
+    inputs[3] = width.masked_fill(width == 0, 0).requires_grad_(False)
+    assert torch.autograd.gradcheck(joined, inputs)
+    assert torch.autograd.gradgradcheck(joined, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fixed", "infinite"])
+def test_gradients_are_those_of_dense_rows(kind):
+    raw, A, lower, upper, low, high = (part.requires_grad_() for part in box_family(kind, 20, 2, 6))
+    weight = torch.randn(20, 6, generator=torch.Generator().manual_seed(1), dtype=D)
+    inputs = (raw, A, lower, upper, low, high)
+    own = torch.autograd.grad((project_box_rows(*inputs) * weight).sum(), inputs)
+    dense = project_affine(raw, *dense_rows(A, lower, upper, low, high))
+    for mine, theirs in zip(own, torch.autograd.grad((dense * weight).sum(), inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_torch_func_agrees_with_autograd(k):
+    inputs = box_family("plain", 4, k, 5)
+    weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=D)
+    tracked = [part.clone().requires_grad_() for part in inputs]
+    for option in ("exact", "tangent"):
+        call = lambda *args: project_box_rows(*args, gradient=option)  # noqa: B023
+        own = torch.autograd.grad((call(*tracked) * weight).sum(), tracked)
+        for mine, theirs in zip(own, torch.func.vjp(call, *inputs)[1](weight), strict=True):
+            torch.testing.assert_close(mine, theirs)
+    y = project_box_rows(*inputs)
+    torch.testing.assert_close(torch.vmap(project_box_rows)(*inputs), y)
+    of_raw = lambda raw: project_box_rows(raw, *inputs[1:])
+    torch.testing.assert_close(torch.func.jacrev(of_raw)(inputs[0]), torch.func.jacfwd(of_raw)(inputs[0]))
+    curved = torch.func.hessian(lambda A: project_box_rows(inputs[0], A, *inputs[2:]).square().sum())(inputs[1])
+    torch.testing.assert_close(curved, torch.autograd.functional.hessian(
+        lambda A: project_box_rows(inputs[0], A, *inputs[2:]).square().sum(), inputs[1]))  # fmt: skip
+
+
+def test_tangent_gradient_is_the_steepest_descent_that_stays_inside():
+    raw = torch.tensor([[2.0, 0.5, 0.5]], dtype=D, requires_grad=True)
+    A, total = torch.ones(1, 3, dtype=D), torch.tensor([1.5], dtype=D)
+    call = lambda option: project_box_rows(raw, A, upper=total, box_lower=0.0, box_upper=1.0, gradient=option)
+    for weight, wanted in ((1.0, 1.0), (-1.0, 0.0)):
+        (exact,) = torch.autograd.grad(call("exact")[0, 0] * weight, raw)
+        (tangent,) = torch.autograd.grad(call("tangent")[0, 0] * weight, raw)
+        assert exact[0, 0] == 0
+        assert tangent[0, 0] == wanted
+
+
+def test_exported_with_a_dynamic_batch():
+    raw, A, lower, upper, low, high = box_family("plain", 6, 1, 4, seed=2)
+    own = A[0], lower[0], upper[0], low[0], high[0]
+
+    class Layer(torch.nn.Module):
+        def forward(self, raw):
+            return project_box_rows(raw, *own)
+
+    program = torch.export.export(Layer(), (raw,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(raw[:3]), Layer()(raw[:3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 2])
+def test_certificate_on_many_samples(dtype, k):
+    n, source = 8, torch.Generator().manual_seed(0)
+    A = torch.randn(k, n, generator=source, dtype=D).to(dtype)
+    bounds = A.float().abs().sum(-1).to(dtype) / 8
+    rows = hn.Affine(A, lower=-bounds, upper=bounds / 2) & hn.Box(
+        torch.full((n,), -1.0).to(dtype), torch.ones(n).to(dtype)
+    )
+    raw = (3 * torch.randn(100_000 if k == 1 else 1000, n, generator=source)).to(dtype)
+    y = project_box_rows(raw, A, -bounds, bounds / 2, -1.0, 1.0)
+    assert y.dtype == dtype
+    assert bool((y.abs() <= 1).all())
+    assert hn.check(rows, y).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_strict_rows_hold_in_exact_arithmetic(dtype):
+    raw, A, lower, upper, low, high = (part.to(dtype) for part in box_family("plain", 40, 2, 5))
+    upper = torch.where(lower == upper, upper + 0.5, upper)
+    y = project_box_rows(raw, A, lower, upper, low, high, strict=True)
+    assert bool(((y >= low) & (y <= high)).all())
+    exact = lambda tensor: [[Fraction(value) for value in row] for row in tensor.double().tolist()]
+    for sample in range(40):
+        point = exact(y[sample : sample + 1])[0]
+        for row, least, most in zip(exact(A[sample]), lower[sample].tolist(), upper[sample].tolist(), strict=True):
+            assert Fraction(least) <= sum(a * v for a, v in zip(row, point, strict=True)) <= Fraction(most)
+    shared = project_box_rows(raw, A[0], upper=1.0, box_lower=-2.0, strict=True)
+    assert bool((rounding_bound(A[0], shared, upper=1.0) == 0).all())
+    with pytest.raises(OptionError, match="strict"):
+        project_box_rows(raw.bfloat16(), A.bfloat16(), upper=1.0, strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_calls_leave_nothing_open(kind):
+    raw, A, lower, upper, low, high = box_family(kind, 40, 4, 6, seed=5)
+    y = project_box_rows(raw, A, lower, upper, low, high)
+    assert bool(y.isfinite().all())
+    assert bool(((y >= low) & (y <= high)).all())
+
+
+def test_errors_and_policies():
+    raw, A, lower, upper, low, high = box_family("plain", 5, 2, 4)
+    shifted = lower.clone(), upper.clone()
+    shifted[0][2, 1], shifted[1][2, 1] = 50.0, 60.0
+    with pytest.raises(InfeasibleError, match="box and rows 1 contradict") as caught:
+        project_box_rows(raw, A, *shifted, low, high)
+    assert caught.value.samples == [2]
+    assert caught.value.rows == [[1]]
+    y = project_box_rows(raw, A, *shifted, low, high, on_infeasible="nan")
+    assert y.isnan().any(-1).tolist() == [False, False, True, False, False]
+    near = project_box_rows(raw, A, *shifted, low, high, on_infeasible="nearest")
+    dense = project_affine(raw, *dense_rows(A, *shifted, low, high), on_infeasible="nearest")
+    torch.testing.assert_close(near, dense)
+    mapped = torch.vmap(lambda *args: project_box_rows(*args))(raw, A, *shifted, low, high)
+    assert torch.equal(mapped.isnan(), y.isnan())
+    with pytest.raises(OptionError, match="on_infeasible"):
+        torch.vmap(lambda raw: project_box_rows(raw, A[0], lower[0], on_infeasible="raise"))(raw)
+    with pytest.raises(OptionError, match="gradient"):
+        project_box_rows(raw, A, lower, gradient="other")
+    with pytest.raises(BoundsError, match="box_lower"):
+        project_box_rows(raw, A, lower, upper, high + 1, high)
+    with pytest.raises(NonFiniteError, match="raw"):
+        project_box_rows(raw * torch.nan, A, lower, upper, low, high)
+    with pytest.raises(ShapeError, match="8 rows"):
+        project_box_rows(raw, A.repeat(1, 5, 1), box_lower=0.0)
+    with pytest.raises(ShapeError, match="box_lower"):
+        project_box_rows(raw, A, lower, upper, low[:, :2])
+
+
+def test_samples_without_an_answer_have_zero_gradients():
+    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 4, 1, 4))
+    raw[1, 0] = torch.nan
+    inputs = [part.requires_grad_() for part in (raw, A, lower, upper, low, high)]
+    y = project_box_rows(*inputs, on_invalid="nan")
+    grads = torch.autograd.grad(y[[0, 2, 3]].sum() + 0 * y[1].nan_to_num().sum(), inputs)
+    assert all(bool(grad.isfinite().all()) and bool((grad[1] == 0).all()) for grad in grads)
