@@ -157,6 +157,16 @@ def test_inside_vmap_the_rule_speaks_of_one_sample():
         torch.func.vmap(hn.Box(0.0, positive).violation)(raw, x)
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_smooth_function_returns_its_rows_behind_the_batch(batch):
+    x, y = draw(*batch, 2), draw(*batch, N, seed=1)
+    good = hn.sets.Smooth(N, lambda y, x: y.sum(-1, keepdim=True) - 1, lambda y, x: y - x[..., :1])
+    assert good.violation(y, x).shape == (*batch, 1 + N)
+    for side in ("inequality", "equality"):
+        with pytest.raises(ShapeError, match=rf"{side}: expected shape .*\.unsqueeze\(-1\)"):
+            hn.sets.Smooth(N, **{side: lambda y, x: y.sum(-1)}).violation(y, x)
+
+
 def test_a_number_shared_by_a_batch_and_given_to_the_functions_on_tensors():
     raw = draw(6, 4)
     for column in (torch.ones(6, dtype=D), torch.ones(6, 1, dtype=D)):

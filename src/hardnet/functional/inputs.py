@@ -109,14 +109,20 @@ def spell(shape: Sequence[object]) -> str:
 
 def _agree(own: Sequence[int], core: Core) -> bool:
     """Whether a shape is that of the core; a letter agrees with any size."""
-    return len(own) == len(core) and all(
-        isinstance(want, str) or size == want for size, want in zip(own, core, strict=True)
-    )
+    if len(own) != len(core):
+        return False
+    for size, want in zip(own, core, strict=True):  # noqa: SIM110, a generator costs more than the check
+        if not isinstance(want, str) and size != want:
+            return False
+    return True
 
 
 def _spreads(own: Sequence[int], batch: torch.Size) -> bool:
     """Whether the leading dimensions are those of the batch, or 1."""
-    return all(size == want or size == 1 for size, want in zip(own, batch, strict=False))
+    for size, want in zip(own, batch, strict=False):  # noqa: SIM110, a generator costs more than the check
+        if size != want and size != 1:
+            return False
+    return True
 
 
 def _shape_message(name: str, own: torch.Size, batch: torch.Size, core: Core, *, moving: bool) -> str:

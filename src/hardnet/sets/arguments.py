@@ -112,20 +112,15 @@ class Arguments(Constants):
             like: Gives batch, n, dtype and device.
             sizes: What letters of the core other than n stand for, such as ``m=A.shape[-2]``.
         """
-        moving = name not in self._constants and not isinstance(getattr(self, name, None), Tensor)
-        self.require_filled(name)
-        value = self._evaluate(name, x) if moving else self._followed(name, like)
-        if not moving and value.dim() == 0:
-            value = value.to(like)
-        elif value.dtype in HALF:
-            value = value.to(like.dtype)  # the wider dtype holds it exactly
-        spoken = self._spoken(name)
-        require_like(spoken, value, like)
-        core = self._cores.get(name)
+        kept = self._buffers.get(name)
+        kept = self._parameters.get(name) if kept is None else kept
+        value = self._evaluate(name, x, like) if kept is None else self._followed(name, kept, like)
+        title, core = self._spoken(name), self._cores.get(name)
+        require_like(title, value, like)
         if core is None:
             return value
-        known = tuple(like.shape[-1] if size == "n" else sizes.get(str(size), size) for size in core)
-        return fit(spoken, value, like, known, moving=moving)
+        known = tuple([like.shape[-1] if size == "n" else sizes.get(size, size) for size in core])  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return fit(title, value, like, known, moving=kept is None)
 
     def follow(self, like: Tensor) -> None:
         """Move the constants that were given as lists, arrays or numbers to the dtype and device of a network."""
@@ -144,12 +139,16 @@ class Arguments(Constants):
         self.empty = self.empty - set(self._written)
         return self
 
-    def _followed(self, name: str, like: Tensor) -> Tensor:
-        """A constant or parameter; what was written as a list is in the dtype and on the device of `like`."""
-        value, exact = getattr(self, name), self._written.get(name)
-        if exact is None or (value.dtype == like.dtype and value.device == like.device):
+    def _followed(self, name: str, value: Tensor, like: Tensor) -> Tensor:
+        """A constant or parameter beside `like`: what was written, one number, and half precision follow its dtype."""
+        self.require_filled(name)
+        if value.dtype == like.dtype and value.device == like.device:
             return value
-        return exact.to(like)
+        if name in self._written:
+            return self._written[name].to(like)
+        if value.dim() == 0:
+            return value.to(like)
+        return value.to(like.dtype) if value.dtype in HALF else value
 
     def _judge(self, name: str, kind: Kind) -> None:
         """Refuse a constant with an entry that is not sound; what is on the meta device has none yet."""
@@ -180,10 +179,13 @@ class Arguments(Constants):
 
     def _spoken(self, name: str) -> str:
         """The name by which the user knows an argument."""
-        return next((spoken for spoken, stored in self.stored_as.items() if stored == name), name)
+        for spoken, stored in self.stored_as.items():
+            if stored == name:
+                return spoken
+        return name
 
-    def _evaluate(self, name: str, x: Any) -> Tensor:
-        """The value of a function or module at x."""
+    def _evaluate(self, name: str, x: Any, like: Tensor) -> Tensor:
+        """The value of a function or module at x; half precision in the dtype of `like`."""
         function = self._functions.get(name) or getattr(self, name)
         if x is None:
             owner = type(self).__name__
@@ -191,7 +193,7 @@ class Arguments(Constants):
         value = function(x)
         if not isinstance(value, Tensor):
             raise DTypeError(sentence(self._spoken(name), "a function that returns a tensor", type(value).__name__))
-        return value
+        return value.to(like.dtype) if value.dtype in HALF else value  # which holds it exactly
 
     def _learn_sizes(self, name: str) -> None:
         """Bind the letters of a core to the sizes of a known argument; refuse a shape that contradicts them."""

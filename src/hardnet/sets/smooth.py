@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.functional.inputs import fit
 from hardnet.sets.base import ConstraintSet
 
 SmoothFunction = Callable[[Tensor, Any], Tensor]
 """(y, x) -> values, for one sample ``(n,)`` and for batches ``(*batch, n)`` alike."""
+
+
+def fit_rows(name: str, value: Tensor, y: Tensor) -> Tensor:
+    """The values of a function as ``(*batch, rows)`` for the batch of y ``(*batch, n)``, or a `ShapeError`."""
+    return fit(name, value, y, ("rows",), moving=True).expand(*y.shape[:-1], -1)
 
 
 class SmoothNumbers(NamedTuple):
@@ -62,9 +68,9 @@ class Smooth(ConstraintSet):
         """``relu(inequality)`` and ``|equality|``."""
         rows = []
         if self.inequality is not None:
-            rows.append(self.inequality(y, numbers.x).clamp_min(0))
+            rows.append(fit_rows("inequality", self.inequality(y, numbers.x), y).clamp_min(0))
         if self.equality is not None:
-            rows.append(self.equality(y, numbers.x).abs())
+            rows.append(fit_rows("equality", self.equality(y, numbers.x), y).abs())
         return torch.cat(rows, dim=-1)
 
     def scale(self, numbers: SmoothNumbers, y: Tensor) -> Tensor:
