@@ -55,7 +55,7 @@ class HardNet(nn.Module):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
         like = next((value for value in net.parameters() if value.is_floating_point()), None)
         if like is not None:
-            constraint.follow(like)
+            constraint.follow(like)  # here, so that a compiled model finds its factors in the right dtype
         self.layer = build_layer(constraint, method, **options)
         self.net = self.layer.prepare(net)
         self.leak = leak

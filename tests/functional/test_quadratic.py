@@ -110,7 +110,7 @@ def test_other_errors():
     raw, (P, q, r) = draw(3, 2), numbers(3, 2, 2)
     saddle = P.clone()
     saddle[2] = torch.diag(torch.tensor([1.0, -1], dtype=D))
-    with pytest.raises(SampleError, match="P: expected eigenvalues >= 0, got -1 in sample 2"):
+    with pytest.raises(SampleError, match=r"P: expected a positive semi.* got the eigenvalue -1 in sample 2"):
         project_quadratic(raw, saddle, q, r)
     with pytest.raises(ShapeError, match="q: expected shape"):
         project_quadratic(raw, P, draw(3), r)

@@ -93,6 +93,15 @@ def test_an_infeasible_error_names_its_rows():
     assert "low, high" in str(error)
 
 
+@pytest.mark.parametrize("method", ["projection", "cvx"])
+def test_the_rows_of_an_empty_set_are_named_by_the_layer(method):
+    band = hn.Affine([[1.0, 0.0], [-1.0, 0.0]], upper=[-1.0, -1.0], name="band")
+    model = hn.HardNet(torch.nn.Identity(), hn.Box(-5.0, 5.0, name="limits") & band, method)
+    with pytest.raises(errors.InfeasibleError, match=r"band\[0\], band\[1\]") as caught:
+        model(torch.zeros(3, 2, dtype=D))
+    assert caught.value.names == [["band[0]", "band[1]"]] * 3
+
+
 def test_a_caller_who_changes_a_tensor_later_changes_nothing():
     A, b = draw(2, 3), torch.ones(2, dtype=D)
     constraint = hn.Affine(A, lower=b - 2, upper=b)
@@ -139,6 +148,13 @@ def test_written_constants_follow_the_network_and_lose_no_digit(build, dtype):
     assert z.dtype == D
     fresh = hn.HardNet(copy.deepcopy(net).float().double(), build())
     assert torch.equal(z, fresh(x.double()))
+
+
+@pytest.mark.parametrize("method", ["aff", "projection", "rayen", "dc3", "cdgm"])
+def test_written_constants_follow_raw_where_no_network_tells_the_dtype(method):
+    layer = hn.HardNet(torch.nn.Identity(), hn.Affine([[1.0, 0.1, 0.0], [0.0, 1.0, 0.1]], upper=[0.1, 0.2]), method)
+    for dtype in (torch.float32, D, torch.float32):
+        assert layer(draw(5, 3).to(dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("build", WRITTEN)

@@ -7,7 +7,7 @@ from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.cones import project_psd, project_second_order_cone
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.functional.polyhedron import project_affine
+from hardnet.functional.polyhedron import project_affine, solve_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.simplex import project_simplex
 from hardnet.functional.strict import rounding_bound
@@ -26,4 +26,5 @@ __all__ = [
     "project_second_order_cone",
     "project_simplex",
     "rounding_bound",
+    "solve_affine",
 ]

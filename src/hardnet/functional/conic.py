@@ -20,17 +20,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardnet.errors import (
-    BoundsError,
+    INDEFINITE,
+    NOT_FINITE,
     InfeasibleError,
-    NonFiniteError,
     NotConvergedWarning,
-    SampleError,
     ShapeError,
     sentence,
 )
+from hardnet.functional.diagnose import find_invalid
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
-from hardnet.functional.samples import Policy, refuse
+from hardnet.functional.samples import Policy, refuse, reject
 from hardnet.functional.transforms import outside_compiler, refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
@@ -139,17 +139,15 @@ def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
     """Say which of the three reasons makes the samples invalid."""
     if not bool(bad.any()):
         return
-    refuse(bad & ~raw.isfinite().all(-1), NonFiniteError, "raw: expected finite numbers, got NaN or infinite")
+    reject(bad & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
     for block in blocks:
         if isinstance(block, Intervals):
-            crossed = (block.lower > block.upper).any(-1) | (block.lower == torch.inf).any(-1)
-            crossed = (crossed | (block.upper == -torch.inf).any(-1)).expand(bad.shape)
-            refuse(bad & crossed, BoundsError, "lower: expected lower <= upper, got a lower bound above its upper")
+            for finding in find_invalid(raw, None, block.lower, block.upper):
+                reject(bad & finding.bad, finding.defect, finding.name, finding.got)
         if isinstance(block, Quadratics) and bool(block.P.isfinite().all()):
-            text = "P: expected a positive semidefinite matrix, got a negative eigenvalue"
             least = torch.linalg.eigvalsh((block.P + block.P.mT).double() / 2)[..., 0]
-            refuse(bad & (least < 0).expand(bad.shape), SampleError, f"{text} ({least.min().item():.3g})")
-    refuse(bad, NonFiniteError, "the numbers of the set: expected finite numbers, got NaN or infinite")
+            reject(bad & (least < 0).expand(bad.shape), INDEFINITE, "P", f"the eigenvalue {least.min().item():.3g}")
+    reject(bad, NOT_FINITE, "the numbers of the set")
 
 
 def _warn(bad: Tensor, residual: Tensor, tolerance: float) -> None:

@@ -6,11 +6,13 @@ Small problems on a GPU take one kernel for all of it, `hardnet.kernels.gpu.proj
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.functional.implicit import implicit_vjp
+from hardnet.functional.implicit import implicit_vjp, masked_vjp
 from hardnet.kernels.arguments import MOST_ON_CHIP, REALS
 from hardnet.modes import plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
@@ -43,11 +45,12 @@ def gradients(
     status: Tensor,
     *,
     needed: tuple[bool, ...],
+    look: bool = True,
 ) -> Gradients:
     """The cotangents of raw, A, lower and upper; zero for invalid samples, whose numbers may be NaN."""
     inputs, saved = (raw, A, lower, upper), (y, dual, side, status)
-    found = _fused(grad, inputs, *saved, needed) if _fits(grad, *inputs, *saved) else None
-    return _general(grad, inputs, *saved, needed) if found is None else found
+    found = _fused(grad, inputs, *saved, needed, look) if _fits(grad, *inputs, *saved) else None
+    return _general(grad, inputs, *saved, needed, look) if found is None else found
 
 
 def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
@@ -58,9 +61,16 @@ def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
 
 
 def _fused(
-    grad: Tensor, inputs: Inputs, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
+    grad: Tensor,
+    inputs: Inputs,
+    y: Tensor,
+    dual: Tensor,
+    side: Tensor,
+    status: Tensor,
+    needed: tuple[bool, ...],
+    look: bool,
 ) -> Gradients | None:
-    """All of it in one launch and one look; None if a sample is left open, whose batch the general path answers."""
+    """All of it in one launch. A sample left open sends its batch to the general path, or is NaN without a look."""
     from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
     A, batch, (m, n) = inputs[1], y.shape[:-1], inputs[1].shape[-2:]
@@ -71,14 +81,25 @@ def _fused(
     dtypes[1] = dtypes[1] if needed[1] and apart else None
     low, high = (None if bound is None else _rows(bound, batch, 1) for bound in inputs[2:])
     found = launch(grad.reshape(-1, n), _rows(A, batch, 2), low, high, saved, rules, dtypes)
-    if bool(found.open.any()):
+    if look and bool(found.open.any()):
         return None
+    if not look:
+        found = _replace_open(found)
     matrix = None if found.matrix is None else _reduce(found.matrix, batch, A)
     if needed[1] and matrix is None:
         sound, empty = (status != Status.INVALID).reshape(-1, 1), (status == Status.INFEASIBLE).reshape(-1)
         w = found.lower + found.upper
         matrix = _matrix_gradient(found.raw, w, _flat(y, sound), _flat(dual, sound), empty, batch, A)
     return _deliver(found.raw, matrix, found.lower, found.upper, inputs, batch, needed)
+
+
+def _replace_open(found: Any) -> Any:
+    """NaN for the samples whose active rows are nearly dependent, which the kernel leaves open."""
+    parts = {name: getattr(found, name) for name in ("raw", "matrix", "lower", "upper")}
+    shape = lambda part: found.open.view(-1, *(1,) * (part.dim() - 1))
+    return found._replace(
+        **{name: None if part is None else part.masked_fill(shape(part), torch.nan) for name, part in parts.items()}
+    )
 
 
 def _dtypes(inputs: Inputs, batch: torch.Size, apart: bool) -> list[torch.dtype | None]:
@@ -98,12 +119,19 @@ def _rows(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
 
 
 def _general(
-    grad: Tensor, inputs: Inputs, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
+    grad: Tensor,
+    inputs: Inputs,
+    y: Tensor,
+    dual: Tensor,
+    side: Tensor,
+    status: Tensor,
+    needed: tuple[bool, ...],
+    look: bool,
 ) -> Gradients:
     """In plain torch: for any size and any active rows, and differentiable itself."""
     A, (batch, (point, rows, low, high)) = inputs[1], flatten(*inputs)
     sound = (status != Status.INVALID).reshape(-1, 1)
-    if not bool(sound.all()):
+    if not look or not bool(sound.all()):
         rows = torch.where(sound.unsqueeze(-1) if rows.dim() == 3 else sound.any(), rows, 0.0)
     tight, side = low == high, side.reshape(low.shape)
     active = ((side != 0) | tight) & sound
@@ -112,7 +140,8 @@ def _general(
     unit = exponent(rows.detach().abs().amax(-1))  # rows of size one: no square of them overflows
     rows = shift_rows(rows, unit)
     bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
-    u, w = implicit_vjp(align(grad), align(rows, 2), align(active))
+    derivative = implicit_vjp if look else masked_vjp
+    u, w = derivative(align(grad), align(rows, 2), align(active))
     u, w = u[:, : rows.shape[-1]], shift(w[:, : rows.shape[-2]], -unit)
     matrix = None
     if needed[1]:
@@ -121,9 +150,9 @@ def _general(
         found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_flat(y, sound), _flat(dual, sound))
         empty = (status == Status.INFEASIBLE).reshape(-1)
         matrix = _matrix_gradient(u, w, *found, empty, batch, A)
-        matrix = matrix + _compromise_gradient(
-            grad, point, rows, bound, active, unit, empty.nonzero().squeeze(-1), batch, A
-        )
+        if look:  # without one an empty set is NaN
+            samples = empty.nonzero().squeeze(-1)
+            matrix = matrix + _compromise_gradient(grad, point, rows, bound, active, unit, samples, batch, A)
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
     return _deliver(u, matrix, w * below, w * above, inputs, batch, needed)
 

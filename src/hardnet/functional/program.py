@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import (
+    NOT_FINITE,
     ConvergenceError,
     InfeasibleError,
     MissingExtraError,
-    NonFiniteError,
     UnsupportedSetError,
     sentence,
 )
-from hardnet.functional.samples import Policy, refuse
+from hardnet.functional.samples import Policy, refuse, reject
 
 SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
 """The cone solver behind cvxpylayers, at the tightest tolerances that it takes without complaint."""
@@ -115,7 +115,7 @@ def project_program(
     for value in values:
         finite = finite & value.isfinite().reshape(flat.shape[0], prod(value.shape[1:])).all(-1)
     if on_invalid == "raise":
-        refuse(~finite.reshape(batch), NonFiniteError, "raw, parameters: expected finite numbers, got NaN or infinite")
+        reject(~finite.reshape(batch), NOT_FINITE, "raw, parameters")
     outside = finite & ~_inside(program, flat, values, finite)
     y = torch.where(finite.unsqueeze(-1), flat, torch.nan)
     index = outside.nonzero().squeeze(-1)

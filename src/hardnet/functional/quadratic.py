@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, SampleError, ShapeError, sentence
+from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
-from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse
+from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse, reject
 from hardnet.functional.transforms import exporting, forward_mode, transformed
 from hardnet.solvers.blocks import CONVEX
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
@@ -87,9 +87,9 @@ def _diagnose(
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
     curved = _convex(spectrum)
     if on_invalid == "raise":
-        refuse(bad & ~finite, NonFiniteError, "raw, P, q, r: expected finite numbers, got NaN or infinite")
+        reject(bad & ~finite, NOT_FINITE, "raw, P, q, r")
         least = spectrum.values[..., 0].min().item()
-        refuse(bad & finite & ~curved, SampleError, f"P: expected eigenvalues >= 0, got {least:.3g}")
+        reject(bad & finite & ~curved, INDEFINITE, "P", f"the eigenvalue {least:.3g}")
     if on_infeasible == "raise":
         text = "the set is empty: expected a y with 1/2 y'Py + q'y + r <= 0, got a positive minimum"
         refuse(bad & empty, InfeasibleError, text)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
-from hardnet.functional.half import HALF, narrow, widen
+from hardnet.functional.half import HALF, narrow, widen, working
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
 from hardnet.sets.base import ConstraintSet
@@ -94,6 +94,13 @@ class Layer(nn.Module):
             with torch.device("cpu"):  # whatever the default device is; tables follow the device of the set
                 self.refactor()
 
+    def _follow(self, raw: Tensor) -> None:
+        """Move what the layer keeps of the set to the device of raw and the dtype it is enforced in."""
+        for name, value in self._buffers.items():
+            if value is not None and value.is_floating_point():
+                self._buffers[name] = value.to(raw.device, working(raw.dtype))
+        self.refresh()
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self.refresh()
@@ -119,7 +126,10 @@ class Layer(nn.Module):
         """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x).
 
         Half precision is enforced in float32, and y rounded to the dtype of raw; under autocast y stays in float32.
+        Constants that were written as lists follow raw, together with what is kept of them.
         """
+        if not torch.compiler.is_compiling() and self.constraint.follow(raw):
+            self._follow(raw)
         if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
             with torch.autocast(raw.device.type, enabled=False):
                 return self.enforce(widen(raw), widen(x))

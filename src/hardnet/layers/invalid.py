@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, RankError, in_samples
+from hardnet.errors import HardNetError, InfeasibleError, RankError, in_samples
 from hardnet.functional.diagnose import find_invalid
 from hardnet.functional.samples import look_is_free
 from hardnet.functional.samples import sample_indices as indices_of
@@ -45,6 +45,16 @@ def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) ->
         error = diagnose()
         if error is not None:
             raise error
+
+
+def name_rows(solve: Callable[[], Tensor], names: Callable[[], list[str]]) -> Tensor:
+    """``solve()``, where an `InfeasibleError` gets the names of its rows."""
+    if torch.compiler.is_compiling():  # which raises nothing
+        return solve()
+    try:
+        return solve()
+    except InfeasibleError as error:
+        raise error.named(names()) from None
 
 
 def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:

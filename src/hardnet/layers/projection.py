@@ -10,6 +10,7 @@ from torch import Tensor
 from hardnet.functional import project_affine
 from hardnet.functional.samples import look_is_free
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.sets.base import ConstraintSet
 
@@ -50,9 +51,13 @@ class Projection(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        rows = self.constraint.affine(x, raw)
+        numbers = self.constraint.numbers(x, raw)
+        rows = self.constraint.rows(numbers, raw)
         on_infeasible: Any = look_or_nan(self.options.on_infeasible, raw)
-        return project_affine(raw, *rows, on_infeasible=on_infeasible, on_invalid=self.options.on_invalid)  # pyright: ignore[reportCallIssue]
+        policies: Any = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
+        return name_rows(
+            lambda: project_affine(raw, *rows, **policies), lambda: self.constraint.row_names(numbers, raw)
+        )
 
 
 def look_or_nan(policy: str, raw: Tensor) -> str:

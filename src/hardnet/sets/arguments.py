@@ -122,12 +122,15 @@ class Arguments(Constants):
         known = tuple([like.shape[-1] if size == "n" else sizes.get(size, size) for size in core])  # pyright: ignore[reportArgumentType, reportCallIssue]
         return fit(title, value, like, known, moving=kept is None)
 
-    def follow(self, like: Tensor) -> None:
-        """Move the constants that were given as lists, arrays or numbers to the dtype and device of a network."""
-        for module in self.modules():
-            if isinstance(module, Arguments):
-                for name, exact in module._written.items():
-                    module._buffers[name] = exact.to(device=like.device, dtype=working(like.dtype))
+    def follow(self, like: Tensor) -> bool:
+        """Move constants that were written as lists to the dtype and device of a network; whether any moved."""
+        moved = False
+        for name, exact in self._written.items():
+            value = self._buffers[name]
+            if value is not None and value.dim() and (value.dtype, value.device) != (working(like.dtype), like.device):
+                self._buffers[name] = exact.to(device=like.device, dtype=working(like.dtype))
+                moved = True
+        return moved
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Constants that were written as lists come from their float64 values after every move: no digit is lost."""

@@ -136,6 +136,10 @@ class Intersection(ConstraintSet):
             labels.append(front + own)
         return labels
 
+    def follow(self, like: Tensor) -> bool:
+        """Move the written constants of all members."""
+        return sum(part.follow(like) for part in self.parts) > 0  # `any` would stop at the first
+
     def blocks(self, numbers: tuple[Any, ...], like: Tensor) -> list[Block]:
         """The blocks of all members, in order."""
         return [block_of(part, own, like) for part, own in zip(self.parts, numbers, strict=True)]

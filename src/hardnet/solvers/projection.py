@@ -22,9 +22,10 @@ from hardnet.kernels.arguments import MOST_ON_CHIP
 from hardnet.solvers import compiled, orthogonal
 from hardnet.solvers.active import split
 from hardnet.solvers.coordinates import clamp_coordinates
+from hardnet.solvers.fixed import fixed_pivots, steps_for
 from hardnet.solvers.newton import newton
 from hardnet.solvers.optimality import SOLVED, careful_residual, kkt_residual
-from hardnet.solvers.pivoting import pivot
+from hardnet.solvers.pivoting import KERNEL_ROWS, pivot
 from hardnet.solvers.problem import FEASIBLE, Problem, align, multiply, standard_form
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.single import solve_single
@@ -94,17 +95,21 @@ def flatten(
     return batch, (raw, A, ends[0], ends[1])
 
 
-def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto") -> Outcome:
-    """Project a flat batch in float64 (see `flatten`), in the units that came in."""
+def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto", look: bool = True) -> Outcome:
+    """Project a flat batch in float64 (see `flatten`), in the units that came in.
+
+    Without a `look` at any value the host never waits for the device: every sample takes the same program, and what
+    that leaves open is NOT_CONVERGED.
+    """
     size = A.abs().amax(-1)
     valid = _valid(raw, size, lower, upper)
-    if not bool(valid.all()):
+    if not look or not bool(valid.all()):
         size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
     units = measure(raw, size, lower, upper)
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
     rows = shift_rows(A, units.row)
-    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend), units, raw)
-    if bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
+    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend, look), units, raw)
+    if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
         found = found._replace(y=torch.where(moved.unsqueeze(-1), exact, found.y))
@@ -123,12 +128,14 @@ def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     return found._replace(y=y, dual=dual)
 
 
-def _choose(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
+def _choose(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, look: bool) -> Outcome:
     """The solver for this shape."""
     if A.shape[-2] == 1:
         return _one_row(raw, A, lower, upper)
     if backend == "auto" and _fits_kernel(A):
-        return _by_kernel(raw, A, lower, upper)
+        return _by_kernel(raw, A, lower, upper, look)
+    if not look:
+        return _fixed_program(raw, A, lower, upper)
     return _solve_in_steps(raw, A, lower, upper, backend)
 
 
@@ -138,14 +145,17 @@ def _fits_kernel(A: Tensor) -> bool:
     return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
-def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
-    """Every sample by one launch; those that it leaves open in steps."""
+def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool) -> Outcome:
+    """Every sample by one launch; those that it leaves open in steps, if one may look for them."""
     from hardnet.kernels.gpu.projection import project
 
     raw, A, lower, upper = (part.contiguous() for part in (raw, A, lower, upper))
     tolerances = (FEASIBLE, SOLVED, STRICT)
     y, dual, side, steps, residual, unsolved = project(raw, A, lower, upper, _step_limit(A), tolerances)
-    outcome = Outcome(y, dual, side, torch.zeros_like(unsolved, dtype=torch.int8), steps, residual)
+    status = torch.where(unsolved & ~(residual <= SOLVED), int(Status.NOT_CONVERGED), int(Status.SOLVED))
+    outcome = Outcome(y, dual, side, status.to(torch.int8), steps, residual)
+    if not look:
+        return outcome
     todo = unsolved.nonzero().squeeze(-1)
     if len(todo) == 0:
         return outcome
@@ -164,6 +174,36 @@ def _solve_in_steps(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backen
         found = _place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
     m, n = problem.size
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
+
+
+def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
+    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
+    problem = standard_form(raw, A, lower, upper)
+    m, n = problem.size
+    y, dual, steps = _fixed_answer(problem)
+    residual = kkt_residual(problem, y, dual)
+    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
+    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    keep = inside.unsqueeze(-1)
+    dual = torch.where(keep, 0.0, dual)
+    side = _side(problem, dual)
+    return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
+
+
+def _fixed_answer(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Y, dual and steps of every sample, corrected once on its active rows where the pivots are plain operations."""
+    m, n = problem.size
+    if problem.raw.device.type == "cuda" and m <= KERNEL_ROWS and gpu.HAS_TRITON:
+        return _by_pivoting(problem)[:3]
+    unit = problem.of_unit_rows()
+    steps = steps_for(m, n)
+    found = fixed_pivots(torch.bmm(unit.A, unit.A.mT), unit.product, unit.lower, unit.upper, unit.slack, steps)
+    bound = torch.where(found.side > 0, unit.upper, unit.lower)
+    y, dual = unit.raw, torch.zeros_like(unit.lower)
+    for _ in range(3):
+        step = multiply(found.inverse, torch.where(found.side != 0, multiply(unit.A, y) - bound, 0.0))
+        y, dual = y - multiply(unit.A.mT, step), dual + step
+    return y, dual / problem.norm, torch.full_like(y[:, 0], steps, dtype=torch.long)
 
 
 def _poison(outcome: Outcome, valid: Tensor) -> Outcome:

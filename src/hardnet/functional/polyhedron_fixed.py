@@ -1,0 +1,174 @@
+"""The projection onto a polyhedron as one fixed program of plain operations, differentiable to any order.
+
+The active rows J come from a stated number of pivots, `hardnet.solvers.fixed`, and carry no derivative; with them
+
+    y = raw - A_J' K^-1 (A_J raw - b_J),     K = A_J A_J',
+
+is an ordinary function of raw, A and the bounds. torch.compile, torch.export, ONNX, vmap, forward mode and higher
+derivatives take it as they take any other, without a look at a value. Compiled code has the pivots as one operator;
+export, whose programs run elsewhere, has them one by one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.samples import keep_value
+from hardnet.functional.transforms import exporting
+from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
+from hardnet.solvers.optimality import SOLVED
+from hardnet.solvers.orthogonal import EPS, FAR
+from hardnet.solvers.problem import FEASIBLE
+from hardnet.solvers.solution import Status
+
+
+class FixedSolution(NamedTuple):
+    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
+
+    y: Tensor
+    status: Tensor
+    residual: Tensor
+
+
+class _Scaled(NamedTuple):
+    """Numbers of size one with unit rows, in float64, differentiable."""
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    unit: Tensor  # (*batch, 1)
+
+
+def project_fixed(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, steps: int | None = None
+) -> FixedSolution:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` after a fixed number of pivots.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
+        upper: Like `lower`.
+        steps: How many pivots; by default `hardnet.solvers.fixed.steps_for`.
+    """
+    m, n = A.shape[-2:]
+    wide = _full(raw, A, lower, upper)
+    valid = _valid(*(part.detach() for part in wide))
+    problem = _scale(*_harmless(valid, *wide))
+    raw_, A_, low, high = (part.detach() for part in problem[:4])
+    product = _times(A_, raw_)
+    nearest = torch.minimum(low.abs(), high.abs())
+    slack = FEASIBLE * (torch.linalg.vector_norm(raw_, dim=-1, keepdim=True) + _finite(nearest))
+    inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
+    pivots = compiled_pivots if torch.compiler.is_compiling() and not exporting() else fixed_pivots
+    found = pivots(A_ @ A_.mT, product, low, high, slack, steps_for(m, n) if steps is None else steps)
+    y, dual = _on_active(problem, found.side, found.inverse)
+    residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
+    status = _status(valid, residual, _proved_empty(A_, low, high, found.ray, y.detach()))
+    moved = (y * problem.unit).to(raw.dtype)
+    y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
+    return FixedSolution(torch.where(valid.unsqueeze(-1), y, torch.nan), status, residual)
+
+
+def _full(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, ...]:
+    """All four in float64 with the whole batch, bounds with infinities."""
+    m, n = A.shape[-2:]
+    shapes = [raw.shape[:-1], A.shape[:-2], *(bound.shape[:-1] for bound in (lower, upper) if bound is not None)]
+    batch = torch.broadcast_shapes(*shapes)
+    low = raw.new_full((m,), -torch.inf) if lower is None else lower
+    high = raw.new_full((m,), torch.inf) if upper is None else upper
+    bounds = (bound.double().expand(*batch, m) for bound in (low, high))
+    return raw.double().expand(*batch, n), A.double().expand(*batch, m, n), *bounds
+
+
+def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """As in `hardnet.solvers.projection`: ``(*batch)``."""
+    numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
+    return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+
+
+def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    row = valid.unsqueeze(-1)
+    bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
+    return torch.where(row, raw, 0.0), torch.where(row.unsqueeze(-1), A, 0.0), *bounds
+
+
+def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
+    """Divide rows by their lengths and samples by their sizes, which carry no derivative: y does not depend on them."""
+    size = _or_one(A.detach().abs().amax(-1))
+    A = A / size.unsqueeze(-1)
+    length = _or_one(torch.linalg.vector_norm(A.detach(), dim=-1))
+    A = A / length.unsqueeze(-1)
+    low, high = (_divide(_divide(bound, size), length) for bound in (lower, upper))
+    asked = torch.maximum(low.detach(), -high.detach())
+    asked = torch.where((asked > 0) & asked.isfinite(), asked, 0.0)
+    unit = _or_one(torch.maximum(raw.detach().abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
+    return _Scaled(raw / unit, A, _divide(low, unit), _divide(high, unit), unit)
+
+
+def _divide(bound: Tensor, by: Tensor) -> Tensor:
+    """``bound / by``, with no derivative where the bound is infinite."""
+    finite = bound.isfinite()
+    return torch.where(finite, torch.where(finite, bound, 0.0) / by, bound.detach())
+
+
+def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest point on the active rows, corrected once, and its multipliers: differentiable."""
+    active = side != 0
+    bound = torch.where(side > 0, problem.upper, problem.lower)
+    bound = torch.where(active, bound, 0.0)
+    rows = torch.where(active.unsqueeze(-1), problem.A, 0.0)
+    K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
+    y, dual = problem.raw, torch.zeros_like(bound)
+    for _ in range(2):
+        step = _solve(K, _times(rows, y) - bound, inverse)
+        y, dual = y - _times(rows.mT, step), dual + step
+    return y, dual
+
+
+def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
+    """``K^-1 right``; for export, whose formats know no factorisation, by the inverse of the pivots, refined twice."""
+    if not exporting():
+        return torch.linalg.solve_ex(K, right.unsqueeze(-1)).result.squeeze(-1)
+    found = _times(inverse, right)
+    for _ in range(2):
+        found = found + _times(inverse, right - _times(K, found))
+    return found
+
+
+def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
+    """As `hardnet.solvers.optimality.kkt_residual`, for unit rows."""
+    stationarity = (y - raw + _times(A.mT, dual)).abs().amax(-1)
+    product = _times(A, y)
+    missed = (product - torch.minimum(torch.maximum(product + dual, lower), upper)).abs().amax(-1)
+    return torch.maximum(stationarity, missed) / y.abs().amax(-1).clamp_min(1.0)
+
+
+def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tensor) -> Tensor:
+    """Farkas: ``A'ray = 0`` while ``sum(upper ray+) - sum(lower ray-) < 0`` contradicts every y: ``(*batch)``."""
+    bound = torch.where(ray > 0, upper, lower)
+    value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
+    leak = _times(A.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
+    return value < -FAR * leak * (1 + y.abs().amax(-1))
+
+
+def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
+    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
+    return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
+
+
+def _times(A: Tensor, vector: Tensor) -> Tensor:
+    return (A @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def _finite(bound: Tensor) -> Tensor:
+    return torch.where(bound.isfinite(), bound, 0.0)
+
+
+def _or_one(size: Tensor) -> Tensor:
+    return torch.where(size > 0, size, 1.0)

@@ -1,0 +1,160 @@
+"""The fixed program: the same answers as the solver under every transform, without a look at any value."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hardnet.errors import UnsupportedSetError
+from hardnet.functional import polyhedron, project_affine, solve_affine
+from hardnet.solvers import Status
+from tests.solvers.families import F64, FAMILIES, draw, gaussian
+
+SOLVED_BY_PIVOTS = [name for name in FAMILIES if name not in ("300 rows", "thin", "square 100", "nearly parallel")]
+
+
+@pytest.mark.parametrize("family", SOLVED_BY_PIVOTS)
+def test_the_fixed_program_agrees_with_the_solver(family):
+    arguments = FAMILIES[family]()
+    y, status, residual = solve_affine(*arguments)
+    solved = status == Status.SOLVED
+    assert solved.double().mean() >= 0.98
+    assert (residual[solved] <= 1e-12).all()
+    assert (y - project_affine(*arguments))[solved].abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize(("row", "out"), [(1e-150, 1e150), (1e150, 1e-150), (1.0, 1e-300), (1e155, 1.0)])
+def test_units_do_not_matter(row, out):
+    raw, A, lower, upper = gaussian(8, 5, 8)
+    y, status, _ = solve_affine(out * raw, row * A, row * (out * lower), row * (out * upper))
+    assert (status == Status.SOLVED).all()
+    assert torch.allclose(y / out, project_affine(raw, A, lower, upper), atol=1e-12)
+
+
+def test_bad_samples_are_named_and_leave_the_others_alone():
+    raw, A, lower, upper = gaussian(6, 4, 7)
+    expected = solve_affine(raw, A, lower, upper)[0]
+    raw, A, lower, upper = raw.clone(), A.clone(), lower.clone(), upper.clone()
+    raw[0, 0], A[1, 2, 0], lower[2, 0] = torch.nan, torch.inf, 1e9
+    A[3, 1], lower[3, 1], upper[3, 1] = A[3, 0], upper[3, 0] + 1, upper[3, 0] + 2
+    y, status, _ = solve_affine(raw, A, lower, upper)
+    assert status.tolist() == [Status.INVALID] * 3 + [Status.INFEASIBLE] + [Status.SOLVED] * 2
+    assert torch.equal(y[4:], expected[4:])
+    mapped = torch.func.vmap(project_affine)(raw, A, lower, upper)
+    assert mapped[:4].isnan().all()
+    assert torch.allclose(mapped[4:], expected[4:], atol=1e-12)
+
+
+def test_inside_is_kept_bit_for_bit():
+    raw, A, lower, upper = gaussian(16, 5, 7)
+    y = project_affine(raw, A, lower, upper)
+    assert torch.equal(torch.func.vmap(project_affine)(y, A, lower, upper), y)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 4)])
+def test_derivatives_of_the_fixed_program_pass_gradcheck(n, m):
+    arguments = [part.requires_grad_() for part in gaussian(2, n, m, equalities=0)]
+    first = lambda *numbers: solve_affine(*numbers)[0]
+    assert gradcheck(first, arguments, check_forward_ad=True, fast_mode=True)
+    assert gradgradcheck(first, arguments, fast_mode=True)
+
+
+def test_transforms_of_torch_func():
+    raw, A, lower, upper = gaussian(3, 4, 6, equalities=1)
+    loss = lambda raw: project_affine(raw, A[0], lower[0], upper[0]).square().sum()
+    leaf = raw[0].clone().requires_grad_()
+    y = project_affine(leaf, A[0], lower[0], upper[0])
+    rows = torch.stack([torch.autograd.grad(y[i], leaf, retain_graph=True)[0] for i in range(4)])
+    project = lambda raw: project_affine(raw, A[0], lower[0], upper[0])
+    torch.testing.assert_close(torch.func.jacrev(project)(raw[0]), rows, atol=1e-11, rtol=0)
+    torch.testing.assert_close(torch.func.jacfwd(project)(raw[0]), rows, atol=1e-11, rtol=0)
+    tangent = draw(4, seed=3)
+    torch.testing.assert_close(torch.func.jvp(project, (raw[0],), (tangent,))[1], rows @ tangent, atol=1e-11, rtol=0)
+    torch.testing.assert_close(torch.func.hessian(loss)(raw[0]), 2 * rows.mT @ rows, atol=1e-10, rtol=0)
+    each = torch.func.vmap(torch.func.grad(loss))(raw)
+    assert torch.allclose(each[0], torch.func.grad(loss)(raw[0]), atol=1e-12)
+
+
+def test_compiled_in_one_graph_with_any_batch():
+    torch._dynamo.reset()
+    compiled = torch.compile(project_affine, fullgraph=True, backend="aot_eager")
+    for batch in (5, 8):
+        numbers = gaussian(batch, 3, 5)
+        for part in numbers:
+            torch._dynamo.mark_dynamic(part, 0)
+        ours, theirs = ([part.clone().requires_grad_() for part in numbers] for _ in range(2))
+        compiled(*ours).square().sum().backward()
+        y = project_affine(*theirs)
+        y.square().sum().backward()
+        assert torch.allclose(compiled(*ours), y, atol=1e-12)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one.grad, other.grad, atol=1e-10)
+
+
+class Exported(torch.nn.Module):
+    """The answer and what is known about it."""
+
+    def forward(self, raw, A, lower, upper):
+        return solve_affine(raw, A, lower, upper, steps=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_exported_with_its_certificate(dtype):
+    numbers = tuple(part.to(dtype) for part in gaussian(4, 2, 3))
+    batch = torch.export.Dim("batch", min=2)
+    shapes = tuple({0: batch} for _ in numbers)
+    program = torch.export.export(Exported(), numbers, dynamic_shapes=shapes).module()
+    other = [part.to(dtype) for part in gaussian(9, 2, 3, seed=5)]
+    y, status, residual = program(*other)
+    assert (status == Status.SOLVED).all()
+    assert residual.max() <= 1e-12
+    assert torch.allclose(y, project_affine(*other), atol=1e-12 if dtype == F64 else 1e-6)
+
+
+def test_onnx_runs_it_without_custom_operators(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    numbers = gaussian(4, 2, 3)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.onnx.export(
+        Exported(), numbers, dynamo=True, verbose=False, dynamic_shapes=tuple({0: batch} for _ in numbers)
+    )
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    other = gaussian(9, 2, 3, seed=5)
+    names = [entry.name for entry in session.get_inputs()]
+    y, status, _ = session.run(None, {name: part.numpy() for name, part in zip(names, other, strict=True)})
+    assert (status == Status.SOLVED).all()
+    assert torch.allclose(torch.from_numpy(y), project_affine(*other), atol=1e-12)
+
+
+def test_a_compromise_is_refused_in_a_fixed_program():
+    with pytest.raises(UnsupportedSetError, match="no compromise in a fixed program"):
+        torch.func.vmap(lambda raw: project_affine(raw, torch.eye(2, dtype=F64), on_infeasible="nearest"))(draw(3, 2))
+
+
+class NoLook(TorchDispatchMode):
+    """Refuses every operation that makes the host wait for a value."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 6), (12, 5)])
+def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
+    """Stands for a GPU: there `look_is_free` is False, and forward and backward run without a value for the host."""
+    expected, ours = ([part.clone().requires_grad_() for part in gaussian(6, n, m)] for _ in range(2))
+    y = project_affine(*expected)
+    y.square().sum().backward()
+    monkeypatch.setattr(polyhedron, "look_is_free", lambda tensor: False)
+    monkeypatch.setattr("hardnet.functional.half.look_is_free", lambda tensor: False)
+    with NoLook():
+        found = project_affine(*ours)
+        found.square().sum().backward()
+    assert torch.allclose(found, y, atol=1e-12)
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-10)
+    lower, upper = torch.tensor([1.0, 3.0], dtype=F64), torch.tensor([2.0, 4.0], dtype=F64)
+    empty = project_affine(draw(3, n), torch.ones(2, n, dtype=F64), lower, upper)
+    assert empty.isnan().all()
