@@ -48,12 +48,25 @@ def spoil(raw, A, lower, upper):
     lower[7], upper[7], raw[7] = -1e4, 1e4, -0.0
 
 
+def kernel_forward(raw, A, lower, upper):
+    """y, and the bounds as `kernel_backward` takes them; compiled code sees an operator."""
+    run = affine.forward_operator if torch.compiler.is_compiling() else affine._launches().launch_forward
+    return run(raw, A, lower, upper), (lower, upper)
+
+
+def kernel_backward(gradient, raw, A, bounds, wants_matrix):
+    if not torch.compiler.is_compiling():
+        return affine._launches().launch_backward(gradient, raw, A, *bounds, wants_matrix)
+    grads = affine.backward_operator(gradient, raw, A, *bounds, wants_matrix)
+    return grads[0], grads[1] if wants_matrix else None, grads[2], grads[3]
+
+
 def run_forward(raw, A, lower, upper, gradient):
-    return affine.forward(raw, A, lower, upper)[0]
+    return kernel_forward(raw, A, lower, upper)[0]
 
 
 def run_backward(raw, A, lower, upper, gradient):
-    return affine.backward(gradient, raw, A, (lower, upper), True)
+    return kernel_backward(gradient, raw, A, (lower, upper), True)
 
 
 def reference_forward(raw, A, lower, upper, gradient):
@@ -77,18 +90,18 @@ def compare_promises(shapes, device, samples):
     """Inside stays bit for bit, bad samples harm nobody, a sample is alone in its batch, and no matrix unasked."""
     for m, n in shapes:
         raw, A, lower, upper, gradient = problem(3, samples, m, n, torch.float32, device)
-        y, saved = affine.forward(raw, A, lower, upper)
+        y, saved = kernel_forward(raw, A, lower, upper)
         assert y[7].view(torch.int32).equal(raw[7].view(torch.int32))
         assert y[1:7].isnan().all()
         assert not y[[0, *range(7, samples)]].isnan().any()
-        grads = affine.backward(gradient, raw, A, saved, True)
+        grads = kernel_backward(gradient, raw, A, saved, True)
         for sample in (0, samples - 1):
             one = slice(sample, sample + 1)
-            alone, kept = affine.forward(raw[one], A[one], lower[one], upper[one])
+            alone, kept = kernel_forward(raw[one], A[one], lower[one], upper[one])
             assert alone.equal(y[one])
-            for mine, ours in zip(affine.backward(gradient[one], raw[one], A[one], kept, True), grads, strict=True):
+            for mine, ours in zip(kernel_backward(gradient[one], raw[one], A[one], kept, True), grads, strict=True):
                 assert mine.equal(ours[one])
-        unasked = affine.backward(gradient, raw, A, saved, False)
+        unasked = kernel_backward(gradient, raw, A, saved, False)
         assert unasked[1] is None
         for mine, ours in zip((unasked[0], *unasked[2:]), (grads[0], *grads[2:]), strict=True):
             assert mine.view(torch.int32).equal(ours.view(torch.int32))
@@ -98,17 +111,17 @@ def compare_shared(shapes, dtypes, device, samples):
     """An A that all samples share gives the bits of the same A for each of them, and the sum of its gradients."""
     for (m, n), dtype in itertools.product(shapes, dtypes):
         raw, A, lower, upper, gradient = problem(5, samples, m, n, dtype, device)
-        y, saved = affine.forward(raw, A[0], lower, upper)
-        one = affine.backward(gradient, raw, A[0], saved, False)
+        y, saved = kernel_forward(raw, A[0], lower, upper)
+        one = kernel_backward(gradient, raw, A[0], saved, False)
         each = A[:1].expand_as(A)
-        same = affine.backward(gradient, raw, each, saved, False)
+        same = kernel_backward(gradient, raw, each, saved, False)
         good = ~y.isnan().any(-1)
         asked = [part[good] for part in (gradient, raw, each)], tuple(bound[good] for bound in saved)
-        _, total, *_ = affine.backward(*asked[0][:2], A[0], asked[1], True)
-        expected = affine.backward(*asked[0], asked[1], True)[1].sum(0)
+        _, total, *_ = kernel_backward(*asked[0][:2], A[0], asked[1], True)
+        expected = kernel_backward(*asked[0], asked[1], True)[1].sum(0)
         torch.testing.assert_close(total, expected, rtol=0, atol=TOLERANCE[dtype] * expected.abs().max().item())
-        assert y.isnan().equal(affine.forward(raw, each, lower, upper)[0].isnan())
-        assert y.nan_to_num(7.0).equal(affine.forward(raw, each, lower, upper)[0].nan_to_num(7.0))
+        assert y.isnan().equal(kernel_forward(raw, each, lower, upper)[0].isnan())
+        assert y.nan_to_num(7.0).equal(kernel_forward(raw, each, lower, upper)[0].nan_to_num(7.0))
         assert one[1] is None
         assert all(
             mine.nan_to_num(7.0).equal(ours.nan_to_num(7.0))
@@ -123,8 +136,8 @@ def compare_compiled(device):
     raw, A, lower, upper, gradient = problem(0, 4, 2, 3, torch.float64, device)
 
     def both(*parts):
-        y, saved = affine.forward(*parts)
-        return y, *affine.backward(gradient, parts[0], parts[1], saved, True)
+        y, saved = kernel_forward(*parts)
+        return y, *kernel_backward(gradient, parts[0], parts[1], saved, True)
 
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     for got, expected in zip(compiled(raw, A, lower, upper), both(raw, A, lower, upper), strict=True):
@@ -144,7 +157,7 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
         raw, A, lower, upper = (number.to(dtype).to(device) for number in numbers)
         certificate = check(
-            Affine(A, lower=lower, upper=torch.maximum(lower, upper)), affine.forward(raw, A, lower, upper)[0]
+            Affine(A, lower=lower, upper=torch.maximum(lower, upper)), kernel_forward(raw, A, lower, upper)[0]
         )
         assert certificate.ok, (m, n, dtype, size, str(certificate))
 
@@ -157,7 +170,7 @@ def compare_conditioning(shapes, device):
         U, V = torch.linalg.qr(normal(m, m))[0], torch.linalg.qr(normal(n, m))[0]
         A = (U * torch.logspace(0, -decades, m, dtype=torch.float64) @ V.mT)[None].to(dtype).to(device)
         raw, bound = normal(1, n).to(dtype).to(device), torch.full((m,), 0.01, dtype=dtype, device=device)
-        y = affine.forward(raw, A, -bound, bound)[0]
+        y = kernel_forward(raw, A, -bound, bound)[0]
         product = torch.einsum("bmn,bn->bm", A.double(), y.double())
         violation = (product.abs() - bound.double()).max()
         assert violation <= 4 * torch.finfo(dtype).eps * y.abs().max(), (m, n, dtype, violation)

@@ -197,14 +197,14 @@ def test_gradients_of_any_order_agree_with_differences_on_the_device(m, n):
 
 @pytest.mark.gpu
 def test_capture_and_compile_give_the_same_bits():
-    from tests.kernels.affine_cases import problem
+    from tests.kernels.affine_cases import kernel_forward, problem
 
     raw, A, lower, upper, _ = problem(0, 100, 2, 2, torch.float32, "cuda")
-    expected = affine.forward(raw, A, lower, upper)[0]
-    compiled = torch.compile(lambda *parts: affine.forward(*parts)[0], fullgraph=True)(raw, A, lower, upper)
+    expected = kernel_forward(raw, A, lower, upper)[0]
+    compiled = torch.compile(lambda *parts: kernel_forward(*parts)[0], fullgraph=True)(raw, A, lower, upper)
     assert compiled.view(torch.int32).equal(expected.view(torch.int32))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = affine.forward(raw, A, lower, upper)[0]
+        captured = kernel_forward(raw, A, lower, upper)[0]
     graph.replay()
     assert captured.view(torch.int32).equal(expected.view(torch.int32))

@@ -101,7 +101,7 @@ def factorize(A: Tensor) -> Tensor:
     if may_look(A) and bool(factor.isnan().any()):
         flat = A.detach().flatten(0, -3) if A.dim() > 2 else A.detach()
         raise_invalid(A.new_zeros(1), flat, None, None, A.shape[:-2])
-    return factor.to(A.dtype)
+    return factor.to(A.dtype).contiguous()
 
 
 def flatten(

@@ -168,7 +168,7 @@ def _attempt(
     factor: Tensor | None,
 ) -> tuple[Tensor, Kept]:
     """Y of the path; on a CPU the samples that compiled code gave up are tried again, and refused if that fails."""
-    made = by_qr(widen(A), A.dtype).to(A.dtype) if factor is None and PATHS[path].wants_factor(A) else None
+    made = by_qr(widen(A), A.dtype).to(A.dtype).contiguous() if factor is None and PATHS[path].wants_factor(A) else None
     y, kept, lost = PATHS[path].forward(raw, A, lower, upper, factor if made is None else made)
     if lost and path == "cpu":
         at = y.isnan().any(-1).nonzero().squeeze(-1)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from hardnet.kernels.gpu.blocks import combine, combine_refined, dots, factorise, solve, solve_refined
-from hardnet.kernels.gpu.common import add, split_by_side, store_from
+from hardnet.kernels.gpu.common import VERIFIED, add, split_by_side, store_from
 from hardnet.kernels.gpu.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
 
 UNSTABLE = tl.constexpr(64 * 2.0**-52)
@@ -71,8 +71,12 @@ def _move(
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr, COMPUTE: tl.constexpr,
     LOOK: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = source + A' q``; return ``goal - A y`` if ``LOOK``: it rounds like y, not like the terms of y."""
+    """Write ``y = source + A' q``; if ``LOOK`` return ``goal - A y``, which rounds like y, ``|a|_1`` and max |y|."""
     rest = goal
+    lengths = goal
+    largest = tl.zeros((WIDE,), COMPUTE)
+    if LOOK:
+        lengths = add(goal, goal, -1.0, BLOCKS)
     for start in range(0, n, WIDE):
         columns = start + tl.arange(0, WIDE)
         f = load_chunk(source, base, start, n, WIDE, COMPUTE)
@@ -81,8 +85,29 @@ def _move(
         store_from(y + base * n + columns, tl.where(good, moved, float("nan")), columns < n)
         if LOOK:
             rest = add(rest, dots(tiles, moved, BLOCKS), -1.0, BLOCKS)
+            lengths = _grow(lengths, tiles, BLOCKS)
+            largest = tl.maximum(largest, tl.abs(moved))
     tl.debug_barrier()  # other threads read y than wrote it
-    return rest
+    return rest, lengths, tl.max(largest, axis=0)
+
+
+@triton.jit
+def _grow(lengths, tiles, BLOCKS: tl.constexpr):
+    """The lengths of rows and ``|a|_1`` of some more of their columns."""
+    grown = ()
+    for i in tl.static_range(BLOCKS):
+        grown = grown + (lengths[i] + tl.sum(tl.abs(tiles[i]), axis=1),)
+    return grown
+
+
+@triton.jit
+def _reached(rest, goal, signed, lengths, largest, ROUNDING: tl.constexpr, BLOCKS: tl.constexpr):
+    """Whether the rows that were moved are at their goal to `VERIFIED` roundings of ``|a|_1 max |y| + |goal|``."""
+    faults = tl.zeros((SIZE,), tl.int32)
+    for i in tl.static_range(BLOCKS):
+        limit = VERIFIED * ROUNDING * (lengths[i] * (largest + ROUNDING) + tl.abs(goal[i]))
+        faults += tl.where((signed[i] == 0.0) | (tl.abs(rest[i]) <= limit), 0, 1)
+    return tl.sum(faults, axis=0) == 0
 
 
 @triton.jit
@@ -92,7 +117,7 @@ def _enforce(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = f + A^+ s`` for the f at the source; return whether y needs the same again."""
+    """Write ``y = f + A^+ s`` for the f at the source; return whether y needs the same again, and is off its rows."""
     gram, products, _ = gram_and_images(A, source, source, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
     scales = row_scales(gram, m, BLOCKS)
     signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
@@ -101,11 +126,12 @@ def _enforce(
     good = valid & regular
     step = solve(factor, scales, signed, BLOCKS)
     for _ in tl.static_range(REFINE):
-        rest = _move(y, source, A, base, step, goal, moves, True, m, n, BLOCKS, WIDE, COMPUTE, True)
+        rest, _, _ = _move(y, source, A, base, step, goal, moves, True, m, n, BLOCKS, WIDE, COMPUTE, True)
         step = solve(factor, scales, rest, BLOCKS)
         source = y
-    _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, False)
-    return good & _needs_more(far, near, largest, ROUNDING, REFINE)
+    rest, lengths, size = _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, True)
+    again = good & _needs_more(far, near, largest, ROUNDING, REFINE)
+    return again, good & moves & (not _reached(rest, goal, signed, lengths, size, ROUNDING, BLOCKS))
 
 
 @triton.jit(noinline=True)
@@ -115,11 +141,15 @@ def _enforce_at_y(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """The same at y itself: a function that is not inlined costs the samples that do not need it no register."""
-    _enforce(
+    """The same at y itself, NaN where y is still off its rows: not inlined, it costs other samples no register."""
+    _, lost = _enforce(
         y, y, A, lower, upper, base, tolerance,
         m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
     )  # fmt: skip
+    if lost:
+        for start in range(0, n, WIDE):
+            columns = start + tl.arange(0, WIDE)
+            store_from(y + base * n + columns, tl.full((WIDE,), float("nan"), COMPUTE), columns < n)
 
 
 @triton.jit
@@ -134,11 +164,11 @@ def forward(
     The few samples that need it are taken from the start again, at y.
     """
     base = tl.program_id(0).to(tl.int64)
-    again = _enforce(
+    again, lost = _enforce(
         y, raw, A, lower, upper, base, tolerance,
         m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
     )  # fmt: skip
-    if again:
+    if again | lost:
         _enforce_at_y(
             y, A, lower, upper, base, tolerance,
             m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,

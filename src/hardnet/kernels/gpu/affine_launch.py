@@ -53,6 +53,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
         "n": n,
         "COMPUTE": tl.float64,
         "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
+        "ROUNDING": torch.finfo(dtype).eps,
     }
     if _power(m * n) <= (TINY_BACKWARD if backward else TINY) and n <= TINY_COLUMNS:
         constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
@@ -65,7 +66,6 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
     else:
         light = not backward and dtype != torch.float64
         constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
-        constants["ROUNDING"] = torch.finfo(dtype).eps
         if m <= 32 and dtype != torch.float64:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))

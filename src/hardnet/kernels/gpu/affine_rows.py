@@ -22,6 +22,7 @@ from hardnet.kernels.gpu.common import (
     factor,
     load_as,
     missing,
+    reached,
     solve,
     some_nonzero,
     split_by_side,
@@ -46,6 +47,15 @@ def _dots(rows, vector, m: tl.constexpr):
     for i in tl.static_range(m):
         products = products + (tl.sum(rows[i] * vector, axis=1),)
     return products
+
+
+@triton.jit
+def _lengths(rows, m: tl.constexpr):
+    """``|a|_1`` of every row."""
+    totals = ()
+    for i in tl.static_range(m):
+        totals = totals + (tl.sum(tl.abs(rows[i]), axis=1),)
+    return totals
 
 
 @triton.jit
@@ -99,8 +109,9 @@ def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid, or whose y does not reach its rows.
 
     ``EACH`` is 1 where every sample has its own A, and 0 where all share one.
     """
@@ -121,7 +132,9 @@ def forward(
         rest = missing(products, signed, low, high, _dots(rows, point, m), m)
         point += _combine(rows, solve(unit, inverse, rest, m), m)
     moved = tl.where(some_nonzero(signed, m)[:, None], point, f)
-    store_from(y + vectors, tl.where((valid & regular)[:, None], moved, float("nan")), inside)
+    largest = tl.max(tl.abs(moved), axis=1)
+    right = reached(_dots(rows, moved, m), low, high, _lengths(rows, m), largest, ROUNDING, m)
+    store_from(y + vectors, tl.where((valid & regular & right)[:, None], moved, float("nan")), inside)
 
 
 @triton.jit
@@ -130,7 +143,7 @@ def backward(
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
-    MATRIX: tl.constexpr,
+    ROUNDING: tl.constexpr, MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.gpu.common import load_as, store_from, widen
+from hardnet.kernels.gpu.common import VERIFIED, load_as, store_from, widen
 from hardnet.kernels.gpu.gram import multiply_add
 
 COMPUTE = tl.constexpr(tl.float64)
@@ -111,7 +111,7 @@ def forward(
     """``y = raw + s P``; NaN for a sample whose numbers are invalid, and for all if the rows of A are dependent.
 
     Rounding y moves row i by at most half of ``eps |a_i|_1 max |y|``. A sample of which some row is farther from where
-    it belongs is corrected, and no other, whatever the samples around it need.
+    it belongs is corrected, and no other, whatever the samples around it need; NaN where that does not help.
     """
     samples = tl.program_id(0).to(tl.int64) * S + tl.arange(0, S)
     rows = tl.arange(0, M)
@@ -135,6 +135,13 @@ def forward(
         rest = goal - at_y
         needs = needs & _some(tl.abs(rest) > rounding * size[:, None])
         left -= 1
+    off, _, _ = _violations(at_y, lower, upper, samples, rows, batch, m, LOWER, UPPER)
+    bound = tl.where(off != 0.0, tl.abs(at_y + off), 0.0)
+    lost = needs & _some(tl.abs(off) > VERIFIED * (rounding * (size[:, None] + ROUNDING) + ROUNDING * bound))
+    if tl.max(lost.to(tl.int32), axis=0) > 0:
+        for start in range(0, n, K):
+            pointers, exist = _places(y, samples, start + tl.arange(0, K), batch, n)
+            store_from(pointers, tl.full((S, K), float("nan"), COMPUTE), exist & lost[:, None])
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from hardnet.kernels.gpu.common import (
     add,
     factor,
     missing,
+    reached,
     solve,
     some_nonzero,
     split_by_side,
@@ -109,6 +110,18 @@ def _dots(entries, vector, m: tl.constexpr, n: tl.constexpr):
 
 
 @triton.jit
+def _lengths(entries, m: tl.constexpr, n: tl.constexpr):
+    """``|a|_1`` of every row."""
+    totals = ()
+    for i in tl.static_range(m):
+        total = tl.abs(entries[i * n])
+        for j in tl.static_range(1, n):
+            total += tl.abs(entries[i * n + j])
+        totals = totals + (total,)
+    return totals
+
+
+@triton.jit
 def _combine(entries, weights, m: tl.constexpr, n: tl.constexpr):
     """``A' w`` as a tuple of n vectors."""
     sums = ()
@@ -155,8 +168,9 @@ def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid, or whose y does not reach its rows.
 
     ``EACH`` is 1 where every sample has its own A, and 0 where all share one.
     """
@@ -175,9 +189,13 @@ def forward(
         point = add(point, _combine(entries, solve(unit, inverse, rest, m), m, n), 1.0, n)
     moves = some_nonzero(signed, m)
     moved = ()
+    largest = tl.abs(f[0]) * 0.0
     for j in tl.static_range(n):
         moved = moved + (tl.where(moves, point[j], f[j]),)
-    _store(y, moved, valid & regular, samples, mask, n, BLOCK)
+        largest = tl.maximum(largest, tl.abs(moved[j]))
+    at_y = _dots(entries, moved, m, n)
+    right = reached(at_y, low, high, _lengths(entries, m, n), largest, ROUNDING, m)
+    _store(y, moved, valid & regular & right, samples, mask, n, BLOCK)
 
 
 @triton.jit
@@ -186,7 +204,7 @@ def backward(
     batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
-    MATRIX: tl.constexpr,
+    ROUNDING: tl.constexpr, MATRIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `forward`, from its inputs alone: the formulas of `affine_reference.backward`."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)

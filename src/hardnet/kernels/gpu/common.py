@@ -113,6 +113,21 @@ def missing(products, signed, low, high, at_y, m: tl.constexpr):
     return rest
 
 
+VERIFIED = tl.constexpr(12.0)
+"""Roundings of a row's size that may be left at y: `hardnet.functional.affine_formulas` has the same number."""
+
+
+@triton.jit
+def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.constexpr):
+    """Whether every row of a sample is on its bounds to `VERIFIED` roundings of ``|a|_1 max |y| + |bound|``."""
+    good = largest == largest
+    for i in tl.static_range(m):
+        outside = tl.maximum(tl.maximum(low[i] - at_y[i], at_y[i] - high[i]), 0.0)
+        bound = tl.where(at_y[i] < low[i], tl.abs(low[i]), tl.where(at_y[i] > high[i], tl.abs(high[i]), 0.0))
+        good = good & (outside <= VERIFIED * ROUNDING * (lengths[i] * (largest + ROUNDING) + bound))
+    return good
+
+
 @triton.jit
 def some_nonzero(values, m: tl.constexpr):
     """Whether some row of each sample is violated."""
