@@ -171,3 +171,62 @@ def test_far_away_from_an_ellipsoid_the_answer_stays_exact(distance):
     value = (normal + q).mul(y).sum(-1) / 2 + r
     terms = (P.abs() @ y.abs().unsqueeze(-1)).squeeze(-1).mul(y.abs()).sum(-1) / 2 + (q * y).abs().sum(-1) + r.abs()
     assert (value.abs() / terms).max().item() <= 8 * 4 * 2.0**-52
+
+
+def one_sample(seed: int = 3) -> tuple[torch.Tensor, ...]:
+    P, q, r = numbers(1, 3, 3)
+    return 2 * draw(3, seed=seed), P[0], q[0], r[0]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_transforms_agree_with_reverse_mode(which):
+    leaves = one_sample()
+    weight = draw(3, seed=9)
+
+    def loss(leaf):
+        return (project_quadratic(*leaves[:which], leaf, *leaves[which + 1 :]) * weight).sum()
+
+    expected = torch.autograd.functional.jacobian(loss, leaves[which])
+    expected = (expected + expected.mT) / 2 if which == 1 else expected
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        found = transform(loss)(leaves[which])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    step = torch.linspace(-1, 2, leaves[which].numel(), dtype=D).reshape(leaves[which].shape)
+    _, moved = torch.func.jvp(loss, (leaves[which],), (step,))
+    torch.testing.assert_close(moved, (expected * step).sum(), rtol=0, atol=1e-11)
+
+
+def test_second_derivatives_agree_with_differences():
+    raw, *rest = one_sample()
+    weight = draw(3, seed=9)
+
+    def gradient(leaf):
+        return torch.func.grad(lambda point: (project_quadratic(point, *rest) * weight).sum())(leaf)
+
+    hessian = torch.func.jacfwd(gradient)(raw)
+    step = 1e-5
+    for i in range(3):
+        shift = step * torch.eye(3, dtype=D)[i]
+        expected = (gradient(raw + shift) - gradient(raw - shift)) / (2 * step)
+        torch.testing.assert_close(hessian[:, i], expected, rtol=0, atol=1e-7)
+
+
+def test_mapped_compiled_and_exported_give_the_eager_answer():
+    raw, (P, q, r) = 3 * draw(9, 3), numbers(1, 3, 2)
+    raw[4] = 0.0
+    factor = diagonalize(P[0])
+    eager = project_quadratic(raw, P[0], q[0], r[0], factor=factor)
+    mapped = torch.vmap(lambda point: project_quadratic(point, P[0], q[0], r[0], factor=factor))(raw)
+    torch.testing.assert_close(mapped, eager, rtol=0, atol=1e-14)
+    call = lambda point: project_quadratic(point, P[0], q[0], r[0], factor=factor)  # noqa: E731
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(raw), eager)
+    for one in (mapped, compiled(raw), eager):
+        assert torch.equal(one[4], raw[4])
+
+    class Layer(torch.nn.Module):
+        def forward(self, point: torch.Tensor) -> torch.Tensor:
+            return project_quadratic(point, P[0], q[0], r[0])
+
+    program = torch.export.export(Layer(), (raw,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    torch.testing.assert_close(program.module()(raw[:5]), eager[:5], rtol=0, atol=1e-14)

@@ -8,6 +8,7 @@ the constraint is tight, 1 along directions in which it is free, and in between 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
@@ -90,26 +91,52 @@ def _cone_restore(X: Tensor, e: Tensor, mirror: Tensor) -> Tensor:
     return torch.cat([e.unsqueeze(-1) * along + across, t], dim=-2)
 
 
+class Layout(NamedTuple):
+    """How a symmetric ``k x k`` matrix is packed: entries on and below the diagonal, the others times sqrt(2).
+
+    Attributes:
+        lower: Where they stand in the flat matrix, ``(k (k + 1) / 2,)``.
+        full: Which of them each entry of the flat matrix is, ``(k k,)``.
+        weight: 1 on the diagonal, sqrt(2) off it, ``(k (k + 1) / 2,)``.
+        share: The inverse, for each entry of the flat matrix, ``(k k,)``.
+        i: Rows of the packed entries.
+        j: Columns of the packed entries.
+    """
+
+    lower: Tensor
+    full: Tensor
+    weight: Tensor
+    share: Tensor
+    i: Tensor
+    j: Tensor
+
+
+@lru_cache(maxsize=64)
+def layout(k: int, dtype: torch.dtype, device: torch.device) -> Layout:
+    """The layout of order k, made once; outside of inference mode, since derivatives may keep it."""
+    with torch.inference_mode(False):
+        i, j = torch.tril_indices(k, k, device=device)
+        full = torch.empty(k, k, dtype=torch.int64, device=device)
+        full[i, j] = full[j, i] = torch.arange(len(i), device=device)
+        weight = (1 + (i != j).to(dtype)).sqrt()
+        return Layout(i * k + j, full.flatten(), weight, 1 / weight[full.flatten()], i, j)
+
+
 def pack(X: Tensor) -> Tensor:
-    """Symmetric ``(..., k, k)`` to ``(..., k (k + 1) / 2)``, off-diagonals times sqrt(2): norms are kept."""
-    i, j = torch.tril_indices(X.shape[-1], X.shape[-1], device=X.device)
-    packed = (X[..., i, j] + X[..., j, i]) / 2
-    return packed * _weights(i, j, X)
+    """The symmetric part of ``(..., k, k)`` as ``(..., k (k + 1) / 2)``: norms are kept."""
+    return pack_symmetric((X + X.mT) / 2)
+
+
+def pack_symmetric(X: Tensor) -> Tensor:
+    """The same for a matrix that is symmetric already, to rounding."""
+    plan = layout(X.shape[-1], X.dtype, X.device)
+    return X.flatten(-2).index_select(-1, plan.lower) * plan.weight
 
 
 def unpack(packed: Tensor, k: int) -> Tensor:
     """The inverse of `pack`."""
-    i, j = torch.tril_indices(k, k, device=packed.device)
-    entries = packed / _weights(i, j, packed)
-    X = packed.new_zeros(*packed.shape[:-1], k, k)
-    X[..., i, j] = entries
-    X[..., j, i] = entries
-    return X
-
-
-def _weights(i: Tensor, j: Tensor, like: Tensor) -> Tensor:
-    """1 on the diagonal, sqrt(2) off it."""
-    return (1 + (i != j).to(like)).sqrt()
+    plan = layout(k, packed.dtype, packed.device)
+    return (packed.index_select(-1, plan.full) * plan.share).unflatten(-1, (k, k))
 
 
 def order(packed_size: int) -> int:
@@ -126,7 +153,7 @@ def project_semidefinite(X: Tensor) -> Tensor:
 
 def negative_part(values: Tensor, V: Tensor) -> Tensor:
     """``V min(Lambda, 0) V'``, packed ``(..., k (k + 1) / 2)``: exactly zero where no eigenvalue is negative."""
-    return pack((V * values.clamp_max(0).unsqueeze(-2)) @ V.mT)
+    return pack_symmetric((V * values.clamp_max(0).unsqueeze(-2)) @ V.mT)
 
 
 def semidefinite_frame(values: Tensor, V: Tensor, tolerance: Tensor) -> Frame:
@@ -135,22 +162,20 @@ def semidefinite_frame(values: Tensor, V: Tensor, tolerance: Tensor) -> Frame:
     For eigenvalues a, b: delta is 1 if both are >= 0, 0 if both are < 0, else ``a / (a - b)`` with a the positive
     one. Repeated eigenvalues need no care: only differences across the sign enter.
     """
-    k = values.shape[-1]
-    i, j = torch.tril_indices(k, k, device=V.device)
-    negative = values < -tolerance
-    plus = torch.where(negative, torch.zeros_like(values), values.clamp_min(0))
-    minus = torch.where(negative, -values, torch.zeros_like(values))
-    above = torch.maximum(plus[..., i], plus[..., j])
-    below = torch.maximum(minus[..., i], minus[..., j])
-    ratio = above / (above + below).clamp_min(torch.finfo(V.dtype).tiny)
-    both = negative[..., i] & negative[..., j]
-    neither = ~negative[..., i] & ~negative[..., j]
-    delta = torch.where(neither, 1.0, torch.where(both, 0.0, ratio))
+    plan = layout(values.shape[-1], values.dtype, values.device)
+    kept = torch.where(values < -tolerance, values, values.clamp_min(0))
+    one, other = kept.index_select(-1, plan.i), kept.index_select(-1, plan.j)
+    above, below = torch.maximum(one, other), torch.minimum(one, other)
+    # both of one sign: free, or tight; rounding of the ratio stays in [0, 1]
+    ratio = above / (above - below).clamp_min(torch.finfo(V.dtype).tiny)
+    delta = torch.where(below >= 0, 1.0, ratio.clamp_min(0))
     return Frame(delta, lambda X: _congruence(X, V), lambda X: _congruence(X, V.mT))
 
 
 def _congruence(X: Tensor, V: Tensor) -> Tensor:
-    """``V' X V`` on each packed column of X ``(B, r, columns)``."""
-    matrices = unpack(X.mT, V.shape[-1])
-    V = V.unsqueeze(-3)
-    return pack(V.mT @ matrices @ V).mT
+    """``V' X V`` on each packed column of X ``(B, r, columns)``: twice ``X -> (X V)'``, one product per sample."""
+    k = V.shape[-1]
+    matrices = unpack(X.mT, k)
+    for _ in range(2):
+        matrices = (matrices.flatten(-3, -2) @ V).unflatten(-2, (-1, k)).mT
+    return pack_symmetric(matrices).mT

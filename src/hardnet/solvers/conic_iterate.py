@@ -50,7 +50,8 @@ def start(task: Task, y: Tensor, dual: Tensor) -> State:
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     """``DG(y)' dual``, ``(B, n)``."""
     pieces = zip(stack.images, stack.split(dual), strict=True)
-    return torch.stack([(image.jacobian(y).mT @ own.unsqueeze(-1)).squeeze(-1) for image, own in pieces]).sum(0)
+    pulls = [(image.jacobian(y).mT @ own.unsqueeze(-1)).squeeze(-1) for image, own in pieces]
+    return pulls[0] if len(pulls) == 1 else torch.stack(pulls).sum(0)
 
 
 def conditions(task: Task, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Look]:

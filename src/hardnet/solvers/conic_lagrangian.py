@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
     """Newton steps until the residual is below `accuracy`; multipliers move as soon as a step is good enough."""
     running = torch.ones_like(state.residual, dtype=torch.bool)
-    spent, gone = torch.zeros_like(running, dtype=torch.int64), torch.zeros_like(running)
+    spent = torch.zeros_like(running, dtype=torch.int64)
     here = look(task, state, state.y)
     for _ in range(limit):
         gap = (here.look.excess - state.dual / state.penalty).abs().amax(-1)
@@ -51,16 +51,15 @@ def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
         good = running & (slope <= (0.1 * gap).clamp_min(0.1 * accuracy))
         residual = torch.maximum(slope, gap)
         if bool(good.any()):
-            gone = gone | (good & hopeless(task.stack, state.y, FAR))
             state = _advance(state, here, good, residual)
-            running = running & ~gone & ~(good & (residual <= accuracy))
+            running = running & ~(good & (residual <= accuracy))
             if not bool(running.any()):
                 break
             here = look(task, state, state.y)
         spent = spent + running
         here = _descend(task, state, here, running)
         state = state._replace(y=here.y)
-    return Outcome(state, spent, gone)
+    return Outcome(state, spent, running & hopeless(task.stack, state.y, FAR))
 
 
 def look(task: Task, state: State, y: Tensor) -> Point:

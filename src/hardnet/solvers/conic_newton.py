@@ -8,7 +8,7 @@ from torch import Tensor
 from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, select
 from hardnet.solvers.stack import Saddle, Stack
 
-TARGET = 1e-17
+TARGET = 2.0**-52
 """Newton stops here, or where a step no longer halves the residual."""
 
 REPAIRS = 3

@@ -47,6 +47,11 @@ class Linear(NamedTuple):
         return straight + self.rows.mT @ (self.bend.unsqueeze(-1) * self.rows)
 
 
+def _join(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
+    """The pieces one after the other; one piece as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+
+
 class Look(NamedTuple):
     """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
 
@@ -69,11 +74,11 @@ class Stack:
 
     def value(self, y: Tensor) -> Tensor:
         """``G(y)``, ``(B, r)``."""
-        return torch.cat([image.value(y) for image in self.images], dim=-1)
+        return _join([image.value(y) for image in self.images], dim=-1)
 
     def jacobian(self, y: Tensor) -> Tensor:
         """``DG(y)``, ``(B, r, n)``."""
-        return torch.cat([image.jacobian(y).expand(y.shape[0], -1, -1) for image in self.images], dim=-2)
+        return _join([image.jacobian(y).expand(y.shape[0], -1, -1) for image in self.images], dim=-2)
 
     def curvature(self, weight: Tensor, dual: Tensor) -> Tensor:
         """``weight I + sum_i dual_i D2G_i``, ``(B, n, n)``, for a weight ``(B, 1)`` of the distance."""
@@ -86,7 +91,7 @@ class Stack:
     def look(self, z: Tensor) -> Look:
         """``P_K(z)`` and ``z - P_K(z)``, image by image, and how to get the derivatives there."""
         looks = [image.look(own) for image, own in zip(self.images, self.split(z), strict=True)]
-        onto, excess = (torch.cat(parts, dim=-1) for parts in zip(*(look[:2] for look in looks), strict=True))
+        onto, excess = (_join(parts) for parts in zip(*(look[:2] for look in looks), strict=True))
         return Look(onto, excess, [look.frame for look in looks])
 
     def linear(self, y: Tensor, look: Look, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
@@ -96,17 +101,17 @@ class Stack:
             frame.rotate(image.jacobian(y).expand(y.shape[0], -1, -1))
             for image, frame in zip(self.images, frames, strict=True)
         ]
-        return Linear(torch.cat(rows, dim=-2), torch.cat([frame.delta for frame in frames], dim=-1)), frames
+        return Linear(_join(rows, dim=-2), _join([frame.delta for frame in frames], dim=-1)), frames
 
     def rotate(self, frames: list[Frame], v: Tensor) -> Tensor:
         """``Q' v`` for a vector ``(B, r)``."""
         pieces = zip(frames, self.split(v), strict=True)
-        return torch.cat([frame.rotate(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
+        return _join([frame.rotate(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
 
     def restore(self, frames: list[Frame], v: Tensor) -> Tensor:
         """``Q v`` for a vector ``(B, r)``."""
         pieces = zip(frames, self.split(v), strict=True)
-        return torch.cat([frame.restore(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
+        return _join([frame.restore(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
 
     def factor(self, y: Tensor) -> Tensor:
         """The scale of every row, ``(B, r)``: powers of two, so that dividing by it is exact."""
@@ -128,7 +133,7 @@ class Stack:
 
     def size(self, y: Tensor) -> Tensor:
         """The terms that each row adds up, ``(B, r)``."""
-        return torch.cat([image.size(y) for image in self.images], dim=-1)
+        return _join([image.size(y) for image in self.images], dim=-1)
 
     def clamped(self, y: Tensor) -> Tensor:
         """Y with every coordinate that has bounds of its own exactly inside them."""
