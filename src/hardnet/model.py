@@ -11,7 +11,6 @@ from hardnet.functional.inputs import require_float
 from hardnet.functional.leak import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
-from hardnet.layers.equality_rows import members
 from hardnet.sets.base import ConstraintSet
 
 
@@ -95,7 +94,7 @@ class HardNet(nn.Module):
         """What is enforced, on how many outputs, how, and what is promised."""
         n = "n" if self.constraint.dim is None else self.constraint.dim
         leak = f", leak={self.leak}" if self.leak else ""
-        enforced = " & ".join(_label(part) for part in members(self.constraint))
+        enforced = " & ".join(part.label for part in self.constraint.parts)
         return f"{enforced} on {n} outputs, method '{self.method}', guarantee {self.layer.guarantee}{leak}"
 
     def _check(self, raw: Tensor) -> None:
@@ -105,8 +104,3 @@ class HardNet(nn.Module):
         if width is not None and raw.shape[-1:] != (width,):
             expected = f"{width} outputs per sample for method '{self.method}'"
             raise ShapeError(sentence("net", expected, tuple(raw.shape), "change the network's last layer"))
-
-
-def _label(constraint: ConstraintSet) -> str:
-    """The name of a set, or its class."""
-    return getattr(constraint, "name", None) or type(constraint).__name__

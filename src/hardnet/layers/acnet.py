@@ -14,7 +14,13 @@ from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, Optio
 from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
 from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import choose_columns, diagnose_singular, known_equalities, only_equalities
+from hardnet.layers.equality_rows import (
+    choose_columns,
+    diagnose_singular,
+    known_equalities,
+    not_filled,
+    only_equalities,
+)
 from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -87,8 +93,8 @@ class ACnet(Layer):
         """Only equalities."""
         if not constraint.polyhedral:
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
-        if only_equalities(constraint):
-            return None
+        if not_filled(constraint) or only_equalities(constraint):
+            return not_filled(constraint)
         return "it has rows that are not equalities; use method='aff-eq', or 'projection' for any affine rows"
 
     @property

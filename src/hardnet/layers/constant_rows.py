@@ -10,11 +10,8 @@ from torch import Tensor
 
 from hardnet.functional.half import working
 from hardnet.layers.base import Layer
-from hardnet.layers.equality_rows import known_equalities, members
-from hardnet.sets.affine import Affine
+from hardnet.layers.equality_rows import known_equalities
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.box import Box
-from hardnet.sets.equality import Equality
 
 
 class ConstantRows(NamedTuple):
@@ -37,10 +34,9 @@ def constant_rows(constraint: ConstraintSet) -> ConstantRows | None:
     """The rows of a polyhedral set whose A is constant; None for any other set."""
     like = constraint.origin() if constraint.polyhedral else None
     A = None if like is None else constraint.fixed_matrix(like)
-    if like is None or A is None or A.is_meta:
+    if like is None or A is None or any(number.is_meta for number in constraint.buffers()):
         return None
-    parts = members(constraint)
-    lower, upper = (torch.cat([_known_bound(part, side, like) for part in parts]) for side in ("lower", "upper"))
+    lower, upper = (_double(bound) for bound in constraint.fixed_bounds(like) or ())
     equality = torch.zeros(len(A), dtype=torch.bool)
     equality[known_equalities(constraint) or []] = True
     return ConstantRows(_double(A), lower, upper, equality)
@@ -87,23 +83,6 @@ class TableLayer(Layer):
         for name, table in self._exact.items():
             dtype = working(like.dtype) if table.is_floating_point() and not self.keeps_double else table.dtype
             self.register_buffer(name, table.to(device=like.device, dtype=dtype), persistent=False)
-
-
-def _known_bound(part: ConstraintSet, side: str, like: Tensor) -> Tensor:
-    """One side of the bounds of one set, with NaN where only x knows."""
-    matrix = part.fixed_matrix(like)
-    count = 0 if matrix is None else len(matrix)
-    absent = torch.full((count,), -torch.inf if side == "lower" else torch.inf, dtype=torch.float64)
-    if part.constant:
-        bound = getattr(part.affine(None, like), side)
-    elif isinstance(part, Affine | Box) and not isinstance(part, Equality):
-        bound = part.fixed(side) if part.has(side) else absent
-        bound = torch.full_like(absent, torch.nan) if bound is None else bound
-    else:
-        bound = torch.full_like(absent, torch.nan)
-    if bound is None:
-        return absent
-    return torch.full_like(absent, torch.nan) if bound.dim() > 1 else _double(bound).expand(count)
 
 
 def _double(tensor: Tensor) -> Tensor:

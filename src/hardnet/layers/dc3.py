@@ -15,7 +15,7 @@ from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
 from hardnet.functional.half import working
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import constant_rows
-from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities
+from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -91,7 +91,7 @@ class DC3(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only polyhedral sets."""
         if constraint.polyhedral:
-            return None
+            return not_filled(constraint)
         return (
             f"{type(constraint).__name__} is not a set of affine rows; use method='cvx', or 'rayen' if it is constant"
         )
@@ -134,7 +134,7 @@ class DC3(Layer):
         rows = self.constraint.affine(x, like)
         if self.completion and self._index is None:
             self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
-        reduced = self._reduce(rows.A) if self._kept is None else self._kept
+        reduced = self._reduce(rows.A) if self._kept is None else _cast(self._kept, raw.dtype)
         y = poison(self._run(raw, rows, reduced), crossed(rows))
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))

@@ -12,14 +12,18 @@ from hardnet.errors import RankError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, choose_partition, partition_of, singular
 from hardnet.layers.invalid import in_samples, sample_indices
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.equality import Equality
-from hardnet.sets.intersection import Intersection
-from hardnet.sets.simplex import Simplex
 
 
-def members(constraint: ConstraintSet) -> list[ConstraintSet]:
-    """The parts of an intersection, or the set itself."""
-    return constraint.parts if isinstance(constraint, Intersection) else [constraint]
+def all_equalities(part: ConstraintSet) -> bool:
+    """Whether every row of a set is an equality by its class, however many it has."""
+    return len(part.declared_rows(2)) == 2
+
+
+def not_filled(constraint: ConstraintSet) -> str | None:
+    """Why a method that chooses outputs by the numbers of a set cannot be built on the meta device yet."""
+    if any(number.is_meta for number in constraint.buffers()):
+        return "its numbers are on the meta device, and this method chooses outputs by them; build it on the CPU"
+    return None
 
 
 def known_equalities(constraint: ConstraintSet) -> list[int] | None:
@@ -33,7 +37,7 @@ def known_equalities(constraint: ConstraintSet) -> list[int] | None:
         return None
     index: list[int] = []
     offset = 0
-    for part in members(constraint):
+    for part in constraint.parts:
         count = row_count(part, like)
         if count is None:
             return None
@@ -46,7 +50,7 @@ def equalities_at(constraint: ConstraintSet, x: Any, like: Tensor) -> list[int]:
     """The equality rows among the stacked rows, with the number of rows taken from the set evaluated at x."""
     index: list[int] = []
     offset = 0
-    for part in members(constraint):
+    for part in constraint.parts:
         count = part.affine(x, like).A.shape[-2]
         index += [offset + row for row in _own_equalities(part, count, like)]
         offset += count
@@ -56,7 +60,7 @@ def equalities_at(constraint: ConstraintSet, x: Any, like: Tensor) -> list[int]:
 def known_matrix(constraint: ConstraintSet) -> Tensor | None:
     """The stacked A where its value at construction is one matrix, constant or learned; else None."""
     like = constraint.origin()
-    pieces = [None if like is None else _matrix(part, like) for part in members(constraint)]
+    pieces = [None if like is None else _matrix(part, like) for part in constraint.parts]
     known = [piece.detach() for piece in pieces if piece is not None]
     return torch.cat(known) if len(known) == len(pieces) else None
 
@@ -66,8 +70,8 @@ def only_equalities(constraint: ConstraintSet) -> bool:
     like = constraint.origin()
     index = known_equalities(constraint)
     if index is None or like is None:
-        return all(isinstance(part, Equality) for part in members(constraint))
-    return len(index) == sum(row_count(part, like) or 0 for part in members(constraint))
+        return all(all_equalities(part) for part in constraint.parts)
+    return len(index) == sum(row_count(part, like) or 0 for part in constraint.parts)
 
 
 def choose_columns(
@@ -121,13 +125,7 @@ def _matrix(part: ConstraintSet, like: Tensor) -> Tensor | None:
 
 def _own_equalities(part: ConstraintSet, count: int, like: Tensor) -> list[int]:
     """The equality rows of one set."""
-    if isinstance(part, Equality):
-        return list(range(count))
-    if isinstance(part, Simplex):
-        return [count - 1]
-    if not part.constant:
-        return []
-    _, lower, upper = part.affine(None, like)
-    if lower is None or upper is None:
-        return []
-    return torch.nonzero((lower == upper).expand(count)).flatten().tolist()
+    bounds = part.fixed_bounds(like) if part.constant else None
+    if bounds is None or part.declares_equalities:
+        return part.declared_rows(count)
+    return torch.nonzero(bounds[0] == bounds[1]).flatten().tolist()

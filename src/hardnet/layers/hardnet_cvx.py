@@ -14,7 +14,6 @@ from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.layers.projection import look_or_nan
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.quadratic import Quadratic
 
 
 class HardNetCvx(Layer):
@@ -65,7 +64,7 @@ class HardNetCvx(Layer):
 
     def refactor(self) -> None:
         """Diagonalise the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
-        spectrum = self.constraint.factorize() if isinstance(self.constraint, Quadratic) else None
+        spectrum = self.constraint.factorize()
         self.values, self.vectors = (None, None) if spectrum is None else spectrum
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:

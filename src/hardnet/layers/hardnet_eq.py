@@ -26,13 +26,11 @@ from hardnet.functional.completion import (
 from hardnet.functional.samples import keep_value, look_is_free
 from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import members
+from hardnet.layers.equality_rows import all_equalities, not_filled
 from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
-from hardnet.sets.affine import Affine
 from hardnet.sets.base import AffineRows, ConstraintSet
-from hardnet.sets.equality import Equality
 from hardnet.sets.intersection import stack_rows
 
 
@@ -97,12 +95,11 @@ class HardNetEq(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only affine rows, with at least one `Equality` among them, and no more rows than outputs."""
-        parts = members(constraint)
-        if not all(isinstance(part, Affine) or part.polyhedral for part in parts):
+        if not constraint.polyhedral:
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
-        if not any(isinstance(part, Equality) for part in parts):
+        if not any(all_equalities(part) for part in constraint.parts):
             return "it has no hn.Equality to solve for; use method='aff'"
-        return too_many_rows(constraint)
+        return not_filled(constraint) or too_many_rows(constraint)
 
     @property
     def raw_dim(self) -> int:
@@ -177,15 +174,15 @@ class HardNetEq(Layer):
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""
-        parts = members(self.constraint)
-        equal = stack_rows([part.affine(x, like) for part in parts if isinstance(part, Equality)])
-        other = [part.affine(x, like) for part in parts if not isinstance(part, Equality)]
+        parts = self.constraint.parts
+        equal = stack_rows([part.affine(x, like) for part in parts if all_equalities(part)])
+        other = [part.affine(x, like) for part in parts if not all_equalities(part)]
         return Split(equal.A, cast(Tensor, equal.lower), stack_rows(other) if other else None)
 
     def _fixed_equalities(self) -> Tensor | None:
         """C where every equality's matrix is constant."""
         like = self.constraint.origin()
-        parts = [part for part in members(self.constraint) if isinstance(part, Equality)]
+        parts = [part for part in self.constraint.parts if all_equalities(part)]
         pieces = [None if like is None else part.fixed_matrix(like) for part in parts]
         fixed = [piece for piece in pieces if piece is not None]
         return torch.cat(fixed) if len(fixed) == len(pieces) else None

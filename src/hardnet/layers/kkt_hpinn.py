@@ -12,7 +12,7 @@ from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankEr
 from hardnet.functional.completion import independent_columns, matvec
 from hardnet.functional.verification import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import only_equalities
+from hardnet.layers.equality_rows import not_filled, only_equalities
 from hardnet.layers.invalid import (
     diagnose_inputs,
     diagnose_missed,
@@ -61,6 +61,8 @@ class KKThPINN(Layer):
         """Only equalities, only with a constant matrix."""
         if not constraint.polyhedral:
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+        if not_filled(constraint):
+            return not_filled(constraint)
         if not only_equalities(constraint):
             return "it has rows that are not equalities; use method='aff', or 'projection' for any affine rows"
         like = constraint.origin()

@@ -25,7 +25,6 @@ from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.functional.half import working
 from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import members
 from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.sets.base import ConstraintSet
@@ -91,7 +90,7 @@ class Rayen(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only constant sets that are made of known blocks."""
-        for part in members(constraint):
+        for part in constraint.parts:
             if not (part.polyhedral or isinstance(part, CurvedSet)):
                 return f"{type(part).__name__} has no gauge in closed form; use method='cvx'"
         if not constraint.constant:
@@ -196,7 +195,7 @@ class Rayen(Layer):
     def _blocks(self) -> tuple[list[Intervals], list[Block]]:
         """The linear and the curved pieces of the set, on the CPU in float64."""
         like = self._like()
-        blocks = [block_of(part, part.numbers(None, like), like) for part in members(self.constraint)]
+        blocks = [block_of(part, part.numbers(None, like), like) for part in self.constraint.parts]
         exact = [type(block)(*(field.detach().to("cpu", torch.float64) for field in block)) for block in blocks]
         return [own for own in exact if isinstance(own, Intervals)], [
             own for own in exact if not isinstance(own, Intervals)

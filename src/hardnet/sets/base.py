@@ -54,6 +54,11 @@ class ConstraintSet(Arguments):
         return self._sizes.get("n")
 
     @property
+    def parts(self) -> list[ConstraintSet]:
+        """The sets that this one is the intersection of: itself, unless it is an `Intersection`."""
+        return [self]
+
+    @property
     def label(self) -> str:
         """The name of the set, or its class."""
         return type(self).__name__ if self.name is None else self.name
@@ -116,6 +121,14 @@ class ConstraintSet(Arguments):
     def equality_rows(self, numbers: Any, like: Tensor) -> list[int]:
         """The rows of `rows` that are equalities by their class; no number is looked at."""
         return []
+
+    def declared_rows(self, count: int) -> list[int]:
+        """The same where only the number of rows is known, as when a layer is built."""
+        return []
+
+    def factorize(self) -> Any:
+        """What `project` can be given as ``factor=``, to be computed once where the numbers are constant; else None."""
+        return None
 
     def row_count(self, numbers: Any, like: Tensor) -> int:
         """How many rows `residual` (and `rows`) have."""

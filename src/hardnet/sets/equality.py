@@ -33,7 +33,11 @@ class Equality(Affine):
 
     def equality_rows(self, numbers: AffineRows, like: Tensor) -> list[int]:
         """All of them."""
-        return list(range(numbers.A.shape[-2]))
+        return self.declared_rows(numbers.A.shape[-2])
+
+    def declared_rows(self, count: int) -> list[int]:
+        """All of them."""
+        return list(range(count))
 
     def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """B on both sides, where it is constant."""

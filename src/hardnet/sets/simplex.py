@@ -72,6 +72,10 @@ class Simplex(ConstraintSet):
         """The total."""
         return [self._dim]
 
+    def declared_rows(self, count: int) -> list[int]:
+        """The total, which is the last row."""
+        return [count - 1]
+
     def extra_repr(self) -> str:
         """N and the total."""
         return f"dim={self._dim}, {super().extra_repr()}"
