@@ -43,8 +43,17 @@ def test_methods_that_need_the_numbers_say_so(method):
 
 @pytest.mark.parametrize(
     ("build", "method"),
-    [(rows, "aff"), (equalities, "aff-eq"), (equalities, "acnet"), (equalities, "kkt-hpinn"), (rows, "dc3")]
-    + [(box, "cvx"), (box, "rayen"), (rows, "cdgm"), (rows, "soft")],
+    [
+        (rows, "aff"),
+        (equalities, "aff-eq"),
+        (equalities, "acnet"),
+        (equalities, "kkt-hpinn"),
+        (rows, "dc3"),
+        (box, "cvx"),
+        (box, "rayen"),
+        (rows, "cdgm"),
+        (rows, "soft"),
+    ],
 )
 def test_an_ensemble_on_a_meta_base(build, method):
     constraint = build()
