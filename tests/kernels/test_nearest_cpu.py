@@ -1,7 +1,5 @@
 """The compiled nearest point for few rows on a CPU: against the plain formulas, and derivatives of every kind."""
 
-import math
-
 import pytest
 import torch
 
@@ -10,34 +8,11 @@ from hardnet.functional.nearest_few import nearest_few
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.cpu import nearest_launch as cpu
 from hardnet.solvers.solution import Status
-from tests.functional.nearest_cases import random_problem, small_integers, tensors
+from tests.functional.nearest_cases import random_problem
 from tests.functional.test_nearest_few import bounded_problem, certificate, compute_y
+from tests.kernels.nearest_cases import TOLERANCE, compare_gradients, degenerate, outputs
 
 pytest.importorskip("numba")
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Two roundings of the answer apart, for rows of a condition of 1e5 in float64, which both sum in."""
-
-
-def outputs(backend):
-    """y, dual, status and residual, the last judged by its size alone, since it is rounding."""
-
-    def run(*numbers):
-        y, dual, status, residual = backend(*numbers)
-        return y, dual, status.reshape(-1).to(torch.int8), residual.reshape(-1)
-
-    return run
-
-
-def degenerate(seed, m, n, dtype):
-    """Random problems, one of each kind of bad numbers, and small integers with vertices where many rows meet."""
-    numbers = random_problem(seed, 30, m, n, dtype=dtype)
-    raw, A, lower, upper = (
-        torch.cat(pair) for pair in zip(numbers, tensors(list(small_integers(seed, 99, m, n)), dtype), strict=True)
-    )
-    raw[0, 0], A[1, 0, 0], lower[2, 0], upper[3, 0] = math.nan, math.inf, math.inf, math.nan
-    lower[4], upper[4], raw[5] = 1.0, 0.0, -0.0
-    return raw, A, lower, upper
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -47,21 +22,10 @@ def test_kernels_agree_with_the_formulas(m, n, dtype):
     check_kernel(outputs(cpu.forward), outputs(nearest_plain.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1))
 
 
-@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("tangent", [False, True])
 @pytest.mark.parametrize(("m", "n", "shared"), [(1, 3, False), (2, 2, False), (3, 4, True), (4, 3, False)])
-def test_gradients_agree_with_the_formulas(m, n, shared, gradient, monkeypatch):
-    raw, A, lower, upper = degenerate(m, m, n, torch.float64)
-    numbers = (raw, A[9], lower[9], upper) if shared else (raw, A, lower, upper)
-    weights = torch.randn(raw.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-    def grads():
-        leaves = [part.clone().requires_grad_() for part in numbers]
-        return torch.autograd.grad((compute_y(*leaves, gradient=gradient) * weights).nansum(), leaves)
-
-    compiled = grads()
-    monkeypatch.setattr(cpu, "takes", lambda *parts: False)
-    for one, other in zip(compiled, grads(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+def test_gradients_agree_with_the_formulas(m, n, shared, tangent):
+    compare_gradients(cpu, m, n, torch.float64, shared=shared, tangent=tangent, samples=99)
 
 
 @pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 4)])

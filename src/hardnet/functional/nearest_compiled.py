@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from hardnet.functional import nearest_plain
-from hardnet.functional.affine_gradients import fit
 from hardnet.functional.nearest_plain import Nearest
-from hardnet.functional.transforms import transformed
-from hardnet.kernels.arguments import plain
 from hardnet.kernels.cpu import nearest_launch as cpu
+from hardnet.modes import plain, transformed
 
 
 def nearest(
@@ -63,8 +61,11 @@ class CompiledNearest(torch.autograd.Function):
         if torch.is_grad_enabled() or transformed() or not plain(gradient):
             return *_through_formulas(gradient, (raw, A, lower, upper), needs, ctx.tangent), None, None
         grads = ctx.backend.backward(gradient, raw, A, lower, upper, tuple(found), needs[1], ctx.tangent)
-        bounds = (bound if needed else None for bound, needed in zip((lower, upper), needs[2:4], strict=True))
-        return *fit(grads, *bounds), None, None
+        bounds = (
+            grad.sum(0) if needed and bound.dim() == 1 else grad if needed else None
+            for grad, bound, needed in zip(grads[2:], (lower, upper), needs[2:4], strict=True)
+        )
+        return grads[0], grads[1], *bounds, None, None
 
 
 def _through_formulas(
@@ -77,7 +78,8 @@ def _through_formulas(
             part if again or part is None else part.detach().requires_grad_(needed)
             for part, needed in zip(inputs, needs, strict=False)
         ]
-        y = nearest_plain.nearest(*parts, tangent).y  # pyright: ignore[reportArgumentType]
+        raw, A, lower, upper = parts
+        y = nearest_plain.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
         wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
         found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
     return tuple(

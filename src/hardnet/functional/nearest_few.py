@@ -19,8 +19,10 @@ from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.functional import nearest_compiled, nearest_plain
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.nearest_plain import Nearest
-from hardnet.functional.transforms import exporting, forward_mode
+from hardnet.functional.transforms import exporting
 from hardnet.kernels.cpu import nearest_launch as cpu
+from hardnet.kernels.gpu import nearest_launch as gpu
+from hardnet.modes import forward_mode
 
 MOST_ROWS = 4
 """Each further row doubles the program."""
@@ -67,6 +69,8 @@ def nearest_few(
     numbers = (_own(A, 3, batch), _own(lower, 2, batch), _own(upper, 2, batch))
     if cpu.takes(raw, *numbers):
         return nearest_compiled.nearest(raw, *numbers, tangent)
+    if gpu.takes(raw, *numbers):
+        return nearest_compiled.nearest(raw, *numbers, tangent, gpu)
     return nearest_plain.nearest(raw, *numbers, tangent)
 
 

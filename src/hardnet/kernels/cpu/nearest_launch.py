@@ -8,8 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import REALS, dense, plain
-from hardnet.kernels.cpu.launch import HAS_NUMBA, MOST_NUMBERS, launch
+from hardnet.kernels.arguments import REALS, dense
+from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
+from hardnet.modes import plain
+
+MOST_NUMBERS = 256
+"""The most numbers of A per sample: a tile of them stays in the cache."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 

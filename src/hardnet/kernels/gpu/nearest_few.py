@@ -1,0 +1,252 @@
+"""The nearest point for few rows on a GPU, one launch each way: one sample per thread, all its numbers in registers.
+
+The steps are those of `hardnet.functional.nearest_plain`: scale, choose the active rows, correct, judge. Sums are
+formed in float64 whatever the dtype.
+"""
+
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hardnet.kernels.gpu.affine_threads import _combine, _dots, _load, _load_bound, _store
+from hardnet.kernels.gpu.common import store_from
+from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalise, solve
+
+EMPTY = tl.constexpr(64 * 2.0**-52)
+ROUNDINGS, STATIONARY = tl.constexpr(16.0), tl.constexpr(1e-8)
+SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
+EXPONENT, TWICE_ONE = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52)
+"""The bits of a float64 that hold its exponent, and twice those of 1: those of ``2^k`` and ``2^-k`` add up to it."""
+
+
+@triton.jit
+def _finite(value):
+    """``|value|``, zero for an infinite one."""
+    return tl.where(tl.abs(value) < float("inf"), tl.abs(value), 0.0)
+
+
+@triton.jit
+def _scale(entries, low, high, m: tl.constexpr, n: tl.constexpr):
+    """Rows and bounds divided by powers of two (zero and free if invalid), their sums, the divisors, who is valid."""
+    valid = low[0] == low[0]
+    shrink = ()
+    for i in tl.static_range(m):
+        size = tl.abs(entries[i * n])
+        for j in tl.static_range(n):
+            size = tl.maximum(size, tl.abs(entries[i * n + j]))
+            valid = valid & (tl.abs(entries[i * n + j]) < float("inf"))
+        exponent = size.to(tl.int64, bitcast=True) & EXPONENT
+        divisor = TWICE_ONE - tl.where((exponent != 0) & valid, exponent, TWICE_ONE // 2)
+        divisor = divisor.to(tl.float64, bitcast=True)
+        shrink = shrink + (divisor,)
+        below, above = low[i] * divisor, high[i] * divisor
+        valid = valid & (below <= above) & (below < float("inf")) & (above > float("-inf"))
+    rows = ()
+    sums = ()
+    lower = ()
+    upper = ()
+    for i in tl.static_range(m):
+        total = tl.abs(entries[i * n]) * 0.0
+        for j in tl.static_range(n):
+            entry = tl.where(valid, entries[i * n + j] * shrink[i], 0.0)
+            total += tl.abs(entry)
+            rows = rows + (entry,)
+        sums = sums + (tl.where(valid, total, 0.0),)
+        lower = lower + (tl.where(valid, low[i] * shrink[i], float("-inf")),)
+        upper = upper + (tl.where(valid, high[i] * shrink[i], float("inf")),)
+    return rows, sums, lower, upper, shrink, valid
+
+
+@triton.jit
+def _largest(vector, n: tl.constexpr):
+    """``|v|_inf``."""
+    size = tl.abs(vector[0])
+    for j in tl.static_range(1, n):
+        size = tl.maximum(size, tl.abs(vector[j]))
+    return size
+
+
+@triton.jit
+def _ratio(part, whole, NARROW: tl.constexpr):
+    """``part / whole``, zero of zero; in float32 for numbers that were, since a division in float64 takes long."""
+    safe = tl.where(whole > 0.0, whole, 1.0)
+    if NARROW:
+        ratio = (part.to(tl.float32) / safe.to(tl.float32)).to(tl.float64)
+    else:
+        ratio = part / safe
+    return ratio
+
+
+@triton.jit
+def _active_rows(rows, active, m: tl.constexpr, n: tl.constexpr):
+    """The rows, zero where they are not active."""
+    chosen = ()
+    for i in tl.static_range(m):
+        for j in tl.static_range(n):
+            chosen = chosen + (tl.where(active[i], rows[i * n + j], 0.0),)
+    return chosen
+
+
+@triton.jit
+def forward(
+    y, dual, status, residual, raw, A, lower, upper, batch, rounding,
+    m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)``; `rounding` is that of the dtype."""
+    samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    mask = samples < batch
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, tl.float64)
+    f = _load(raw, samples, mask, n, n, N, BLOCK, tl.float64)
+    low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
+    high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
+    rows, sums, low, high, shrink, valid = _scale(entries, low, high, m, n)
+    for j in tl.static_range(n):
+        valid = valid & (tl.abs(f[j]) < float("inf"))
+    start = ()
+    for j in tl.static_range(n):
+        start = start + (tl.where(valid, f[j], 0.0),)
+    far = _largest(start, n)
+    size = sums[0]
+    bounds = _finite(low[0]) + _finite(high[0])
+    for i in tl.static_range(1, m):
+        size = tl.maximum(size, sums[i])
+        bounds = tl.maximum(bounds, _finite(low[i]) + _finite(high[i]))
+    slack = EMPTY * (size * far) + ROUNDINGS * rounding * bounds
+    width: tl.constexpr = min(m, n)
+    weights, empty = solve(
+        coordinates(rows, m, n), _dots(rows, start, m, n), low, high, DOUBT * (size * far), slack, m, width
+    )
+    active = ()
+    kept = ()
+    goal = ()
+    moves = empty & (empty == 0)
+    for i in tl.static_range(m):
+        chosen = ((weights[i] != 0.0) | (low[i] == high[i])) & (empty == 0) & valid
+        active = active + (chosen,)
+        kept = kept + (tl.where(chosen, weights[i], 0.0),)
+        goal = goal + (tl.where(weights[i] > 0.0, high[i], low[i]),)
+        moves = moves | (kept[i] != 0.0)
+    # x = raw - A_J' dual, then y = x - A_J^+ (A_J x - t)
+    chosen_rows = _active_rows(rows, active, m, n)
+    R, L, inverse = orthogonalise(chosen_rows, m, n)
+    image = _combine(chosen_rows, kept, m, n)
+    x = ()
+    for j in tl.static_range(n):
+        x = x + (start[j] - image[j],)
+    products = _dots(chosen_rows, x, m, n)
+    left = ()
+    for i in tl.static_range(m):
+        rest = tl.where(active[i], products[i] - goal[i], 0.0)
+        moves = moves | (rest != 0.0)
+        for k in tl.static_range(i):
+            rest = tl.fma(-L[i * (i - 1) // 2 + k], left[k], rest)
+        left = left + (rest,)
+    steps = ()
+    for i in tl.static_range(m):
+        steps = steps + (left[i] * inverse[i],)
+    step = _combine(R, steps, m, n)
+    point = ()
+    for j in tl.static_range(n):
+        point = point + (tl.where(moves, x[j] - step[j], f[j]).to(y.dtype.element_ty).to(tl.float64),)
+    # the point as it is stored is judged
+    NARROW: tl.constexpr = y.dtype.element_ty == tl.float32
+    length = _largest(point, n) + rounding * far
+    reached = _dots(rows, point, m, n)
+    worst = far * 0.0
+    solved = valid
+    for i in tl.static_range(m):
+        terms = sums[i] * length + _finite(low[i]) + _finite(high[i])
+        wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
+        missed = tl.abs(reached[i] - wanted)
+        solved = solved & (missed <= ROUNDINGS * rounding * terms)
+        worst = tl.maximum(worst, _ratio(missed, terms, NARROW))
+    drift = _largest(step, n)
+    total = far + length
+    solved = solved & (drift <= STATIONARY * total)
+    worst = tl.maximum(worst, _ratio(drift, total, NARROW))
+    known = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
+    multipliers = ()
+    for i in tl.static_range(m):
+        multipliers = multipliers + (tl.where(valid, weights[i] * shrink[i], 0.0),)
+    _store(y, point, valid & (empty == 0), samples, mask, n, BLOCK)
+    _store(dual, multipliers, mask, samples, mask, m, BLOCK)
+    tl.store(status + samples, tl.where(valid, known, INVALID).to(tl.int8), mask=mask)
+    store_from(residual + samples, tl.where(valid, worst, 0.0), mask)
+
+
+@triton.jit
+def backward(
+    grad_raw, grad_A, grad_lower, grad_upper, grad_y, y, dual, status, raw, A, lower, upper, batch, tangent,
+    m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, EACH: tl.constexpr, MATRIX: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `forward`; zero for samples without an answer. `tangent` is 1 or 0."""
+    samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    mask = samples < batch
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, tl.float64)
+    low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
+    high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
+    rows, _sums, low, high, shrink, _valid = _scale(entries, low, high, m, n)
+    multipliers = _load(dual, samples, mask, m, m, M, BLOCK, tl.float64)
+    ended = tl.load(status + samples, mask=mask, other=3).to(tl.float64)
+    answered = (ended == SOLVED) | (ended == NOT_CONVERGED)
+    loaded = _load(grad_y, samples, mask, n, n, N, BLOCK, tl.float64)
+    place = _load(y, samples, mask, n, n, N, BLOCK, tl.float64)
+    f = _load(raw, samples, mask, n, n, N, BLOCK, tl.float64)
+    g = ()
+    at = ()
+    for j in tl.static_range(n):
+        g = g + (tl.where(answered, loaded[j], 0.0),)
+        at = at + (tl.where(answered, place[j], 0.0),)
+    active = ()
+    for i in tl.static_range(m):
+        active = active + (((multipliers[i] != 0.0) | (low[i] == high[i])) & answered,)
+    R, L, inverse = orthogonalise(_active_rows(rows, active, m, n), m, n)
+    inside = _dots(R, g, m, n)
+    parts = ()
+    for i in tl.static_range(m):
+        parts = parts + (inside[i] * inverse[i],)
+    across = _combine(R, parts, m, n)
+    w = ()
+    for back in tl.static_range(m):  # L^-T, from the last row
+        entry = parts[m - 1 - back]
+        for row in tl.static_range(m - back, m):
+            entry = tl.fma(-L[row * (row - 1) // 2 + m - 1 - back], w[row + back - m], entry)
+        w = (entry,) + w
+    value = _dots(rows, f, m, n)
+    below = ()
+    above = ()
+    through = ()
+    for i in tl.static_range(m):
+        weight = w[i] * shrink[i]
+        equal = low[i] == high[i]
+        up = multipliers[i] > 0.0
+        above = above + (tl.where(equal, 0.5 * weight, tl.where(up, weight, 0.0)),)
+        below = below + (tl.where(equal, 0.5 * weight, tl.where(up, 0.0, weight)),)
+        outside = (up & (value[i] > high[i]) & (w[i] > 0.0)) | (
+            (multipliers[i] < 0.0) & (value[i] < low[i]) & (w[i] < 0.0)
+        )
+        through = through + (tl.where(outside & (equal == 0) & answered & (tangent == 1), w[i], 0.0),)
+    back_inside = _combine(rows, through, m, n)
+    kept = ()
+    u = ()
+    for j in tl.static_range(n):
+        u = u + (g[j] - across[j],)
+        kept = kept + (u[j] + back_inside[j],)
+    _store(grad_raw, kept, mask, samples, mask, n, BLOCK)
+    _store(grad_lower, below, mask, samples, mask, m, BLOCK)
+    _store(grad_upper, above, mask, samples, mask, m, BLOCK)
+    if MATRIX:
+        slopes = ()
+        for i in tl.static_range(m):
+            for j in tl.static_range(n):
+                factor = tl.where(answered, multipliers[i], 0.0)
+                slopes = slopes + (-factor * u[j] - w[i] * shrink[i] * at[j],)
+        _store(grad_A, slopes, mask, samples, mask, m * n, BLOCK)

@@ -1,0 +1,71 @@
+"""The kernels of the nearest point for few rows against the plain formulas, on any device."""
+
+import math
+
+import torch
+
+from hardnet.functional import nearest_compiled, nearest_plain
+from hardnet.kernels.checking import check_kernel
+from tests.functional.nearest_cases import random_problem, small_integers, tensors
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Roundings of the answer for rows of a condition of 1e5, whose sums all are formed in float64."""
+
+
+def outputs(function):
+    """y, dual, status and residual in the shapes of the formulas."""
+
+    def run(*numbers):
+        y, dual, status, residual = function(*numbers)
+        return y, dual, status.reshape(-1).to(torch.int8), residual.reshape(-1)
+
+    return run
+
+
+def degenerate(seed, m, n, dtype, random=30, integers=99):
+    """Random problems, one of each kind of bad numbers, and small integers with vertices where many rows meet."""
+    numbers = random_problem(seed, random, m, n, dtype=dtype)
+    whole = tensors(list(small_integers(seed, integers, m, n)), dtype)
+    raw, A, lower, upper = (torch.cat(pair) for pair in zip(numbers, whole, strict=True))
+    raw[0, 0], A[1, 0, 0], lower[2, 0], upper[3, 0] = math.nan, math.inf, math.inf, math.nan
+    lower[4], upper[4], raw[5] = 1.0, 0.0, -0.0
+    return raw, A, lower, upper
+
+
+def gradients(backend, numbers, tangent):
+    """Gradients of all numbers from fixed cotangents; by the formulas where the backend is None."""
+    leaves = [part.clone().requires_grad_() for part in numbers]
+    chosen = () if backend is None else (backend,)
+    y = (nearest_plain if backend is None else nearest_compiled).nearest(*leaves, tangent, *chosen).y
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.autograd.grad((y * weights.to(y)).nansum(), leaves)
+
+
+def compare_gradients(backend, m, n, dtype, *, shared=False, tangent=False, device="cpu", samples=30):
+    """Kernel and formulas agree on the gradients of all four, to rounding relative to the largest."""
+    raw, A, lower, upper = (part.to(device) for part in degenerate(m, m, n, dtype, 9, samples))
+    numbers = (raw, A[9], lower[9], upper) if shared else (raw, A, lower, upper)
+    for one, other in zip(gradients(backend, numbers, tangent), gradients(None, numbers, tangent), strict=True):
+        close = TOLERANCE[dtype] * (1 + other.abs().max().item())
+        torch.testing.assert_close(one, other, rtol=0, atol=close)
+
+
+def compare(backend, shapes, dtypes, *, device="cpu", samples=20, seeds=(0,)):
+    """Kernel and formulas agree on all shapes and dtypes, both ways."""
+    for m, n in shapes:
+        for dtype in dtypes:
+            make = lambda seed: [part.to(device) for part in degenerate(seed, m, n, dtype, 9, samples)]  # noqa: B023
+            both = outputs(backend.forward), outputs(nearest_plain.nearest)
+            check_kernel(*both, make, tolerance=TOLERANCE[dtype], seeds=seeds)
+            compare_gradients(backend, m, n, dtype, device=device, samples=samples)
+
+
+def compare_promises(backend, device="cpu"):
+    """A raw output inside keeps its bits; absent and shared bounds and a shared A agree; tangent too."""
+    raw, A = torch.tensor([[-0.0, 0.0], [0.5, -0.0]], device=device), torch.eye(2, device=device)
+    one = torch.ones(2, device=device)
+    for lower, upper in ((-one, one), (None, one), (-one, None)):
+        y = backend.forward(raw, A, lower, upper)[0]
+        assert torch.equal(y.view(torch.int32), raw.view(torch.int32))
+    compare_gradients(backend, 2, 3, torch.float64, shared=True, device=device)
+    compare_gradients(backend, 2, 2, torch.float64, tangent=True, device=device)
