@@ -34,7 +34,7 @@ WORK = textwrap.dedent("""
     for constraint in (
         hn.Affine(A, upper=lambda x: x[..., :2]),
         hn.Affine(lambda x: A + 0.1 * x[:, :2, None], upper=lambda x: x[..., :2]),
-        hn.Affine(A, -0.1, 0.1) & hn.Box(-1.0, 1.0),
+        hn.Affine(A, lower=-0.1, upper=0.1) & hn.Box(-1.0, 1.0),
         hn.Equality(A, torch.ones(2, dtype=torch.float64)),
         hn.Box(0.0, 1.0),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 from torch import Tensor
 
 from hardnet.errors import FileError, MissingExtraError
@@ -124,8 +124,10 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None) -> s
         kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
         total.update(json.dumps([content, kinds], sort_keys=True).encode())
     for name in sorted(tensors):
+        numbers = tensors[name].detach().cpu().contiguous()
+        memory = ctypes.c_char * (numbers.numel() * numbers.element_size())
         total.update(name.encode())
-        total.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        total.update(memory.from_address(numbers.data_ptr()) if numbers.numel() else b"")  # NumPy may not be there
     return total.hexdigest()
 
 

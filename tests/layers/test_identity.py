@@ -4,13 +4,14 @@ import copy
 import io
 import pickle
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 import hardnet as hn
 from hardnet.errors import FileWarning, StateError
-from tests.cases import CASES, constant_rows, draw, many_rows
+from tests.cases import CASES, bound_of, constant_rows, draw, many_rows
 
 F64 = torch.float64
 KEY = "_extra_state"
@@ -72,6 +73,23 @@ def test_options_that_a_file_does_not_name_had_their_defaults():
     assert differences("dc3", {"steps": 3}, "dc3", options) == []
     assert differences("dc3", {}, "dc3", options) == ["option 'steps' saved 10, given 3"]
     assert differences("dc3", {"steps": 3, "magic": 1}, "dc3", options) == ["option 'magic' saved 1, given None"]
+
+
+def test_options_that_are_no_plain_data_do_not_break_a_state_dict():
+    from hardnet.layers.identity import plain
+
+    @dataclass(frozen=True)
+    class Options(hn.layers.HardNetAff.Options):
+        weight: object = None
+
+    class Weighted(hn.layers.HardNetAff):
+        name = "weighted"
+
+    Weighted.Options = Options
+    tensor, function = Weighted(constant_rows(), weight=torch.ones(2)), Weighted(constant_rows(), weight=bound_of)
+    assert (plain(tensor.options)["weight"], plain(function.options)["weight"]) == ([1.0, 1.0], "<function>")
+    with pytest.raises(StateError, match=r"option 'weight' saved \[1.0, 1.0\], given '<function>'"):
+        function.load_state_dict(tensor.state_dict())
 
 
 @pytest.mark.parametrize("load", [torch.load, None])

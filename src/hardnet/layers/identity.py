@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
@@ -19,8 +19,18 @@ UNNAMED = (
 
 
 def plain(options: LayerOptions) -> dict[str, Any]:
-    """The options as JSON gives them back: tuples are lists there."""
-    return json.loads(json.dumps(asdict(options)))
+    """The options as JSON gives them back: tuples and tensors are lists there, and code is known by its kind alone."""
+    return _as_json({own.name: getattr(options, own.name) for own in fields(options)})
+
+
+def _as_json(content: Any) -> Any:
+    """Plain data of anything."""
+    return json.loads(json.dumps(content, default=_stand_in))
+
+
+def _stand_in(value: Any) -> Any:
+    """What stands in JSON for something that is no plain data."""
+    return value.tolist() if isinstance(value, Tensor) else f"<{type(value).__name__}>"
 
 
 def pack(method: str, options: LayerOptions) -> Tensor:
@@ -48,7 +58,7 @@ def differences(saved_method: str, saved_options: dict[str, Any], method: str, o
     if saved_method != method:
         return [f"method saved {saved_method!r}, given {method!r}"]
     default = {own.name: own.default for own in fields(options) if own.default is not MISSING}
-    then, now = json.loads(json.dumps(default)) | dict(saved_options), plain(options)
+    then, now = _as_json(default) | dict(saved_options), plain(options)
     names = dict.fromkeys([*now, *then])
     pairs = ((name, then.get(name), now.get(name)) for name in names)
     return [f"option '{name}' saved {old!r}, given {new!r}" for name, old, new in pairs if old != new]
