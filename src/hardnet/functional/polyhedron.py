@@ -12,6 +12,7 @@ fixed program of `hardnet.functional.polyhedron_fixed`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from hardnet.functional.inputs import check_affine
 from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
 from hardnet.functional.polyhedron_fixed import FixedSolution, project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
+from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
 from hardnet.functional.samples import look_is_free
 from hardnet.functional.transforms import exporting, outside_compiler
 from hardnet.modes import forward_mode, transformed
@@ -41,6 +43,9 @@ def project_affine(
     lower: Tensor | float | None = None,
     upper: Tensor | float | None = None,
     *,
+    metric: Tensor | None = None,
+    gradient: Literal["exact", "tangent"] = "exact",
+    strict: bool = False,
     on_infeasible: Literal["auto", "raise", "nearest", "nan"] = "auto",
     on_invalid: Literal["raise", "nan"] = "raise",
 ) -> Tensor:
@@ -59,6 +64,11 @@ def project_affine(
         A: ``(m, n)`` or ``(*batch, m, n)``.
         lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
         upper: Like `lower`; None is +inf.
+        metric: W of ``min (y - raw)'W(y - raw)``: positive ``(n,)`` or ``(*batch, n)``, or positive definite
+            ``(n, n)`` or ``(*batch, n, n)``; it has a gradient too. None is the identity.
+        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
+            where that pulls it back inside.
+        strict: Whether inequalities hold for the returned numbers in exact arithmetic, by a few roundings inward.
         on_infeasible: What an empty set gives. ``"raise"``: an `InfeasibleError` with the rows that contradict each
             other, by a look at the answer. ``"nearest"``: the compromise with the least sum of squared distances to
             the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
@@ -69,10 +79,13 @@ def project_affine(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     batch, lower, upper = check_affine(raw, A, lower, upper)
-    check_options(on_infeasible=on_infeasible, on_invalid=on_invalid)
+    check_options(on_infeasible=on_infeasible, on_invalid=on_invalid, gradient=gradient)
     if A.shape[-2] == 0:
         return raw.expand(*batch, raw.shape[-1])
-    return _route(raw, A, lower, upper, on_infeasible, on_invalid)
+    project = partial(_route, on_infeasible=on_infeasible, on_invalid=on_invalid)
+    y = project(raw, A, lower, upper) if metric is None else in_metric(raw, A, lower, upper, metric, project)
+    y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
+    return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
 
 
 def check_options(**options: str) -> None:

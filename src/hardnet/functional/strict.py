@@ -60,28 +60,27 @@ def tighten(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
         exact = y.detach()
         for margin in MARGINS:
             exact = _inward(exact, rows, low, high, P, margin)
-        uncertain = _uncertain(exact, rows, low, high, MARGINS[-1]).any(-1, keepdim=True)
-        exact = torch.where(uncertain, torch.nan, exact)
+        open_ = uncertain(exact, rows, low, high, MARGINS[-1]).any(-1, keepdim=True)
+        exact = torch.where(open_, torch.nan, exact)
     return y + (exact - y.detach()) if y.requires_grad else exact
 
 
 def _inward(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, P: Tensor, margin: float) -> Tensor:
     """One correction of the samples that have an uncertain row, onto bounds tightened by `margin` roundings."""
     wide = y.double()
-    inset = _inset(wide, A, y.dtype, margin)
-    target = _tightened(low, high, inset)
+    target = tightened(low, high, inset(wide, A, y.dtype, margin))
     step = times_t(P, signed_violation(times(A, wide), *target))
-    uncertain = _uncertain(y, A, low, high, margin).any(-1, keepdim=True)
-    return torch.where(uncertain, (wide + step).to(y.dtype), y)
+    open_ = uncertain(y, A, low, high, margin).any(-1, keepdim=True)
+    return torch.where(open_, (wide + step).to(y.dtype), y)
 
 
-def _inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
+def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
     """`margin` roundings of each row at y in the output dtype, ``(B, m)``: above the error of the product itself."""
     size = times(A.abs(), wide.abs())
     return margin * torch.finfo(dtype).eps * size + 4 * product_error(size, A.shape[-1])
 
 
-def _tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The bounds moved inward by `inset`; both the middle where there is no room between them."""
     if low is None or high is None:
         return None if low is None else low + inset, None if high is None else high - inset
@@ -89,7 +88,7 @@ def _tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[
     return torch.where(narrow, middle, low + inset), torch.where(narrow, middle, high - inset)
 
 
-def _uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, margin: float) -> Tensor:
+def uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, margin: float) -> Tensor:
     """Rows ``(B, m)`` that have room for the margin and are not certain to hold."""
     wide = y.double()
     # three times the error: certain also to whoever sums in another order
@@ -98,4 +97,4 @@ def _uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, ma
     under = torch.zeros_like(over) if low is None else product - error < low
     if low is None or high is None:
         return over | under
-    return (over | under) & (high - low >= 2 * _inset(wide, A, y.dtype, margin))
+    return (over | under) & (high - low >= 2 * inset(wide, A, y.dtype, margin))

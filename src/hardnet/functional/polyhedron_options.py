@@ -1,0 +1,154 @@
+"""What stands around the projection onto a polyhedron: another metric, a gradient that lives, rows that hold exactly.
+
+Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows
+``A L^-T``. For a diagonal W the change of variables is a scale of each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ConvergenceError, OptionError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.inputs import require_like
+from hardnet.functional.samples import keep_value, look_is_free, refuse
+from hardnet.functional.strict import MARGINS, inset, tightened, uncertain
+from hardnet.modes import forward_mode
+
+INSETS = (*MARGINS, 8192.0, 65536.0)
+"""Distance to the bound tried in turn, in roundings of the row; the last are beyond the tolerance of the solver."""
+
+Bound = Tensor | None
+Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
+
+
+def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor, project: Project) -> Tensor:
+    """``argmin (y - raw)'W(y - raw)  subject to  lower <= A y <= upper`` by `project` in other variables.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)`` or None.
+        upper: Like `lower`.
+        metric: W: positive ``(n,)`` or ``(*batch, n)``, or positive definite ``(n, n)`` or ``(*batch, n, n)``.
+        project: The Euclidean projection.
+    """
+    require_like("metric", metric, raw)
+    n, wide = raw.shape[-1], [None if part is None else part.double() for part in (raw, A, lower, upper, metric)]
+    raw_, A_, low, high, W = wide
+    if metric.dim() == 0 or metric.shape[-1] != n:
+        raise ShapeError(sentence("metric", f"shape (*batch, {n}) or (*batch, {n}, {n})", tuple(metric.shape)))
+    if _diagonal(metric, raw, n):
+        _refuse_metric(metric, ~(W > 0).all(-1))
+        root = W.sqrt()
+        forward, rows = root * raw_, A_ / root.unsqueeze(-2)
+        back = lambda z: z / root
+    else:
+        L, info = torch.linalg.cholesky_ex((W + W.mT) / 2)
+        _refuse_metric(metric, info != 0)
+        L = torch.where((info != 0)[..., None, None], torch.nan, L)
+        forward = (L.mT @ raw_.unsqueeze(-1)).squeeze(-1)
+        rows = torch.linalg.solve_triangular(L, A_.mT, upper=False).mT
+        back = lambda z: torch.linalg.solve_triangular(L.mT, z.unsqueeze(-1), upper=True).squeeze(-1)
+    z = project(forward, rows, low, high)
+    y = back(z)
+    unmoved = (z == forward).all(-1, keepdim=True)
+    return torch.where(unmoved, keep_value(y, raw_.expand_as(y)), y).to(raw.dtype)
+
+
+def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
+    """Whether a metric is a diagonal; ``(n, n)`` beside a batch of n samples is a matrix."""
+    return metric.dim() == 1 or metric.shape[-2] != n or (metric.shape == raw.shape and metric.dim() > 2)
+
+
+def _refuse_metric(metric: Tensor, bad: Tensor) -> None:
+    if look_is_free(metric) and bool(bad.any()):
+        got = "one that is not, or NaN"
+        raise OptionError(sentence("metric", "positive numbers or a positive definite matrix", got))
+
+
+class _Tangent(torch.autograd.Function):
+    """The identity on y that lets through to raw what would pull a violated row back inside."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor) -> Tensor:
+        """Y as it is."""
+        return y.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the rows and which of them raw violates."""
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
+        A, side = ctx.saved_tensors
+        rows = torch.where((side != 0).unsqueeze(-1), A, 0.0)
+        w = (torch.linalg.pinv(rows.mT) @ grad.to(rows).unsqueeze(-1)).squeeze(-1)
+        inward = torch.where(side * w > 0, w, 0.0)
+        return grad, (rows.mT @ inward.unsqueeze(-1)).squeeze(-1).to(grad), None, None
+
+
+def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> Tensor:
+    """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always."""
+    if forward_mode():
+        remedy = "use gradient='exact', or reverse mode"
+        raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
+    return _Tangent.apply(y, raw.expand_as(y), *_violated(y, raw, A, lower, upper))  # pyright: ignore[reportReturnType]
+
+
+@torch.no_grad()
+def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> tuple[Tensor, Tensor]:
+    """Unit rows in float64 and, for the inequalities that raw violates and that hold y, +1 above or -1 below."""
+    rows = A.detach().double()
+    length = torch.linalg.vector_norm(rows / rows.abs().amax(-1, keepdim=True).clamp_min(1e-300), dim=-1, keepdim=True)
+    scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-300) * length.clamp_min(1e-300)
+    rows = (rows / scale).expand(*y.shape[:-1], *rows.shape[-2:])
+    size = 64 * torch.finfo(y.dtype).eps * (1 + y.detach().double().abs().amax(-1, keepdim=True))
+    at_raw, at_y = ((rows @ point.detach().double().unsqueeze(-1)).squeeze(-1) for point in (raw, y))
+    side = torch.zeros_like(at_y)
+    for bound, sign, other in ((upper, 1.0, lower), (lower, -1.0, upper)):
+        if bound is not None:
+            level = bound.detach().double() / scale.squeeze(-1)
+            tight = (sign * (at_raw - level) > 0) & ((at_y - level).abs() <= size)
+            side = torch.where(tight & (other is None or (bound != other)), sign, side)
+    return rows, side
+
+
+def hold_exactly(y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Project) -> Tensor:
+    """Y whose inequalities hold for these very numbers in exact arithmetic, by projection on tightened bounds.
+
+    The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
+    whose rows leave no room is an error where a look is free, else NaN.
+    """
+    if y.dtype not in (torch.float32, torch.float64):
+        remedy = "project in float32 and round yourself"
+        raise OptionError(sentence("strict", "outputs of float32 or float64", y.dtype, remedy))
+    with torch.no_grad():
+        shape, (m, n) = y.shape, A.shape[-2:]
+        rows = A.detach().double().expand(*shape[:-1], m, n).reshape(-1, m, n)
+        low, high = (
+            None if bound is None else bound.detach().double().expand(*shape[:-1], m).reshape(-1, m)
+            for bound in (lower, upper)
+        )
+        exact = y.detach().reshape(-1, n)
+        for margin in INSETS:
+            open_ = uncertain(exact, rows, low, high, margin).any(-1, keepdim=True)
+            if look_is_free(y) and not bool(open_.any()):
+                break
+            wide = exact.double()
+            bounds = tightened(low, high, inset(wide, rows, y.dtype, margin))
+            moved = project(wide, rows, *bounds).to(y.dtype)
+            exact = torch.where(open_ & moved.isfinite(), moved, exact)
+        lost = uncertain(exact, rows, low, high, INSETS[0]).any(-1)
+        if look_is_free(y):
+            text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
+            refuse(lost.view(shape[:-1]), ConvergenceError, text)
+        exact = torch.where(lost.unsqueeze(-1), torch.nan, exact).view(shape)
+    return keep_value(y, exact) if y.requires_grad else exact
