@@ -216,11 +216,14 @@ def test_mapped_compiled_and_exported_give_the_eager_answer():
     raw[4] = 0.0
     factor = diagonalize(P[0])
     eager = project_quadratic(raw, P[0], q[0], r[0], factor=factor)
-    mapped = torch.vmap(lambda point: project_quadratic(point, P[0], q[0], r[0], factor=factor))(raw)
+
+    def call(point):
+        return project_quadratic(point, P[0], q[0], r[0], factor=factor)
+
+    mapped = torch.vmap(call)(raw)
     torch.testing.assert_close(mapped, eager, rtol=0, atol=1e-14)
-    call = lambda point: project_quadratic(point, P[0], q[0], r[0], factor=factor)  # noqa: E731
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(raw), eager)
+    torch.testing.assert_close(compiled(raw), eager, rtol=0, atol=1e-14)
     for one in (mapped, compiled(raw), eager):
         assert torch.equal(one[4], raw[4])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from hardnet.errors import (
 from hardnet.functional.diagnose import find_invalid
 from hardnet.functional.implicit import implicit_vjp
 from hardnet.functional.inputs import broadcast_batch, require_float, require_like
-from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.functional.samples import Policy, look_is_free, refuse, reject
 from hardnet.functional.transforms import outside_compiler, refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
@@ -50,7 +50,7 @@ def project_intersection(
     blocks: Sequence[Block],
     *,
     tolerance: float = 1e-9,
-    on_infeasible: Policy = "raise",
+    on_infeasible: Literal["auto", "raise", "nan"] = "auto",
     on_invalid: Policy = "raise",
 ) -> Tensor:
     """``argmin |y - raw|`` subject to every block, differentiable in raw and in every number.
@@ -62,13 +62,16 @@ def project_intersection(
         raw: ``(*batch, n)``.
         blocks: `Intervals`, `SecondOrder`, `SemiDefinite`, `Quadratics`; each tensor with or without batch dimensions.
         tolerance: Scale-free KKT residual below which a sample counts as solved.
-        on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone.
+        on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone; ``"auto"`` raises
+            where a look is free (on a CPU), and gives NaN elsewhere.
         on_invalid: What NaN, lower > upper or a P that is not positive semidefinite give: an error, or NaN.
 
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     refuse_transforms("the projection onto a convex set")
+    if on_infeasible == "auto":
+        on_infeasible = "raise" if look_is_free(raw) else "nan"
     return _eager_project(raw, blocks, tolerance, on_infeasible, on_invalid)
 
 
