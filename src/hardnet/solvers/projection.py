@@ -145,7 +145,7 @@ def _fits_kernel(A: Tensor) -> bool:
     return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
-def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool) -> Outcome:
+def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool = True) -> Outcome:
     """Every sample by one launch; those that it leaves open in steps, if one may look for them."""
     from hardnet.kernels.gpu.projection import project
 
