@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
 from hardnet.functional.ball import project_ball
 from hardnet.functional.box import project_box
@@ -43,6 +44,28 @@ def test_simplex_is_feasible_to_rounding_at_any_size(dtype):
     assert y.dtype == dtype
     assert bool((y >= 0).all())
     assert bool(((y.double().sum(-1) - 3).abs() <= 1000 * torch.finfo(dtype).eps).all())
+
+
+@pytest.mark.parametrize("mode", ["eager", "mapped"])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])
+def test_simplex_of_a_common_offset_passes_the_certificate(offset, mode):
+    raw = draw(300, 8) + offset
+    y = project_simplex(raw) if mode == "eager" else torch.vmap(project_simplex)(raw)
+    assert bool((y >= 0).all())
+    assert hn.check(hn.Simplex(8), y).ok
+    torch.testing.assert_close(y, project_simplex(raw - offset), rtol=0, atol=16 * torch.finfo(D).eps * (1 + offset))
+
+
+@pytest.mark.parametrize("mode", ["eager", "functional"])
+@pytest.mark.parametrize("n", [2, 3, 49, 200])
+def test_simplex_gradient_of_the_sum_is_zero_at_ties(n, mode):
+    for raw in (torch.eye(n, dtype=D)[:2], torch.zeros(2, n, dtype=D), 3 * torch.eye(n, dtype=D)[:2]):
+        of_sum = lambda raw: project_simplex(raw).sum()
+        grad = torch.func.grad(of_sum)(raw) if mode == "functional" else None
+        if grad is None:
+            tracked = raw.clone().requires_grad_()
+            (grad,) = torch.autograd.grad(of_sum(tracked), tracked)
+        assert torch.equal(grad, torch.zeros_like(grad))
 
 
 def test_simplex_of_total_zero_is_the_origin():

@@ -77,7 +77,7 @@ def project_box_rows(
     batch, flat = flatten(raw, A, *bounds)
     rounding = torch.finfo(raw.dtype).eps
     eager = plain(raw, A, *bounds)
-    project = _eager if eager else _traced
+    project = solve_eagerly if eager else _traced
     y, found = project(flat, rounding, gradient == "tangent")
     y = tighten(y, flat, raw.dtype) if strict else y
     y, status, dual, residual = (
@@ -106,7 +106,7 @@ def _check(
     return lower, upper, box[0], box[1]
 
 
-def _eager(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+def solve_eagerly(flat: Inputs, rounding: float, tangent: bool = False) -> tuple[Tensor, Outcome]:
     """One autograd function over the solver."""
     y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
     return y, Outcome(y.detach(), *rest)

@@ -21,11 +21,13 @@ class Factor(NamedTuple):
 
     Attributes:
         below: Column j of L under its diagonal, ``(*batch, k - 1 - j)``, for each j.
-        inverse: 1 / D, ``(*batch, k)``; zero for rows that depend on those before them.
+        diagonal: D, ``(*batch, k)``; 1 for rows that depend on those before them.
+        clear: Which rows do not, ``(*batch, k)``.
     """
 
     below: list[Tensor]
-    inverse: Tensor
+    diagonal: Tensor
+    clear: Tensor
 
     def solve(self, right: Tensor) -> Tensor:
         """``x`` with ``C C' x = right``, ``(*batch, k)``; zero for dependent rows, right where the system is."""
@@ -35,24 +37,26 @@ class Factor(NamedTuple):
             for i in range(j + 1, k):
                 parts[i] = parts[i] - self.below[j][..., i - j - 1] * parts[j]
         for j in reversed(range(k)):
-            value = parts[j] * self.inverse[..., j]
+            value = parts[j] / self.diagonal[..., j]
             for i in range(j + 1, k):
                 value = value - self.below[j][..., i - j - 1] * parts[i]
             # a dependent row takes nothing over from the rows after it either
-            parts[j] = torch.where(self.inverse[..., j] > 0, value, 0.0)
+            parts[j] = torch.where(self.clear[..., j], value, 0.0)
         return torch.stack(parts, dim=-1)
 
 
 def factorise_rows(C: Tensor) -> Factor:
     """The factor of C ``(*batch, k, n)``; rows that are zero or dependent get no pivot."""
-    below, inverse, rows = [], [], C
+    below, diagonal, known, rows = [], [], [], C
     size = C.square().sum(-1)
     for j in range(C.shape[-2]):
         row, rows = rows[..., 0, :], rows[..., 1:, :]
         square = row.square().sum(-1)
         clear = square > DEPENDENT**2 * size[..., j]
-        inverse.append(torch.where(clear, 1.0 / torch.where(clear, square, 1.0), 0.0))
-        share = (rows * row.unsqueeze(-2)).sum(-1) * inverse[-1].unsqueeze(-1)
+        diagonal.append(torch.where(clear, square, 1.0))
+        known.append(clear)
+        share = (rows * row.unsqueeze(-2)).sum(-1) / diagonal[-1].unsqueeze(-1)
+        share = torch.where(clear.unsqueeze(-1), share, 0.0)
         rows = rows - share.unsqueeze(-1) * row.unsqueeze(-2)
         below.append(share)
-    return Factor(below, torch.stack(inverse, dim=-1))
+    return Factor(below, torch.stack(diagonal, dim=-1), torch.stack(known, dim=-1))
