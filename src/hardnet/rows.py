@@ -37,6 +37,13 @@ class BoxedRows(NamedTuple):
         """Whether some coordinate may have a bound of its own."""
         return self.box_lower is not None or self.box_upper is not None
 
+    def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """``A, lower, upper`` with the box as n more rows of the identity below."""
+        if not self.boxed:
+            return self.A, self.lower, self.upper
+        eye = torch.eye(self.A.shape[-1], dtype=self.A.dtype, device=self.A.device)
+        return join_rows([self._replace(box_lower=None, box_upper=None), BoxedRows(eye, *self[3:5])])[:3]
+
     def map(self, function: Callable[[Tensor, int], Tensor]) -> BoxedRows:
         """Every number through ``function(number, core)``, where core counts its dimensions after the batch."""
         names = ("lower", "upper", "box_lower", "box_upper")

@@ -7,7 +7,8 @@ from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.cones import project_psd, project_second_order_cone
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.implicit import implicit_vjp
-from hardnet.functional.polyhedron import project_affine, solve_affine
+from hardnet.functional.nearest import project_affine, project_rows
+from hardnet.functional.polyhedron import solve_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.simplex import project_simplex
 from hardnet.functional.strict import rounding_bound
@@ -23,6 +24,7 @@ __all__ = [
     "project_intersection",
     "project_psd",
     "project_quadratic",
+    "project_rows",
     "project_second_order_cone",
     "project_simplex",
     "rounding_bound",

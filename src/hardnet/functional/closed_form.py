@@ -93,7 +93,7 @@ class ClosedForm(torch.autograd.Function):
             path = PATHS[ctx.path]
             factor = kept.pop() if factor is None and path.wants_factor(A) else factor
             grads = path.backward(gradient, raw, A, lower, upper, factor, tuple(kept), needs[1])
-        return None, None, None, *_fit(grads, lower if needs[2] else None, upper if needs[3] else None), None
+        return None, None, None, *fit(grads, lower if needs[2] else None, upper if needs[3] else None), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor], tuple[int]]:
@@ -181,7 +181,7 @@ def _attempt(
     return y, kept if made is None else (*kept, made)
 
 
-def _fit(grads: Any, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor | None, ...]:
+def fit(grads: Any, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of the arguments: those ``(B, m)`` of the bounds summed over the batch where a bound is shared."""
     bounds = (
         None if bound is None else grad.sum(0) if bound.dim() == 1 else grad

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from hardnet.kernels.arguments import REALS, dense
 from hardnet.kernels.cpu import launch as host
-from hardnet.kernels.cpu.launch import count, launch
+from hardnet.kernels.cpu.launch import MOST_NUMBERS, MOST_ROWS, count, launch
 
-MOST_ROWS, MOST_NUMBERS = 8, 256
-"""The most rows, and the most numbers of A per sample, for which one pass beats the library's factorisations."""
 MOST_SHARED_NUMBERS = 64
 """Numbers of a shared A up to which one pass without the library's products is faster."""
 SHRUNK = 1 / 8
