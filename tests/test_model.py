@@ -44,6 +44,23 @@ def test_warm_start_is_asked_for_at_the_call():
     assert torch.equal(again(x), model(x)), "no attribute can leave enforcement switched off"
 
 
+def test_the_raw_output_comes_with_y_where_it_is_asked_for():
+    model, x = hn.HardNet(network(), moving()), draw(8, 4)
+    y, raw = model(x, return_raw=True)
+    assert torch.equal(y, model(x))
+    assert torch.equal(raw, model.net(x))
+    same, raw = model(x, enforce=False, return_raw=True)
+    assert same is raw
+
+
+def test_a_model_prints_what_it_enforces():
+    limits = hn.Box(torch.zeros(4), torch.ones(4), name="limits")
+    text = str(hn.HardNet(network(), limits & moving(), "projection", on_infeasible="nan"))
+    assert "limits & Affine on 4 outputs, method 'projection', guarantee exact" in text
+    assert "on_infeasible='nan'" in text
+    assert "name='limits', lower=(4,), upper=(4,)" in text
+
+
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_enforce(copier):
     model, x = hn.HardNet(network(), moving()), draw(8, 4)

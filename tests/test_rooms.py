@@ -18,7 +18,7 @@ ORDER = [
     {"sets"},
     {"layers"},
     {"model", "storage", "certificate"},
-    {"testing", "metrics", "gradients", "train"},
+    {"testing", "metrics", "losses", "gradients", "train"},
     {"problems"},
     {"experiments", "benchmarks"},
     {"cli", "__main__"},

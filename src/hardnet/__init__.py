@@ -1,6 +1,6 @@
 """hardnet: neural networks whose outputs satisfy hard, input-dependent constraints by construction."""
 
-from hardnet import errors, functional, gradients, layers, metrics, sets, solvers, testing
+from hardnet import errors, functional, gradients, layers, losses, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
 from hardnet.gradients import GradientFlow, gradient_flow
 from hardnet.layers import explain, methods, register
@@ -41,6 +41,7 @@ __all__ = [
     "gradients",
     "layers",
     "load",
+    "losses",
     "methods",
     "metrics",
     "register",

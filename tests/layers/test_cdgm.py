@@ -169,3 +169,17 @@ def test_nan_is_not_lost_in_an_output_that_an_equality_determines():
     assert y[1].tolist() == [0.25, 0.75]
     with pytest.raises(NonFiniteError, match=r"in samples? 0"):
         CDGM(layer.constraint)(tensor([0.25, torch.nan], [0.25, 9.0]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_bound_that_is_no_bound_is_an_error_or_nan_for_its_sample(bad, row):
+    rows = Affine(draw(3, 4), upper=lambda x: x)
+    x = torch.ones(4, 3, dtype=torch.float64)
+    x[2, row] = bad
+    raw = draw(4, 4, seed=1)
+    with pytest.raises((NonFiniteError, BoundsError), match=r"upper: .* in samples? 2"):
+        CDGM(rows)(raw, x)
+    y = CDGM(rows, on_invalid="nan")(raw, x)
+    assert y[2].isnan().all()
+    assert torch.equal(y[[0, 1, 3]], CDGM(rows)(raw, torch.ones_like(x))[[0, 1, 3]])
