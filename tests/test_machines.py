@@ -23,7 +23,7 @@ FILES = ["test_contract.py", "functional/test_closed_form.py", "functional/test_
 CHOSEN = " or ".join(
     [
         "(layer_keeps and (aff-box or aff-strict or projection-moving or cvx-ball or cvx-simplex))",
-        "conditioning",
+        "(any_conditioning and dtype0)",
         "bad_mate",
         "idempotent",
         "behind_the_answer",
