@@ -8,8 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.functional import enforce_affine, project_affine
+from hardnet.functional import enforce_affine, project_affine, project_box_rows
 from hardnet.kernels.cpu.launch import HAS_NUMBA
+
+
+def _in_a_box(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point in the unit box that satisfies the rows."""
+    return project_box_rows(raw, A, lower, upper, -torch.ones_like(raw[0]), torch.ones_like(raw[0]))
+
 
 PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "closed form, small shared A": (enforce_affine, (2, 3)),
@@ -19,6 +25,8 @@ PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "nearest point, shared A": (project_affine, (2, 3)),
     "nearest point, few rows per sample": (project_affine, (4, 2, 3)),
     "nearest point, many rows per sample": (project_affine, (4, 12, 8)),
+    "nearest point, one row in a box": (_in_a_box, (1, 8)),
+    "nearest point, few rows in a box per sample": (_in_a_box, (4, 2, 8)),
 }
 """What runs it, and the shape of A: one for each kernel."""
 
