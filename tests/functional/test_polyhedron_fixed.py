@@ -158,3 +158,13 @@ def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
     lower, upper = torch.tensor([1.0, 3.0], dtype=F64), torch.tensor([2.0, 4.0], dtype=F64)
     empty = project_affine(draw(3, n), torch.ones(2, n, dtype=F64), lower, upper)
     assert empty.isnan().all()
+
+
+def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
+    raw, total = 3 * draw(64, 5), torch.ones(1, dtype=F64)
+    A = torch.cat([torch.eye(5, dtype=F64), torch.ones(1, 5, dtype=F64), -torch.eye(5, dtype=F64)])
+    free = torch.full((5,), torch.inf, dtype=F64)
+    lower, upper = torch.cat([torch.zeros(5), total, -free]), torch.cat([free, total, torch.zeros(5)])
+    for y in (solve_affine(raw, A, lower, upper)[0], project_affine(raw, A, lower, upper, metric=draw(5).abs() + 0.1)):
+        assert (y >= 0).all()
+        assert (y.sum(-1) - 1).abs().max() <= 1e-14

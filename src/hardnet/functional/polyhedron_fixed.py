@@ -69,9 +69,24 @@ def project_fixed(
     y, dual = _on_active(problem, found.side, found.inverse)
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
     status = _status(valid, residual, _proved_empty(A_, low, high, found.ray, y.detach()))
-    moved = (y * problem.unit).to(raw.dtype)
+    moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
     y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
     return FixedSolution(torch.where(valid.unsqueeze(-1), y, torch.nan), status, residual)
+
+
+def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """Y clamped to the bounds of the rows that are ``y_j`` or ``-y_j``: a rounding, which has no derivative."""
+    A = A.detach()
+    alone = ((A != 0).sum(-1) == 1) & (A.abs().amax(-1) == 1)
+    plus, minus = (A == 1) & alone.unsqueeze(-1), (A == -1) & alone.unsqueeze(-1)
+    value = y.detach()
+    for bound, sign in ((upper, 1.0), (lower, -1.0)):
+        if bound is not None:
+            level = bound.detach().unsqueeze(-1)
+            most = torch.where(plus if sign > 0 else minus, sign * level, torch.inf).amin(-2)
+            least = torch.where(minus if sign > 0 else plus, -sign * level, -torch.inf).amax(-2)
+            value = torch.minimum(torch.maximum(value, least), most)
+    return keep_value(y, value)
 
 
 def _full(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardnet.errors import ConvergenceError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.inputs import require_like
+from hardnet.functional.polyhedron_fixed import within_unit_rows
 from hardnet.functional.samples import keep_value, look_is_free, refuse
 from hardnet.functional.strict import MARGINS, inset, tightened, uncertain
 from hardnet.modes import forward_mode
@@ -37,8 +38,8 @@ def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor
         project: The Euclidean projection.
     """
     require_like("metric", metric, raw)
-    n, wide = raw.shape[-1], [None if part is None else part.double() for part in (raw, A, lower, upper, metric)]
-    raw_, A_, low, high, W = wide
+    n, (raw_, A_, W) = raw.shape[-1], (part.double() for part in (raw, A, metric))
+    low, high = (None if bound is None else bound.double() for bound in (lower, upper))
     if metric.dim() == 0 or metric.shape[-1] != n:
         raise ShapeError(sentence("metric", f"shape (*batch, {n}) or (*batch, {n}, {n})", tuple(metric.shape)))
     if _diagonal(metric, raw, n):
@@ -54,7 +55,7 @@ def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor
         rows = torch.linalg.solve_triangular(L, A_.mT, upper=False).mT
         back = lambda z: torch.linalg.solve_triangular(L.mT, z.unsqueeze(-1), upper=True).squeeze(-1)
     z = project(forward, rows, low, high)
-    y = back(z)
+    y = within_unit_rows(back(z), A_, low, high)
     unmoved = (z == forward).all(-1, keepdim=True)
     return torch.where(unmoved, keep_value(y, raw_.expand_as(y)), y).to(raw.dtype)
 
