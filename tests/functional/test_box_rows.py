@@ -160,3 +160,13 @@ def test_samples_without_an_answer_have_zero_gradients():
     y = project_box_rows(*inputs, on_invalid="nan")
     grads = torch.autograd.grad(y[[0, 2, 3]].sum() + 0 * y[1].nan_to_num().sum(), inputs)
     assert all(bool(grad.isfinite().all()) and bool((grad[1] == 0).all()) for grad in grads)
+
+
+def test_a_point_that_float16_cannot_hold_is_an_error_and_a_box_from_zero_gives_no_negative_number():
+    raw, A = torch.zeros(2, 3, dtype=torch.float16), torch.full((1, 3), 1e-3, dtype=torch.float16)
+    with pytest.raises(NonFiniteError, match="float16 in samples 0, 1"):
+        project_box_rows(raw, A, lower=1000.0)
+    y = project_box_rows(torch.randn(4096, 20, generator=torch.Generator().manual_seed(0), dtype=D),
+                         torch.ones(1, 20, dtype=D), 1.0, 1.0, 0.0)  # fmt: skip
+    assert bool((y >= 0).all())
+    assert bool(y.sqrt().isfinite().all())

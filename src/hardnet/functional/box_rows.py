@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.box import project_box
 from hardnet.functional.box_rows_errors import Gradient, Infeasible, answer_bad_samples, check_options
 from hardnet.functional.box_rows_gradient import (
@@ -25,7 +25,7 @@ from hardnet.functional.box_rows_gradient import (
 )
 from hardnet.functional.box_rows_strict import tighten
 from hardnet.functional.inputs import broadcast_batch, check_affine, check_bound
-from hardnet.functional.samples import keep_value, look_is_free
+from hardnet.functional.samples import keep_value, look_is_free, refuse
 from hardnet.functional.transforms import forward_mode, full_precision, transformed
 from hardnet.kernels.arguments import plain
 from hardnet.solvers.box_rows import MOST_ROWS, Outcome, flatten, solve, solve_or_settle
@@ -81,9 +81,18 @@ def project_box_rows(
     y, found = project(flat, rounding, gradient == "tangent")
     y = tighten(y, flat, raw.dtype) if strict else y
     y, status, dual, residual = (
-        part.reshape(batch + part.shape[1:]) for part in (y.to(raw.dtype), found.status, found.dual, found.residual)
+        part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )
     return answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+
+
+def _rounded(y: Tensor, raw: Tensor) -> Tensor:
+    """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
+    narrow = y.to(raw.dtype)
+    lost = (narrow.isinf() & y.isfinite()).any(-1)
+    if look_is_free(raw):
+        refuse(lost, NonFiniteError, f"raw: expected a dtype that holds the nearest point, got {raw.dtype}")
+    return torch.where(lost.unsqueeze(-1), torch.nan, narrow)
 
 
 def _check(
