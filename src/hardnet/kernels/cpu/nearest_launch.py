@@ -42,7 +42,7 @@ def forward(
     y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0], 1))
     status, residual = ended.unbind()
     outputs = [y, dual, status, residual]
-    launch(_kernels(raw.dtype)[0], outputs, [raw, A], (lower, upper), shape, _matrices(A, shape))
+    launch(_kernel(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, _matrices(A, shape))
     return y, dual, status, residual
 
 
@@ -62,7 +62,7 @@ def backward(
     grad_A = raw.new_empty(shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
     counts = (shape[0] if wants_matrix else 0, int(tangent), _matrices(A, shape))
-    launch(_kernels(raw.dtype)[1], outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
+    launch(_kernel(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
     if grad_A is not None and A.dim() == 2:
         grad_A = grad_A.sum(0)
     return grad_raw, grad_A, grad_lower, grad_upper
@@ -74,8 +74,8 @@ def _matrices(A: Tensor, shape: torch.Size) -> int:
 
 
 @cache
-def _kernels(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The kernels; numba is imported and at work at the first call."""
+def _kernel(dtype: torch.dtype, back: bool) -> Callable[..., int]:
+    """The kernel of one direction; numba is imported and at work at the first call."""
     from hardnet.kernels.cpu import nearest_few
 
-    return nearest_few.compiled_forward(dtype), nearest_few.compiled_backward(dtype)
+    return nearest_few.compiled_backward(dtype) if back else nearest_few.compiled_forward(dtype)
