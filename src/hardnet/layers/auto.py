@@ -1,8 +1,10 @@
 """method="auto": a written rule that the user can read and query.
 
 1. A set with a projection of its own (a box, a simplex, a ball, a cone, ..., their intersections, CVXPY): ``cvx``.
-2. Affine rows that are independent and well conditioned, or whose A depends on x: the closed form, ``aff``.
-3. Any other affine rows (more rows than outputs, dependent or ill-conditioned rows): the exact ``projection``.
+2. Constant affine rows for which the closed form is the nearest point (one row, orthogonal rows, equalities alone, all
+   of them well conditioned): the closed form, ``aff``.
+3. Any other affine rows: the nearest point, ``projection``. It never moves an output farther than it must and trains
+   far better where rows are nearly parallel; ask for ``method="aff"`` where rows are well conditioned and speed counts.
 4. Everything else: the first method that accepts the set (``police`` for an affine map on a region of inputs).
 """
 
@@ -11,12 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
+from hardnet.functional.nearest import structure_of
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.hardnet_aff import row_condition
 from hardnet.layers.registry import LAYERS
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.intersection import Intersection
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A the closed form is refused: it may move outputs by cond(A) times the
@@ -43,8 +50,13 @@ class Explanation:
         return "\n".join(f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in order)
 
 
-def explain(constraint: ConstraintSet) -> Explanation:
-    """Which method ``method="auto"`` takes for this set, and why not the others."""
+def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
+    """Which method ``method="auto"`` takes for this set, and why not the others.
+
+    Args:
+        constraint: The set.
+        x: An input: rows that depend on it are only known with one.
+    """
     if not isinstance(constraint, ConstraintSet):
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     method, why = _choose(constraint)
@@ -52,9 +64,11 @@ def explain(constraint: ConstraintSet) -> Explanation:
     for name, layer in LAYERS.items():
         refused = layer.refusal(constraint)
         reasons[name] = f"refused: {refused}" if refused else f"possible; guarantee: {layer.guarantee}"
+    if x is not None and constraint.polyhedral:
+        why = f"{why}; at this x: {_seen_at(constraint, x)}"
     reasons[method] = f"chosen: {why}"
     if method == "projection" and reasons["aff"].startswith("possible"):
-        reasons["aff"] = f"passed over: {why}"
+        reasons["aff"] = "possible, and faster; it may move outputs by cond(A) times the violation; guarantee: exact"
     return Explanation(method, reasons)
 
 
@@ -79,10 +93,10 @@ def _choose(constraint: ConstraintSet) -> tuple[str, str]:
         return "cvx", f"{type(constraint).__name__} has an exact projection of its own"
     if not constraint.polyhedral:
         return _made_for(constraint)
-    objection = _objection(constraint)
-    if objection is not None:
-        return "projection", objection
-    return "aff", "affine rows in closed form, exact and without iteration"
+    same = _closed_form_is_nearest(constraint)
+    if same is not None:
+        return "aff", f"the closed form is the nearest point here: {same}"
+    return "projection", f"the nearest point, which learns better than the closed form: {_seen(constraint)}"
 
 
 def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
@@ -93,25 +107,38 @@ def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"
 
 
-def _objection(constraint: ConstraintSet) -> str | None:
-    """Why the closed form should not be used on these affine rows, as far as their constants tell."""
+def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
+    """Why the closed form gives the nearest point: one row, orthogonal rows, equalities alone; None where it need not.
+
+    Only constants tell: rows that depend on x, and nearly dependent ones, are left to the projection.
+    """
     like = constraint.origin()
     A = None if like is None else constraint.fixed_matrix(like)
-    if A is None:
-        return _objection_to_shape(constraint)
-    m, n = A.shape[-2:]
-    if m > n:
-        return f"{m} rows for {n} outputs; the closed form needs m <= n"
-    condition = 1.0 if A.is_meta else row_condition(A)  # numbers on the meta device are not known yet
-    if condition > CONDITION_LIMIT:
-        return f"the rows are dependent or nearly so (condition number {condition:.1e})"
-    return None
+    if A is None or like is None or A.is_meta or A.shape[-2] > A.shape[-1]:
+        return None
+    if A.shape[-2] == 1:
+        return "one row"
+    if row_condition(A) > CONDITION_LIMIT:
+        return None
+    unit = A.double() / torch.linalg.vector_norm(A.double(), dim=-1, keepdim=True)
+    across = (unit @ unit.mT - torch.eye(len(A), dtype=torch.float64, device=A.device)).abs().max().item()
+    if across <= A.shape[-1] * torch.finfo(A.dtype).eps:
+        return "its rows are orthogonal"
+    return "all its rows are equalities" if known_equalities(constraint) == list(range(len(A))) else None
 
 
-def _objection_to_shape(constraint: ConstraintSet) -> str | None:
-    """A box has n rows of its own, so any further row makes more rows than outputs, whatever A(x) is."""
-    from hardnet.sets.box import Box
+def _seen_at(constraint: ConstraintSet, x: Any) -> str:
+    """The structure at an input x, which must tell the number of samples, and the set the number of outputs."""
+    leaf = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
+    if constraint.dim is None:
+        return "unknown, since only the network knows the number of outputs"
+    like = leaf.new_zeros(*leaf.shape[:-1], constraint.dim)
+    return structure_of(constraint.structure(constraint.numbers(x, like), like))
 
-    if isinstance(constraint, Intersection) and any(isinstance(part, Box) for part in constraint.parts):
-        return "a box together with further rows has more rows than outputs; the closed form needs m <= n"
-    return None
+
+def _seen(constraint: ConstraintSet) -> str:
+    """The structure that the projection sees, as far as constants tell."""
+    like = constraint.origin()
+    if like is None or not constraint.constant:
+        return "up to 4 rows a fixed program, a box and up to 8 rows in their multipliers; explain(constraint, x) knows"
+    return structure_of(constraint.structure(constraint.numbers(None, like), like))

@@ -7,12 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hardnet.functional import project_affine
 from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice
-from hardnet.layers.projection import look_or_nan
+from hardnet.layers.projection import look_or_nan, nearest_point
 from hardnet.sets.base import ConstraintSet
 
 
@@ -73,11 +71,7 @@ class HardNetCvx(Layer):
         on_infeasible = look_or_nan(self.options.on_infeasible, raw)
         policies = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
         if not self.constraint.projectable:
-            rows = self.constraint.rows(numbers, raw)
-            return name_rows(
-                lambda: project_affine(raw, *rows, **policies),  # pyright: ignore[reportArgumentType]
-                lambda: self.constraint.row_names(numbers, raw),
-            )
+            return nearest_point(self.constraint, numbers, raw, **policies)
         chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)
