@@ -85,7 +85,7 @@ def test_moves_keep_enforcing(dtype):
 
 
 def test_a_factor_is_computed_once_and_follows_moves():
-    model = hn.HardNet(network(), hn.Affine(draw(2, 4, seed=2), upper=0.1))
+    model = hn.HardNet(network(), hn.Affine(draw(2, 4, seed=2), upper=0.1), "aff")
     factor = model.layer.factor
     assert factor is not None
     assert not any("factor" in name for name in model.state_dict())
@@ -96,7 +96,7 @@ def test_a_factor_is_computed_once_and_follows_moves():
 
 def test_a_learned_matrix_is_never_cached():
     A = torch.nn.Parameter(draw(2, 4, seed=2))
-    model = hn.HardNet(network(), hn.Affine(A, upper=0.1))
+    model = hn.HardNet(network(), hn.Affine(A, upper=0.1), "aff")
     assert model.layer.factor is None
     model(draw(3, 4)).square().sum().backward()
     assert A.grad is not None
@@ -129,8 +129,12 @@ def test_any_leading_dimensions():
 @pytest.mark.parametrize(
     ("constraint", "method"),
     [
-        (hn.Affine(draw(2, 4), lower=0.0), "aff"),
-        (hn.Affine(lambda x: x, lower=0.0), "aff"),
+        (hn.Affine(draw(1, 4), lower=0.0), "aff"),
+        (hn.Affine(torch.eye(4)[:2], lower=0.0, upper=1.0), "aff"),
+        (hn.Equality(draw(2, 4), 1.0), "aff"),
+        (hn.Equality(draw(1, 4).repeat(2, 1), 1.0), "projection"),
+        (hn.Affine(draw(2, 4), lower=0.0), "projection"),
+        (hn.Affine(lambda x: x, lower=0.0), "projection"),
         (hn.Affine(draw(5, 4), lower=0.0), "projection"),
         (hn.Affine(draw(1, 4).repeat(2, 1), lower=0.0), "projection"),
         (hn.Affine(draw(2, 4), lower=0.0) & hn.Box(0.0), "projection"),

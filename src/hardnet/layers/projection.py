@@ -13,7 +13,7 @@ from hardnet.functional import project_affine, project_rows
 from hardnet.functional.samples import look_is_free
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.invalid import name_rows
-from hardnet.layers.options import LayerOptions, choice
+from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.sets.base import ConstraintSet
 
 
@@ -45,7 +45,7 @@ class Projection(Layer):
 
         on_infeasible: Literal["auto", "raise", "nearest", "nan"] = choice("auto", "raise", "nearest", "nan")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
-        strict: bool = False
+        strict: bool = flag(default=False)
         gradient: Literal["exact", "tangent"] = choice("exact", "tangent")
 
     options: Options
