@@ -1,12 +1,20 @@
 """The differentiable projection onto a box and a few rows."""
 
+import warnings
 from fractions import Fraction
 
 import pytest
 import torch
 
 import hardnet as hn
-from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, OptionError, ShapeError
+from hardnet.errors import (
+    BoundsError,
+    InfeasibleError,
+    NonFiniteError,
+    NotConvergedWarning,
+    OptionError,
+    ShapeError,
+)
 from hardnet.functional import project_affine, project_box_rows, rounding_bound
 from tests.solvers.box_families import KINDS, D, box_family, dense_rows
 
@@ -170,3 +178,30 @@ def test_a_point_that_float16_cannot_hold_is_an_error_and_a_box_from_zero_gives_
                          torch.ones(1, 20, dtype=D), 1.0, 1.0, 0.0)  # fmt: skip
     assert bool((y >= 0).all())
     assert bool(y.sqrt().isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("k", [2, 3])
+def test_nearly_dependent_equalities_hold_or_are_not_answered(dtype, k):
+    """At a condition of 1e8 to 1e13 multipliers round to more than rows may be off: what misses them is no answer."""
+    source = torch.Generator().manual_seed(k)
+    normal = lambda *shape: torch.randn(*shape, generator=source, dtype=D)
+    answered = 0
+    for power in range(8, 14):
+        for reach, n in ((1.0, 18), (1e3, 4)):
+            A, inside = normal(k, n), normal(n).to(dtype)
+            A[1] = A[0] + 10.0**-power * A[1]
+            A, low, high = A.to(dtype), inside - normal(n).abs().to(dtype), inside + normal(n).abs().to(dtype)
+            value = (A.double() @ inside.double()).to(dtype)
+            raw = (inside + reach * normal(40, n)).to(dtype)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotConvergedWarning)
+                try:
+                    y = project_box_rows(raw, A, value, value, low, high)
+                except InfeasibleError:  # in float32 rounded values of dependent rows may contradict each other
+                    assert dtype == torch.float32
+                    continue
+            found = ~y.isnan().any(-1)
+            answered += int(found.sum())
+            assert hn.check(hn.Box(low, high) & hn.Equality(A, value), y[found]).ok
+    assert answered > 100

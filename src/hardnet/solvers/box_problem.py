@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
+VERIFIED = 11.0
+"""How many roundings of its size a row may be off at an answer: rounding y to its dtype adds half of one, and the
+certificate allows 16."""
 
 
 class BoxProblem(NamedTuple):
@@ -59,6 +62,15 @@ class BoxProblem(NamedTuple):
     def excess(self, product: Tensor) -> Tensor:
         """``A y - clamp(A y, lower, upper)``, ``(B, k)``."""
         return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
+
+    def holds(self, y: Tensor, rounding: float) -> Tensor:
+        """Whether every row is within `VERIFIED` roundings of its size at y, ``(B,)``; false for NaN.
+
+        As in a certificate, outputs count as at least one rounding of 1 where both bounds of a row are zero.
+        """
+        size = self.size(y)
+        floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
+        return (self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)).all(-1)
 
 
 def power_of_two(size: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k num
 1. One row: the multiplier from sorted breakpoints. Several: an interior point method of a fixed number of steps.
 2. Newton's steps on ``A y(dual) = clamp(A y(dual) + dual, lower, upper)``, with y recomputed from the point
    ``raw - A'dual`` so far: the rows then hold to rounding of y, however far away raw was.
-3. What rounding allows is checked: rows, signs of multipliers, and certificates of an empty set.
+3. What rounding allows is checked: rows, signs of multipliers, and certificates of an empty set. No answer whose rows
+   do not hold counts as solved, whoever found it.
 
 All samples take the same steps, so nothing looks at values: it compiles, exports and maps.
 """
@@ -13,6 +14,7 @@ All samples take the same steps, so nothing looks at values: it compiles, export
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -142,7 +144,8 @@ def solve(
     residual = torch.where(inside.squeeze(-1), 0.0, _residual(problem, y, found.dual))
     witness = _witness(problem, found.dual, rounding)
     empty = (witness != 0).any(-1) & ~inside.squeeze(-1)
-    status = torch.where(residual <= 1.0, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    good = (residual <= 1.0) & problem.holds(y, rounding)
+    status = torch.where(good, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty, int(Status.INFEASIBLE), status)
     status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
     y = torch.where((status == int(Status.SOLVED)).unsqueeze(-1), y, torch.nan)
@@ -155,9 +158,9 @@ def solve_or_settle(
 ) -> Outcome:
     """The same where a look is free: one row by compiled code, and what did not converge as n + k dense rows."""
     flat = (raw, A, lower, upper, low, high)
+    careful = lambda *some: _settle(solve(*some, rounding=rounding), some, partial(_by_dense_rows, rounding=rounding))
     if A.shape[-2] > 1 or not HAS_NUMBA or raw.numel() == 0:
-        return _settle(solve(*flat, rounding=rounding), flat, _by_dense_rows)
-    careful = lambda *some: _settle(solve(*some, rounding=rounding), some, _by_dense_rows)
+        return careful(*flat)
     return _settle(_by_compiled_code(*flat, rounding), flat, careful)
 
 
@@ -185,19 +188,27 @@ def _by_compiled_code(
     return Outcome(y, dual, place.to(torch.int8), side.expand(dual.shape).to(torch.int8), status, residual)
 
 
-def _by_dense_rows(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Outcome:
-    """The same by the solver for any polyhedron, then clamped."""
-    batch, (k, n) = len(raw), A.shape[-2:]
-    eye = torch.eye(n, dtype=raw.dtype, device=raw.device)
-    spread = lambda part: part.expand(batch, *part.shape[1:])
-    dense = torch.cat([spread(A), eye.expand(batch, n, n)], dim=-2)
+def _by_dense_rows(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
+) -> Outcome:
+    """The same by the solver for any polyhedron, then clamped; NOT_CONVERGED, and NaN, if rows do not hold after that.
+
+    Among nearly dependent rows the multipliers are so large that a row misses its bounds by what they round to.
+    """
+    k, n = A.shape[-2:]
+    spread = lambda part: part.expand(len(raw), *part.shape[1:])
+    eye = torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(0)
+    dense = torch.cat([spread(A), spread(eye)], dim=-2)
     ends = (torch.cat([spread(rows), spread(box)], dim=-1) for rows, box in ((lower, low), (upper, high)))
     found = project_affine(raw, dense, *ends)
-    y = torch.minimum(torch.maximum(found.y, low), high)
-    fixed, equality = spread(low == high), spread(lower == upper)
-    place = torch.where(fixed, 2, found.dual[:, k:].sign()).to(torch.int8)
-    side = torch.where(equality, 2, found.dual[:, :k].sign()).to(torch.int8)
-    return Outcome(y, found.dual[:, :k], place, side, found.status, found.residual)
+    problem, _ = _problem(raw, A, lower, upper, low, high)
+    y, dual, place = problem.clamp(found.y), found.dual[:, :k], found.dual[:, k:].sign()
+    place = torch.where(problem.fixed, 2, place).to(torch.int8)
+    side = torch.where(problem.equality, 2, dual.sign()).to(torch.int8)
+    lost = (found.status == int(Status.SOLVED)) & ~problem.holds(y, rounding)
+    status = torch.where(lost, int(Status.NOT_CONVERGED), found.status).to(torch.int8)
+    y = torch.where((status == int(Status.SOLVED)).unsqueeze(-1), y, torch.nan)
+    return Outcome(y, dual, place, side, status, found.residual)
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Tensor:
