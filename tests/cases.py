@@ -132,6 +132,17 @@ def ball_of_x() -> hn.Ball:
     return hn.Ball(torch.zeros(4, dtype=torch.float64), radius_of)
 
 
+def giving_way() -> hn.sets.ConstraintSet:
+    """Limits that hold, and rows that they contradict for some x."""
+    barriers = hn.Affine(matrix_of, upper=far_bound, name="barriers")
+    return hn.Box(-torch.ones(4, dtype=torch.float64), 1.0) & hn.Relaxed(barriers, weight=[1.0, 3.0])
+
+
+def far_bound(x: Tensor) -> Tensor:
+    """(*batch, 2), out of reach of the unit cube for some x."""
+    return 2 - 5 * x[..., :2].abs()
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -142,6 +153,8 @@ CASES = [
     Case("projection-many-rows", lambda: hn.layers.Projection(many_rows()), 4),
     Case("projection-moving", lambda: hn.layers.Projection(moving_rows()), 4, 4),
     Case("projection-equality", lambda: hn.layers.Projection(balance() & hn.Box(-2.0, 2.0)), 4),
+    Case("projection-relaxed", lambda: hn.layers.Projection(giving_way()), 4, 4),
+    Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
     Case("cvx-ball", lambda: hn.layers.HardNetCvx(ball_of_x()), 4, 2),

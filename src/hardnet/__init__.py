@@ -13,6 +13,7 @@ from hardnet.sets import (
     Cvxpy,
     Equality,
     Quadratic,
+    Relaxed,
     SecondOrderCone,
     Simplex,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "GradientFlow",
     "HardNet",
     "Quadratic",
+    "Relaxed",
     "SecondOrderCone",
     "Simplex",
     "check",

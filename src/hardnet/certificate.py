@@ -13,10 +13,11 @@ from hardnet.errors import BoundsError, sentence
 from hardnet.functional.half import widen
 from hardnet.functional.inputs import require_float
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge
+from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
+from hardnet.sets.relaxed import slack_of_members
 from hardnet.solvers.compensated import UNIT
 
-__all__ = ["ROUNDINGS", "Certificate", "RowReport", "check"]
+__all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]
 
 WORST = 5
 """How many rows a printed certificate names."""
@@ -34,6 +35,22 @@ class RowReport(NamedTuple):
     satisfied: float
 
 
+class SlackReport(NamedTuple):
+    """What a certificate says of one row that had to give way.
+
+    Attributes:
+        slack: The largest slack, in the units of the row.
+        share: The share of samples in which it gave way, from 0 to 1.
+    """
+
+    slack: float
+    share: float
+
+
+SLACK = 1e-9
+"""To what part of the size of its terms the least slack of a row is known."""
+
+
 @dataclass(frozen=True)
 class Certificate:
     """What holds for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
@@ -48,6 +65,9 @@ class Certificate:
         row_rounding: What `rounding` is for the rows that are no coordinates.
         names: The name of each row.
         coordinates: Rows that compare one output with a bound of its own, ``(rows,)`` bool.
+        slack: By how much each row of a `Relaxed` set had to give way, whatever y is: the least slack that the other
+            members allow, ``(*batch, rows)`` float64. Its bounds are loosened by it before they are compared with y,
+            so that it is not part of the violation. None where no row may give way.
     """
 
     violation: Tensor
@@ -55,6 +75,7 @@ class Certificate:
     row_rounding: Tensor
     names: list[str]
     coordinates: Tensor
+    slack: Tensor | None = None
 
     @cached_property
     def holds(self) -> Tensor:
@@ -101,10 +122,21 @@ class Certificate:
         pairs = zip(violation.amax(0).tolist(), holds.double().mean(0).tolist(), strict=True)
         return {name: RowReport(*pair) for name, pair in zip(self.names, pairs, strict=True)}
 
+    @property
+    def given_way(self) -> dict[str, SlackReport]:
+        """The rows that had to give way in some sample, by name: how far at most, and in which share of the samples."""
+        if self.slack is None or not self.slack.numel():
+            return {}
+        slack = self.slack.reshape(-1, len(self.names))
+        pairs = zip(slack.amax(0).tolist(), (slack > 0).double().mean(0).tolist(), strict=True)
+        return {name: SlackReport(*pair) for name, pair in zip(self.names, pairs, strict=True) if pair[0] > 0}
+
     def __str__(self) -> str:
         """One readable line; where something is violated, the worst rows by name, each with its worst sample."""
         samples, good = self.satisfied.numel(), int(self.satisfied.sum())
         text = f"{good} of {samples} samples satisfy every row; largest violation {self.max_violation:.3g}"
+        gave = sorted(self.given_way.items(), key=lambda row: -row[1].slack)[:WORST]
+        text += "".join(f"; {name} gave way by up to {report.slack:.3g}" for name, report in gave)
         return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
 
     def _worst(self) -> list[str]:
@@ -124,7 +156,8 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
     """Check ``y in C(x)`` row by row, in arithmetic whose own error is part of the answer.
 
     The numbers of C(x) are those that the model itself uses, in its dtype. Affine rows are summed in float64 and, where
-    its rounding leaves the answer open, in twice its precision; curved sets are evaluated in float64.
+    its rounding leaves the answer open, in twice its precision; curved sets are evaluated in float64. The least slack
+    of `Relaxed` rows is computed anew, in float64, and is known to `SLACK` of the size of their terms.
 
     Args:
         constraint: The set.
@@ -139,6 +172,20 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
     with torch.no_grad():
         numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
-        judgement, coordinates = judge(constraint, numbers, y, tolerance)
+        parts = list(members(constraint, numbers))
+        given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
+        judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
         names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
-        return Certificate(*judgement, names, coordinates)
+        if given is None:
+            return Certificate(*judgement, names, coordinates)
+        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], judgement.violation)
+        if tolerance is None:
+            scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
+            judgement = judgement._replace(tolerance=judgement.tolerance + torch.where(slack > 0, SLACK * scale, 0))
+        return Certificate(*judgement, names, coordinates, slack)
+
+
+def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:
+    """The size of the slack of every row, ``(*batch, rows)``; 0 for rows that may not give way."""
+    zeros = [like.new_zeros(*like.shape[:-1], count) for count in counts]
+    return torch.cat([zero if own is None else own.abs() for own, zero in zip(given, zeros, strict=True)], dim=-1)

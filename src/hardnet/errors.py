@@ -181,6 +181,7 @@ CROSSED = Defect(BoundsError, "lower <= upper in every row", "lower > upper", "s
 NEGATIVE = Defect(
     BoundsError, "a finite number >= 0", "a negative or non-finite one", "a negative one leaves no point at all"
 )
+NOT_POSITIVE = Defect(BoundsError, "finite numbers > 0", "zero, a negative or a non-finite one")
 ZERO_ROW = Defect(RankError, "rows other than zero", "rows of zeros", "drop these rows")
 DEPENDENT = Defect(
     RankError,

@@ -23,6 +23,8 @@ class BoxedRows(NamedTuple):
         box_lower: ``(n,)`` or ``(*batch, n)`` or None.
         box_upper: Like `box_lower`.
         equality: For each general row whether it was declared an equality, whatever its numbers; None: not known.
+        weight: For each general row what a unit of its slack costs where it may give way, ``(m,)``; 0 where it may not.
+            None: no row may.
     """
 
     A: Tensor
@@ -31,6 +33,7 @@ class BoxedRows(NamedTuple):
     box_lower: Tensor | None = None
     box_upper: Tensor | None = None
     equality: tuple[bool, ...] | None = None
+    weight: Tensor | None = None
 
     @property
     def boxed(self) -> bool:
@@ -60,7 +63,14 @@ def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     box_upper = _tightest([part.box_upper for part in parts], torch.minimum)
     declared = [part.equality for part in parts]
     equality = None if None in declared else tuple(row for rows in declared if rows is not None for row in rows)
-    return BoxedRows(A, lower, upper, box_lower, box_upper, equality)
+    return BoxedRows(A, lower, upper, box_lower, box_upper, equality, _join_weights(parts))
+
+
+def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
+    """The weights of all parts' rows, 0 for those that may not give way; None where no part has any."""
+    if all(part.weight is None for part in parts):
+        return None
+    return torch.cat([part.A.new_zeros(part.A.shape[-2]) if part.weight is None else part.weight for part in parts])
 
 
 def join(pieces: list[Tensor], dim: int = -1) -> Tensor:

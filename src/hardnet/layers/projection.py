@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError
+from hardnet.errors import InfeasibleError, OptionError, sentence
 from hardnet.functional import project_affine, project_rows
 from hardnet.functional.samples import look_is_free
 from hardnet.layers.base import Guarantee, Layer
@@ -26,7 +26,7 @@ class Projection(Layer):
     program; `hn.explain` says which structure it sees.
 
     Args:
-        constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
+        constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these, some of them `Relaxed`.
         on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names samples and rows,
             ``"nearest"`` the compromise, ``"nan"`` is NaN for that sample alone; ``"auto"`` raises on a CPU, and gives
             NaN on CUDA, under compile, export and vmap.
@@ -50,10 +50,17 @@ class Projection(Layer):
 
     options: Options
 
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        given = self.options
+        if constraint.relaxed and (given.strict or given.gradient != "exact" or given.on_infeasible == "nearest"):
+            expected = "strict=False, gradient='exact' and no compromise beside rows that give way"
+            raise OptionError(sentence("options", expected, str(given), "leave them out"))
+
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only polyhedral sets."""
-        if not constraint.polyhedral:
+        """Only polyhedral sets; their rows may give way."""
+        if not (constraint.polyhedral or (constraint.relaxed and constraint.projectable)):
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         return None
 
@@ -74,6 +81,9 @@ MOST_DIAGNOSED = 1000
 
 def nearest_point(constraint: ConstraintSet, numbers: Any, raw: Tensor, **options: Any) -> Tensor:
     """The projection onto a polyhedral set, whose structure decides who solves; an empty set names its rows."""
+    if constraint.relaxed:
+        policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
+        return constraint.project(numbers, raw, **policies)
     rows = constraint.structure(numbers, raw)
     names = lambda: constraint.row_names(numbers, raw)
     if not rows.boxed:

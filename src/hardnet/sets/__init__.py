@@ -11,6 +11,7 @@ from hardnet.sets.intersection import Intersection
 from hardnet.sets.lmi import LMI
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
+from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
@@ -29,6 +30,7 @@ __all__ = [
     "Intersection",
     "Number",
     "Quadratic",
+    "Relaxed",
     "SecondOrderCone",
     "Simplex",
     "Smooth",

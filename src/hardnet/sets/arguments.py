@@ -14,6 +14,7 @@ from hardnet.errors import (
     NO_UPPER_BOUND,
     NOT_A_NUMBER,
     NOT_FINITE,
+    NOT_POSITIVE,
     Defect,
     DTypeError,
     ShapeError,
@@ -26,8 +27,8 @@ from hardnet.sets.constants import Constants
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
 
-Kind = Literal["number", "finite", "lower", "upper", "size"]
-"""What a constant must be: no NaN; finite; a lower or an upper bound, which may be absent; or a finite size >= 0."""
+Kind = Literal["number", "finite", "lower", "upper", "size", "positive"]
+"""What a constant must be: no NaN; finite; a lower or an upper bound, which may be absent; finite and >= 0; or > 0."""
 
 SOUND: dict[Kind, tuple[Defect, Callable[[Tensor], Tensor]]] = {
     "number": (NOT_A_NUMBER, lambda value: ~value.isnan()),
@@ -35,6 +36,7 @@ SOUND: dict[Kind, tuple[Defect, Callable[[Tensor], Tensor]]] = {
     "lower": (NO_LOWER_BOUND, lambda value: value < torch.inf),
     "upper": (NO_UPPER_BOUND, lambda value: value > -torch.inf),
     "size": (NEGATIVE, lambda value: value.isfinite() & (value >= 0)),
+    "positive": (NOT_POSITIVE, lambda value: value.isfinite() & (value > 0)),
 }
 """For each kind of constant its defect, and which entries are sound."""
 

@@ -45,6 +45,8 @@ class ConstraintSet(Arguments):
     """Whether `rows` describes the whole set."""
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
+    relaxed: bool = False
+    """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
     declares_equalities: bool = False
     """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
 

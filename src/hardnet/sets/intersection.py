@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -54,8 +55,18 @@ class Intersection(ConstraintSet):
 
     @property
     def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether some member is curved and all have blocks; polyhedra are left to the projection of their rows."""
+        """Whether some member is curved and all have blocks, or some rows may give way and no member is curved.
+
+        Polyhedra are left to the projection of their rows.
+        """
+        if self.relaxed:
+            return all(part.polyhedral or part.relaxed for part in self.parts)
         return not self.polyhedral and all(isinstance(part, CurvedSet) or part.polyhedral for part in self.parts)
+
+    @property
+    def relaxed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the rows of some member may give way."""
+        return any(part.relaxed for part in self.parts)
 
     @property
     def declares_equalities(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -154,10 +165,21 @@ class Intersection(ConstraintSet):
         on_invalid: Policy = "raise",
     ) -> Tensor:
         """The exact projection onto the intersection, to a scale-free KKT residual of `tolerance`."""
+        if self.relaxed:
+            return self._give_way(numbers, raw, on_infeasible, on_invalid)
         blocks = self.blocks(numbers, raw)
         return project_intersection(
             raw, blocks, tolerance=tolerance, on_infeasible=on_infeasible, on_invalid=on_invalid
         )
+
+    def _give_way(self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
+        """The nearest point with the least slack; hard rows that contradict each other are named."""
+        rows = self.structure(numbers, raw)
+        try:
+            return project_relaxed(raw, rows, on_infeasible=on_infeasible, on_invalid=on_invalid)
+        except InfeasibleError as error:
+            general, box = self.structure_names(numbers, raw)
+            raise error.named([*general, *box]) from None
 
     def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
         """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""

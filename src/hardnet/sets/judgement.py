@@ -15,6 +15,7 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.sets.box import Box
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.judge_rows import Judgement, Tolerance, judge_rows, not_finite
+from hardnet.sets.relaxed import loosened
 from hardnet.sets.simplex import Simplex
 from hardnet.solvers.compensated import UNIT
 
@@ -31,7 +32,13 @@ SCALES_OF_ROWS = (Affine.scale, Box.scale, Simplex.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 
-def judge(constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: float | None) -> tuple[Judgement, Tensor]:
+def judge(
+    constraint: ConstraintSet,
+    numbers: Any,
+    y: Tensor,
+    tolerance: float | None,
+    slack: list[Tensor | None] | None = None,
+) -> tuple[Judgement, Tensor]:
     """Judge y ``(*batch, n)`` by the numbers of C(x): the record, and which rows are coordinates, ``(rows,)`` bool.
 
     Args:
@@ -39,20 +46,22 @@ def judge(constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: float |
         numbers: Its numbers at x, in the dtype of the model.
         y: Outputs.
         tolerance: What counts as satisfied, for every row; None for `ROUNDINGS` eps relative to its terms.
+        slack: For each member by how much its bounds have given way, ``(*batch, rows)``, or None.
     """
     eps, batch = torch.finfo(y.dtype).eps, y.shape[:-1]
     allowed = Tolerance(tolerance, ROUNDINGS * eps, eps)
+    parts = list(members(constraint, numbers))
     pieces = [
-        part.structure(own, y).map(partial(_flat, batch=batch))
-        if part.polyhedral
-        else judge_curved(part, own, y, allowed)
-        for part, own in members(constraint, numbers)
+        judge_curved(part, own, y, allowed)
+        if not (part.polyhedral or part.relaxed)
+        else loosened(part.structure(own, y), given).map(partial(_flat, batch=batch))
+        for (part, own), given in zip(parts, slack or [None] * len(parts), strict=True)
     ]
     counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
     general = [_general_rows(piece) for piece in pieces]
     flat = [y.new_empty(batch.numel(), sum(k), dtype=torch.float64) for k in (counts, counts, general)]
     fields = zip(flat[0].split(counts, -1), flat[1].split(counts, -1), flat[2].split(general, -1), strict=True)
-    for (part, own), piece, out in zip(members(constraint, numbers), pieces, fields, strict=True):
+    for (part, own), piece, out in zip(parts, pieces, fields, strict=True):
         _write(part, own, piece, y, allowed, Judgement(*out))
     coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
     return Judgement(*(field.reshape(*batch, field.shape[-1]) for field in flat)), coordinates.to(y.device)

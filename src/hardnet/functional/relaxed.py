@@ -1,0 +1,170 @@
+"""The nearest point where some rows may give way, as far as they must, with its implicit derivative.
+
+``lower <= A y + s <= upper`` with ``s = 0`` in the hard rows and in the box: the least ``sum_i w_i s_i^2`` first, then
+the nearest y to raw with that s. Where the whole set has a point the slack is zero, and y is the ordinary projection.
+Elsewhere both stages are linear systems on their active rows, which autograd differentiates: the slack moves with the
+numbers too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ConvergenceError, InfeasibleError, OptionError, name_samples, sentence
+from hardnet.functional.nearest import project_rows
+from hardnet.functional.samples import Policy, keep_value, refuse, sample_indices
+from hardnet.functional.transforms import full_precision, outside_compiler, refuse_transforms
+from hardnet.modes import may_look
+from hardnet.rows import BoxedRows
+from hardnet.solvers.problem import multiply
+from hardnet.solvers.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
+from hardnet.solvers.solution import Status
+
+
+@outside_compiler  # looks at values: a compiled graph calls it as it is
+@full_precision
+def project_relaxed(
+    raw: Tensor, rows: BoxedRows, *, on_infeasible: str = "auto", on_invalid: Policy = "raise"
+) -> Tensor:
+    """``argmin |y - raw|`` with the least slack, differentiable in raw and every number but the weights.
+
+    Args:
+        raw: ``(*batch, n)``.
+        rows: The polyhedron, with the weights of the rows that may give way.
+        on_infeasible: What hard rows without a common point give: ``"raise"`` an `InfeasibleError` that names them,
+            ``"nan"`` NaN for that sample alone; ``"auto"`` raises on a CPU, and gives NaN on a GPU.
+        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where a look is free, or NaN.
+
+    Returns:
+        y ``(*batch, n)``, exactly inside the box. Samples whose rows contradict each other are solved on the CPU.
+    """
+    refuse_transforms("rows that give way")
+    if on_infeasible not in ("auto", "raise", "nan"):
+        expected = "'auto', 'raise' or 'nan' beside rows that give way"
+        raise OptionError(sentence("on_infeasible", expected, repr(on_infeasible), "relax the other sets too"))
+    y = project_rows(raw, rows._replace(weight=None), on_infeasible="nan", on_invalid=on_invalid)
+    left = _contradicting(y, raw, rows)
+    if rows.weight is None or not bool(left.any()):
+        return y
+    some = _gather(left, raw, rows)
+    found = relax(some.raw.detach(), some.rows.detach())
+    named = on_infeasible == "raise" or (on_infeasible == "auto" and may_look(raw))
+    _speak(left, found, named)
+    good = (found.status == Status.SOLVED).unsqueeze(-1)
+    moved = torch.where(good, _differentiable(some, found), torch.nan)
+    moved = some.inside_box(moved).to(y)
+    return torch.where(left.unsqueeze(-1), torch.zeros_like(y).masked_scatter(left.unsqueeze(-1), moved), y)
+
+
+@torch.no_grad()
+def least_slack(y: Tensor, rows: BoxedRows) -> Tensor:
+    """The least slack of each general row, ``(*batch, m)`` float64: negative where the upper bound must give way.
+
+    It is 0 where the rows do not contradict each other, and where no least slack was found, which leaves their
+    violation to see.
+
+    Args:
+        y: Points to start from, ``(*batch, n)``; the answer does not depend on them.
+        rows: The polyhedron, with the weights of the rows that may give way.
+    """
+    m = rows.A.shape[-2]
+    slack = y.new_zeros(*y.shape[:-1], m, dtype=torch.float64)
+    start = torch.where(y.isfinite(), y, 0)
+    nearest = project_rows(start, rows._replace(weight=None), on_infeasible="nan", on_invalid="nan")
+    left = _contradicting(nearest, start, rows)
+    if rows.weight is None or not bool(left.any()):
+        return slack
+    some = _gather(left, start, rows)
+    found = relax(some.raw, some.rows)
+    slack[left] = torch.where(found.status.unsqueeze(-1) == Status.SOLVED, found.slack * some.length, 0.0)[:, :m].to(
+        slack
+    )
+    return slack
+
+
+class _Samples(NamedTuple):
+    """Some samples of a batch in float64 on the CPU, with dense rows of length one: the general rows, then the box.
+
+    Attributes:
+        raw: ``(b, n)``.
+        rows: The rows, which carry gradients.
+        length: What each row was divided by, ``(b, k)``.
+        box: The bounds of the coordinates ``(b, n)``, where they have any.
+    """
+
+    raw: Tensor
+    rows: Rows
+    length: Tensor
+    box: tuple[Tensor | None, Tensor | None]
+
+    def inside_box(self, y: Tensor) -> Tensor:
+        """Y exactly inside the box, which it misses by rounding at most; NaN stays."""
+        with torch.no_grad():
+            low, high = (None if side is None else side.detach() for side in self.box)
+            value = y if low is None and high is None else y.clamp(low, high)
+        return keep_value(y, value)
+
+
+def _contradicting(y: Tensor, raw: Tensor, rows: BoxedRows) -> Tensor:
+    """The samples ``(*batch)`` without a projection y whose numbers are sound: their rows contradict each other."""
+    left = y.isnan().any(-1) & raw.isfinite().all(-1)
+    sound = rows.A.isfinite().flatten(-2).all(-1)
+    for low, high in ((rows.lower, rows.upper), (rows.box_lower, rows.box_upper)):
+        least = torch.full_like(raw[..., :1], -torch.inf) if low is None else low
+        most = torch.full_like(raw[..., :1], torch.inf) if high is None else high
+        sound = sound & ((least <= most) & (least < torch.inf) & (most > -torch.inf)).all(-1)
+    return left & sound
+
+
+def _gather(left: Tensor, raw: Tensor, rows: BoxedRows) -> _Samples:
+    """The samples of the mask `left` ``(*batch)``."""
+
+    def take(number: Tensor, core: int) -> Tensor:
+        own = number.shape[number.dim() - core :]
+        return number.expand(*left.shape, *own)[left].to("cpu", torch.float64)
+
+    A, lower, upper = rows.dense()
+    absent = A.new_full((A.shape[-2],), torch.inf)
+    lower, upper = (-absent if lower is None else lower), (absent if upper is None else upper)
+    weight = torch.zeros_like(absent) if rows.weight is None else rows.weight.detach().to(absent)
+    weight = torch.cat([weight, weight.new_zeros(A.shape[-2] - len(weight))])
+    numbers = (take(A, 2), take(lower, 1), take(upper, 1), take(weight, 1))
+    sides = (rows.box_lower, rows.box_upper)
+    box = tuple(None if side is None else take(side, 1) for side in sides)
+    unit, length = Rows.of_unit_length(*numbers)
+    return _Samples(take(raw, 1), unit, length, box)  # pyright: ignore[reportArgumentType]
+
+
+def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
+    """The solver's y with the derivative of both stages on their active rows.
+
+    ``y = raw - A_J^+(A_J raw - b_J)``, where b_J is what the first stage reaches in the rows that gave way. Rows that
+    the least slack decides depend on each other, and keep doing so when numbers move, as a pseudo-inverse needs it.
+    """
+    if not torch.is_grad_enabled():
+        return found.y
+    reached = multiply(some.rows.A, settle(found.y, some.rows, found.fixed))
+    gave_way = (found.fixed != 0) & (some.rows.weight > 0)
+    level = torch.where(gave_way, reached, active_bound(some.rows, found.side))
+    active = torch.where((found.side != 0).unsqueeze(-1), some.rows.A, 0.0)
+    missing = multiply(active, some.raw) - level
+    smooth = some.raw - multiply(torch.linalg.pinv(active, rtol=RANK), missing)
+    return keep_value(smooth, found.y)
+
+
+def _speak(left: Tensor, found: Relaxation, named: bool) -> None:
+    """Raise for hard rows that contradict each other, and for samples that were not solved."""
+    empty, unsolved = (found.status == status for status in (Status.INFEASIBLE, Status.NOT_CONVERGED))
+    if not named:
+        return
+    if bool(empty.any()):
+        samples = [sample for sample, bad in zip(sample_indices(left), empty.tolist(), strict=True) if bad]
+        rows = [proof.nonzero().squeeze(-1).tolist() for proof in found.proof[empty]]
+        text = f"rows {name_samples(rows[0])}, which may not give way, contradict each other"
+        where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if left.dim() else ""
+        raise InfeasibleError(f"{text}{where}; relax one of them, or pass on_infeasible='nan'", samples, rows)
+    lost = torch.zeros_like(left).masked_scatter(left, unsolved.to(left.device))
+    refuse(lost, ConvergenceError, sentence("rows", "a least slack that can be verified", "none"))

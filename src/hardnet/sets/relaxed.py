@@ -1,0 +1,141 @@
+"""Relaxed: rows that give way where they must, and only there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.half import widen
+from hardnet.functional.relaxed import least_slack, project_relaxed
+from hardnet.functional.samples import Policy
+from hardnet.rows import BoxedRows
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+
+class RelaxedNumbers(NamedTuple):
+    """The numbers of the set that gives way, and the weight of each of its rows, ``(m,)``."""
+
+    wanted: Any
+    weight: Tensor
+
+
+class Relaxed(ConstraintSet):
+    """The points of a polyhedral set, or those that miss it by the least that the sets beside it allow.
+
+    ``hard & Relaxed(C)`` asks first for the least ``sum_i weight_i s_i^2``, where s_i is how far row i of C gives way
+    in its own units, then for the nearest point with exactly that slack. It is zero wherever ``hard & C`` has a point;
+    the answer is then the projection onto it, bit for bit. Several relaxed sets, each with its weight, add up. Alone,
+    with rows of length one, it is the compromise of ``on_infeasible="nearest"``.
+
+    The violation of a row is how far it is from what was wanted; `hn.check` tells what had to give way from what broke.
+
+    Args:
+        constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
+        weight: A positive number, or one for each row of `constraint`.
+        name: What errors and certificates call these rows; by default the name of `constraint`.
+    """
+
+    projectable = True
+    relaxed = True
+
+    def __init__(self, constraint: ConstraintSet, weight: Any = 1.0, *, name: str | None = None) -> None:
+        super().__init__(name)
+        if not isinstance(constraint, ConstraintSet):
+            raise DTypeError(sentence("constraint", "a set", type(constraint).__name__))
+        if not constraint.polyhedral:
+            expected = "a set of affine rows, not relaxed itself"
+            raise UnsupportedSetError(sentence("constraint", expected, type(constraint).__name__))
+        if callable(weight) or getattr(weight, "requires_grad", False):
+            raise DTypeError(sentence("weight", "constant positive numbers", "a function or a learned number"))
+        self.constraint = constraint
+        self.take("weight", weight, None, "positive")
+        if self._weight.dim() > 1:
+            raise ShapeError(sentence("weight", "a number, or one for each row", tuple(self._weight.shape)))
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.get_buffer("weight")
+
+    @property
+    def dim(self) -> int | None:
+        """N, as far as the set knows it."""
+        return self.constraint.dim
+
+    @property
+    def constant(self) -> bool:
+        """Whether the set is constant."""
+        return self.constraint.constant
+
+    @property
+    def label(self) -> str:
+        """Its name, or that of the set that gives way."""
+        return self.constraint.label if self.name is None else self.name
+
+    def follow(self, like: Tensor) -> bool:
+        """Move the written constants of both."""
+        return super().follow(like) | self.constraint.follow(like)
+
+    def numbers(self, x: Any, like: Tensor) -> RelaxedNumbers:
+        """The numbers of the set, and one weight for each row."""
+        wanted = self.constraint.numbers(x, like)
+        count = self.constraint.row_count(wanted, like)
+        weight = self._weight.to(like)
+        if weight.dim() and len(weight) != count:
+            raise ShapeError(sentence("weight", f"a number or shape ({count},), one for each row", tuple(weight.shape)))
+        return RelaxedNumbers(wanted, weight.expand(count))
+
+    def residual(self, numbers: RelaxedNumbers, y: Tensor) -> Tensor:
+        """How far y is from what was wanted, row by row."""
+        return self.constraint.residual(numbers.wanted, y)
+
+    def scale(self, numbers: RelaxedNumbers, y: Tensor) -> Tensor:
+        """That of the set."""
+        return self.constraint.scale(numbers.wanted, y)
+
+    def rows(self, numbers: RelaxedNumbers, like: Tensor) -> AffineRows:
+        """The rows as they were wanted."""
+        return self.constraint.rows(numbers.wanted, like)
+
+    def structure(self, numbers: RelaxedNumbers, like: Tensor) -> BoxedRows:
+        """General rows with weights; a box that gives way is no box."""
+        return BoxedRows(*self.rows(numbers, like), weight=numbers.weight)
+
+    def row_count(self, numbers: RelaxedNumbers, like: Tensor) -> int:
+        """Those of the set."""
+        return self.constraint.row_count(numbers.wanted, like)
+
+    def row_names(self, numbers: RelaxedNumbers, like: Tensor, label: str | None = None) -> list[str]:
+        """Those of the set, under the name of this one."""
+        return self.constraint.row_names(numbers.wanted, like, self.name if label is None else label)
+
+    def project(
+        self, numbers: RelaxedNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    ) -> Tensor:
+        """The nearest point with the least slack; a set that may give way everywhere always has one."""
+        rows = self.structure(numbers, raw)
+        return project_relaxed(raw, rows, on_infeasible=on_infeasible, on_invalid=on_invalid)
+
+
+def slack_of_members(
+    constraint: ConstraintSet, numbers: Any, members: list[tuple[ConstraintSet, Any]], y: Tensor
+) -> list[Tensor | None]:
+    """The least slack of each member at x, ``(*batch, its rows)`` float64 with the sign of `least_slack`.
+
+    None for a member that may not give way. A curved member is refused: no method enforces it beside relaxed rows.
+    """
+    if not all(part.polyhedral or part.relaxed for part, _ in members):
+        raise UnsupportedSetError(sentence("constraint", "affine rows beside rows that give way", "a curved set"))
+    counts = [part.structure(own, y).A.shape[-2] for part, own in members]
+    pieces = least_slack(widen(y), constraint.structure(numbers, widen(y))).split(counts, dim=-1)
+    return [piece if part.relaxed else None for piece, (part, _) in zip(pieces, members, strict=True)]
+
+
+def loosened(rows: BoxedRows, slack: Tensor | None) -> BoxedRows:
+    """The rows with bounds that have given way by `slack` ``(*batch, m)``, in float64; None changes nothing."""
+    if slack is None:
+        return rows
+    lower = None if rows.lower is None else rows.lower.double() - slack.clamp_min(0)
+    upper = None if rows.upper is None else rows.upper.double() + (-slack).clamp_min(0)
+    return rows._replace(lower=lower, upper=upper, A=rows.A.double())
