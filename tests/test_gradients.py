@@ -82,7 +82,7 @@ def test_a_leak_changes_gradients_by_its_share_and_values_not_at_all():
 
 def test_refusals():
     constraint = hn.Equality(draw(1, 4), 0.0)
-    with pytest.raises(hn.errors.ShapeError, match="leak: expected a share"):
+    with pytest.raises(hn.errors.OptionError, match="leak: expected a share"):
         hn.HardNet(torch.nn.Linear(4, 4).double(), constraint, leak=2.0)
     model = hn.HardNet(torch.nn.Linear(4, 3).double(), constraint, "aff-eq", leak=0.5)
     with pytest.raises(hn.errors.ShapeError, match="use leak=0 with this method"):

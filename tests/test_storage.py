@@ -38,7 +38,7 @@ def test_only_safetensors_and_json_are_written(tmp_path):
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     description = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert description["method"] == "aff"
+    assert description["method"] == "projection"
     assert description["constraint"]["type"] == "Intersection"
 
 

@@ -17,6 +17,7 @@ from hardnet.functional import enforce_affine
 from hardnet.functional.affine_paths import choose
 from hardnet.functional.closed_form import by_formula
 from hardnet.kernels.cpu.affine import CompiledPath
+from hardnet.modes import plain
 from tests.functional.affine_problems import problem
 
 caching = pytest.importorskip("numba.core.caching")
@@ -159,8 +160,8 @@ def test_a_subclass_takes_the_formulas(which, taken):
 
 def test_what_compiled_code_does_not_take():
     raw, A, lower, upper = problem(5, 3)
-    assert choose(raw, A, lower, upper, None) == "cpu"
-    assert choose(raw, A[0], None, upper[0], None) == "cpu"
+    assert choose(raw, A, plain(raw, A, lower, upper)) == "cpu"
+    assert choose(raw, A[0], plain(raw, A, upper)) == "cpu"
     long, many = torch.ones(5, 1, 300, dtype=raw.dtype), torch.eye(9, dtype=raw.dtype).expand(5, 9, 9)
     refused = [
         (long[:, 0], long, None, upper[:, :1], None),
@@ -170,7 +171,9 @@ def test_what_compiled_code_does_not_take():
         (raw.to("meta"), *(part.to("meta") for part in (A, lower, upper)), None),
     ]
     for arguments in refused:
-        assert choose(*arguments) == "torch", [part if part is None else part.shape for part in arguments]
+        assert choose(*arguments[:2], plain(*arguments)) == "torch", [
+            part if part is None else part.shape for part in arguments
+        ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardnet.functional.polyhedron_gradient as formulas
-from hardnet.functional import project_affine
+from hardnet.functional.polyhedron import project_affine
 from hardnet.solvers import Status
 from tests.solvers.families import draw, duplicated, gaussian
 

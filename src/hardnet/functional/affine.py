@@ -69,7 +69,8 @@ def enforce_affine(
         raise OptionError(sentence("on_invalid", "'raise' or 'nan'", repr(on_invalid)))
     arguments: Any = (raw, A, lower, upper, factor)
     if not strict and well_formed(*arguments):  # nothing to check, nothing to reshape
-        return closed_form(arguments, raw.shape[:1] if on_invalid == "raise" else None)
+        look = on_invalid == "raise" and raw.is_cpu
+        return closed_form(arguments, raw.shape[:1] if look else None, memory=True)
     batch, lower, upper = check_affine(raw, A, lower, upper)
     _check_factor(A, factor)
     m, n = A.shape[-2:]

@@ -80,13 +80,15 @@ def moved(raw: Tensor, step: Tensor) -> Tensor:
 def row_size(A: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, rounding: float) -> Tensor:
     """``|a|_1 max |y| + |bounds|``: what the rounding of a row is relative to, ``(B, m)``.
 
-    As in a certificate, outputs count as at least one rounding of 1: nothing is small beside an output of exactly 0.
+    As in a certificate, outputs count as at least one rounding of 1 where all bounds of a row are 0: then nothing else
+    says what is small.
     """
-    size = A.abs().sum(-1) * (y.abs().amax(-1, keepdim=True) + rounding)
+    weight = A.abs().sum(-1)
+    bounds = torch.zeros_like(weight)
     for side in (lower, upper):
         if side is not None:
-            size = size + torch.where(side.isfinite(), side.abs(), 0)
-    return size
+            bounds = bounds + torch.where(side.isfinite(), side.abs(), 0)
+    return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 
 def unverified(

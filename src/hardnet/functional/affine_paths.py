@@ -28,7 +28,7 @@ from hardnet.functional.affine_formulas import (
 )
 from hardnet.kernels.cpu.affine import CompiledPath
 from hardnet.kernels.gpu.affine import FusedPath
-from hardnet.modes import may_look, plain
+from hardnet.modes import may_look
 
 Kept = tuple[Tensor, ...]
 CORRECTIONS, MOST_CORRECTIONS = 2, 16
@@ -63,12 +63,11 @@ class Path(Protocol):
         ...
 
 
-def choose(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None) -> str:
+def choose(raw: Tensor, A: Tensor, memory: bool) -> str:
     """Compiled code where it takes these tensors; else, and wherever something transforms them, the torch path.
 
-    Kernels read memory. Under torch.compile those of a GPU stand in the graph as operators.
+    Kernels read `memory`, which is what `plain` tensors are. Under torch.compile those of a GPU are operators.
     """
-    memory = plain(raw, A, lower, upper, factor)
     if PATHS["cpu"].takes(raw, A, memory):
         return "cpu"
     return "gpu" if PATHS["gpu"].takes(raw, A, memory) else "torch"

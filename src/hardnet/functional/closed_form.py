@@ -24,21 +24,24 @@ Rows = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 """raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` or ``(m,)`` or None, the factor or None."""
 
 
-def closed_form(rows: Rows, refuse: torch.Size | None) -> Tensor:
+def closed_form(rows: Rows, refuse: torch.Size | None, memory: bool = False) -> Tensor:
     """``y = raw + A⁺ s``; samples without an answer raise where values may be looked at, else they are NaN.
 
     Args:
         rows: The numbers.
         refuse: The shape of the batch that an error names samples of; None where NaN is the answer.
+        memory: Whether all are known to be plain memory, which nothing transforms.
     """
-    if forward_mode() or torch.compiler.is_exporting():
-        return by_formula(*rows[:4])
-    refuse = refuse if may_look(rows[0]) else None
-    if transformed():
-        return ClosedForm.apply("torch", None, False, *rows)[0]  # pyright: ignore[reportIndexIssue]
+    if not memory:
+        if forward_mode() or torch.compiler.is_exporting():
+            return by_formula(*rows[:4])
+        if transformed():
+            return ClosedForm.apply("torch", None, False, *rows)[0]  # pyright: ignore[reportIndexIssue]
+        refuse = refuse if may_look(rows[0]) else None
+    path = choose(rows[0], rows[1], memory or plain(*rows))
     if _records(*rows[:4]):
-        return ClosedForm.apply(choose(*rows), refuse, True, *rows)[0]  # pyright: ignore[reportIndexIssue]
-    return _attempt(choose(*rows), refuse, *rows)[0]
+        return ClosedForm.apply(path, refuse, True, *rows)[0]  # pyright: ignore[reportIndexIssue]
+    return _attempt(path, refuse, *rows)[0]
 
 
 def by_formula(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

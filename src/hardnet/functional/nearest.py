@@ -18,12 +18,14 @@ from hardnet.functional.affine import flatten
 from hardnet.functional.box import project_box
 from hardnet.functional.box_rows import MOST_ROWS as MOST_BOX_ROWS
 from hardnet.functional.box_rows import project_box_rows
-from hardnet.functional.half import narrow
+from hardnet.functional.half import HALF, narrow
 from hardnet.functional.inputs import check_affine
 from hardnet.functional.nearest_few import MOST_ROWS as MOST_FEW_ROWS
-from hardnet.functional.nearest_few import nearest_few
+from hardnet.functional.nearest_few import dispatch, nearest_few
+from hardnet.functional.nearest_plain import Nearest
 from hardnet.functional.transforms import full_precision
-from hardnet.modes import may_look
+from hardnet.kernels.arguments import well_formed
+from hardnet.modes import may_look, plain
 from hardnet.rows import BoxedRows
 from hardnet.solvers.solution import Status
 
@@ -68,7 +70,8 @@ def project_affine(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
-    if not few or options.get("metric") is not None or options.get("strict"):
+    looks = options.get("on_infeasible") in ("raise", "nearest") and not plain(raw, A)  # refused, or outside the graph
+    if not few or looks or options.get("metric") is not None or options.get("strict"):
         return polyhedron.project_affine(raw, A, lower, upper, **options)
     return _few(raw, A, lower, upper, **options)
 
@@ -87,15 +90,40 @@ def _few(
 ) -> Tensor:
     """The fixed program; where a look is free, or asked for, the general solver speaks of samples it left open."""
     polyhedron.check_options(on_infeasible=on_infeasible, on_invalid=on_invalid, gradient=gradient)
+    if well_formed(raw, A, lower, upper, None):  # pyright: ignore[reportArgumentType]
+        found = dispatch(raw, A, lower, upper, gradient == "tangent")  # pyright: ignore[reportArgumentType]
+        return _answer(found, raw, A, lower, upper, on_infeasible, on_invalid)
     batch, low, high = check_affine(raw, A, lower, upper)
     if 0 in batch or (low is None and high is None):
         return raw.expand(*batch, raw.shape[-1])
-    flat = flatten(batch, raw, A, low, high, None)[:4]
+    flat: Any = flatten(batch, raw, A, low, high, None)[:4]
     found = nearest_few(*flat, gradient=gradient)  # pyright: ignore[reportArgumentType]
-    y = narrow(found.y.reshape(*batch, raw.shape[-1]), raw.dtype, on_invalid)
-    bad = (found.status != int(Status.SOLVED)).reshape(*batch, 1)
-    asked = on_infeasible in ("raise", "nearest")
-    if (may_look(raw) or asked) and bool(bad.any()):
+    y = found.y.reshape(*batch, raw.shape[-1])
+    y = narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
+    found = found._replace(y=y, status=found.status.reshape(batch))
+    return _answer(found, raw, A, lower, upper, on_infeasible, on_invalid)
+
+
+def _answer(
+    found: Nearest, raw: Tensor, A: Tensor, lower: Any, upper: Any, on_infeasible: str, on_invalid: str
+) -> Tensor:
+    """Y, NaN where it is not solved; raw itself where its equalities hold to rounding already."""
+    bad = (found.status != int(Status.SOLVED)).unsqueeze(-1)
+    if not (may_look(raw) or on_infeasible in ("raise", "nearest")):
+        return torch.where(bad, torch.nan, found.y)
+    y = found.y
+    if bool(bad.any()):
         policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        return torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
-    return torch.where(bad, torch.nan, y)
+        y = torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
+    if lower is None or upper is None or not bool((torch.as_tensor(lower) == torch.as_tensor(upper)).any()):
+        return y
+    return torch.where(_holds(raw.detach(), A, lower, upper).unsqueeze(-1), raw, y)
+
+
+def _holds(raw: Tensor, A: Tensor, lower: Any, upper: Any) -> Tensor:
+    """Whether every row holds at raw to rounding of its terms ``|a||raw| + |bound|``: ``(*batch)``."""
+    product = (A.detach() @ raw.unsqueeze(-1)).squeeze(-1)
+    target = product.clamp(torch.as_tensor(lower, dtype=raw.dtype), torch.as_tensor(upper, dtype=raw.dtype))
+    length = torch.linalg.vector_norm(A.detach(), dim=-1) * torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+    rounding = 4 * torch.finfo(raw.dtype).eps
+    return ((product - target).abs() <= rounding * (length + target.abs())).all(-1)

@@ -66,12 +66,16 @@ def nearest_few(
         raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
     if lower is None and upper is None:
         upper = torch.full_like(A[..., 0].detach(), torch.inf)
-    numbers = (_own(A, 3, batch), _own(lower, 2, batch), _own(upper, 2, batch))
-    if cpu.takes(raw, *numbers):
-        return nearest_compiled.nearest(raw, *numbers, tangent)
-    if gpu.takes(raw, *numbers):
-        return nearest_compiled.nearest(raw, *numbers, tangent, gpu)
-    return nearest_plain.nearest(raw, *numbers, tangent)
+    return dispatch(raw, _own(A, 3, batch), _own(lower, 2, batch), _own(upper, 2, batch), tangent)
+
+
+def dispatch(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool) -> Nearest:
+    """The same for checked arguments, at least one bound, and what is not per sample without a batch."""
+    if cpu.takes(raw, A, lower, upper):
+        return nearest_compiled.nearest(raw, A, lower, upper, tangent)
+    if gpu.takes(raw, A, lower, upper):
+        return nearest_compiled.nearest(raw, A, lower, upper, tangent, gpu)
+    return nearest_plain.nearest(raw, A, lower, upper, tangent)
 
 
 def _own(number: Tensor | None, dims: int, batch: torch.Size) -> Any:

@@ -114,17 +114,20 @@ def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
     """
     like = constraint.origin()
     A = None if like is None else constraint.fixed_matrix(like)
-    if A is None or like is None or A.is_meta or A.shape[-2] > A.shape[-1]:
+    if A is None or like is None or A.shape[-2] > A.shape[-1]:
         return None
     if A.shape[-2] == 1:
         return "one row"
+    equalities = "all its rows are equalities" if known_equalities(constraint) == list(range(len(A))) else None
+    if A.is_meta:  # its numbers are not known yet
+        return equalities
     if row_condition(A) > CONDITION_LIMIT:
         return None
     unit = A.double() / torch.linalg.vector_norm(A.double(), dim=-1, keepdim=True)
     across = (unit @ unit.mT - torch.eye(len(A), dtype=torch.float64, device=A.device)).abs().max().item()
     if across <= A.shape[-1] * torch.finfo(A.dtype).eps:
         return "its rows are orthogonal"
-    return "all its rows are equalities" if known_equalities(constraint) == list(range(len(A))) else None
+    return equalities
 
 
 def _seen_at(constraint: ConstraintSet, x: Any) -> str:

@@ -132,6 +132,7 @@ def _forward_large(
         _excess_(rest, A, P, lower, upper, chosen)
         y.addmm_(rest, P, alpha=-1)
         _settle_(y, raw, excess, A, P)
+        lost = _confirm_(y, A, lower, upper)
     return y, excess, lost
 
 
@@ -172,6 +173,13 @@ def _settle_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor, P: Tensor) -> Te
     raw, A, P, chosen = dense(raw, y), dense(A, y), dense(P, y), y.new_empty(len(y))
     numbers = (y.data_ptr(), chosen.data_ptr(), raw.data_ptr(), excess.data_ptr(), A.data_ptr(), P.data_ptr())
     return chosen if _passes(y.dtype)[1](*numbers, len(y), *A.shape) else None
+
+
+def _confirm_(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> int:
+    """NaN for samples that are not at their bounds to rounding, or have no answer at all; how many these are."""
+    low, high, product, rows = dense(lower, y), dense(upper, y), y @ A.mT, dense(A, y)
+    numbers = (y.data_ptr(), product.data_ptr(), rows.data_ptr(), low.data_ptr(), high.data_ptr())
+    return _passes(y.dtype)[3](*numbers, len(y), *A.shape, count(lower), count(upper))
 
 
 def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:

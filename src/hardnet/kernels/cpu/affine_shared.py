@@ -14,9 +14,9 @@ import torch
 from numba import carray
 
 from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
-from hardnet.kernels.cpu.tiles import Tile, bound_of, compile_addresses, compiled, sound, summed
+from hardnet.kernels.cpu.tiles import VERIFIED, Tile, bound_of, compile_addresses, compiled, sound, summed
 
-ACCURATE = 256.0
+ACCURATE = 32.0
 """Roundings that ``A P' - I`` may have before every sample is corrected at y, and not only those that shrank."""
 
 
@@ -111,6 +111,34 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile, P: Tile) -> 
 
 
 @compiled
+def confirm(y: Tile, product: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
+    """NaN for samples of which some row is off its bounds by over `VERIFIED` roundings of its size; how many these are.
+
+    Args:
+        y: ``(B, n)``, overwritten where a sample is lost.
+        product: ``A y``, ``(B, m)``.
+        A: ``(m, n)``.
+        lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
+        upper: Like `lower`.
+    """
+    lost, rounding, weights = 0, np.finfo(A.dtype).eps, np.empty(A.shape[0])
+    for i in range(A.shape[0]):
+        weights[i] = np.abs(A[i]).sum()
+    for b in range(y.shape[0]):
+        largest, bad = np.abs(y[b]).max(), False
+        for i in range(A.shape[0]):
+            low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
+            bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
+            size = weights[i] * largest + (bounds if bounds > 0.0 else rounding * weights[i])
+            p = product[b, i]
+            bad |= not abs(p - min(max(p, low), high)) <= VERIFIED * rounding * size
+        if bad:
+            y[b] = np.nan
+            lost += 1
+    return lost
+
+
+@compiled
 def is_dense(A: Tile) -> bool:
     """Whether every entry of A counts: none is smaller than `SMALL_ENTRY` of the largest."""
     least, most = np.inf, 0.0
@@ -161,6 +189,16 @@ def _settle(y: Any, chosen: Any, raw: Any, excess: Any, A: Any, P: Any, samples:
     )  # fmt: skip
 
 
+def _confirm(
+    y: Any, product: Any, A: Any, lower: Any, upper: Any, samples: int, m: int, n: int, lowers: int, uppers: int
+) -> int:
+    """`confirm` of addresses."""
+    return confirm(
+        carray(y, (samples, n)), carray(product, (samples, m)), carray(A, (m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+    )  # fmt: skip
+
+
 def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) -> int:
     """`split` of addresses."""
     shape = (samples, m)
@@ -168,7 +206,8 @@ def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) ->
 
 
 @cache
-def compiled_passes(dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """The compiled `excess`, `settle` and `split` of addresses."""
+def compiled_passes(dtype: torch.dtype) -> tuple[Any, ...]:
+    """The compiled `excess`, `settle`, `split` and `confirm` of addresses."""
     excess_pass, settle_pass = compile_addresses(_excess, dtype, 6, 6), compile_addresses(_settle, dtype, 6, 3)
-    return excess_pass, settle_pass, compile_addresses(_split, dtype, 4, 2)
+    split_pass, confirm_pass = compile_addresses(_split, dtype, 4, 2), compile_addresses(_confirm, dtype, 5, 5)
+    return excess_pass, settle_pass, split_pass, confirm_pass

@@ -318,15 +318,16 @@ def suspicious(signed: Tile, size: Tile, point: Tile, rounding: float) -> bool:
 def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good: Tile) -> None:
     """A lane is not good if a row is off its bounds by over `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``."""
     for lane in range(point.shape[-1]):
-        largest = rounding  # outputs count as at least one rounding of 1
+        largest = 0.0
         for j in range(point.shape[0]):
-            largest = max(largest, abs(point[j, lane]) + rounding)
+            largest = max(largest, abs(point[j, lane]))
         for i in range(rows.shape[0]):
             product, length = 0.0, 0.0
             for j in range(point.shape[0]):
                 product += rows[i, j, lane] * point[j, lane]
                 length += abs(rows[i, j, lane])
             lo, hi = low[i, lane], high[i, lane]
-            size = length * largest + (abs(lo) if lo > -np.inf else 0.0) + (abs(hi) if hi < np.inf else 0.0)
+            bounds = (abs(lo) if lo > -np.inf else 0.0) + (abs(hi) if hi < np.inf else 0.0)
+            size = length * largest + (bounds if bounds > 0.0 else rounding * length)
             left = abs(product - min(max(product, lo), hi))
             good[lane] = good[lane] if left <= VERIFIED * rounding * size else 0.0

@@ -115,9 +115,12 @@ def _enforce(
     y, source, A, lower, upper, base, tolerance,
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
-    ROUNDING: tl.constexpr,
+    ROUNDING: tl.constexpr, VERIFY: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = f + A^+ s`` for the f at the source; return whether y needs the same again, and is off its rows."""
+    """Write ``y = f + A^+ s`` for the f at the source; return whether it is to be taken again, or is lost (``VERIFY``).
+
+    What a solve leaves is bounded by the least pivot; only samples for which that is not enough are taken again.
+    """
     gram, products, _ = gram_and_images(A, source, source, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
     scales = row_scales(gram, m, BLOCKS)
     signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
@@ -129,9 +132,12 @@ def _enforce(
         rest, _, _ = _move(y, source, A, base, step, goal, moves, True, m, n, BLOCKS, WIDE, COMPUTE, True)
         step = solve(factor, scales, rest, BLOCKS)
         source = y
-    rest, lengths, size = _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, True)
-    again = good & _needs_more(far, near, largest, ROUNDING, REFINE)
-    return again, good & moves & (not _reached(rest, goal, signed, lengths, size, ROUNDING, BLOCKS))
+    rest, lengths, size = _move(y, source, A, base, step, goal, moves, good, m, n, BLOCKS, WIDE, COMPUTE, VERIFY)
+    if VERIFY:
+        open_ = good & moves & (not _reached(rest, goal, signed, lengths, size, ROUNDING, BLOCKS))
+    else:
+        open_ = good & _needs_more(far, near, largest, ROUNDING, REFINE)
+    return open_
 
 
 @triton.jit(noinline=True)
@@ -142,9 +148,9 @@ def _enforce_at_y(
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """The same at y itself, NaN where y is still off its rows: not inlined, it costs other samples no register."""
-    _, lost = _enforce(
+    lost = _enforce(
         y, y, A, lower, upper, base, tolerance,
-        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
+        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING, True,
     )  # fmt: skip
     if lost:
         for start in range(0, n, WIDE):
@@ -164,11 +170,11 @@ def forward(
     The few samples that need it are taken from the start again, at y.
     """
     base = tl.program_id(0).to(tl.int64)
-    again, lost = _enforce(
+    again = _enforce(
         y, raw, A, lower, upper, base, tolerance,
-        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,
+        m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING, False,
     )  # fmt: skip
-    if again | lost:
+    if again:
         _enforce_at_y(
             y, A, lower, upper, base, tolerance,
             m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING,

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from hardnet.kernels.gpu.common import (
     add,
+    doubtful,
     factor,
     load_as,
     missing,
@@ -126,15 +127,17 @@ def forward(
     low = _load_bound(lower, samples, mask, float("-inf"), products[0], LOWER, m)
     high = _load_bound(upper, samples, mask, float("inf"), products[0], UPPER, m)
     signed, valid = violations(products, low, high, mask, m)
-    unit, inverse, regular = _factor(rows, mask, tolerance, m)
+    unit, inverse, regular, least = _factor(rows, mask, tolerance, m)
     point = f + _combine(rows, solve(unit, inverse, signed, m), m)
     for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
         rest = missing(products, signed, low, high, _dots(rows, point, m), m)
         point += _combine(rows, solve(unit, inverse, rest, m), m)
     moved = tl.where(some_nonzero(signed, m)[:, None], point, f)
     largest = tl.max(tl.abs(moved), axis=1)
-    right = reached(_dots(rows, moved, m), low, high, _lengths(rows, m), largest, ROUNDING, m)
-    store_from(y + vectors, tl.where((valid & regular & right)[:, None], moved, float("nan")), inside)
+    good = valid & regular
+    if doubtful(least, tl.max(tl.abs(f), axis=1), largest):
+        good = good & reached(_dots(rows, moved, m), low, high, _lengths(rows, m), largest, ROUNDING, m)
+    store_from(y + vectors, tl.where(good[:, None], moved, float("nan")), inside)
 
 
 @triton.jit
@@ -164,7 +167,7 @@ def backward(
     low = _load_bound(lower, samples, mask, float("-inf"), products[0], LOWER, m)
     high = _load_bound(upper, samples, mask, float("inf"), products[0], UPPER, m)
     signed, valid = violations(products, low, high, mask, m)
-    unit, inverse, regular = _factor(rows, mask, tolerance, m)
+    unit, inverse, regular, _ = _factor(rows, mask, tolerance, m)
     w, tangent = _solve_refined(rows, unit, inverse, _dots(rows, g, m), m, REFINE)
     good = valid & regular
     active, below, above = split_by_side(w, signed, m)

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from hardnet.kernels.gpu.common import (
     add,
+    doubtful,
     factor,
     missing,
     reached,
@@ -182,7 +183,7 @@ def forward(
     high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
     products = _dots(entries, f, m, n)
     signed, valid = violations(products, low, high, mask, m)
-    unit, inverse, regular = _factor(entries, mask, tolerance, m, n)
+    unit, inverse, regular, least = _factor(entries, mask, tolerance, m, n)
     point = add(f, _combine(entries, solve(unit, inverse, signed, m), m, n), 1.0, n)
     for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
         rest = missing(products, signed, low, high, _dots(entries, point, m, n), m)
@@ -190,12 +191,16 @@ def forward(
     moves = some_nonzero(signed, m)
     moved = ()
     largest = tl.abs(f[0]) * 0.0
+    before = largest
     for j in tl.static_range(n):
         moved = moved + (tl.where(moves, point[j], f[j]),)
         largest = tl.maximum(largest, tl.abs(moved[j]))
-    at_y = _dots(entries, moved, m, n)
-    right = reached(at_y, low, high, _lengths(entries, m, n), largest, ROUNDING, m)
-    _store(y, moved, valid & regular & right, samples, mask, n, BLOCK)
+        before = tl.maximum(before, tl.abs(f[j]))
+    good = valid & regular
+    if doubtful(least, before, largest):
+        at_y = _dots(entries, moved, m, n)
+        good = good & reached(at_y, low, high, _lengths(entries, m, n), largest, ROUNDING, m)
+    _store(y, moved, good, samples, mask, n, BLOCK)
 
 
 @triton.jit
@@ -215,7 +220,7 @@ def backward(
     low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
     high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
     signed, valid = violations(_dots(entries, f, m, n), low, high, mask, m)
-    unit, inverse, regular = _factor(entries, mask, tolerance, m, n)
+    unit, inverse, regular, _ = _factor(entries, mask, tolerance, m, n)
     w, tangent = _solve_refined(entries, unit, inverse, _dots(entries, g, m, n), m, n, REFINE)
     good = valid & regular
     active, below, above = split_by_side(w, signed, m)

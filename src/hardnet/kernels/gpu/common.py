@@ -42,7 +42,7 @@ def store_from(pointer, value, mask):
 
 @triton.jit
 def factor(squares, gram, mask, tolerance, m: tl.constexpr):
-    """``G = L D L'``: L below its unit diagonal, 1 / D, and whether each sample has full rank.
+    """``G = L D L'``: L below its unit diagonal, 1 / D, whether each sample has full rank, and its least pivot.
 
     ``L D L'`` is indifferent to the scale of the rows; only the test of a pivot is not, so each pivot (the squared
     distance of a row from the span of those before it) is judged against the squared length of its own row.
@@ -58,6 +58,7 @@ def factor(squares, gram, mask, tolerance, m: tl.constexpr):
     lower = ()
     inverse = ()
     regular = mask
+    least = squares[0] * 0.0 + 1.0
     for i in tl.static_range(m):
         pivot = squares[i]
         for j in tl.static_range(i):
@@ -70,7 +71,8 @@ def factor(squares, gram, mask, tolerance, m: tl.constexpr):
         clear = pivot > tolerance * squares[i]  # false for NaN
         regular = regular & clear
         inverse = inverse + (1.0 / tl.where(clear, pivot, 1.0),)
-    return lower, inverse, regular
+        least = tl.minimum(least, tl.where(clear, pivot / squares[i], 0.0))
+    return lower, inverse, regular, least
 
 
 @triton.jit
@@ -117,6 +119,16 @@ VERIFIED = tl.constexpr(12.0)
 """Roundings of a row's size that may be left at y: `hardnet.functional.affine_formulas` has the same number."""
 
 
+TRUSTED = tl.constexpr(1e-5)
+"""Squared distance of a unit row from those before it, and size of y beside raw, above which rounding is harmless."""
+
+
+@triton.jit
+def doubtful(least, before, after):
+    """Whether some sample of this program has rows so close, or shrank so far, that its y must be verified."""
+    return tl.max(tl.where((least < TRUSTED) | (after < TRUSTED * before), 1, 0), axis=0) > 0
+
+
 @triton.jit
 def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.constexpr):
     """Whether every row of a sample is on its bounds to `VERIFIED` roundings of ``|a|_1 max |y| + |bound|``."""
@@ -124,7 +136,8 @@ def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.con
     for i in tl.static_range(m):
         outside = tl.maximum(tl.maximum(low[i] - at_y[i], at_y[i] - high[i]), 0.0)
         bound = tl.where(at_y[i] < low[i], tl.abs(low[i]), tl.where(at_y[i] > high[i], tl.abs(high[i]), 0.0))
-        good = good & (outside <= VERIFIED * ROUNDING * (lengths[i] * (largest + ROUNDING) + bound))
+        floor = tl.where(bound > 0.0, bound, ROUNDING * lengths[i])  # as in a certificate
+        good = good & (outside <= VERIFIED * ROUNDING * (lengths[i] * largest + floor))
     return good
 
 
