@@ -200,11 +200,11 @@ class LetThrough(torch.autograd.Function):
         return torch.where(gradients[0] * side > 0, gradients[0], 0.0), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], value: Tensor, side: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
         """Row by row, in any shape."""
         parts = (
             part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-            for part, dim in zip((value, side), in_dims, strict=True)
+            for part, dim in zip(inputs, in_dims, strict=True)
         )
         return LetThrough.apply(*parts), 0  # pyright: ignore[reportReturnType]
 

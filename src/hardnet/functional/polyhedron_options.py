@@ -87,9 +87,9 @@ class _Tangent(torch.autograd.Function):
         ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
-        A, side = ctx.saved_tensors
+        (grad,), (A, side) = grads, ctx.saved_tensors
         rows = torch.where((side != 0).unsqueeze(-1), A, 0.0)
         w = (torch.linalg.pinv(rows.mT) @ grad.to(rows).unsqueeze(-1)).squeeze(-1)
         inward = torch.where(side * w > 0, w, 0.0)

@@ -50,7 +50,7 @@ class Settled(NamedTuple):
 class _Basis(NamedTuple):
     """Active rows first: their indices ``(B, k)``, which of them are there, Q ``(B, n, k)`` and R ``(B, k, k)``."""
 
-    index: Tensor
+    chosen: Tensor
     kept: Tensor
     Q: Tensor
     R: Tensor
@@ -125,16 +125,16 @@ def _minimiser(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, 
     """The nearest point on the active rows, corrected once, its multipliers ``(B, m)``, and `own` as it stands."""
     row = state.joining.clamp_min(0)
     moved = problem.raw - state.own.unsqueeze(-1) * _row(problem.A, row)
-    bound = torch.where(state.side > 0, problem.upper, problem.lower).gather(-1, basis.index)
+    bound = torch.where(state.side > 0, problem.upper, problem.lower).gather(-1, basis.chosen)
     y = moved
     for _ in range(2):
-        product = multiply(problem.A, y).gather(-1, basis.index)
+        product = multiply(problem.A, y).gather(-1, basis.chosen)
         missing = torch.where(basis.kept, product - bound, 0.0)
         way = torch.linalg.solve_triangular(basis.R.mT, missing.unsqueeze(-1), upper=False)
         y = y - (basis.Q @ way).squeeze(-1)
     inner = basis.Q.mT @ (moved - y).unsqueeze(-1)
     dual = torch.linalg.solve_triangular(basis.R, inner, upper=True).squeeze(-1)
-    whole = torch.zeros_like(problem.lower).scatter(-1, basis.index, torch.where(basis.kept, dual, 0.0))
+    whole = torch.zeros_like(problem.lower).scatter(-1, basis.chosen, torch.where(basis.kept, dual, 0.0))
     return y, whole, state.own
 
 
@@ -165,11 +165,11 @@ def _directions(problem: Problem, basis: _Basis, row: Tensor) -> tuple[Tensor, T
 
 def _ratio_test(problem: Problem, state: _State, dual: Tensor, basis: _Basis, slope: Tensor) -> tuple[Tensor, Tensor]:
     """The active inequality whose multiplier reaches zero first, and the step that takes it there."""
-    value, side, equality = (part.gather(-1, basis.index) for part in (dual, state.side, problem.equality))
+    value, side, equality = (part.gather(-1, basis.chosen) for part in (dual, state.side, problem.equality))
     largest = slope.abs().amax(-1, keepdim=True)
     shrinks = basis.kept & (side * slope > FAINT * largest) & ~equality
     length, place = torch.where(shrinks, value / slope, torch.inf).min(-1)
-    return basis.index.gather(-1, place.unsqueeze(-1)).squeeze(-1), length.clamp_min(0.0)
+    return basis.chosen.gather(-1, place.unsqueeze(-1)).squeeze(-1), length.clamp_min(0.0)
 
 
 def _write(result: Settled, state: _State, y: Tensor, dual: Tensor, count: int) -> None:
@@ -180,7 +180,7 @@ def _write(result: Settled, state: _State, y: Tensor, dual: Tensor, count: int) 
 def _write_rays(result: Settled, problem: Problem, state: _State, basis: _Basis, found: tuple[Tensor, ...]) -> None:
     """Write the proofs of emptiness of the samples that are stuck, where they are proofs."""
     row, sign, across, along, missing, y, stuck = found
-    ray = torch.zeros_like(problem.lower).scatter(-1, basis.index, -along).scatter(-1, row.unsqueeze(-1), 1.0)
+    ray = torch.zeros_like(problem.lower).scatter(-1, basis.chosen, -along).scatter(-1, row.unsqueeze(-1), 1.0)
     ray = ray * sign.unsqueeze(-1)
     largest = ray.abs().amax(-1, keepdim=True)
     ray = torch.where(ray.abs() > FAINT * largest, ray, 0.0)
