@@ -110,7 +110,7 @@ _ROWS = (
         computation=ITERATIVE,
         universal_approximation="yes",
         reference="HardNet-Cvx (Min & Azizan, 2025) for polyhedra, by a batched active-set method",
-        remark="finite: it ends with the exact active set, and reports an empty C(x)",
+        remark="finite: it ends with the exact active set, and reports an empty C(x); up to 4 rows a fixed program",
         tests=_evidence(computation=TABLE + "test_iterative_methods_report_their_iterations"),
     ),
     Method(
