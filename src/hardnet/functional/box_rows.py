@@ -28,7 +28,7 @@ from hardnet.functional.inputs import broadcast_batch, check_affine, check_bound
 from hardnet.functional.samples import keep_value, look_is_free, refuse
 from hardnet.functional.transforms import forward_mode, full_precision, transformed
 from hardnet.kernels.arguments import plain
-from hardnet.solvers.box_rows import MOST_ROWS, Outcome, flatten, solve, solve_or_settle
+from hardnet.solvers.box_rows import MOST_ROWS, Outcome, flatten, solve, solve_or_settle, solve_without_look
 
 
 @full_precision
@@ -142,7 +142,7 @@ class _Projection(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
         *flat, rounding, tangent = inputs
-        run = solve_or_settle if look_is_free(flat[0]) else solve
+        run = solve_or_settle if look_is_free(flat[0]) else solve_without_look
         found = run(*flat, rounding=rounding)
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)

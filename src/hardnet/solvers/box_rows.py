@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.gpu import nearest_box_launch as gpu
 from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_interior import STEPS, multipliers_of_rows
@@ -162,6 +163,17 @@ def solve_or_settle(
     if A.shape[-2] > 1 or not HAS_NUMBA or raw.numel() == 0:
         return careful(*flat)
     return _settle(_by_compiled_code(*flat, rounding), flat, careful)
+
+
+def solve_without_look(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, *, rounding: float
+) -> Outcome:
+    """The same for eager calls where a look would wait for the device: one row of plain memory by one launch."""
+    flat = (raw, A, lower, upper, low, high)
+    if not gpu.takes(flat):
+        return solve(*flat, rounding=rounding)
+    y, place, dual, side, status, residual = gpu.nearest_in_box(flat, rounding)
+    return Outcome(y, dual, place, side, status, residual)
 
 
 def _settle(found: Outcome, flat: tuple[Tensor, ...], solver: Callable[..., Outcome]) -> Outcome:

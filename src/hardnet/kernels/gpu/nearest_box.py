@@ -1,0 +1,166 @@
+"""The projection onto a box and one row on a GPU: a safeguarded Newton method on chip, one sample per program.
+
+``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. A pass moves the point ``raw - a t``,
+which stays in registers, and adds up phi and its slope in float64; the next t is Newton's as long as that stays between
+the last t on either side of the root, else the next breakpoint or the middle. The last Newton step is the exact solve
+on the coordinates that are free at the answer. `hardnet.kernels.cpu.nearest_box` has the same for a CPU.
+"""
+
+# Functions under triton.jit are written in Triton's language: their arguments have no Python types.
+# ruff: noqa: ANN001, ANN201, ANN202
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PASSES, PATIENCE = tl.constexpr(80), tl.constexpr(20)
+"""The most passes, and those before every third halves the bracket."""
+EPS = tl.constexpr(2.0**-52)
+INSIDE, SOLVED_TO, STRICT = tl.constexpr(4.0), tl.constexpr(8.0 * 2.0**-52), tl.constexpr(1e-11)
+"""`INSIDE`, `SOLVED` times EPS, and `STRICT` of `hardnet.solvers.box_rows`."""
+CORRECTION = tl.constexpr(2.0**-20)
+"""Part of t up to which a step corrects the point there is."""
+SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+EXPONENT, TWICE_ONE, LARGEST = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52), tl.constexpr(2045 << 52)
+"""The bits of a float64 that hold its exponent, twice those of 1 (those of ``2^k`` and ``2^-k`` add up to it), and the
+largest exponent that has an inverse."""
+
+
+@triton.jit
+def _every(good):
+    """Whether all entries are true."""
+    return tl.min(tl.where(good, 1, 0), 0) == 1
+
+
+@triton.jit
+def _finite(value):
+    """``|value|``, zero for an infinite one."""
+    return tl.where(tl.abs(value) < float("inf"), tl.abs(value), 0.0)
+
+
+@triton.jit
+def _inverse_scale(largest):
+    """1 over the power of two below a size; 1 for zero."""
+    exponent = largest.to(tl.int64, bitcast=True) & EXPONENT
+    exponent = tl.where(exponent == 0, TWICE_ONE // 2, tl.minimum(exponent, LARGEST))
+    return (-(exponent - TWICE_ONE)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _sweep(p, a, low, high):
+    """``a'clamp(p)``, the sum of ``a^2`` over what is free, and the largest ``|clamp(p)|``."""
+    y = tl.minimum(tl.maximum(p, low), high)
+    slope = tl.where((p == y) & (low < high), a * a, 0.0)
+    return tl.sum(a * y, 0), tl.sum(slope, 0), tl.max(tl.abs(y), 0)
+
+
+@triton.jit
+def _next_breakpoint(p, a, low, high, sign):
+    """How far t has to go, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
+    slope = sign * a
+    falls, rises = (slope > 0.0) & (p > high), (slope < 0.0) & (p < low)
+    leaves = (falls | rises) & (low < high)
+    way = tl.where(leaves, p - tl.where(falls, high, low), float("inf"))
+    return tl.min(way / tl.where(leaves, slope, 1.0), 0)
+
+
+@triton.jit
+def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
+    """One row in float64, of the sample or of all; zero beyond it."""
+    return tl.load(pointer + sample * n * EACH + columns, mask=mask, other=0.0).to(tl.float64)
+
+
+@triton.jit
+def forward(
+    y, place, dual, side, status, residual, raw, A, lower, upper, low, high, n, rounding,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``.
+
+    `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all.
+    """
+    sample = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n
+    start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
+    least, most = _load(low, sample, columns, mask, n, LOW), _load(high, sample, columns, mask, n, HIGH)
+    under, over = tl.load(lower + sample * LOWER).to(tl.float64), tl.load(upper + sample * UPPER).to(tl.float64)
+    sound = (tl.abs(start) < float("inf")) & (tl.abs(a) < float("inf"))
+    sound = sound & (least <= most) & (least < float("inf")) & (most > float("-inf"))
+    valid = _every(sound) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
+    # an invalid sample goes on as a row of zeros without bounds, which is solved at once
+    start, a = tl.where(valid, start, 0.0), tl.where(valid, a, 0.0)
+    least, most = tl.where(valid, least, 0.0), tl.where(valid, most, 0.0)
+    shrink = _inverse_scale(tl.max(tl.abs(a), 0))
+    a = a * shrink
+    under, over = tl.where(valid, under * shrink, float("-inf")), tl.where(valid, over * shrink, float("inf"))
+
+    product, terms = tl.sum(a * start, 0), tl.sum(tl.abs(a * start), 0)
+    slack = INSIDE * rounding * (terms + tl.maximum(_finite(under), _finite(over)))
+    boxed = _every((start >= least) & (start <= most))
+    inside = boxed & (product <= over + slack) & (product >= under - slack)
+
+    weight, limits = tl.sum(tl.abs(a), 0), _finite(under) + _finite(over)
+    p = start
+    phi, slope, largest = _sweep(p, a, least, most)
+    target = tl.minimum(tl.maximum(phi, under), over)
+    t = tl.full([], 0.0, tl.float64)
+    back, ahead = t - float("inf"), t + float("inf")
+    passes, stuck = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    misses = tl.abs(phi - target) > 2.0 * EPS * (weight * largest + limits)
+    going = tl.where(misses & (inside == 0), 1, 0)
+    while going != 0:
+        miss = phi - target
+        # an end on the wrong side of t was the rounding of a far raw, and is forgotten
+        back = tl.where(miss > 0.0, 0.0, tl.where(back < 0.0, back, float("-inf")))
+        ahead = tl.where(miss > 0.0, tl.where(ahead > 0.0, ahead, float("inf")), 0.0)
+        newton = miss / tl.where(slope > 0.0, slope, 1.0)
+        bounded = (back > float("-inf")) & (ahead < float("inf"))
+        halve = bounded & (passes > PATIENCE) & (passes % 3 == 0)
+        between = ((newton > back) & (newton < ahead)) | (tl.abs(newton) <= CORRECTION * tl.abs(t))
+        taken = (slope > 0.0) & between & (halve == 0)
+        step = tl.where(taken, newton, tl.where(bounded, back + 0.5 * (ahead - back), 0.0))
+        if (taken == 0) & (bounded == 0):
+            sign = tl.where(miss > 0.0, 1.0, -1.0).to(tl.float64)
+            far = _next_breakpoint(p, a, least, most, sign)
+            stuck = tl.where(far < float("inf"), 0, 1)  # the row is as near to its target as the box allows
+            step = tl.where(far < float("inf"), sign * far * (1.0 + 4.0 * EPS), 0.0)
+        t, back, ahead = t + step, back - step, ahead - step
+        # from raw, so that steps too far and back leave no rounding; small ones from p, which t cannot tell apart
+        p = tl.where(tl.abs(step) > CORRECTION * tl.abs(t), start - a * t, p - a * step)
+        phi, slope, largest = _sweep(p, a, least, most)
+        passes += 1
+        misses = tl.abs(phi - target) > 2.0 * EPS * (weight * largest + limits)
+        going = tl.where(misses & (stuck == 0) & (passes < PASSES), 1, 0)
+
+    # what was found is judged: the row, and that the point that was moved step by step is raw - a t
+    miss, size = tl.abs(phi - target), weight * largest + limits
+    far = tl.max(tl.abs(start), 0)
+    weighed = tl.max(tl.abs(a), 0) * tl.abs(t)
+    answer = tl.minimum(tl.maximum(p, least), most)
+    again = tl.minimum(tl.maximum(start - a * t, least), most)
+    reach = tl.maximum(tl.maximum(far, largest), weighed)
+    moved = tl.max(tl.abs(answer - again), 0)
+    left = tl.where(inside, 0.0, miss / tl.where(size > 0.0, size, 1.0))
+    pressed = (stuck == 1) & (slope == 0.0)
+    empty = pressed & (miss > INSIDE * rounding * (weight * largest + tl.abs(target)))
+    solved = inside | pressed | ((left <= SOLVED_TO) & (moved <= 8.0 * SOLVED_TO * reach))
+    ended = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
+    ended = tl.where(valid, ended, INVALID)
+
+    answer = tl.where(ended == SOLVED, answer, float("nan"))
+    tl.store(y + sample * n + columns, answer, mask=mask)
+    code = tl.where(p > most, 1, 0) - tl.where(p < least, 1, 0)
+    code = tl.where(least == most, 2, code)
+    tl.store(place + sample * n + columns, code.to(tl.int8), mask=mask)
+    direction = tl.where(t > 0.0, 1, tl.where(t < 0.0, -1, 0))
+    active = tl.where(weighed > STRICT * tl.maximum(far, weighed), direction, 0)
+    tl.store(side + sample, tl.where(under == over, 2, active).to(tl.int8))
+    witness = tl.where(phi > target, 1.0, -1.0).to(tl.float64)
+    tl.store(dual + sample, tl.where(empty, witness, t) * shrink)
+    tl.store(status + sample, ended.to(tl.int8))
+    tl.store(residual + sample, left)

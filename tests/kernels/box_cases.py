@@ -1,0 +1,78 @@
+"""What the kernel of a box and one row on a GPU must agree with, for the interpreter and for a device."""
+
+import torch
+
+from hardnet.kernels.gpu.nearest_box_launch import nearest_in_box
+from hardnet.solvers.box_rows import Outcome, flatten, solve
+from tests.solvers.box_families import KINDS, D, box_family
+
+EPS = torch.finfo(D).eps
+
+
+def outcome(flat, rounding=EPS):
+    y, place, dual, side, status, residual = nearest_in_box(flat, rounding)
+    return Outcome(y, dual, place, side, status, residual)
+
+
+def agree(flat, rounding=EPS):
+    """Status of every sample, and y to the condition of the projection, which moves no farther than raw does."""
+    found, plain = outcome(flat, rounding), solve(*flat, rounding=rounding)
+    assert torch.equal(found.status, plain.status), (found.status, plain.status)
+    good = plain.status == 0
+    size = flat[0].abs().amax(-1).clamp_min(1.0)[good]
+    assert ((found.y - plain.y).abs().amax(-1)[good] <= 1e-10 * size).all()
+    assert torch.equal(found.y.isnan(), plain.y.isnan())
+    # a coordinate or a row may be on either side of its bound by the rounding of raw - a t
+    assert (found.place != plain.place)[good].any(-1).sum() <= 3
+    assert (found.side != plain.side)[good].any(-1).sum() <= 3
+    assert (found.residual[good] <= 8 * EPS).all()
+
+
+def compare(device, sizes, samples, kinds=KINDS):
+    for kind in kinds:
+        for n in sizes:
+            flat = tuple(part.to(device) for part in flatten(*box_family(kind, samples, 1, n, seed=n))[1])
+            agree(flat, EPS if n % 2 else 2.0**-23)
+
+
+def compare_shared(device, samples):
+    """One number of each for all samples, absent bounds, one-sided rows, and each kind beside numbers per sample."""
+    raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", samples, 1, 5))
+    agree(flatten(raw, A[0], lower[0], upper[0], low[0], high[0])[1])
+    agree(flatten(raw, A[0], lower, None, low, high[0])[1])
+    agree(flatten(raw, A, None, upper[0], low[0], None)[1])
+    agree(flatten(raw, A[0], lower[0], lower[0], None, None)[1])
+    agree(flatten(raw, A, None, None, low, high)[1])
+
+
+def compare_bad_samples(device):
+    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 9, 1, 5))
+    lower[0], upper[0] = 50.0, 60.0
+    lower[1], upper[1] = -60.0, -50.0
+    raw[2, 1], A[3, 0, 2], low[4, 0], lower[5] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
+    A[6], lower[6], upper[6] = 0.0, 1.0, 2.0
+    _, flat = flatten(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
+    agree(flat)
+    assert outcome(flat).dual[:2, 0].sign().tolist() == [-1, 1]
+    _, sound = flatten(*(part[7:].to(device) for part in (raw, A, lower, upper, low, high)))
+    assert torch.equal(outcome(flat).y[7:], outcome(sound).y)
+
+
+def compare_units(device):
+    """Powers of two change no bit, up to the largest numbers."""
+    flat = tuple(part.to(device) for part in flatten(*box_family("plain", 6, 1, 6))[1])
+    raw, A, lower, upper, low, high = flat
+    y = outcome(flat).y
+    for unit in (2.0**-600, 2.0**900):
+        assert torch.equal(outcome((raw, A * unit, lower * unit, upper * unit, low, high)).y, y)
+        inside = unit if unit < 1 else 2.0**400
+        scaled = outcome((raw * inside, A, lower * inside, upper * inside, low * inside, high * inside))
+        assert torch.equal(scaled.y, y * inside)
+
+
+def compare_inside(device):
+    raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", 6, 1, 6))
+    y = outcome(flatten(raw, A, lower, upper, low, high)[1]).y
+    again = outcome(flatten(y, A, lower, upper, low, high)[1])
+    assert torch.equal(again.y, y)
+    assert (again.dual == 0).all()

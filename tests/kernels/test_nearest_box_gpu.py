@@ -1,0 +1,62 @@
+"""The kernel of a box and one row on a GPU: on the interpreter here, on a device where there is one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hardnet.functional import project_box_rows
+from hardnet.kernels.gpu import nearest_box_launch as gpu
+from hardnet.solvers.box_rows import flatten
+from tests.kernels import box_cases
+from tests.solvers.box_families import box_family
+
+
+def interpret(statement):
+    """Run a statement on the CPU, where Triton interprets its kernels; it must know before it is imported."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    code = f"from tests.kernels.box_cases import *; {statement}"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+def test_agrees_with_plain_torch_on_the_interpreter():
+    interpret("compare('cpu', (2, 7), 3); compare('cpu', (300,), 18, ('far',)); compare_shared('cpu', 5)")
+
+
+def test_promises_on_the_interpreter():
+    interpret("compare_bad_samples('cpu'); compare_units('cpu'); compare_inside('cpu')")
+
+
+def test_the_interpreter_is_not_taken_for_a_device():
+    assert not gpu.takes(flatten(*box_family("plain", 3, 1, 4))[1])
+
+
+@pytest.mark.gpu
+def test_agrees_with_plain_torch_on_a_device():
+    box_cases.compare("cuda", (1, 2, 7, 300, 1000), 60)
+    box_cases.compare("cuda", (4096,), 8, ("plain", "mixed"))
+    box_cases.compare_shared("cuda", 60)
+    box_cases.compare_bad_samples("cuda")
+    box_cases.compare_units("cuda")
+    box_cases.compare_inside("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_device_gives_the_answers_of_a_cpu_and_is_captured(dtype):
+    numbers = [part.to(dtype) for part in box_family("plain", 64, 1, 50)]
+    expected = project_box_rows(*numbers, on_infeasible="nan")
+    there = [part.cuda() for part in numbers]
+    found = project_box_rows(*there)
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.cpu(), expected, rtol=8 * rounding, atol=64 * rounding)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        captured = project_box_rows(*there)
+    there[0].copy_(numbers[0].flip(0))
+    graph.replay()
+    assert torch.equal(captured, project_box_rows(*there))
