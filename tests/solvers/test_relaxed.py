@@ -66,6 +66,21 @@ def test_many_rows_through_one_point_and_duplicates():
     assert torch.allclose(found.slack * length, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("start", [[100.0, -100.0, -100.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-300.0, 50.0, 20.0, 700.0]])
+def test_an_equality_may_hold_from_either_side_wherever_the_search_starts(start):
+    """Hard equalities at a corner of the limits: the least slack is the same from every start, its answer included."""
+    A = torch.tensor([[0, 2, -2, 1], [-1, -1, -2, -1], [-2, 2, 1, -1], [-1, 1, -1, 2], [0, 1, 0, 0]]).double()
+    A = torch.cat([A, torch.eye(4, dtype=torch.float64)])[None]
+    lower = torch.tensor([[-300.0, -600, -700, -100, -100, -100, -100, -100, -100]], dtype=torch.float64)
+    upper = torch.tensor([[-100.0, -200, -500, -100, -100, 100, 100, 100, 100]], dtype=torch.float64)
+    weight = torch.tensor([[1.0] * 2 + [0.0] * 7], dtype=torch.float64)
+    rows, length = Rows.of_unit_length(A, lower, upper, weight)
+    found = relax(torch.tensor([start], dtype=torch.float64), rows)
+    assert found.status[0] == Status.SOLVED
+    expected = torch.tensor([[-100.0, -400] + [0.0] * 7], dtype=torch.float64)
+    assert torch.allclose(found.slack * length, expected, atol=1e-10)
+
+
 def test_hard_rows_that_contradict_each_other_are_proved_so():
     A = torch.tensor([[[1.0], [1.0], [1.0]]], dtype=torch.float64)
     bounds = torch.tensor([[1.0, -torch.inf, 5.0]]).double(), torch.tensor([[torch.inf, 0.0, torch.inf]]).double()

@@ -141,7 +141,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
         side = found.side.to(torch.int8)
         y = settle(near, rows, side)
-        missed = _missed(y, rows, side)
+        missed = _missed(y, rows, side, found.dual)
         better = ((missed < least) & (least > EXACT)).unsqueeze(-1)
         best, fixed = torch.where(better, y, best), torch.where(better, side, fixed)
         least = torch.where(better.squeeze(-1), missed, least)
@@ -159,11 +159,12 @@ def _extended(near: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor, Ten
     return start, torch.cat([rows.A / eps**0.5, columns], dim=-1), rows.lower, rows.upper
 
 
-def _missed(y: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
+def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
     """By which part of its size y ``(B, n)`` misses an optimality condition of the least slack at most: ``(B,)``.
 
     ``A_V'(w s) = A_I'dual`` with multipliers whose signs say that each bound is needed, no other row is violated, and
-    the rows in V miss the bound that they are said to miss. NaN, which is no answer, misses by inf.
+    the rows in V miss the bound that they are said to miss. The multipliers are those of the step, `dual` ``(B, k)``,
+    or those of least length: the first have right signs, the second are exact. NaN, which is no answer, misses by inf.
     """
     soft, product = rows.weight > 0, multiply(rows.A, y)
     gave_way, bound = (fixed != 0) & soft, active_bound(rows, fixed)
@@ -172,13 +173,15 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
     force = torch.where(gave_way, rows.weight * (bound - product), 0.0)
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
     pull = multiply(rows.A.mT, force)
-    dual = multiply(torch.linalg.pinv(held.mT, rtol=RANK), pull)
-    unbalanced = (pull - multiply(held.mT, dual)).abs().amax(-1)
-    wrong_sign = torch.maximum((force * fixed).amax(-1), -(dual * fixed).amin(-1)).clamp_min(0)
-    missed = torch.maximum(unbalanced, wrong_sign) / force.abs().amax(-1)
-    return torch.maximum(other.nan_to_num(0.0), missed.nan_to_num(0.0)) + torch.where(
-        y.isfinite().all(-1), 0, torch.inf
-    )
+    signed = torch.where(rows.lower < rows.upper, fixed, 0)  # an equality may be needed on either side
+    shortest = multiply(torch.linalg.pinv(held.mT, rtol=RANK), pull)
+    missed = [
+        torch.maximum((pull - multiply(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
+        for chosen in (shortest, torch.where(soft, 0.0, dual))
+    ]
+    unbalanced = torch.maximum(torch.minimum(*missed), (force * signed).amax(-1)) / force.abs().amax(-1)
+    missed = torch.maximum(other.nan_to_num(0.0), unbalanced.nan_to_num(0.0))
+    return missed + torch.where(y.isfinite().all(-1), 0, torch.inf)
 
 
 def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
