@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-PASSES, PATIENCE = tl.constexpr(80), tl.constexpr(20)
+PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and those before every third halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
 INSIDE, SOLVED_TO, STRICT = tl.constexpr(4.0), tl.constexpr(8.0 * 2.0**-52), tl.constexpr(1e-11)
@@ -68,6 +68,26 @@ def _next_breakpoint(p, a, low, high, sign):
 
 
 @triton.jit
+def _bracket(start, a, low, high, under, over):
+    """Where t must lie: between the first and the last breakpoint, if the row feels no unbounded coordinate.
+
+    Infinite ends where that is not so, or where the box allows the row no value between its bounds.
+    """
+    feels = a != 0.0
+    low, high = tl.where(feels, low, 0.0), tl.where(feels, high, 0.0)
+    bounded = _every((low > float("-inf")) & (high < float("inf")))
+    bottom = tl.sum(tl.where(a > 0.0, a * low, a * high), 0)
+    top = tl.sum(tl.where(a > 0.0, a * high, a * low), 0)
+    one, other = (start - high) / tl.where(feels, a, 1.0), (start - low) / tl.where(feels, a, 1.0)
+    first = tl.min(tl.where(feels, tl.minimum(one, other), float("inf")), 0)
+    last = tl.max(tl.where(feels, tl.maximum(one, other), float("-inf")), 0)
+    room = 4.0 * EPS * tl.maximum(tl.abs(first), tl.abs(last))
+    known = bounded & (bottom <= over) & (top >= under)
+    back = tl.where(known & (first - room < 0.0), first - room, float("-inf"))
+    return back, tl.where(known & (last + room > 0.0), last + room, float("inf"))
+
+
+@triton.jit
 def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
     """One row in float64, of the sample or of all; zero beyond it."""
     return tl.load(pointer + sample * n * EACH + columns, mask=mask, other=0.0).to(tl.float64)
@@ -109,7 +129,7 @@ def forward(
     phi, slope, largest = _sweep(p, a, least, most)
     target = tl.minimum(tl.maximum(phi, under), over)
     t = tl.full([], 0.0, tl.float64)
-    back, ahead = t - float("inf"), t + float("inf")
+    back, ahead = _bracket(start, a, least, most, under, over)
     passes, stuck = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     misses = tl.abs(phi - target) > 2.0 * EPS * (weight * largest + limits)
     going = tl.where(misses & (inside == 0), 1, 0)
