@@ -1,6 +1,6 @@
 """The nearest point and the closed form on a GPU, side by side, as multiples of the memory floor.
 
-    python benchmarks/nearest_gpu.py --out results/bench/nearest_h200.json --floor 4.2 --revision "$(git rev-parse HEAD)"
+    python benchmarks/nearest_gpu.py --out results/bench/nearest_h200.json --revision "$(git rev-parse HEAD)"
 
 Times are medians of replays of a captured graph (the device alone) and of eager calls (with the host). The floor moves
 every input and output once at the given bandwidth in TB/s. PYTHONPATH=OLD/src runs another revision of the package.
