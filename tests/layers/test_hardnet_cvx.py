@@ -1,10 +1,12 @@
 """HardNet-Cvx and the exact projection as layers: the contract, what they keep, what they refuse."""
 
 import copy
+from fractions import Fraction
 
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet import sets
 from hardnet.errors import BoundsError, InfeasibleError, UnsupportedSetError
 from hardnet.functional import project_affine
@@ -141,3 +143,15 @@ def test_refusals():
         HardNetCvx(Formless())
     with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
         Projection(constant_sets()["ball"])
+
+
+def test_strict_rows_hold_in_exact_arithmetic_where_all_are_affine():
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    constraint = hn.Box(-1.0, 1.0) & hn.Affine(A, upper=0.3)
+    y = hn.layers.HardNetCvx(constraint, strict=True)(3 * torch.randn(50, 4, generator=generator, dtype=torch.float64))
+    for sample in y.tolist():
+        for row in A.tolist():
+            assert sum(Fraction(a) * Fraction(value) for a, value in zip(row, sample, strict=True)) <= Fraction(0.3)
+    with pytest.raises(hn.errors.OptionError, match="strict: expected False for a set with curved"):
+        hn.layers.HardNetCvx(hn.Ball(torch.zeros(2), 1.0), strict=True)

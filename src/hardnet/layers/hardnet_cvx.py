@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from hardnet.errors import OptionError, sentence
 from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.options import LayerOptions, choice
+from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.layers.projection import look_or_nan, nearest_point
 from hardnet.sets.base import ConstraintSet
 
@@ -27,6 +28,8 @@ class HardNetCvx(Layer):
         on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names the samples, ``"nan"``
             is NaN for these alone; ``"auto"`` raises on a CPU, and gives NaN on CUDA, under compile, export and vmap.
         on_invalid: What NaN or numbers that describe no convex set give: an error that names the samples, or NaN.
+        strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic; for
+            polyhedral sets alone.
     """
 
     name = "cvx"
@@ -35,10 +38,11 @@ class HardNetCvx(Layer):
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
-        """`on_infeasible` and `on_invalid`, as above."""
+        """The options above."""
 
         on_infeasible: Literal["auto", "raise", "nan"] = choice("auto", "raise", "nan")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+        strict: bool = flag(default=False)
 
     options: Options
     values: Tensor | None
@@ -46,6 +50,9 @@ class HardNetCvx(Layer):
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
+        if self.options.strict and (constraint.relaxed or not constraint.polyhedral):
+            expected = "False for a set with curved or relaxed rows"
+            raise OptionError(sentence("strict", expected, True, "only affine rows can hold in exact arithmetic"))
         self.register_buffer("values", None, persistent=False)
         self.register_buffer("vectors", None, persistent=False)
         self.refresh()
@@ -70,8 +77,8 @@ class HardNetCvx(Layer):
         numbers = self.constraint.numbers(x, raw)
         on_infeasible = look_or_nan(self.options.on_infeasible, raw)
         policies = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
-        if not self.constraint.projectable:
-            return nearest_point(self.constraint, numbers, raw, **policies)
+        if self.options.strict or not self.constraint.projectable:
+            return nearest_point(self.constraint, numbers, raw, strict=self.options.strict, **policies)
         chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)
