@@ -15,8 +15,7 @@ ROOT = Path(__file__).parent.parent
 OLD = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "NUMBA_CPU_NAME": "generic"}
 MACHINES = {
     "old, one thread": OLD | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    "old, two threads": OLD | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
-    "old, without numba": OLD | {"OMP_NUM_THREADS": "1", "HARDNET_NUMBA": "0"},
+    "old, two threads, without numba": OLD | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "HARDNET_NUMBA": "0"},
     "this one, two threads": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
 }
 FILES = ["test_contract.py", "functional/test_closed_form.py", "functional/test_polyhedron.py"]

@@ -146,7 +146,7 @@ def compare_flags():
     assert flags(numbers, side, status.to(torch.int8), False) == [1, 0, 0, 0, 1]
     one = [part[2:3] for part in (*numbers, side, status)]
     saved = (one[0], torch.zeros_like(one[2]), *one[4:])
-    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, True, True, True)) is None
+    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, True, True, True), look=True) is None
     assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, False, True, True)) is not None
 
 

@@ -23,6 +23,7 @@ from hardnet.functional.inputs import check_affine
 from hardnet.functional.nearest_few import MOST_ROWS as MOST_FEW_ROWS
 from hardnet.functional.nearest_few import dispatch, nearest_few
 from hardnet.functional.nearest_plain import Nearest
+from hardnet.functional.samples import keep_value
 from hardnet.functional.transforms import full_precision
 from hardnet.kernels.arguments import well_formed
 from hardnet.modes import may_look, plain
@@ -117,7 +118,8 @@ def _answer(
         y = torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
     if lower is None or upper is None or not bool((torch.as_tensor(lower) == torch.as_tensor(upper)).any()):
         return y
-    return torch.where(_holds(raw.detach(), A, lower, upper).unsqueeze(-1), raw, y)
+    # the value of raw, with the derivative of y, which moves along the equalities
+    return torch.where(_holds(raw.detach(), A, lower, upper).unsqueeze(-1), keep_value(y, raw), y)
 
 
 def _holds(raw: Tensor, A: Tensor, lower: Any, upper: Any) -> Tensor:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import structure_of
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.equality_rows import known_equalities
+from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import row_condition
 from hardnet.layers.registry import LAYERS
 from hardnet.sets.base import ConstraintSet
@@ -118,9 +118,10 @@ def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
         return None
     if A.shape[-2] == 1:
         return "one row"
-    equalities = "all its rows are equalities" if known_equalities(constraint) == list(range(len(A))) else None
-    if A.is_meta:  # its numbers are not known yet
-        return equalities
+    words = "all its rows are equalities"
+    if A.is_meta:  # its numbers are not known yet, only what was declared
+        return words if all(all_equalities(part) for part in constraint.parts) else None
+    equalities = words if known_equalities(constraint) == list(range(len(A))) else None
     if row_condition(A) > CONDITION_LIMIT:
         return None
     unit = A.double() / torch.linalg.vector_norm(A.double(), dim=-1, keepdim=True)
