@@ -147,7 +147,7 @@ def compare_flags():
     one = [part[2:3] for part in (*numbers, side, status)]
     saved = (one[0], torch.zeros_like(one[2]), *one[4:])
     assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, True, True, True), look=True) is None
-    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, False, True, True)) is not None
+    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, False, True, True), look=True) is not None
 
 
 def compare_nearly_dependent():
