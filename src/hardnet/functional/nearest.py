@@ -124,8 +124,10 @@ def _answer(
 
 def _holds(raw: Tensor, A: Tensor, lower: Any, upper: Any) -> Tensor:
     """Whether every row holds at raw to rounding of its terms ``|a||raw| + |bound|``: ``(*batch)``."""
-    product = (A.detach() @ raw.unsqueeze(-1)).squeeze(-1)
-    target = product.clamp(torch.as_tensor(lower, dtype=raw.dtype), torch.as_tensor(upper, dtype=raw.dtype))
-    length = torch.linalg.vector_norm(A.detach(), dim=-1) * torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+    point, rows = raw.double(), A.detach().double()
+    low, high = (torch.as_tensor(side, dtype=point.dtype, device=point.device) for side in (lower, upper))
+    product = (rows @ point.unsqueeze(-1)).squeeze(-1)
+    target = product.clamp(low, high)
+    length = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(point, dim=-1, keepdim=True)
     rounding = 4 * torch.finfo(raw.dtype).eps
     return ((product - target).abs() <= rounding * (length + target.abs())).all(-1)
