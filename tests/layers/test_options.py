@@ -60,8 +60,8 @@ def test_the_model_passes_options_to_the_layer_of_its_method():
     net = torch.nn.Linear(2, 3)
     assert hn.HardNet(net, box(), "aff", strict=True).layer.options.strict
     assert hn.HardNet(net, box(), "projection", on_infeasible="nearest").layer.options.on_infeasible == "nearest"
-    with pytest.raises(OptionError, match=r"method 'cvx' \(on_infeasible, on_invalid\), got 'strict'"):
-        hn.HardNet(net, box(), "cvx", strict=True)
+    with pytest.raises(OptionError, match=r"method 'cvx' \(.*on_infeasible.*\), got 'metric'"):
+        hn.HardNet(net, box(), "cvx", metric=torch.ones(3))
     with pytest.raises(OptionError, match="no options beside a layer, which has its own, got strict"):
         hn.HardNet(net, constraint := box(), hn.layers.HardNetAff(constraint), strict=True)
     with pytest.raises(OptionError, match="leak: expected a share between 0 and 1, got 2"):
