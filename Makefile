@@ -14,17 +14,17 @@ test: $(VENV)/dev-ready wheel lint
 	$(BIN)/python -m pytest tests -n 2
 
 lint: $(VENV)/dev-ready
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/basedpyright
 
 bench: $(VENV)/bench-ready wheel
-	$(BIN)/hardnet bench affine
-	$(BIN)/hardnet bench projection
-	$(BIN)/hardnet bench training
+	$(BIN)/python -m benchmarks affine
+	$(BIN)/python -m benchmarks projection
+	$(BIN)/python -m benchmarks training
 
 docs: $(VENV)/experiments-ready wheel
-	$(BIN)/python -m hardnet.experiments.readme
+	$(BIN)/python -m benchmarks.pages
 
 # the package itself is built and installed anew each time; its dependencies only when they change
 wheel: $(VENV)/python-ready

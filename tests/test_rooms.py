@@ -20,7 +20,7 @@ ORDER = [
     {"model", "storage", "certificate"},
     {"testing", "metrics", "losses", "gradients", "train"},
     {"problems"},
-    {"experiments", "benchmarks"},
+    {"experiments"},
     {"cli", "__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
@@ -58,7 +58,7 @@ def test_imports_only_from_the_left(path):
 
 def allowed_neighbours(room: str, same_rank: set[str]) -> set[str]:
     """Rooms that the design writes side by side may lean on each other in one direction."""
-    lean = {("storage", "model"), ("experiments", "benchmarks"), ("__main__", "cli"), ("train", "metrics")}
+    lean = {("storage", "model"), ("__main__", "cli"), ("train", "metrics")}
     return {other for other in same_rank if (room, other) in lean}
 
 

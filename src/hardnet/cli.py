@@ -1,4 +1,4 @@
-"""hardnet reproduce | report | methods | bench | check | warmup: the command line."""
+"""hardnet reproduce | report | methods | check | warmup: the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ except ImportError:
     sys.exit(f"hardnet: {MissingExtraError('typer', 'experiments')}")
 
 BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
-BENCHMARKS = ("affine", "projection", "training", "roofline")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -91,44 +90,14 @@ def methods(
 
 def _measure_methods(device: str, as_json: bool) -> None:
     """Print what every method reaches on every standard set, and what it costs."""
-    from hardnet.benchmarks import methods as benchmark
+    from hardnet.experiments import measured
     from hardnet.experiments.run import choose_device
 
-    rows = benchmark.measure(str(choose_device(device)))
+    rows = measured.measure(str(choose_device(device)))
     if as_json:
         _print_json(rows)
     else:
-        typer.echo(f"{benchmark.overview(rows)}\n\n{benchmark.table(rows)}")
-
-
-@app.command()
-def bench(
-    what: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS[:-1])} or {BENCHMARKS[-1]}.")],
-    peers: Annotated[str | None, typer.Option(help="Comma-separated names; every installed one by default.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the numbers.")] = None,
-    scale: Annotated[bool, typer.Option(help="With affine: how time grows with the sizes, instead of ratios.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Time the library side by side with others, as ratios."""
-    from contextlib import redirect_stdout
-    from importlib import import_module
-
-    from hardnet.errors import sentence
-    from hardnet.experiments.run import choose_device
-
-    if what not in BENCHMARKS:
-        raise HardNetError(sentence("benchmark", f"one of {', '.join(BENCHMARKS)}", repr(what)))
-    chosen: dict[str, Any] = {"device": str(choose_device(device)), "out": out}
-    if peers is not None:
-        chosen["peers"] = [name.strip() for name in peers.split(",")]
-    measure = import_module(f"hardnet.benchmarks.{'scale' if scale else what}").main_table
-    if not as_json:
-        measure(**chosen)
-        return
-    with redirect_stdout(sys.stderr):
-        numbers = measure(**chosen)
-    _print_json(numbers)
+        typer.echo(f"{measured.overview(rows)}\n\n{measured.table(rows)}")
 
 
 @app.command()

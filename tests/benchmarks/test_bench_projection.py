@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from hardnet.benchmarks import peers, projection
-from hardnet.benchmarks.projection import Size, main_table, problem
+from benchmarks import peers, projection
+from benchmarks.projection import Size, main_table, problem
 
 SIZES = [Size(6, 4, 3), Size(6, 5, 7, equalities=2), Size(6, 5, 2, shared=True)]
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from hardnet.benchmarks import affine, affine_problems, common, roofline, scale
+from benchmarks import affine, affine_problems, roofline, scale
+from hardnet.experiments import timing
 
 
 def test_exponent_of_a_power_law_ignores_the_overhead_of_small_sizes():
@@ -50,11 +51,11 @@ def test_roofline_draws_recorded_numbers(tmp_path):
 
 def test_a_slow_piece_of_work_is_called_once_and_says_so(monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(common.time, "perf_counter", lambda: next(clock))  # every call takes a second
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))  # every call takes a second
     calls = []
-    timings = common.time_each({"slow": lambda: calls.append(1) or len(calls)}, "cpu", slow=999.0)
+    timings = timing.time_each({"slow": lambda: calls.append(1) or len(calls)}, "cpu", slow=999.0)
     assert timings["slow"] == (1000.0, 1, 1)
-    assert common.time_each({"quick": lambda: 7}, "cpu", seconds=0.0, slow=1001.0)["quick"] == (1000.0, 5, 7)
+    assert timing.time_each({"quick": lambda: 7}, "cpu", seconds=0.0, slow=1001.0)["quick"] == (1000.0, 5, 7)
 
 
 def test_a_slow_contender_is_timed_on_a_part_of_the_batch(monkeypatch):

@@ -99,14 +99,6 @@ def test_methods(monkeypatch, capsys):
     assert "guarantee" in out
 
 
-def test_an_unknown_benchmark(monkeypatch, capsys):
-    code, _, err = call(monkeypatch, capsys, "bench", "everything")
-    assert (code, err) == (
-        2,
-        "hardnet: benchmark: expected one of affine, projection, training, roofline, got 'everything'\n",
-    )
-
-
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     """A saved model whose third output sum is bounded, with its network in a module, and inputs in a file."""
@@ -266,14 +258,14 @@ def test_networks_that_cannot_be_built(saved, name, message):
 
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "hardnet", "--help"], capture_output=True, text=True, check=True)
-    assert all(command in done.stdout for command in ("reproduce", "report", "methods", "bench", "check"))
+    assert all(command in done.stdout for command in ("reproduce", "report", "methods", "check", "warmup"))
 
 
 def test_methods_can_be_measured_on_the_spot(monkeypatch, capsys):
-    from hardnet.benchmarks import methods
+    from hardnet.experiments import measured
 
-    rows = methods.measure(names=["aff"], seconds=0.01)
-    monkeypatch.setattr(methods, "measure", lambda device: rows)
+    rows = measured.measure(names=["aff"], seconds=0.01)
+    monkeypatch.setattr(measured, "measure", lambda device: rows)
     code, out, _ = call(monkeypatch, capsys, "methods", "--measure", "--json")
     assert code == 0
     assert json.loads(out) == rows

@@ -40,7 +40,7 @@ def test_a_result_file_holds_what_the_report_needs(tmp_path):
     assert all(len(values) == 2 for values in content["metrics"].values())
     assert content["history"]["epoch"] == [0, 2]
     assert {"train_s", "setup_s", "test_ms"} == content["timing"].keys()
-    assert {"command", "versions", "device", "date"} == content["environment"].keys()
+    assert {"command", "revision", "versions", "device", "threads", "date", "seed"} == content["environment"].keys()
     assert len(content["figures"]["first"]["y"]) == 2
     assert max(content["metrics"]["max_violation"]) < 1e-12
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, sentence
 from hardnet.experiments.optimal import CONTROL_LIMIT, Optimum, optimal_control, optimal_programs
-from hardnet.experiments.results import environment
+from hardnet.experiments.stamp import environment
 from hardnet.problems import Policy, Problem, Programs, Unicycle
 from hardnet.problems.barrier import nominal_control
 from hardnet.problems.unicycle import STEPS

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
-import shlex
-import sys
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hardnet.errors import FileError
 from hardnet.files import require_keys, write_atomically
@@ -61,9 +54,10 @@ ENTRIES = {
 """What every result file holds, by type."""
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that the file is never seen half written."""
-    write_atomically(path, (json.dumps(content, separators=(",", ":")) + "\n").encode())
+def write_json(path: Path, content: Any, indent: int | None = None) -> None:
+    """Write JSON so that the file is never seen half written; `indent` where people read it too."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    write_atomically(path, (json.dumps(content, indent=indent, separators=separators) + "\n").encode())
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -90,28 +84,3 @@ def read_result(path: Path) -> Result:
         return Result(**content)
     except TypeError as error:
         raise FileError(f"{path}: not a result file; {error}") from error
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """The command, versions, device and date that belong to a result."""
-    command = shlex.join(["hardnet", *sys.argv[1:]])
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "hardnet": _version()}
-    return {
-        "command": command,
-        "versions": versions,
-        "device": _describe(device),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("hardnet")
-    except metadata.PackageNotFoundError:
-        return "from source"
-
-
-def _describe(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -13,8 +13,10 @@ from torch import Generator, Tensor
 
 from hardnet.errors import FileError
 from hardnet.experiments.pictures import gradient_paths, picture
-from hardnet.experiments.results import Result, environment, read_result, write_result
+from hardnet.experiments.results import Result, read_result, write_result
 from hardnet.experiments.specs import Method
+from hardnet.experiments.stamp import environment
+from hardnet.experiments.timing import time_all
 from hardnet.model import HardNet
 from hardnet.problems import Problem
 from hardnet.train import (
@@ -172,13 +174,6 @@ def final_metrics(problem: Problem, training: Training) -> dict[str, list[float]
 
 @torch.no_grad()
 def time_of_test(model: HardNet, x: Tensor, repeats: int = 5) -> float:
-    """One evaluation of the whole test set by one seed's network: the median of a few, after one to warm up."""
+    """One evaluation of the whole test set by one seed's network: the median of a few, after two to warm up."""
     single = HardNet(stacked_net(model).only(0), model.constraint, model.layer).eval()
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        single(x.unsqueeze(0))
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
-        times.append(1e3 * (time.perf_counter() - started))
-    return sorted(times[1:])[repeats // 2]
+    return time_all({"test": lambda: single(x.unsqueeze(0))}, str(x.device), rounds=repeats)["test"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardnet.experiments import limits, paper
+from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import Result
 
 HOLDS = 1e-4
@@ -187,16 +188,12 @@ def of_limit(table: Table, row: Row) -> str:
 
 def markdown(table: Table) -> str:
     """The table in Markdown; the paper's numbers stand in brackets."""
-    lines = [_line(table.header()), _line(["---"] * len(table.header()))]
+    lines = []
     for row in table.rows:
         cells = [_with_paper(ours(row, column), theirs(row, column)) for column in table.columns]
         ratio = [of_limit(table, row)] if table.limit else []
-        lines.append(_line([row.label, cells[0], *ratio, *cells[1:]]))
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+        lines.append([row.label, cells[0], *ratio, *cells[1:]])
+    return table_text(table.header(), lines) + "\n"
 
 
 def _with_paper(measured: str, published: str) -> str:

@@ -1,4 +1,4 @@
-"""The peers written in JAX, behind the calls of `hardnet.benchmarks.peers`; gradients are jitted like the forward."""
+"""The peers written in JAX, behind the calls of `benchmarks.peers`; gradients are jitted like the forward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.benchmarks.peers import NUMBERS, Case, Peer, Run
+from benchmarks.peers import NUMBERS, Case, Peer, Run
 
 
 def through_jax(case: Case, project: Callable[..., Any], wanted: tuple[str, ...] = NUMBERS) -> Run:

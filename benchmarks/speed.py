@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hardnet.benchmarks.affine_conditioning import conditioning_table
-from hardnet.benchmarks.common import table_text
-from hardnet.benchmarks.roofline import TARGETS
+from benchmarks.affine_conditioning import conditioning_table
+from benchmarks.roofline import TARGETS
+from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import read_json
 
 Content = dict[str, Any]
@@ -184,13 +184,14 @@ DEVICE_RECORDS: tuple[Record, ...] = (
 """What the page of the kernels shows."""
 
 
-def speed_tables(folder: Path, records: tuple[Record, ...] = RECORDS) -> str:
+def speed_tables(folder: Path, records: tuple[Record, ...]) -> str:
     """Every recorded benchmark that is there, each with what made it."""
     parts = []
     for name, title, write in records:
         if (folder / name).exists():
             content = read_json(folder / name)
             stamp = content["environment"]
-            made = f"{stamp['device']}, {stamp['threads']} threads, torch {stamp['torch']}, {stamp['date'][:10]}"
+            made = f"{stamp['device']}, {stamp['threads']} threads, torch {stamp['versions']['torch']}"
+            made += f", {stamp['date'][:10]}"
             parts.append(f"**{title}**\n\n{write(content)}\n\n{made}; data: `results/bench/{name}`.\n")
     return "\n".join(parts)

@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
-from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_problems import Size, floors, replayed
+from benchmarks.affine_problems import Size, floors, replayed
 from hardnet.errors import MissingExtraError
+from hardnet.experiments import timing
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine
 
 TARGETS: dict[Size, tuple[float, float] | None] = {
@@ -72,14 +75,14 @@ def main_table(
     device: str = "cuda", out: Path | None = None, peers: object = None, sizes: Sequence[Size] | None = None
 ) -> dict[str, Any]:
     """Run, print the table, write JSON and a picture beside it to `out` if given, and return the data."""
-    bandwidth = common.copy_bandwidth(device, megabytes=1024)
+    bandwidth = timing.copy_bandwidth(device, megabytes=1024)
     rows: list[dict[str, Any]] = []
-    result = {"environment": common.environment(device, 0), "copy_bytes_per_ms": bandwidth, "rows": rows}
+    result = {"environment": environment(device, 0), "copy_bytes_per_ms": bandwidth, "rows": rows}
     for dtype, size in itertools.product(DTYPES, sizes or TARGETS):
         rows.append(measure(size, dtype, bandwidth, seed=0))
         if out is not None:  # after every size: a run that is cut short keeps what it has
-            common.write_json(out, result)
-    print(common.table_text(COLUMNS, [[row[column] for column in COLUMNS] for row in rows]))
+            write_json(out, result, indent=1)
+    print(table_text(COLUMNS, [[row[column] for column in COLUMNS] for row in rows]))
     if out is not None:
         draw(result, out.with_suffix(".png"))
     return result

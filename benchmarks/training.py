@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from hardnet.benchmarks import common
 from hardnet.errors import HardNetError, sentence
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.layers.auto import build_layer
 from hardnet.model import HardNet
 from hardnet.problems import PROBLEMS, Problem
@@ -59,7 +61,7 @@ def run(device: str = "cpu", methods: Sequence[str] = METHODS, seeds: Sequence[i
         for method in methods:
             seconds = plain if method == PLAIN else seconds_per_epoch(problem, method, seeds, epochs)
             rows.append(_row(name, method, seconds, plain, len(seeds), device))
-    return {"environment": common.environment(device, seeds[0]), "seeds": list(seeds), "rows": rows}
+    return {"environment": environment(device, seeds[0]), "seeds": list(seeds), "rows": rows}
 
 
 def _row(problem: str, method: str, seconds: float, plain: float, seeds: int, device: str) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def main_table(
         raise HardNetError(sentence("--peers", f"some of {', '.join(METHODS)}", ", ".join(unknown)))
     result = run(device, METHODS if peers is None else peers, seeds)
     columns = list(result["rows"][0])
-    print(common.table_text(columns, [[row[column] for column in columns] for row in result["rows"]]))
+    print(table_text(columns, [[row[column] for column in columns] for row in result["rows"]]))
     if out is not None:
-        common.write_json(out, result)
+        write_json(out, result, indent=1)
     return result

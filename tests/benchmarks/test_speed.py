@@ -2,9 +2,9 @@
 
 import json
 
-from hardnet.experiments import speed
+from benchmarks import speed
 
-STAMP = {"device": "a CPU", "threads": 2, "torch": "2", "date": "2026-01-02T03:04"}
+STAMP = {"device": "a CPU", "threads": 2, "versions": {"torch": "2"}, "date": "2026-01-02T03:04"}
 
 
 def test_projection_marks_wrong_answers_and_forward_only_peers():
@@ -103,6 +103,6 @@ def test_growth_stands_beside_the_mathematics():
 
 
 def test_only_what_was_recorded_is_shown(tmp_path):
-    assert speed.speed_tables(tmp_path) == ""
+    assert speed.speed_tables(tmp_path, speed.RECORDS) == ""
     (tmp_path / "projection_cpu.json").write_text(json.dumps({"environment": STAMP, "rows": []}))
-    assert "a CPU, 2 threads, torch 2, 2026-01-02" in speed.speed_tables(tmp_path)
+    assert "a CPU, 2 threads, torch 2, 2026-01-02" in speed.speed_tables(tmp_path, speed.RECORDS)

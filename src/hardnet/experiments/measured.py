@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.benchmarks.common import table_text, time_all
 from hardnet.errors import HardNetError
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.timing import time_all
 from hardnet.layers.base import Layer
 from hardnet.layers.registry import LAYERS
 from hardnet.sets import Affine, Box, Equality

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.benchmarks.affine_alternatives import ALTERNATIVES
-from hardnet.benchmarks.common import table_text
+from benchmarks.affine_alternatives import ALTERNATIVES
+from hardnet.experiments.markdown import table_text
 from hardnet.functional import enforce_affine
 
 CONDITIONS = {torch.float64: (1e2, 1e4, 1e6, 1e8, 1e10, 1e12), torch.float32: (1e1, 1e2, 1e3, 1e4, 1e5)}

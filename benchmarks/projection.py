@@ -1,4 +1,4 @@
-"""``hardnet bench projection``: the exact projection against the peers, in one run, as ratios."""
+"""``python -m benchmarks projection``: the exact projection against the peers, in one run, as ratios."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_problems import floors
-from hardnet.benchmarks.peers import NUMBERS, Case, Peer, Run, ours, torch_peers
-from hardnet.benchmarks.peers_jax import jax_peers
+from benchmarks.affine_problems import floors
+from benchmarks.peers import NUMBERS, Case, Peer, Run, ours, torch_peers
+from benchmarks.peers_jax import jax_peers
+from hardnet.experiments import timing
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.functional import project_affine
 
 
@@ -123,9 +126,9 @@ def main_table(
     missing = [name for name, peer in chosen.items() if not peer.installed]
     tools = {"hardnet": Peer((), ours)} | {name: peer for name, peer in chosen.items() if peer.installed}
     rows: list[dict[str, Any]] = []
-    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows, "missing": missing}
+    result = {"environment": environment(device, seed), "dtype": str(dtype), "rows": rows, "missing": missing}
     if device != "cpu":
-        result["copy_bytes_per_ms"] = common.copy_bandwidth(device, megabytes=1024)
+        result["copy_bytes_per_ms"] = timing.copy_bandwidth(device, megabytes=1024)
     for size in sizes or (CPU_SIZES if device == "cpu" else GPU_SIZES):
         case = problem(size, device, dtype, seed)
         exact = _exact(case)
@@ -133,7 +136,7 @@ def main_table(
         rows += _with_floor(found, size, dtype, result.get("copy_bytes_per_ms"))
         _print(rows, str(size))
         if out is not None:  # after every size: a run that is cut short keeps what it has
-            common.write_json(out, result)
+            write_json(out, result, indent=1)
     print("not installed:", ", ".join(missing) or "none")
     return result
 
@@ -169,7 +172,7 @@ def _row(
     try:
         run = peer.build(part)
         works = {"forward": run.forward} | ({"forward+backward": run.both} if run.both else {})
-        times = common.time_all(works, device, seconds)
+        times = timing.time_all(works, device, seconds)
         row |= {key: factor * value for key, value in times.items()}
         row |= _errors(part, run.both() if run.both else (run.forward(), {}), exact)
     except FAILURES as error:
@@ -220,7 +223,7 @@ def _print(rows: Sequence[dict[str, Any]], size: str) -> None:
         ]
         for row in here
     ]
-    print(f"\n{size}\n" + common.table_text(["tool", *keys, "ratio", "right"], lines), flush=True)
+    print(f"\n{size}\n" + table_text(["tool", *keys, "ratio", "right"], lines), flush=True)
 
 
 def _ratio(row: dict[str, Any], base: dict[str, Any]) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.benchmarks import common
+from hardnet.experiments import timing
 
 Size = tuple[int, int, int]
 """(B, n, m)."""
@@ -71,6 +71,6 @@ def replayed(enforce: Enforce, size: Size, shared: bool, dtype: torch.dtype, dev
             return enforce(*numbers[:4])
 
     return {
-        "forward": common.replay_time(forward, sets),
-        "both": common.replay_time(lambda *numbers: gradients(enforce, list(numbers[:4]), numbers[4]), sets),
+        "forward": timing.replay_time(forward, sets),
+        "both": timing.replay_time(lambda *numbers: gradients(enforce, list(numbers[:4]), numbers[4]), sets),
     }

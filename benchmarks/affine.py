@@ -1,4 +1,4 @@
-"""``hardnet bench affine``: the closed form against the library's routines, side by side in one run."""
+"""``python -m benchmarks affine``: the closed form against the library's routines, side by side in one run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_alternatives import ALTERNATIVES, ON_GPU
-from hardnet.benchmarks.affine_conditioning import conditioning, conditioning_table
-from hardnet.benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
+from benchmarks.affine_alternatives import ALTERNATIVES, ON_GPU
+from benchmarks.affine_conditioning import conditioning, conditioning_table
+from benchmarks.affine_problems import Enforce, Size, floors, gradients, problem, replayed
+from hardnet.experiments import timing
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine, factorize
 from hardnet.functional.closed_form import by_formula
 from hardnet.kernels.cpu import launch as cpu
@@ -87,7 +90,7 @@ def measure(size: Size, shared: bool, dtype: torch.dtype, device: str, peers: Se
         if counts[name] < size[0]:
             times |= _times({name: chosen[name]}, _part(case, counts[name]), device)
     named = {"B": size[0], "n": size[1], "m": size[2], "shared_A": shared}
-    ours = [timing.milliseconds * size[0] / counts["hardnet"] for timing in times["hardnet"]]
+    ours = [taken.milliseconds * size[0] / counts["hardnet"] for taken in times["hardnet"]]
     return [named | {"who": name} | _row(times[name], ours, counts[name] / size[0], numbers, exact) for name in chosen]
 
 
@@ -110,8 +113,8 @@ def _samples_in_time(enforce: Enforce, case: list[Tensor], device: str) -> int:
     count = min(FEW, len(case[0]))
     while True:
         work = _tried(partial(gradients, enforce, *_split(_part(case, count))))
-        common.time_each({"warm": work}, device, rounds=1, slow=0.0)
-        elapsed = common.time_each({"once": work}, device, rounds=1, slow=0.0)["once"].milliseconds
+        timing.time_each({"warm": work}, device, rounds=1, slow=0.0)
+        elapsed = timing.time_each({"once": work}, device, rounds=1, slow=0.0)["once"].milliseconds
         if count == len(case[0]) or GROWTH * elapsed > SLOW:
             return count
         count = min(GROWTH * count, len(case[0]))
@@ -119,9 +122,9 @@ def _samples_in_time(enforce: Enforce, case: list[Tensor], device: str) -> int:
 
 def _times(
     chosen: dict[str, Enforce], case: list[Tensor], device: str
-) -> dict[str, tuple[common.Timing, common.Timing]]:
+) -> dict[str, tuple[timing.Timing, timing.Timing]]:
     """Forward, and forward+backward, of some contenders in turns."""
-    forward, both = (common.time_each(works, device, slow=SLOW) for works in _works(chosen, *_split(case)))
+    forward, both = (timing.time_each(works, device, slow=SLOW) for works in _works(chosen, *_split(case)))
     return {name: (forward[name], both[name]) for name in chosen}
 
 
@@ -138,7 +141,7 @@ def _works(chosen: dict[str, Enforce], numbers: list[Tensor], weight: Tensor) ->
     )
 
 
-def _tried(work: common.Work) -> common.Work:
+def _tried(work: timing.Work) -> timing.Work:
     """The work, or what stopped it: a routine that does not get through is a result."""
 
     def attempt() -> object:
@@ -151,19 +154,19 @@ def _tried(work: common.Work) -> common.Work:
 
 
 def _row(
-    times: tuple[common.Timing, common.Timing],
+    times: tuple[timing.Timing, timing.Timing],
     ours: list[float],
     share: float,
     numbers: list[Tensor],
     exact: tuple[Tensor | None, ...],
 ) -> dict[str, Any]:
     """Times of the whole batch, how they were taken, what ratio to ours they are, and errors; or why there are none."""
-    for timing in times:
-        if isinstance(timing.result, Exception):
-            return {"error": f"{type(timing.result).__name__}: {timing.result}"[:200]}
-    forward, both = (timing.milliseconds / share for timing in times)
+    for taken in times:
+        if isinstance(taken.result, Exception):
+            return {"error": f"{type(taken.result).__name__}: {taken.result}"[:200]}
+    forward, both = (taken.milliseconds / share for taken in times)
     return {
-        "forward_ms": forward, "both_ms": both, "rounds": min(timing.rounds for timing in times),
+        "forward_ms": forward, "both_ms": both, "rounds": min(taken.rounds for taken in times),
         "timed_share": share,
         "forward_ratio": forward / ours[0], "both_ratio": both / ours[1],
         "violation": _violation(times[0].result, numbers),
@@ -183,9 +186,9 @@ def run(
     on_gpu = device.startswith("cuda")
     peers = [*ALTERNATIVES, *(ON_GPU if on_gpu else ())] if peers is None else peers
     rows: list[dict] = []
-    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "rows": rows}
+    result = {"environment": environment(device, seed), "dtype": str(dtype), "rows": rows}
     if on_gpu:
-        result["copy_bytes_per_ms"] = common.copy_bandwidth(device, megabytes=1024)
+        result["copy_bytes_per_ms"] = timing.copy_bandwidth(device, megabytes=1024)
     result["conditioning"] = conditioning(device, seed)
     for shared in (False, True):
         for size in sizes or ((SHARED_GPU_SIZES if shared else GPU_SIZES) if on_gpu else CPU_SIZES):
@@ -194,7 +197,7 @@ def run(
                 _add_floor(found, result["copy_bytes_per_ms"], device, dtype)
             rows += found
             if out is not None:  # after every size: a run that is cut short keeps what it has
-                common.write_json(out, result)
+                write_json(out, result, indent=1)
     return result
 
 
@@ -211,7 +214,7 @@ def main_table(
     columns = ["B", "n", "m", "shared_A", "who", "forward_ms", "both_ms", "rounds", "timed_share", "forward_ratio",
                "both_ratio", "violation", "gradient_error"]  # fmt: skip
     columns += DEVICE_COLUMNS * device.startswith("cuda") + ["error"]
-    print(common.table_text(columns, [[row.get(column) for column in columns] for row in result["rows"]]))
+    print(table_text(columns, [[row.get(column) for column in columns] for row in result["rows"]]))
     print()
     print(conditioning_table(result["conditioning"]))
     return result

@@ -1,6 +1,6 @@
 """The measured table: every pair has a row, with numbers or with the method's reason to refuse."""
 
-from hardnet.benchmarks.methods import measure, overview, standard_sets, table
+from hardnet.experiments.measured import measure, overview, standard_sets, table
 
 
 def test_every_pair_is_measured_or_refused_with_a_remedy():

@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
-from hardnet.benchmarks import common
-from hardnet.benchmarks.affine_problems import Size, gradients, large_problem, replayed
+from benchmarks.affine_problems import Size, gradients, large_problem, replayed
 from hardnet.errors import MissingExtraError
+from hardnet.experiments import timing
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine
 
 EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
@@ -60,7 +63,7 @@ def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str,
             return enforce_affine(*numbers)
 
     works = {"forward": forward, "both": lambda: gradients(enforce_affine, numbers, weight)}
-    times = common.time_all(works, device, seconds=0.5, rounds=20)
+    times = timing.time_all(works, device, seconds=0.5, rounds=20)
     row = {"B": size[0], "n": size[1], "m": size[2], "forward_ms": times["forward"], "both_ms": times["both"]}
     if device.startswith("cuda"):
         alone = replayed(enforce_affine, size, False, dtype, device, seed)
@@ -72,16 +75,16 @@ def main_table(device: str = "cpu", out: Path | None = None, peers: object = Non
     """Sweep, fit, print, write JSON and a picture beside it to `out` if given, and return the data."""
     dtype = torch.float32 if device.startswith("cuda") else torch.float64
     sweeps: dict[str, dict[str, Any]] = {}
-    result = {"environment": common.environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
+    result = {"environment": environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
     for name, sizes in SWEEPS["cuda" if device.startswith("cuda") else "cpu"].items():
         rows = [measure(size, device, dtype, seed) for size in sizes]
         grown = [row[name] for row in rows]
         fits = {key: exponent(grown, [_alone(row, key) for row in rows]) for key in ("forward", "both")}
         sweeps[name] = {"rows": rows, "exponents": fits, "expected": EXPECTED[name]}
         if out is not None:  # after every sweep: a run that is cut short keeps what it has
-            common.write_json(out, result)
+            write_json(out, result, indent=1)
     lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
-    print(common.table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
+    print(table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
     if out is not None:
         draw(result, out.with_suffix(".png"))
     return result

@@ -1,0 +1,83 @@
+"""The README's and the docs' tables, generated from the result files: ``python -m benchmarks.pages``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
+from hardnet.errors import FileError
+from hardnet.experiments import tables
+from hardnet.experiments.report import read_runs
+from hardnet.experiments.results import Result
+
+MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
+SHORT = ("pwc", "opt", "cbf")
+"""The experiments of the short list of results; the full one has all."""
+
+
+def parts(results: Path) -> dict[str, Callable[[], str]]:
+    """Every generated part by the name of its markers; a page shows it where the markers stand."""
+    runs = read_runs(results / "paper")
+    return {
+        "results": lambda: paper_tables(runs, tuple(runs)),
+        "results-short": lambda: paper_tables(runs, SHORT),
+        "speed": lambda: speed_tables(results / "bench", RECORDS),
+        "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
+    }
+
+
+def update(root: Path) -> list[Path]:
+    """Rewrite the generated parts of the README and of the docs from ``results/``; return the pages that have some."""
+    known = parts(root / "results")
+    pages = [
+        page for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if MARKED.search(page.read_text())
+    ]
+    for page in pages:
+        page.write_text(fill(page.read_text(), known))
+    return pages
+
+
+def fill(text: str, known: dict[str, Callable[[], str]]) -> str:
+    """Put each generated part between its two markers, ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
+
+    def fresh(match: re.Match[str]) -> str:
+        if match["name"] not in known:
+            raise FileError(f"no generated part '{match['name']}'; there are {', '.join(known)}")
+        return f"{match['head']}{known[match['name']]()}{match['tail']}"
+
+    return MARKED.sub(fresh, text)
+
+
+def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
+    """The tables of some experiments in Markdown, each with what made it."""
+    parts = []
+    for name in names:
+        if name in tables.COLUMNS:
+            table = tables.build(name, runs[name])
+            heading = f"**{table.title}** (`hardnet reproduce {name}`)"
+            parts.append(f"{heading}\n\n{tables.markdown(table)}\n{_made(runs[name])}\n")
+    return "\n".join(parts)
+
+
+def _made(results: list[Result]) -> str:
+    """Device, versions, date and seeds of a table, from its result files."""
+    stamp = results[0].environment
+    seeds, epochs = results[0].seeds, results[0].epochs
+    return (
+        f"Mean (standard deviation) over seeds {seeds[0]}-{seeds[-1]}, {epochs} epochs; the paper's numbers in "
+        f"brackets. {stamp['device']}, torch {stamp['versions']['torch']}, {stamp['date']}. T_train is for all "
+        "seeds together; † breaks the constraints."
+    )
+
+
+def main() -> None:
+    """Update the pages of the repository in the current folder, or in the folder that is given."""
+    for page in update(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

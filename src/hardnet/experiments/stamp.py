@@ -1,0 +1,77 @@
+"""The one stamp of a figure: command, revision, versions, device, threads, date and seed."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(device: torch.device | str, seed: int | None = None) -> dict[str, Any]:
+    """What a figure was made with; `revision` is None outside of a checkout, `seed` where a result lists its own."""
+    device = torch.device(device)
+    return {
+        "command": command(),
+        "revision": revision(Path(__file__)),
+        "versions": _versions(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "seed": seed,
+    }
+
+
+def command() -> str:
+    """The command line, without the folders of the program."""
+    program = Path(sys.argv[0])
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
+
+
+def revision(file: Path) -> str | None:
+    """The commit that a tracked file belongs to, with a mark where its checkout was changed since."""
+    folder = file.resolve().parent
+    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    commit, changes = _git(folder, "rev-parse", "--short=10", "HEAD"), _git(folder, "status", "--porcelain", "-uno")
+    return f"{commit} with changes" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers; None where there is no git or it refuses."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def processor() -> str:
+    """The name of the CPU, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    """Python, torch, hardnet; on a GPU also Triton, which compiles the kernels."""
+    known = {"python": platform.python_version(), "torch": torch.__version__, "hardnet": _version()}
+    return known | {"triton": metadata.version("triton")} if device.type == "cuda" and find_spec("triton") else known
+
+
+def _version() -> str:
+    try:
+        return metadata.version("hardnet")
+    except metadata.PackageNotFoundError:
+        return "from source"
