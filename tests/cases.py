@@ -143,6 +143,9 @@ def far_bound(x: Tensor) -> Tensor:
     return 2 - 5 * x[..., :2].abs()
 
 
+MEAN, STD = draw(4, seed=15), draw(4, seed=16).exp()
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -157,6 +160,10 @@ CASES = [
     Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
+    Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
+    Case(
+        "projection-scaled", lambda: hn.layers.Projection(hn.scaled(moving_rows() & hn.Box(-3.0, 4.0), MEAN, STD)), 4, 4
+    ),
     Case("cvx-ball", lambda: hn.layers.HardNetCvx(ball_of_x()), 4, 2),
     Case("cvx-quadratic", lambda: hn.layers.HardNetCvx(quadratic()), 4),
     Case("cvx-cone", lambda: hn.layers.HardNetCvx(cone()), 4),

@@ -16,6 +16,7 @@ from hardnet.sets import (
     Relaxed,
     SecondOrderCone,
     Simplex,
+    scaled,
 )
 from hardnet.storage import load, save
 
@@ -48,6 +49,7 @@ __all__ = [
     "metrics",
     "register",
     "save",
+    "scaled",
     "sets",
     "solvers",
     "testing",

@@ -12,6 +12,8 @@ from hardnet.sets.lmi import LMI
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
 from hardnet.sets.relaxed import Relaxed
+from hardnet.sets.scaled import scaled
+from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
@@ -31,7 +33,10 @@ __all__ = [
     "Number",
     "Quadratic",
     "Relaxed",
+    "ScaledCurved",
+    "ScaledRows",
     "SecondOrderCone",
     "Simplex",
     "Smooth",
+    "scaled",
 ]

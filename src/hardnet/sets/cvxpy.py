@@ -65,6 +65,14 @@ class Cvxpy(ConstraintSet):
             self._shapes[name] = tuple(torch.as_tensor(value).shape)
         self.take(_stored(name), value, self._shapes[name])
 
+    def sources(self) -> dict[str, tuple[Number, tuple[int, ...]]]:
+        """The parameters as they were given, each with its shape, so that a set like this one can be built."""
+        given = {name: self._functions.get(_stored(name)) for name in self.names}
+        return {
+            name: (getattr(self, _stored(name)) if function is None else function, self._shapes[name])
+            for name, function in given.items()
+        }
+
     @property
     def dim(self) -> int:
         """N."""

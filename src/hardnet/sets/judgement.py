@@ -95,7 +95,7 @@ def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
     own = number.shape[number.dim() - core :]
     if number.shape[: number.dim() - core].numel() == 1:
         return number.reshape(own)
-    return number.expand(*batch, *own).reshape(-1, *own)
+    return number.expand(*batch, *own).reshape(batch.numel(), *own)
 
 
 def _coordinates(piece: BoxedRows | Judgement) -> int:

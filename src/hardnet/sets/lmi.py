@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hardnet.errors import ASYMMETRIC, ShapeError, sentence
@@ -13,7 +12,6 @@ from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SemiDefinite
-from hardnet.solvers.cones import order, unpack
 
 
 class LMI(CurvedSet):
@@ -46,14 +44,11 @@ class LMI(CurvedSet):
 
     def residual(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """``relu(-lambda_min)``, one row; NaN where y is."""
-        packed = numbers.image().value(y)
-        finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
-        matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
-        return torch.where(finite, (-torch.linalg.eigvalsh(matrix)[..., :1]).clamp_min(0), torch.nan)
+        return numbers.residual(y)
 
     def scale(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
-        return numbers.image().size(y)[..., :1]
+        return numbers.scale(y)
 
     def block(self, numbers: SemiDefinite) -> SemiDefinite:
         """The numbers themselves."""

@@ -41,11 +41,11 @@ class Quadratic(CurvedSet):
 
     def residual(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """``relu(1/2 y'Py + q'y + r)``, one row."""
-        return numbers.image().value(y).clamp_min(0)
+        return numbers.residual(y)
 
     def scale(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """The same sum over absolute values, one row."""
-        return numbers.image().size(y)
+        return numbers.scale(y)
 
     def block(self, numbers: Quadratics) -> Quadratics:
         """The numbers themselves."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hardnet.functional.conic import project_intersection
@@ -41,12 +40,11 @@ class SecondOrderCone(CurvedSet):
 
     def residual(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""
-        z = numbers.image().value(y)
-        return (torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]).clamp_min(0)
+        return numbers.residual(y)
 
     def scale(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
-        return numbers.image().size(y)[..., :1]
+        return numbers.scale(y)
 
     def block(self, numbers: SecondOrder) -> SecondOrder:
         """The numbers themselves."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.cones import pack
+from hardnet.solvers.cones import order, pack, unpack
 from hardnet.solvers.images import Image, IntervalImage, QuadraticImage, SecondOrderImage, SemiDefiniteImage
 
 CONVEX = 1e-6
@@ -41,6 +41,15 @@ class Intervals(NamedTuple):
         """``A y in [lower, upper]``."""
         return IntervalImage(*self)
 
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(A y - upper) + relu(lower - A y)``, ``(*batch, m)``."""
+        value = self.image().value(y)
+        return (value - self.upper).clamp_min(0) + (self.lower - value).clamp_min(0)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """The size of the terms of each row, ``(*batch, m)``."""
+        return self.image().size(y)
+
 
 class SecondOrder(NamedTuple):
     """``|A y + b| <= c'y + d``: A ``(k, n)``, b ``(k,)``, c ``(n,)``, d ``()``."""
@@ -63,6 +72,15 @@ class SecondOrder(NamedTuple):
         K = torch.cat([row.expand(*batch, *row.shape[-2:]) for row in rows], dim=-2)
         return SecondOrderImage(K, torch.cat([offset.expand(*batch, offset.shape[-1]) for offset in offsets], dim=-1))
 
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(|A y + b| - c'y - d)``, one row."""
+        z = self.image().value(y)
+        return (torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]).clamp_min(0)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
+        return self.image().size(y)[..., :1]
+
 
 class SemiDefinite(NamedTuple):
     """``F0 + sum_i y_i F_i`` positive semidefinite: F0 ``(k, k)``, F ``(n, k, k)``; only symmetric parts count."""
@@ -78,6 +96,17 @@ class SemiDefinite(NamedTuple):
     def image(self) -> Image:
         """The packed matrix in the semidefinite cone."""
         return SemiDefiniteImage(pack(self.F).mT, pack(self.F0))
+
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(-lambda_min)``, one row; NaN where y is."""
+        packed = self.image().value(y)
+        finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
+        matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
+        return torch.where(finite, (-torch.linalg.eigvalsh(matrix)[..., :1]).clamp_min(0), torch.nan)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
+        return self.image().size(y)[..., :1]
 
 
 class Quadratics(NamedTuple):
@@ -97,6 +126,14 @@ class Quadratics(NamedTuple):
     def image(self) -> Image:
         """The value in ``(-inf, 0]``."""
         return QuadraticImage((self.P + self.P.mT) / 2, self.q, self.r)
+
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(1/2 y'Py + q'y + r)``, one row."""
+        return self.image().value(y).clamp_min(0)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """The same sum over absolute values, one row."""
+        return self.image().size(y)
 
 
 Block = Intervals | SecondOrder | SemiDefinite | Quadratics

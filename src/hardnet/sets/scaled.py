@@ -1,0 +1,98 @@
+"""A set in scaled units: the points z with ``mean + std z in C(x)``.
+
+A network that is trained on scaled targets emits ``z = (y - mean) / std``: its constraint must be scaled as well, or it
+holds for other numbers than those that anybody uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, sentence
+from hardnet.sets.base import ConstraintSet, Number
+from hardnet.sets.curved import CurvedSet
+from hardnet.sets.cvxpy import Cvxpy
+from hardnet.sets.intersection import Intersection
+from hardnet.sets.relaxed import Relaxed
+from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
+from hardnet.sets.smooth import Smooth, SmoothFunction
+
+
+def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSet:
+    """The set of all z with ``mean + std z in C(x)``, under the same names.
+
+    General rows and curved sets keep their units, so that violations, and the weights of `Relaxed`, mean what they
+    meant; the coordinates of a box are measured in scaled units and still hold exactly there. The nearest point is the
+    nearest in scaled units.
+
+    Args:
+        constraint: C(x); its functions of x and learned numbers are kept, and see the same x.
+        mean: ``(n,)`` or a number, or, for affine rows and curved sets, a function of x that returns ``(*batch, n)``.
+        std: Like `mean`, > 0. Where a function of x gives another number that sample is refused.
+    """
+    if not isinstance(constraint, ConstraintSet):
+        raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
+    if isinstance(constraint, Intersection):
+        return Intersection([scaled(part, mean, std) for part in constraint.parts], name=constraint.name)
+    if isinstance(constraint, Relaxed):
+        return Relaxed(_rows(constraint.constraint, mean, std), constraint.get_buffer("weight"), name=constraint.name)
+    if isinstance(constraint, Smooth):
+        functions = (_compose(function, mean, std) for function in (constraint.inequality, constraint.equality))
+        return Smooth(constraint.dim, *functions, name=constraint.name)
+    if isinstance(constraint, Cvxpy):
+        return _rebuilt(constraint, mean, std)
+    return (ScaledCurved if isinstance(constraint, CurvedSet) else ScaledRows)(constraint, mean, std)
+
+
+def _rows(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSet:
+    """The rows of a set that may give way, all in the units of y, in which its weights were written."""
+    if isinstance(constraint, Intersection):
+        return Intersection([_rows(part, mean, std) for part in constraint.parts], name=constraint.name)
+    return ScaledRows(constraint, mean, std, keep_box=False)
+
+
+class InUnits:
+    """``function(mean + std z, ...)``: a function of y as one of z; an object, so that it can be pickled."""
+
+    def __init__(self, function: Any, mean: Number, std: Number) -> None:
+        for name, value in (("mean", mean), ("std", std)):
+            if callable(value) and not isinstance(value, Tensor):
+                raise DTypeError(sentence(name, "constants for a set given by functions of y", "a function of x"))
+        self.function = function
+        self.mean, self.std = (torch.as_tensor(part, dtype=torch.float64).detach() for part in (mean, std))
+        if not bool(self.mean.isfinite().all()):
+            raise NOT_FINITE.of("mean")
+        if not bool((self.std.isfinite() & (self.std > 0)).all()):
+            raise NOT_POSITIVE.of("std")
+
+
+class SmoothInUnits(InUnits):
+    """A function of tensors, ``(z, x) -> values``."""
+
+    def __call__(self, z: Tensor, x: Any) -> Tensor:
+        """The values at ``mean + std z``."""
+        return self.function(self.mean.to(z) + self.std.to(z) * z, x)
+
+
+class BuildInUnits(InUnits):
+    """A function that builds CVXPY constraints."""
+
+    def __call__(self, z: Any, **parameters: Any) -> Any:
+        """The constraints of ``mean + std z``."""
+        import cvxpy
+
+        return self.function(self.mean.numpy() + cvxpy.multiply(self.std.numpy(), z), **parameters)
+
+
+def _compose(function: SmoothFunction | None, mean: Number, std: Number) -> SmoothFunction | None:
+    """The function in scaled units; None stays None."""
+    return None if function is None else SmoothInUnits(function, mean, std)
+
+
+def _rebuilt(constraint: Cvxpy, mean: Number, std: Number) -> Cvxpy:
+    """The program again, with the variable in scaled units and the same parameters."""
+    build = BuildInUnits(constraint._functions["build"], mean, std)
+    return Cvxpy(build, constraint.dim, constraint.sources(), name=constraint.name)
