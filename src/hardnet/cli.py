@@ -34,6 +34,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few epochs only, to see every part work.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option(help="published, best or both, comma-separated; both unless methods are named.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the methods of an experiment, all seeds at once, and write one result file per method."""
@@ -42,7 +45,7 @@ def reproduce(
     from hardnet.train import bars
 
     options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
-    asked = request(experiment, **options, out=out, resume=resume, quick=quick)
+    asked = request(experiment, **options, out=out, resume=resume, quick=quick, recipe=recipe)
     if as_json:
         _print_json([str(path) for path in run(asked)])
         return

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hardnet.errors import ShapeError
+from hardnet.errors import OptionError, ShapeError
 from hardnet.train.normalisation import StackedBatchNorm
 from hardnet.train.stacked import StackedDropout, StackedMLP, streams_of
 
@@ -99,3 +99,22 @@ def test_one_sample_cannot_be_normalised():
 def test_a_network_needs_two_widths_and_a_seed(sizes, seeds):
     with pytest.raises(ShapeError, match="sizes and streams: expected two widths and one seed at least"):
         StackedMLP(sizes, streams_of(seeds))
+
+
+def test_a_linear_path_starts_at_zero_and_is_added_to_the_output():
+    plain = StackedMLP((3, 8, 2), streams_of([1, 2]), activation="silu")
+    beside = StackedMLP((3, 8, 2), streams_of([1, 2]), activation="silu", skip=True)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    assert torch.equal(plain(x), beside(x))
+    with torch.no_grad():
+        beside.skip.weight += 1
+    torch.testing.assert_close(beside(x), plain(x) + x.sum(-1, keepdim=True))
+
+
+def test_dropout_may_differ_from_layer_to_layer():
+    net = StackedMLP((3, 8, 8, 2), streams_of([1]), dropout=(0.5, 0.0))
+    assert [layer.rate for layer in net.dropouts] == [0.5, 0.0]
+    with pytest.raises(ShapeError, match="dropout: expected one share, or 2 of them, got 1"):
+        StackedMLP((3, 8, 8, 2), streams_of([1]), dropout=(0.5,))
+    with pytest.raises(OptionError, match="activation: expected one of relu, silu, got 'gelu'"):
+        StackedMLP((3, 8, 2), streams_of([1]), activation="gelu")

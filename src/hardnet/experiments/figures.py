@@ -24,6 +24,7 @@ COLOURS = {
     "dc3-tuned": "#e08e79",
     "aff": "#1a7f5a",
     "projection": "#2f6db5",
+    "projection-best": "#d4377d",
     "cbf-qp": "#7d4fa3",
     "optimal": "#111111",
 }
@@ -106,7 +107,7 @@ def _learned(panel: Any, problem: Piecewise, result: Result, moment: str) -> Non
     x, target = problem.test.squeeze(-1), problem.target(problem.test).squeeze(-1)
     y = torch.tensor(seeds[0], dtype=torch.float64)
     label = f"{result.label} ({(y - target).square().mean():.2f})"
-    panel.plot(x.tolist(), y.tolist(), label=label, **_line(result.method))
+    panel.plot(x.tolist(), y.tolist(), label=label, **_line(result.key))
 
 
 def _piecewise_background(panel: Any, problem: Piecewise) -> None:
@@ -148,7 +149,7 @@ def trajectories(results: Sequence[Result], references: Sequence[dict[str, Any]]
         for result in results:
             paths = result.figures.get("last", {}).get("trajectory")
             if paths:
-                _trajectory(panel, paths[0], result.method, result.label, result.metrics["cost"], "-")
+                _trajectory(panel, paths[0], result.key, result.label, result.metrics["cost"], "-")
         panel.plot([0], [0], "*", color="black", ms=9, zorder=5)
         panel.annotate("goal", (0, 0), textcoords="offset points", xytext=(6, 5), fontsize=8)
         panel.set_aspect("equal")
@@ -197,32 +198,60 @@ def _descent(panel: Any, path: dict[str, Any]) -> None:
 
 
 def learning_curves(results: Sequence[Result], objective: str, limit: float | None) -> Draw:
-    """Objective and largest violation on the validation set: the mean over the seeds and their range."""
+    """Objective by epochs and by seconds of training, and largest violation: mean over the seeds and range."""
 
     def draw(figure: Any) -> None:
-        left, right = figure.subplots(1, 2)
+        panels = figure.subplots(1, 3)
         for result in results:
-            _curve(left, result, "objective")
-            _curve(right, result, "violation", floor=1e-17)
-        if limit is not None:
-            left.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
-            left.set_ylim(top=min(left.get_ylim()[1], limit + 3 * abs(limit)))  # a bad start must not flatten the rest
-        left.set_yscale("log" if objective == "mse" else "linear")
-        right.set_yscale("log")
-        for panel, title in ((left, objective), (right, "largest violation")):
+            _curve(panels[0], result, "objective")
+            _curve(panels[1], result, "objective", by="seconds")
+            _curve(panels[2], result, "violation", floor=1e-17)
+        for panel in panels[:2]:
+            _objective_axis(panel, objective, limit)
+        panels[2].set_yscale("log")
+        panels[1].set_xscale("log")
+        named = zip(panels, (objective, objective, "largest violation"), ("epoch", "seconds", "epoch"), strict=True)
+        for panel, title, below in named:
             panel.set_title(title, fontsize=9)
-            panel.set_xlabel("epoch")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+            panel.set_xlabel(below)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
     return draw
 
 
-def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf) -> None:
+def _objective_axis(panel: Any, objective: str, limit: float | None) -> None:
+    """The limit as a line; a logarithmic scale for errors; a bad start must not flatten the rest."""
+    if limit is not None:
+        panel.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
+        panel.set_ylim(top=min(panel.get_ylim()[1], limit + 3 * abs(limit)))
+    panel.set_yscale("log" if objective == "mse" else "linear")
+
+
+def gap_histogram(results: Sequence[Result], best: Sequence[float]) -> Draw:
+    """The share of test samples by their gap to the best known value, ``(f - f*) / |f*|``, first seed."""
+
+    def draw(figure: Any) -> None:
+        panel = figure.subplots()
+        edges = [10 ** (-6 + 0.25 * step) for step in range(29)]
+        for result in results:
+            values = result.figures.get("last", {}).get("per_sample")
+            if values:
+                gaps = [max((value - least) / abs(least), edges[0]) for value, least in zip(values, best, strict=True)]
+                panel.hist(gaps, edges, histtype="step", color=colour(result.key), lw=1.5, label=result.label)
+        panel.set_xscale("log")
+        panel.set_xlabel("gap to the best known value of the sample")
+        panel.set_ylabel("test samples")
+        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+    return draw
+
+
+def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf, by: str = "epoch") -> None:
     """The mean over the seeds and their range; what a logarithm cannot show is drawn at the floor."""
-    epochs = result.history.get("epoch", [])
+    across = result.history.get(by, [])
     curves = [[max(value, floor) for value in values] for values in result.history.get(name, [])]
-    if not any(math.isfinite(value) for values in curves for value in values):
-        return
-    panel.plot(epochs, [statistics.fmean(values) for values in curves], label=result.label, **_line(result.method))
+    if len(across) != len(curves) or not any(math.isfinite(value) for values in curves for value in values):
+        return  # files of version 0.1 have no seconds
+    panel.plot(across, [statistics.fmean(values) for values in curves], label=result.label, **_line(result.key))
     low, high = list(map(min, curves)), list(map(max, curves))
-    panel.fill_between(epochs, low, high, color=colour(result.method), alpha=0.18, lw=0)
+    panel.fill_between(across, low, high, color=colour(result.key), alpha=0.18, lw=0)

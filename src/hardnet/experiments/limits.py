@@ -81,7 +81,7 @@ def _best_control(problem: Unicycle) -> Optimum:
 def _record_control(controls: list[Tensor]) -> Callable[..., Tensor]:
     """An integrand that keeps every control it is shown."""
 
-    def keep(x: Tensor, control: Tensor, y: Tensor) -> Tensor:
+    def keep(x: Tensor, control: Tensor, y: Tensor, raw: Tensor) -> Tensor:
         controls.append(control)
         return torch.zeros_like(x[..., :1])
 

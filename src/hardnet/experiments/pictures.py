@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.layers.hardnet_aff import HardNetAff
 from hardnet.model import HardNet
-from hardnet.problems import Piecewise, Policy, Problem, Unicycle, gradient_path
+from hardnet.problems import Piecewise, Policy, Problem, Programs, Unicycle, gradient_path
 from hardnet.problems.unicycle import Rollout
 from hardnet.train import stacked_net
 
@@ -39,12 +39,18 @@ def _(problem: Piecewise, policy: Policy, seeds: int) -> dict[str, Tensor]:
 
 
 @drawn.register
+def _(problem: Programs, policy: Policy, seeds: int) -> dict[str, Tensor]:
+    """The objective of every test instance by the first seed: ``(samples,)``."""
+    return {"per_sample": problem.value(policy(problem.test.expand(seeds, -1, -1))[0])}
+
+
+@drawn.register
 def _(problem: Unicycle, policy: Policy, seeds: int) -> dict[str, Tensor]:
-    """Where the first test state goes with the policy of each seed: ``(seeds, sub-steps, 2)``."""
+    """Where the first test state goes with the policy of each seed, ``(seeds, sub-steps, 2)``, and all costs of one."""
     states: list[Tensor] = []
-    start = problem.test[:1].expand(seeds, 1, -1)
-    problem.rollout(policy, start, problem.cost_and_residual, record=_keep(states))
-    return {"trajectory": torch.stack(states, 1)}
+    all_of_one = problem.test.expand(seeds, -1, -1)
+    end = problem.rollout(policy, all_of_one, problem.cost_and_residual, record=_keep(states))
+    return {"trajectory": torch.stack(states, 1), "per_sample": end.total[0, :, 0]}
 
 
 def _keep(states: list[Tensor]) -> Callable[[Rollout], None]:

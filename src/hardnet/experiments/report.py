@@ -12,6 +12,7 @@ from typing import Any
 
 from hardnet.errors import FileError
 from hardnet.experiments import figures, limits, paper, tables
+from hardnet.experiments.recipes import BEST
 from hardnet.experiments.results import Result, read_result
 from hardnet.experiments.specs import PAPER
 from hardnet.experiments.style import CSS
@@ -33,6 +34,8 @@ CAPTIONS: dict[str, str] = {
     "trajectories": "From the first test state, first seed. Grey: obstacles, which the barriers keep at a distance. In "
     "parentheses: mean cost over the test states.",
     "paths": "100 steps of gradient descent from the same weights. Shaded: forbidden. Stars: targets.",
+    "gaps": "How far each test sample is from the best value known for it, first seed; what is below 1e-6, or better "
+    "than that value, is drawn at 1e-6.",
     "learning": "On the validation set. Line: mean over the seeds; band: their range. Zero is drawn at 1e-17.",
 }
 REFERENCES = ("cbf-qp", "optimal")
@@ -80,13 +83,20 @@ def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
     order = [method.name for method in PAPER]
     runs: dict[str, list[Result]] = {}
     for name in tables.TITLES:
-        files = [file for file in sorted((runs_dir / name).glob("*.json")) if file.stem != "run"]
-        results = [read_result(file) for file in files]
+        results = [read_result(file) for folder in (runs_dir, runs_dir / BEST) for file in _result_files(folder / name)]
         if results:
-            runs[name] = sorted(results, key=lambda r: order.index(r.method) if r.method in order else len(order))
+            runs[name] = sorted(results, key=lambda r: (r.recipe == BEST, _place(r.method, order)))
     if not runs:
         raise FileError(f"{runs_dir}: no results here; expected files like pwc/aff.json, as 'hardnet reproduce' writes")
     return runs
+
+
+def _result_files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("*.json")) if file.stem != "run"]
+
+
+def _place(method: str, order: list[str]) -> int:
+    return order.index(method) if method in order else len(order)
 
 
 def _section(name: str, results: list[Result], folder: Path) -> Section:
@@ -113,9 +123,12 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
         for result in results
         if "paths" in result.figures
     ]
+    best = known["rows"][0].get("per_sample") if known else None
+    if best and "per_sample" in shown:
+        drawn.append(("gaps", figures.gap_histogram(results, best), (9.6, 3.2)))
     if problem is not None and any(result.history.get("epoch") for result in results):
         limit = known["limit"]["value"] if known else None
-        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (9.6, 3.4)))
+        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (12.0, 3.6)))
     return drawn
 
 

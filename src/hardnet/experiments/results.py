@@ -27,6 +27,8 @@ class Result:
             seed and the whole test set.
         figures: What the figures draw.
         environment: What the numbers were made with.
+        recipe: How it was trained: ``"published"`` or ``"best"``.
+        differs: What is different from the published training.
     """
 
     problem: str
@@ -39,6 +41,13 @@ class Result:
     timing: dict[str, float]
     figures: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    recipe: str = "published"
+    differs: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the method, and of the recipe where it is not the published one."""
+        return self.method if self.recipe == "published" else f"{self.method}-{self.recipe}"
 
 
 ENTRIES = {

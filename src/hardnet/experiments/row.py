@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from hardnet.errors import FileError
 from hardnet.experiments.pictures import gradient_paths, picture
+from hardnet.experiments.recipes import AS_PUBLISHED, Recipe
 from hardnet.experiments.results import Result, read_result, write_result
 from hardnet.experiments.specs import Method
 from hardnet.experiments.stamp import environment
@@ -47,6 +48,7 @@ class Row:
         folder: Of the result file.
         resume: Whether to go on with what the folder holds.
         device: Where to train.
+        recipe: How to train.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Row:
     folder: Path
     resume: bool
     device: torch.device
+    recipe: Recipe = AS_PUBLISHED
 
     @property
     def result(self) -> Path:
@@ -69,9 +72,15 @@ class Row:
         return self.folder / f"{self.method.name}.safetensors"
 
     @property
+    def label(self) -> str:
+        """As the tables print it."""
+        return self.method.label if self.recipe is AS_PUBLISHED else f"{self.method.label}, {self.recipe.name} recipe"
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What all files of the folder share."""
-        return {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
+        shared = {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
+        return shared if self.recipe is AS_PUBLISHED else shared | {"recipe": self.recipe.name}
 
     def run(self, display: Display, world: World, interrupted: Callable[[], bool]) -> Path:
         """Train, test and write, unless the result is there already, whole."""
@@ -99,14 +108,14 @@ class Row:
         if self.device.type == "cuda":
             torch.compiler.reset()  # the compiled loops of earlier rows count against torch's limit on variants
         streams = streams_of(self.seeds)
-        model = build_model(problem, self.method, streams).to(self.device)
-        settings = self.method.settings(problem, self.epochs, model.layer.guarantee)
+        model = build_model(problem, self.method, streams, self.recipe).to(self.device)
+        settings = self.recipe.adapt(self.method.settings(problem, self.epochs, model.layer.guarantee))
         training = Training(problem, model, streams, settings, world)
         first = picture(problem, model)
         identity = self.identity | {"method": self.method.name}
         if self.resume and self.checkpoint.exists():
             load_checkpoint(training, self.checkpoint, identity)
-        display.begin(f"{self.name} {self.method.label}", training)
+        display.begin(f"{self.name} {self.label}", training)
         if not training.run(_Watcher(self.checkpoint, identity, display, world, interrupted)):
             raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
         if world.rank == 0:
@@ -116,9 +125,9 @@ class Row:
     def _result(self, problem: Problem, training: Training, figures: dict[str, Any]) -> Result:
         seconds = {"train_s": training.seconds, "setup_s": training.setup_seconds}
         timing = seconds | {"test_ms": time_of_test(training.model, problem.test)}
-        row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
-        metrics = final_metrics(problem, training)
-        return Result(*row, metrics, asdict(training.history), timing, figures, environment(self.device))
+        row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
+        measured = final_metrics(problem, training), asdict(training.history), timing, figures
+        return Result(*row, *measured, environment(self.device), self.recipe.name, self.recipe.differs)
 
     def _paths(self) -> Result:
         row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
@@ -150,13 +159,12 @@ class _Watcher:
         return stop
 
 
-def build_model(problem: Problem, method: Method, streams: list[Generator]) -> HardNet:
-    """The network of the paper, one per seed, in front of the method's layer."""
-    layer = method.build(problem)
-    sizes = (problem.encoded_dim, *problem.hidden.sizes, layer.raw_dim or problem.output_dim)
-    hidden = problem.hidden
-    net = StackedMLP(sizes, streams, batch_norm=hidden.batch_norm, dropout=hidden.dropout, encode=problem.encode)
-    return HardNet(net, problem.constraint, layer)
+def build_model(problem: Problem, method: Method, streams: list[Generator], recipe: Recipe = AS_PUBLISHED) -> HardNet:
+    """The network of the recipe, one per seed, in front of the method's layer."""
+    layer = method.build(problem, **recipe.options)
+    hidden = asdict(recipe.network(problem))
+    sizes = (problem.encoded_dim, *hidden.pop("sizes"), layer.raw_dim or problem.output_dim)
+    return HardNet(StackedMLP(sizes, streams, **hidden, encode=problem.encode), problem.constraint, layer)
 
 
 @torch.no_grad()

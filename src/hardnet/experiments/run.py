@@ -14,11 +14,12 @@ import torch
 
 from hardnet.errors import FileError, HardNetError, sentence
 from hardnet.experiments import specs
+from hardnet.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
 from hardnet.experiments.results import read_json, write_json
 from hardnet.experiments.row import Row
 from hardnet.experiments.specs import Method
 from hardnet.files import sole_run
-from hardnet.problems import PROBLEMS
+from hardnet.problems import PROBLEMS, Problem
 from hardnet.train import Display, InterruptedRunError, Silence, World, joined, local_device
 
 RUN = "run.json"
@@ -40,6 +41,8 @@ class Request:
         quick: Whether a few epochs are enough.
         named: Whether the methods were asked for by name, so that one that cannot run is an error.
         default: Whether no methods were asked for, so that those are left out that take hours.
+        recipes: Names of the recipes; None for the published one where methods are named, and for all of them elsewhere
+            but for what takes hours on this device.
     """
 
     experiments: list[str]
@@ -52,6 +55,7 @@ class Request:
     quick: bool = False
     named: bool = False
     default: bool = False
+    recipes: list[str] | None = None
 
 
 def request(
@@ -64,12 +68,15 @@ def request(
     out: str | Path = "runs",
     resume: bool = False,
     quick: bool = False,
+    recipe: str | None = None,
 ) -> Request:
     """Check what was asked for before anything is run or written."""
+    recipes = None if recipe is None else choose_recipes(recipe)
     specs.choose_epochs(epochs, experiment, quick)
     named = methods not in (None, "all")
     chosen = specs.choose_experiments(experiment), specs.choose_methods(methods), specs.choose_seeds(seeds)
-    return Request(*chosen, epochs, choose_device(device), Path(out), resume, quick, named, methods is None)
+    told = resume, quick, named, methods is None, recipes
+    return Request(*chosen, epochs, choose_device(device), Path(out), *told)
 
 
 def choose_device(name: str) -> torch.device:
@@ -115,25 +122,46 @@ def _attempt(asked: Request, row: Row, display: Display, run: Callable[[], Path]
 
 
 def _rows(asked: Request, name: str, display: Display) -> list[Row]:
-    """One row per method that can express the problem; the others are named with their reasons."""
-    epochs = specs.choose_epochs(asked.epochs, name, asked.quick)
-    rest = (asked.seeds, epochs, asked.out / name, asked.resume, asked.device)
+    """One row per recipe and method that can express the problem; the others are named with their reasons."""
     if name not in PROBLEMS:
-        return [Row(name, None, specs.all_methods()["aff"], *rest)]
+        epochs = specs.choose_epochs(asked.epochs, name, asked.quick)
+        return [Row(name, None, specs.all_methods()["aff"], asked.seeds, epochs, asked.out / name, *_how(asked))]
     problem = PROBLEMS[name]().to(asked.device)
-    rows = []
-    for method in asked.methods:
-        if asked.default and name not in method.tables:
-            display.note(f"{name} {method.name}: left out, it takes hours here; ask for it with --methods")
-            continue
-        reason = specs.refusal(method, problem)
+    usual = [PUBLISHED] if asked.named else RECIPES
+    found = (recipe_of(name, recipe) for recipe in asked.recipes or usual)
+    return [row for recipe in found if recipe is not None for row in _rows_of(asked, problem, recipe, display)]
+
+
+def _rows_of(asked: Request, problem: Problem, recipe: Recipe, display: Display) -> list[Row]:
+    """The rows of one recipe."""
+    name, rows = problem.name, []
+    epochs = specs.choose_epochs(asked.epochs, name, asked.quick, recipe.epochs)
+    folder = asked.out / name if recipe is AS_PUBLISHED else asked.out / recipe.name / name
+    known = specs.all_methods()
+    own = asked.methods if asked.named or recipe.methods is None else [known[method] for method in recipe.methods]
+    for method in own:
+        slow = _takes_hours(asked, problem, recipe, method)
+        reason = slow or specs.refusal(method, problem)
         if reason is None:
-            rows.append(Row(name, problem, method, *rest))
-        elif asked.named and len(asked.experiments) == 1:
+            rows.append(Row(name, problem, method, asked.seeds, epochs, folder, *_how(asked), recipe))
+        elif not slow and asked.named and len(asked.experiments) == 1:
             raise HardNetError(f"{name}: {reason}")
         else:
             display.note(f"{name} {method.name}: left out, {reason}")
     return rows
+
+
+def _how(asked: Request) -> tuple[bool, torch.device]:
+    return asked.resume, asked.device
+
+
+def _takes_hours(asked: Request, problem: Problem, recipe: Recipe, method: Method) -> str | None:
+    """Why a row that nobody asked for by name is left out; None where it is run."""
+    if asked.default and recipe is AS_PUBLISHED and problem.name not in method.tables:
+        return "it takes hours here; ask for it with --methods"
+    if asked.recipes is None and recipe.needs_gpu and asked.device.type == "cpu":
+        return f"its {recipe.name} recipe takes hours on a CPU; ask for it with --recipe"
+    return None
 
 
 def _claim_folders(rows: list[Row], world: World) -> None:

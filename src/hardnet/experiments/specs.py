@@ -38,7 +38,8 @@ class Method:
     Attributes:
         name: As the command line spells it.
         label: As the tables print it.
-        build: Makes the layer for a problem; raises an error of hardnet where the method cannot express it.
+        build: Makes the layer for a problem, with options of the layer where a recipe has some; raises an error of
+            hardnet where the method cannot express it.
         penalised: Whether the loss has the penalty on violations.
         warm: Whether the first epochs train without the layer, where the problem asks for that.
         captured: Whether its steps can be captured on a GPU: it never looks at the data.
@@ -47,7 +48,7 @@ class Method:
 
     name: str
     label: str
-    build: Callable[[Problem], Layer]
+    build: Callable[..., Layer]
     penalised: bool = True
     warm: bool = False
     captured: bool = True
@@ -68,9 +69,9 @@ class Method:
         )
 
 
-def by_name(layer: str) -> Callable[[Problem], Layer]:
-    """Build the layer of this name with its defaults."""
-    return lambda problem: build_layer(problem.constraint, layer)
+def by_name(layer: str) -> Callable[..., Layer]:
+    """Build the layer of this name with its defaults, but for the given options."""
+    return lambda problem, **options: build_layer(problem.constraint, layer, **options)
 
 
 def published_dc3(problem: Problem) -> Layer:
@@ -175,11 +176,11 @@ def _seed(digits: str) -> int:
     return int(digits)
 
 
-def choose_epochs(epochs: int | None, problem: str, quick: bool) -> int:
-    """The given number of epochs, the published one, or a few for a quick look."""
+def choose_epochs(epochs: int | None, problem: str, quick: bool, usual: int | None = None) -> int:
+    """The given number of epochs, a few for a quick look, or the usual number: the published one by default."""
     if epochs is not None and epochs < 1:
         raise HardNetError(sentence("--epochs", "at least 1", epochs))
-    return epochs or (QUICK_EPOCHS.get(problem, 30) if quick else PUBLISHED_EPOCHS)
+    return epochs or (QUICK_EPOCHS.get(problem, 30) if quick else usual or PUBLISHED_EPOCHS)
 
 
 def refusal(method: Method, problem: Problem) -> str | None:

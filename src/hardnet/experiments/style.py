@@ -50,6 +50,7 @@ thead th { border-bottom: 2px solid var(--ink); font-weight: 600; }
 tbody th { font-weight: 500; }
 .reference th, .reference td { color: var(--soft); font-style: italic; }
 .ours th, .ours td { font-weight: 600; }
+.recipe td { text-align: left; white-space: normal; color: var(--soft); font-style: italic; padding-top: 1rem; }
 .ours small { font-weight: 400; }
 .holds { background: var(--green); }
 .broken { background: var(--red); }

@@ -79,6 +79,8 @@ class Row:
     metrics: dict[str, list[float]]
     published: paper.Published
     network: bool = True
+    differs: str | None = None
+    """What its recipe changes of the published training; None for the published one."""
 
     @property
     def feasible(self) -> bool | None:
@@ -112,9 +114,12 @@ def build(problem: str, results: Sequence[Result]) -> Table:
     known = limits.load(problem) or {"limit": None, "rows": []}
     published = paper.published(problem)
     rows = [_limit_row(row, published) for row in known["rows"]]
-    rows += [Row(r.method, r.label, _numbers(r), published.get(r.method, {})) for r in results]
+    as_published = [r for r in results if r.recipe == "published"]
+    rows += [Row(r.method, r.label, _numbers(r), published.get(r.method, {})) for r in as_published]
     present = {row.method for row in rows}
     rows += [Row(name, NAMES[name], {}, numbers) for name, numbers in published.items() if name not in present]
+    others = [r for r in results if r.recipe != "published"]
+    rows += [Row(r.key, r.label, _numbers(r), {}, differs=r.differs) for r in others]
     columns = tuple(c for c in COLUMNS[problem] if any(_filled(row, c) for row in rows))
     return Table(problem, columns, tuple(rows), known["limit"])
 
@@ -192,8 +197,11 @@ def markdown(table: Table) -> str:
     for row in table.rows:
         cells = [_with_paper(ours(row, column), theirs(row, column)) for column in table.columns]
         ratio = [of_limit(table, row)] if table.limit else []
+        if row.differs is not None:
+            lines.append([f"*{row.differs}:*", *[""] * (len(table.header()) - 1)])
         lines.append([row.label, cells[0], *ratio, *cells[1:]])
-    return table_text(table.header(), lines) + "\n"
+    return table_text(table.header(), lines) + "
+"
 
 
 def _with_paper(measured: str, published: str) -> str:
@@ -211,7 +219,10 @@ def _html_row(table: Table, row: Row) -> str:
     cells = [_html_cell(row, column) for column in table.columns]
     ratio = [f"<td>{of_limit(table, row)}</td>"] if table.limit else []
     kind = " class='ours'" if row.method == OURS else "" if row.network else " class='reference'"
-    return f"<tr{kind}><th>{html.escape(row.label)}</th>{cells[0]}{''.join(ratio)}{''.join(cells[1:])}</tr>"
+    above = ""
+    if row.differs is not None:
+        above = f"<tr class='recipe'><td colspan='{len(table.header())}'>{html.escape(row.differs)}</td></tr>"
+    return f"{above}<tr{kind}><th>{html.escape(row.label)}</th>{cells[0]}{''.join(ratio)}{''.join(cells[1:])}</tr>"
 
 
 def _html_cell(row: Row, column: Column) -> str:

@@ -19,17 +19,30 @@ from hardnet.errors import MissingExtraError
 from hardnet.metrics import summarise
 from hardnet.sets.base import ConstraintSet
 
-Policy = Callable[[Tensor], Tensor]
-"""From inputs ``(*batch, input_dim)`` to outputs ``(*batch, output_dim)``: a network, enforced or raw."""
+Policy = Callable[[Tensor], Any]
+"""From inputs ``(*batch, input_dim)`` to outputs ``(*batch, output_dim)``: a network, enforced or raw.
+
+Where a loss weighs the displacement, its policy gives ``(y, raw)``.
+"""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The hidden blocks of the backbone: Linear, then BatchNorm if asked, ReLU, then Dropout if asked."""
+    """The hidden blocks of the backbone: Linear, then BatchNorm if asked, the activation, then Dropout if asked.
+
+    Attributes:
+        sizes: The widths.
+        batch_norm: Whether every block is normalised.
+        dropout: The share of units dropped after every block, or one share per block.
+        activation: ``"relu"`` or ``"silu"``.
+        skip: Whether a linear map of the input is added to the output: ``raw = W x + net(x)``.
+    """
 
     sizes: tuple[int, ...] = (200, 200)
     batch_norm: bool = False
-    dropout: float = 0.0
+    dropout: float | tuple[float, ...] = 0.0
+    activation: str = "relu"
+    skip: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +117,15 @@ class Problem(ABC):
         return x
 
     @abstractmethod
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0) -> Tensor:
-        """Objective plus ``soft_weight * sum residual^2`` per sample: ``(*leading, samples)``.
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
+        """``objective + soft_weight * sum residual^2 + displacement * |y - raw|^2``, ``(*leading, samples)``.
 
-        A weight of zero skips the residuals altogether.
+        A weight of zero skips its term altogether; with a displacement the policy gives ``(y, raw)``.
         """
 
-    def bounded_loss(self, policy: Policy, x: Tensor, soft_weight: float, budget: int) -> tuple[Tensor, Tensor]:
+    def bounded_loss(
+        self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """The loss in a fixed number of operations without host sync, for graph capture.
 
         Args:
@@ -118,11 +133,12 @@ class Problem(ABC):
             x: ``(*leading, samples, input_dim)``.
             soft_weight: As in `loss`.
             budget: Iterations of the inner loop, where the problem has one.
+            displacement: As in `loss`.
 
         Returns:
             The loss, and which samples would have needed a larger budget (their loss is then too small).
         """
-        loss = self.loss(policy, x, soft_weight)
+        loss = self.loss(policy, x, soft_weight, displacement)
         return loss, torch.zeros_like(loss, dtype=torch.bool)
 
     @abstractmethod
@@ -139,6 +155,16 @@ class Problem(ABC):
             if isinstance(value, Tensor | nn.Module):
                 setattr(moved, name, copy.deepcopy(value, memo).to(device))
         return moved
+
+
+def both_outputs(answer: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """``(y, raw)`` of what a policy gave; y stands for raw where it gave y alone."""
+    return answer if isinstance(answer, tuple) else (answer, answer)
+
+
+def moved(y: Tensor, raw: Tensor) -> Tensor:
+    """``|y - raw|^2`` per sample; y counts as a constant, so that the term pulls on raw alone."""
+    return (y.detach() - raw).square().sum(-1)
 
 
 def random_state(seed: int) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardnet.metrics import penalty, summarise
-from hardnet.problems.base import DC3Settings, Policy, Problem, random_state
+from hardnet.problems.base import DC3Settings, Policy, Problem, both_outputs, moved, random_state
 from hardnet.sets import Affine
 
 Piece = Callable[[Tensor], Tensor]
@@ -98,11 +98,13 @@ class Piecewise(Problem):
         else:
             self.constraint = Affine(_one_sided_matrix, upper=BOUND)
 
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0) -> Tensor:
-        """``|y - target|^2 + soft_weight * sum residual^2`` per sample."""
-        y = policy(x)
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
+        """``|y - target|^2 + soft_weight * sum residual^2 + displacement * |y - raw|^2`` per sample."""
+        y, raw = both_outputs(policy(x))
         error = (y - self.target(x)).square().sum(-1)
-        return error + soft_weight * penalty(self.constraint, y, x) if soft_weight else error
+        if soft_weight:
+            error = error + soft_weight * penalty(self.constraint, y, x)
+        return error + displacement * moved(y, raw) if displacement else error
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
         """Mean squared error, and violations over the points of x as if they were the rows of one sample."""

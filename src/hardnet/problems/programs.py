@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.problems.base import DC3Settings, Hidden, Policy, Problem, random_state, split, violation_metrics
+from hardnet.problems.base import (
+    DC3Settings,
+    Hidden,
+    Policy,
+    Problem,
+    both_outputs,
+    moved,
+    random_state,
+    split,
+    violation_metrics,
+)
 from hardnet.sets import Affine, Equality
 
 
@@ -97,11 +107,13 @@ class Programs(Problem):
         linear = y if self.convex else y.sin()
         return (0.5 * self.Q * y.square() + self.p * linear).sum(-1)
 
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0) -> Tensor:
-        """``value(y) + soft_weight * sum residual^2`` per sample."""
-        y = policy(x)
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
+        """``value(y) + soft_weight * sum residual^2 + displacement * |y - raw|^2`` per sample."""
+        y, raw = both_outputs(policy(x))
         value = self.value(y)
-        return value + soft_weight * self.penalty(y, x) if soft_weight else value
+        if soft_weight:
+            value = value + soft_weight * self.penalty(y, x)
+        return value + displacement * moved(y, raw) if displacement else value
 
     def penalty(self, y: Tensor, x: Tensor) -> Tensor:
         """``sum relu(A y - b)^2 + sum (C y - x)^2`` per sample, by one matrix product for the whole batch."""

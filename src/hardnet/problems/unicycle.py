@@ -11,7 +11,16 @@ from torch import Tensor
 
 from hardnet.errors import ConvergenceError, name_samples
 from hardnet.problems.barrier import Barriers, nominal_control
-from hardnet.problems.base import DC3Settings, Policy, Problem, random_state, split, violation_metrics
+from hardnet.problems.base import (
+    DC3Settings,
+    Policy,
+    Problem,
+    both_outputs,
+    moved,
+    random_state,
+    split,
+    violation_metrics,
+)
 
 TIME_STEP = 0.02
 STEPS = 50
@@ -20,8 +29,8 @@ CONTROL_SCALE = 100.0
 MOST_SUBSTEPS = 20000
 """Where an unbounded rollout gives up."""
 
-Integrand = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From state ``(*batch, 5)``, control ``(*batch, 2)`` and output y ``(*batch, 2)`` to rates ``(*batch, k)``."""
+Integrand = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""From state ``(*batch, 5)``, control, output y and raw output, all three ``(*batch, 2)``, to rates ``(*batch, k)``."""
 
 
 class Rollout(NamedTuple):
@@ -68,13 +77,17 @@ class Unicycle(Problem):
         px, py, heading, speed, turn = x.unbind(-1)
         return torch.stack([px, py, heading.cos(), heading.sin(), speed, turn], -1)
 
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0) -> Tensor:
-        """``∫ cost + soft_weight * sum residual^2 dt`` per sample; it stops growing at 20000."""
-        return self.rollout(policy, x, self._loss_rate(soft_weight), cap=self.loss_cap).total[..., 0]
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
+        """``∫ cost + soft_weight * sum residual^2 + displacement * |y - raw|^2 dt``; it stops growing at 20000."""
+        rate = self._loss_rate(soft_weight, displacement)
+        return self.rollout(policy, x, rate, cap=self.loss_cap).total[..., 0]
 
-    def bounded_loss(self, policy: Policy, x: Tensor, soft_weight: float, budget: int) -> tuple[Tensor, Tensor]:
+    def bounded_loss(
+        self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """The same in exactly `budget` sub-steps, and which samples had not finished by then."""
-        end = self.rollout(policy, x, self._loss_rate(soft_weight), cap=self.loss_cap, substeps=budget)
+        rate = self._loss_rate(soft_weight, displacement)
+        end = self.rollout(policy, x, rate, cap=self.loss_cap, substeps=budget)
         return end.total[..., 0], end.remaining > 0
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
@@ -82,7 +95,7 @@ class Unicycle(Problem):
         total = self.rollout(policy, x, self.cost_and_residual).total
         return {"cost": total[..., 0].mean(-1)} | violation_metrics(total[..., 1:])
 
-    def cost_and_residual(self, x: Tensor, control: Tensor, y: Tensor) -> Tensor:
+    def cost_and_residual(self, x: Tensor, control: Tensor, y: Tensor, raw: Tensor) -> Tensor:
         """``x'Qx + u'Ru`` and the residuals of the two barriers: ``(*batch, 3)``."""
         return torch.cat([self._cost(x, control).unsqueeze(-1), self._residual(x, y)], -1)
 
@@ -126,10 +139,10 @@ class Unicycle(Problem):
     def substep(self, policy: Policy, now: Rollout, integrand: Integrand, cap: float | None) -> Rollout:
         """One Euler step of each sample on its own clock; of length zero where it has finished."""
         x = now.state
-        y = policy(x)
+        y, raw = both_outputs(policy(x))
         control = nominal_control(x) + y
         length, remaining, steps = _advance(now, control.detach())
-        total = now.total + length.unsqueeze(-1) * integrand(x, control, y)
+        total = now.total + length.unsqueeze(-1) * integrand(x, control, y, raw)
         if cap is not None:
             remaining = torch.where(total[..., 0].detach() >= cap, 0, remaining)
         _, _, heading, speed, turn = x.unbind(-1)
@@ -141,15 +154,17 @@ class Unicycle(Problem):
         """All clocks at zero."""
         clock = torch.full_like(x[..., 0], TIME_STEP)
         y = torch.zeros_like(x[..., :2])
-        return Rollout(x, clock, torch.full_like(clock, STEPS), torch.zeros_like(integrand(x, y, y)))
+        return Rollout(x, clock, torch.full_like(clock, STEPS), torch.zeros_like(integrand(x, y, y, y)))
 
-    def _loss_rate(self, soft_weight: float) -> Integrand:
-        """``x'Qx + u'Ru + soft_weight * sum residual^2``; without the residuals where the weight is zero."""
+    def _loss_rate(self, soft_weight: float, displacement: float) -> Integrand:
+        """``x'Qx + u'Ru + soft_weight * sum residual^2 + displacement * |y - raw|^2``; zero weights skip their term."""
 
-        def rate(x: Tensor, control: Tensor, y: Tensor) -> Tensor:
+        def rate(x: Tensor, control: Tensor, y: Tensor, raw: Tensor) -> Tensor:
             cost = self._cost(x, control)
             if soft_weight:
                 cost = cost + soft_weight * self._residual(x, y).square().sum(-1)
+            if displacement:
+                cost = cost + displacement * moved(y, raw)
             return cost.unsqueeze(-1)
 
         return rate

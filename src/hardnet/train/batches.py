@@ -38,7 +38,8 @@ class Batches:
         for seed, stream in enumerate(self.streams if self.masks else ()):
             self._drawer.manual_seed(int(torch.randint(2**62, (), generator=stream)))
             for mask, dropout in zip(self.masks, self.net.dropouts, strict=True):
-                draw_mask(mask[seed], 1 - float(dropout.rate), self._drawer)  # pyright: ignore[reportArgumentType]
+                if float(dropout.rate):  # pyright: ignore[reportArgumentType]
+                    draw_mask(mask[seed], 1 - float(dropout.rate), self._drawer)  # pyright: ignore[reportArgumentType]
 
     def take(self, rows: slice | Tensor) -> Tensor:
         """The inputs at these places of the epoch, ``(seeds, batch, n)``; the network gets their masks."""

@@ -11,7 +11,6 @@ import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -64,7 +63,7 @@ class CapturedSteps:
         training.optimizer.found_inf = self.skip  # pyright: ignore[reportAttributeAccessIssue]
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
         # The same two objects throughout: a new one would be compiled for again.
-        self._policies = {enforce: partial(training.model, enforce=enforce) for enforce in (False, True)}
+        self._policies = {enforce: training.policy(enforce) for enforce in (False, True)}
 
     def __call__(self, enforce: bool) -> Tensor:
         """Take all steps of an epoch: the full batches, then what is left."""
@@ -144,6 +143,8 @@ class CapturedSteps:
         loss, unfinished = self._gradients(key)
         stop = unfinished.any()
         self.skip.copy_(stop)
+        if self.training.clipping is not None:
+            self.training.clipping(self.training.parameters, stop)
         self.training.optimizer.step()
         self.summed += loss.detach().sum(1).where(~stop, 0.0)
         self.taken += ~stop
@@ -154,7 +155,8 @@ class CapturedSteps:
         places = self.taken * training.settings.batch_size + torch.arange(key.size, device=self.taken.device)
         x = training.batches.take(places.clamp_max(count - 1))
         policy = self._policies[key.enforce]
-        loss, unfinished = self.task.bounded_loss(policy, x, training.settings.penalty(key.enforce), self.budget)
+        penalty, pull = training.settings.penalty(key.enforce), training.settings.pull(key.enforce)
+        loss, unfinished = self.task.bounded_loss(policy, x, penalty, self.budget, **pull)
         loss = loss.where(places < count, 0.0)  # what fills up a short batch has no gradient
         training.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()

@@ -59,6 +59,8 @@ def _tensors(training: Training) -> dict[str, Tensor]:
     for index, parameter in enumerate(training.parameters):
         state = training.optimizer.state[parameter]
         tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
+    if training.clipping is not None:
+        tensors["clipping.mean"] = training.clipping.mean
     tensors |= {f"stream.{seed}": stream.get_state() for seed, stream in enumerate(training.streams)}
     return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
@@ -76,6 +78,8 @@ def _restore(training: Training, tensors: dict[str, Tensor], path: Path) -> None
     for index, parameter in enumerate(training.parameters):
         for name, value in training.optimizer.state[parameter].items():
             value.copy_(tensors[f"adam.{index}.{name}"])
+    if training.clipping is not None:
+        training.clipping.mean.copy_(tensors["clipping.mean"])
     for seed, stream in enumerate(training.streams):
         stream.set_state(tensors[f"stream.{seed}"])
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,12 +14,13 @@ from torch import Generator, Tensor, nn
 from hardnet.errors import HardNetError, sentence
 from hardnet.train.batches import Batches
 from hardnet.train.distributed import World
+from hardnet.train.optimisation import Clipping, build_optimizer, set_rate
 from hardnet.train.stacked import StackedMLP
 
 if TYPE_CHECKING:
     from hardnet.model import HardNet
 
-Policy = Callable[[Tensor], Tensor]
+Policy = Callable[[Tensor], Any]
 
 
 class Task(Protocol):
@@ -32,17 +33,22 @@ class Task(Protocol):
     loop_budget: ClassVar[int]
     """Above 1, the loss has a loop whose body is the method `substep`, to be compiled on a GPU."""
 
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float) -> Tensor:
-        """The loss per sample."""
+    def loss(self, policy: Policy, x: Tensor, soft_weight: float, displacement: float = 0.0) -> Tensor:
+        """The loss per sample; with a displacement the policy gives ``(y, raw)``."""
         ...
 
-    def bounded_loss(self, policy: Policy, x: Tensor, soft_weight: float, budget: int) -> tuple[Tensor, Tensor]:
+    def bounded_loss(
+        self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """The loss per sample in a fixed number of operations, and which samples needed more."""
         ...
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
         """The metrics, each one number per seed."""
         ...
+
+
+SCHEDULES = ("constant", "cosine")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,11 @@ class Settings:
         penalise_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
             zero up to rounding, and computing them is lost time.
         warm_epochs: Epochs before the layer is switched on (the paper's warm start).
-        learning_rate: Of Adam.
+        learning_rate: Of Adam, in the first epoch.
+        schedule: ``"constant"``, or ``"cosine"``: the rate falls to zero along half a cosine, epoch by epoch.
+        weight_decay: Above 0, AdamW with this decay.
+        clip: Cut each seed's gradient at so many times the running mean of its norm; None leaves it.
+        displacement: Weight of ``|y - raw|^2`` in the loss, where the layer is on.
         judge_every: Epochs between two entries of the history.
         judge_last: How many of the last epochs all enter the history.
         capture: Whether steps may be captured on a GPU: the layer must not look at the data.
@@ -68,6 +78,10 @@ class Settings:
     penalise_enforced: bool = True
     warm_epochs: int = 0
     learning_rate: float = 1e-4
+    schedule: str = "constant"
+    weight_decay: float = 0.0
+    clip: float | None = None
+    displacement: float = 0.0
     judge_every: int = 10
     judge_last: int = 1
     capture: bool = True
@@ -77,10 +91,16 @@ class Settings:
         for name in ("epochs", "batch_size", "judge_every"):
             if getattr(self, name) < 1:
                 raise HardNetError(sentence(name, "at least 1", getattr(self, name)))
+        if self.schedule not in SCHEDULES:
+            raise HardNetError(sentence("schedule", f"one of {', '.join(SCHEDULES)}", repr(self.schedule)))
 
     def penalty(self, enforce: bool) -> float:
         """The weight of the squared residuals in an epoch with or without the layer."""
         return self.soft_weight if self.penalise_enforced or not enforce else 0.0
+
+    def pull(self, enforce: bool) -> dict[str, float]:
+        """``displacement=weight`` of the loss in an epoch with the layer; nothing without it, where y is raw."""
+        return {"displacement": self.displacement} if enforce and self.displacement else {}
 
     def judged(self, epoch: int) -> bool:
         """Whether the epoch of this index enters the history."""
@@ -89,12 +109,13 @@ class Settings:
 
 @dataclass
 class History:
-    """Learning curves: one entry per judged epoch, one number per seed in each."""
+    """Learning curves: one entry per judged epoch, one number per seed in each; `seconds` of training until then."""
 
     epoch: list[int] = field(default_factory=list)
     loss: list[list[float]] = field(default_factory=list)
     objective: list[list[float]] = field(default_factory=list)
     violation: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 class InterruptedRunError(HardNetError):
@@ -122,7 +143,9 @@ class Training:
         self.world = world or World()
         self.world.synchronise_statistics(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = _adam(self.parameters, settings.learning_rate)
+        self.optimizer = build_optimizer(self.parameters, settings)
+        device = task.train.device
+        self.clipping = None if settings.clip is None else Clipping(settings.clip, len(self.streams), device)
         self.batches = Batches(task.train, self.streams, stacked_net(model))
         self.history = History()
         self.epoch = 0
@@ -146,9 +169,15 @@ class Training:
                 break
         return self.epoch >= self.settings.epochs
 
+    def policy(self, enforce: bool) -> Policy:
+        """What the loss calls: the model, or the model with its raw output where the loss weighs the displacement."""
+        asked = {"return_raw": True} if self.settings.pull(enforce) else {}
+        return partial(self.model, enforce=enforce, **asked)
+
     def loss(self, x: Tensor, enforce: bool) -> Tensor:
         """The loss per sample ``(seeds, batch)``."""
-        return self.task.loss(partial(self.model, enforce=enforce), x, self.settings.penalty(enforce))
+        penalty, pull = self.settings.penalty(enforce), self.settings.pull(enforce)
+        return self.task.loss(self.policy(enforce), x, penalty, **pull)
 
     def stacked(self, x: Tensor) -> Tensor:
         """The same inputs ``(batch, n)`` for every seed: ``(seeds, batch, n)``."""
@@ -167,6 +196,7 @@ class Training:
     def _train_epoch(self) -> Tensor:
         self.model.train()
         self.batches.shuffle()
+        set_rate(self.optimizer, self.settings, self.epoch)
         loss = self._steps(self.enforced)
         if loss.is_cuda:
             torch.cuda.synchronize(loss.device)
@@ -180,6 +210,7 @@ class Training:
         self.history.loss.append(loss.tolist())
         self.history.objective.append(metrics[self.task.objective].tolist())
         self.history.violation.append(metrics[self.task.violation].tolist())
+        self.history.seconds.append(round(self.seconds, 3))
 
     def _choose_steps(self) -> Callable[[bool], Tensor]:
         """Replay captured steps on a GPU; run them one by one where graphs do not reach."""
@@ -199,6 +230,8 @@ class Training:
             self.optimizer.zero_grad(set_to_none=True)
             loss.sum().backward()
             self.world.sum_gradients(self.parameters)
+            if self.clipping is not None:
+                self.clipping(self.parameters)
             self.optimizer.step()
             summed += loss.detach()
         return summed
@@ -210,16 +243,3 @@ def stacked_net(model: nn.Module) -> StackedMLP:
         if isinstance(module, StackedMLP):
             return module
     raise HardNetError(sentence("model", "a model around a StackedMLP", type(model).__name__))
-
-
-def _adam(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
-    """One fused Adam for all seeds, its state in place from the start so that a graph or a checkpoint can hold it."""
-    captured = parameters[0].is_cuda
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate, fused=True, capturable=captured)
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer

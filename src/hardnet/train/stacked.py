@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Generator, Tensor, nn
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.train.normalisation import StackedBatchNorm
 
 Encode = Callable[[Tensor], Tensor]
@@ -80,14 +80,20 @@ class StackedDropout(nn.Module):
         return x * self.mask.to(x.dtype).mul_(1 / (1 - self.rate))
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "silu": nn.functional.silu}
+
+
 class StackedMLP(nn.Module):
-    """Linear layers with ReLU between them, one network per seed; optionally BatchNorm and Dropout when hidden.
+    """Linear layers with an activation between them, one network per seed; optionally BatchNorm and Dropout.
 
     Args:
         sizes: Widths ``(in, hidden, ..., out)``; `in` counts the encoded input.
         streams: One CPU generator per seed; each is advanced by the initialisation of its seed.
-        batch_norm: Whether hidden layers are Linear, BatchNorm, ReLU instead of Linear, ReLU.
-        dropout: The share of hidden units dropped in training, after the ReLU.
+        batch_norm: Whether hidden layers are Linear, BatchNorm, activation instead of Linear, activation.
+        dropout: The share of hidden units dropped in training, after the activation; one number, or one per hidden
+            layer.
+        activation: ``"relu"`` or ``"silu"``.
+        skip: Whether a linear map of the features, zero at first, is added to the output.
         encode: Maps x to the features that the first layer takes.
         dtype: Of weights and outputs.
     """
@@ -98,28 +104,39 @@ class StackedMLP(nn.Module):
         streams: Sequence[Generator],
         *,
         batch_norm: bool = False,
-        dropout: float = 0.0,
+        dropout: float | Sequence[float] = 0.0,
+        activation: str = "relu",
+        skip: bool = False,
         encode: Encode | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or not streams:
             raise ShapeError(sentence("sizes and streams", "two widths and one seed at least", (sizes, len(streams))))
+        if activation not in ACTIVATIONS:
+            raise OptionError(sentence("activation", f"one of {', '.join(ACTIVATIONS)}", repr(activation)))
+        rates = [dropout] * (len(sizes) - 2) if isinstance(dropout, int | float) else list(dropout)
+        if len(rates) != len(sizes) - 2:
+            raise ShapeError(sentence("dropout", f"one share, or {len(sizes) - 2} of them", len(rates)))
         by_seed = [initial_linears(sizes, stream, dtype) for stream in streams]
         self.linears = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
         norms = [StackedBatchNorm(len(streams), width, dtype) for width in sizes[1:-1]] if batch_norm else []
         self.norms = nn.ModuleList(norms)
-        self.dropouts = nn.ModuleList(StackedDropout(dropout) for _ in sizes[1:-1]) if dropout > 0 else nn.ModuleList()
-        self.sizes, self.seeds, self.encode = tuple(sizes), len(streams), encode
+        self.dropouts = nn.ModuleList(StackedDropout(rate) for rate in rates) if any(rates) else nn.ModuleList()
+        zero = torch.zeros(sizes[-1], sizes[0], dtype=dtype), torch.zeros(sizes[-1], dtype=dtype)
+        self.skip = StackedLinear([zero] * len(streams)) if skip else None
+        self.sizes, self.seeds, self.encode, self.activation = tuple(sizes), len(streams), encode, activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
         features = x if self.encode is None else self.encode(x)
         if features.dim() == 2:
             features = features.expand(self.seeds, *features.shape)
+        raw = features
         for layer in range(len(self.linears) - 1):
-            features = self._hidden(layer, features)
-        return self.linears[-1](features)
+            raw = self._hidden(layer, raw)
+        raw = self.linears[-1](raw)
+        return raw if self.skip is None else raw + self.skip(features)
 
     @torch.no_grad()
     def only(self, index: int) -> StackedMLP:
@@ -134,5 +151,5 @@ class StackedMLP(nn.Module):
         features = self.linears[layer](features)
         if self.norms:
             features = self.norms[layer](features)
-        features = torch.relu(features)
+        features = ACTIVATIONS[self.activation](features)
         return self.dropouts[layer](features) if self.dropouts else features
