@@ -58,15 +58,15 @@ def test_best_rows_stand_under_the_published_ones_with_what_differs(tmp_path):
     ]
     result = read_result(paths[3])
     assert (result.recipe, result.key) == ("best", "projection-best")
-    assert "|y - raw|^2" in result.differs
+    assert "‖y - raw‖²" in result.differs
     assert max(result.metrics["max_violation"]) == 0
     runs = read_runs(tmp_path)
     assert [r.recipe for r in runs["pwcbox"]] == ["published", "published", "best", "best"]
     text = tables.markdown(tables.build("pwcbox", runs["pwcbox"]))
-    assert text.index("HardNet-Cvx (exact projection) |") < text.index(result.differs)
+    assert text.index("HardNet-Cvx (exact projection) ") < text.index(result.differs)
     page = write_report(tmp_path).read_text()
     assert result.label in page
-    assert "|y - raw|^2" in page
+    assert "‖y - raw‖²" in page
 
 
 def test_methods_asked_for_by_name_run_as_published_unless_a_recipe_is_named(tmp_path):

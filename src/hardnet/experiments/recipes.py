@@ -18,7 +18,7 @@ WORDS = {
     "learning_rate": "learning rate {}",
     "schedule": "{} decay",
     "weight_decay": "AdamW with weight decay {}",
-    "displacement": "{} |y - raw|^2 in the loss",
+    "displacement": "{} ‖y - raw‖² in the loss",
     "clip": "gradients cut at {} times their running mean",
     "batch_size": "batches of {}",
     "warm_epochs": "{} warm epochs",

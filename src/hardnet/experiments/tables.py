@@ -200,8 +200,7 @@ def markdown(table: Table) -> str:
         if row.differs is not None:
             lines.append([f"*{row.differs}:*", *[""] * (len(table.header()) - 1)])
         lines.append([row.label, cells[0], *ratio, *cells[1:]])
-    return table_text(table.header(), lines) + "
-"
+    return table_text(table.header(), lines) + "\n"
 
 
 def _with_paper(measured: str, published: str) -> str:
