@@ -23,8 +23,10 @@ bench: $(VENV)/bench-ready wheel
 	$(BIN)/python -m benchmarks projection
 	$(BIN)/python -m benchmarks training
 
-docs: $(VENV)/experiments-ready wheel
+docs: $(VENV)/docs-ready wheel
 	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.pictures
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # the package itself is built and installed anew each time; its dependencies only when they change
 wheel: $(VENV)/python-ready

@@ -11,7 +11,7 @@ from hardnet.layers import LAYERS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"""\[[^\]]*\]\(([^)#:\s]+)(?:#[^)]*)?\)|src(?:set)?="([^"]+)\"""")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -25,10 +25,15 @@ def test_code_runs_as_printed(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    targets = [link or source for link, source in LINK.findall(page.read_text())]
+    missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
 
 
 def test_readme_has_exactly_two_set_up_commands():
     commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands == ["demo", "test"]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130

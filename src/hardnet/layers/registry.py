@@ -35,6 +35,7 @@ METHODS: tuple[type[Layer], ...] = (
     NoEnforcement,
 )
 LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in METHODS}
+"""Every method by name, with those that `register` made known."""
 
 
 def register(layer: type[Layer]) -> type[Layer]:

@@ -1,0 +1,184 @@
+"""What was measured, drawn from the committed files under ``results/``."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.pictures.style import Draw, Palette, legend, panels
+from hardnet.experiments.paper import published
+from hardnet.experiments.results import read_json
+
+RESULTS = Path(__file__).parents[2] / "results"
+SMALLEST = 1e-17
+"""Where a violation of exactly 0 stands on a logarithmic axis."""
+
+
+@cache
+def read(path: str) -> dict[str, Any]:
+    """A file under ``results/``."""
+    return read_json(RESULTS / path)
+
+
+COMPARED = {
+    "pwc": ("Piecewise constraints", "test error (MSE)", "mse"),
+    "opt": ("Nonconvex programs", "objective", "objective"),
+    "cbf": ("Safe control", "cost", "cost"),
+}
+
+
+def paper(palette: Palette) -> Figure:
+    """The published value, and each seed of our closed form and of the exact projection; lower is better."""
+    figure, axes = panels(palette, 3, 2.7)
+    for panel, (problem, (title, label, metric)) in zip(axes, COMPARED.items(), strict=True):
+        centre, spread = published(problem)["aff"][metric]
+        panel.errorbar([0], [centre], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
+        ticks = [f"paper\n{centre:g}"]
+        for method, name, colour in (("aff", "closed form", palette.bad), ("projection", "projection", palette.good)):
+            path = f"paper/{problem}/{method}.json"
+            if (RESULTS / path).exists():
+                values = read(path)["metrics"][metric]
+                panel.plot([len(ticks)] * len(values), values, "o", color=colour, alpha=0.75, markersize=5)
+                ticks.append(f"{name}\n{mean(values):.5g}")
+        best(panel, problem, palette)
+        panel.set_xticks(range(len(ticks)), ticks, fontsize=8)
+        panel.set(xlim=(-0.5, len(ticks) - 0.5), title=title, ylabel=label)
+        panel.margins(y=0.15)
+    return figure
+
+
+def best(panel: Axes, problem: str, palette: Palette) -> None:
+    """The best value that is known, where there is one."""
+    if (RESULTS / f"limits/limits-{problem}.json").exists():
+        value = read(f"limits/limits-{problem}.json")["limit"]["value"]
+        panel.axhline(value, color=palette.other, linewidth=1, linestyle=":")
+        place = {"xytext": (2, 4), "textcoords": "offset points", "color": palette.other, "fontsize": 8}
+        panel.annotate(f"IPOPT {value:.5g}", (-0.5, value), **place)
+
+
+def peers(palette: Palette) -> Figure:
+    """Largest violation and time of every peer, one dot for each size of problem."""
+    found = [row for row in read("bench/projection_cpu.json")["rows"] if "violation" in row]
+    own = {row["size"]: row for row in found if row["tool"] == "hardnet"}
+    tools = [tool for tool in dict.fromkeys(row["tool"] for row in found) if tool != "DAQP loop"]
+    figure, (left, right) = panels(palette, 2, 4.2, [1.25, 1])
+    for row in found:
+        if row["tool"] not in tools:
+            continue
+        place, colour = -tools.index(row["tool"]), palette.good if row["tool"] == "hardnet" else palette.bad
+        left.plot([max(row["violation"], SMALLEST)], [place], "o", color=colour, alpha=0.8, markersize=5)
+        key = "forward+backward" if "forward+backward" in row else "forward"
+        face = colour if key == "forward+backward" else "none"
+        ratio = row[key] / own[row["size"]][key]
+        right.plot([ratio], [place], "o", color=colour, markerfacecolor=face, alpha=0.8, markersize=5)
+    left.set_yticks([-i for i in range(len(tools))], tools, color=palette.ink)
+    right.set_yticks([-i for i in range(len(tools))], [""] * len(tools))
+    left.axvspan(1e-18, 1e-12, color=palette.fill, alpha=0.5, linewidth=0)
+    left.text(2e-17, -len(tools) + 0.35, "rounding", color=palette.good, fontsize=9)
+    left.set(xscale="log", xlim=(4e-18, 3), title="largest violation")
+    right.axvline(1, color=palette.good, linewidth=1)
+    right.set(xscale="log", title="time, hardnet = 1 (hollow: forward alone)")
+    return figure
+
+
+def speed(palette: Palette) -> Figure:
+    """Multiples of the memory floor on a GPU, the closed form and the nearest point."""
+    rows = [row for row in read("bench/nearest_h200.json")["rows"] if len(row["shape"]) == 3 and "both_floor" in row]
+    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+    figure, axes = panels(palette, 2, 2.9)
+    for panel, key, title in zip(
+        axes, ("forward_floor", "both_floor"), ("forward", "forward and backward"), strict=True
+    ):
+        for shift, what, colour in ((-0.2, "closed form", palette.bad), (0.2, "nearest point", palette.good)):
+            found = {tuple(row["shape"]): row[key] for row in rows if row["what"] == what}
+            places = [shapes.index(shape) + shift for shape in found]
+            drawn = panel.bar(places, list(found.values()), 0.36, color=colour, label=what)
+            panel.bar_label(drawn, fmt="%.1f", fontsize=8, color=palette.ink, padding=2)
+        panel.axhline(1, color=palette.other, linewidth=1.2, linestyle=":", label="floor: every number moved once")
+        panel.set_xticks(range(len(shapes)), [f"{m} x {n}" for _, m, n in shapes], fontsize=8)
+        panel.set(title=title, ylabel="multiple of the floor" if panel is axes[0] else "", xlabel="rows x outputs")
+    legend(axes[1], palette, loc="upper left")
+    axes[1].set_ylim(0, 9.5)
+    return figure
+
+
+def training(palette: Palette) -> Figure:
+    """The cost of the control task over training, method exchanged and nothing else."""
+    figure, (panel,) = panels(palette, 1, 2.9)
+    for method, label, colour in (("aff", "closed form", palette.bad), ("projection", "nearest point", palette.good)):
+        history = read(f"paper/cbf/{method}.json")["history"]
+        lines = list(zip(*history["objective"], strict=True))
+        for i, line in enumerate(lines):
+            panel.plot(history["epoch"], line, color=colour, linewidth=1, label=label if i == 0 else None)
+    panel.set(ylim=(460, 700), xlabel="epoch", ylabel="cost on validation states")
+    legend(panel, palette)
+    return figure
+
+
+def programs(palette: Palette) -> Figure:
+    """The objective over training of every method that holds the equalities, and the optimum."""
+    figure, (panel,) = panels(palette, 1, 2.9)
+    limit = read("limits/limits-opt.json")["limit"]["value"]
+    labels = {"aff": ("HardNet-Aff", palette.good), "dc3": ("DC3 as published", palette.bad)}
+    for method, (label, colour) in labels.items():
+        history = read(f"paper/opt/{method}.json")["history"]
+        for i, line in enumerate(zip(*history["objective"], strict=True)):
+            panel.plot(history["epoch"], line, color=colour, linewidth=0.8, label=label if i == 0 else None)
+    panel.axhline(limit, color=palette.other, linestyle=":", label="optimum by IPOPT")
+    panel.set(xlabel="epoch", ylabel="objective", ylim=(limit - 0.4, limit + 4))
+    legend(panel, palette)
+    return figure
+
+
+def roofline(palette: Palette) -> Figure:
+    """Operations a second over operations for each byte that must move, below the line of a plain copy."""
+    content = read("bench/roofline_h200.json")
+    figure, (panel,) = panels(palette, 1, 3.4)
+    bandwidth = content["copy_bytes_per_ms"]
+    panel.plot([0.4, 36], [0.4 * bandwidth / 1e6, 36 * bandwidth / 1e6], color=palette.other, label="measured copy")
+    for i, row in enumerate(row for row in content["rows"] if row["dtype"] == "float32"):
+        moved = row["forward_floor_ms"] * bandwidth
+        place = row["operations"] / moved, row["operations"] / row["forward_ms"] / 1e6
+        panel.plot(*place, "o", color=palette.good)
+        label = f"{row['m']} x {row['n']}: {row['forward_multiple']:.1f} floors"
+        shift = {"xytext": (0, 8 if i % 2 else -14), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+        panel.annotate(label, place, **shift)
+    panel.set(xscale="log", yscale="log", xlabel="operations for each byte that must move", ylabel="Gflop/s, forward")
+    panel.margins(y=0.12)
+    legend(panel, palette, loc="upper left")
+    return figure
+
+
+def growth(palette: Palette) -> Figure:
+    """The device's own time over the batch, the outputs and the rows, with the fitted exponents."""
+    sweeps = read("bench/scale_h200.json")["sweeps"]
+    names = {"B": "samples", "n": "outputs", "m": "rows"}
+    figure, axes = panels(palette, len(sweeps), 2.9)
+    for panel, (name, sweep) in zip(axes, sweeps.items(), strict=True):
+        for key, colour in (("forward", palette.good), ("both", palette.bad)):
+            times = [1e3 * row[f"{key}_device_ms"] for row in sweep["rows"]]
+            label = f"{'forward' if key == 'forward' else '+ backward'}: {sweep['exponents'][key]:.2f}"
+            panel.plot([row[name] for row in sweep["rows"]], times, "o-", color=colour, markersize=4, label=label)
+        panel.set(
+            xscale="log", yscale="log", xlabel=names[name], title=f"mathematics: exponent {sweep['expected']:g}"
+        )
+        legend(panel, palette, loc="upper left")
+        panel.margins(y=0.25)
+    axes[0].set_ylabel("microseconds")
+    return figure
+
+
+PICTURES: dict[str, Draw] = {
+    "roofline": roofline,
+    "growth": growth,
+    "paper": paper,
+    "peers": peers,
+    "speed": speed,
+    "training": training,
+    "programs": programs,
+}

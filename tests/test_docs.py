@@ -1,0 +1,75 @@
+"""The site builds strictly from the repository, needs nothing from elsewhere, and its API names every public name."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hardnet as hn
+
+ROOT = Path(__file__).parents[1]
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//"""
+    r"""|<link[^>]*rel=["']?(?:stylesheet|preload|icon)[^>]*href=["']?(?:https?:)?//"""
+    r"""|@import|url\(["']?(?:https?:)?//"""
+)
+IMAGE = re.compile(r"<img\b[^>]*>")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def pages(site):
+    return {path.relative_to(site): path.read_text() for path in sorted(site.rglob("*.html"))}
+
+
+def names_of(module):
+    """What a module says is public, or the errors, functions and classes that it defines itself."""
+    kind = is_error if module is hn.errors else callable
+    own = [n for n, v in vars(module).items() if kind(v) and v.__module__ == module.__name__ and not n.startswith("_")]
+    return getattr(module, "__all__", own)
+
+
+def is_error(value):
+    return inspect.isclass(value) and issubclass(value, (Exception, Warning))
+
+
+def public_names():
+    """Every public object with all names that lead to it: `hardnet.Affine`, `hardnet.sets.Affine`."""
+    found = {}
+    for name in hn.__all__:
+        value = getattr(hn, name)
+        inner = names_of(value) if isinstance(value, ModuleType) else []
+        paths = {f"hardnet.{name}.{n}": getattr(value, n) for n in inner} or {f"hardnet.{name}": value}
+        for path, one in paths.items():
+            found.setdefault(id(one), set()).add(path)
+    return list(found.values())
+
+
+def test_every_public_name_has_a_section(site):
+    text = "".join(page.read_text() for page in (site / "api").glob("*.html"))
+    sections = set(re.findall(r'id="(hardnet\.[\w.]+)"', text))
+    assert not [names for names in public_names() if not names & sections]
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    styles = {path: path.read_text() for path in site.rglob("*.css")}
+    assert not [str(path) for path, text in {**pages(site), **styles}.items() if LOADED.search(text)]
+
+
+def test_every_picture_is_described(site):
+    images = [(page, image) for page, text in pages(site).items() for image in IMAGE.findall(text)]
+    assert images
+    assert not [(page, image) for page, image in images if not re.search(r'alt="[^"]{20,}"', image)]
