@@ -164,9 +164,7 @@ def growth(palette: Palette) -> Figure:
             times = [1e3 * row[f"{key}_device_ms"] for row in sweep["rows"]]
             label = f"{'forward' if key == 'forward' else '+ backward'}: {sweep['exponents'][key]:.2f}"
             panel.plot([row[name] for row in sweep["rows"]], times, "o-", color=colour, markersize=4, label=label)
-        panel.set(
-            xscale="log", yscale="log", xlabel=names[name], title=f"mathematics: exponent {sweep['expected']:g}"
-        )
+        panel.set(xscale="log", yscale="log", xlabel=names[name], title=f"mathematics: exponent {sweep['expected']:g}")
         legend(panel, palette, loc="upper left")
         panel.margins(y=0.25)
     axes[0].set_ylabel("microseconds")
