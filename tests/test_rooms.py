@@ -18,7 +18,7 @@ ORDER = [
     {"sets"},
     {"layers"},
     {"model", "storage", "certificate"},
-    {"testing", "metrics", "losses", "gradients", "train"},
+    {"testing", "metrics", "losses", "gradients", "integrations", "train"},
     {"problems"},
     {"experiments"},
     {"cli", "__main__"},
