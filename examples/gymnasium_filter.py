@@ -17,11 +17,13 @@ class Plane(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-2.0, 2.0, (2,), np.float32)
 
     def reset(self, *, seed=None, options=None):
+        """Begin beside the disc."""
         super().reset(seed=seed)
         self.position = np.array([2.0, 0.5])
         return self.position.copy(), {}
 
     def step(self, action):
+        """Move; the reward asks for the centre."""
         self.position = self.position + STEP * np.asarray(action, dtype=np.float64)
         return self.position.copy(), -float(np.abs(self.position).sum()), False, False, {}
 

@@ -19,10 +19,12 @@ class Policy(pl.LightningModule):
         self.model = hn.HardNet(net, budget & hn.Box(0.0, 1.0, name="limits"))
 
     def training_step(self, batch, _):
+        """Squared error of the enforced output."""
         x, target = batch
         return (self.model(x) - target).square().mean()
 
     def configure_optimizers(self):
+        """Adam."""
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 

@@ -20,7 +20,7 @@ from hardnet.sets import (
 )
 from hardnet.storage import load, save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LMI",

@@ -9,12 +9,12 @@ import torch
 import hardnet as hn
 
 pytest.importorskip("sklearn")
-from sklearn.base import clone  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import PolynomialFeatures  # noqa: E402
-from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from hardnet.integrations.sklearn import HardNetRegressor  # noqa: E402
+from hardnet.integrations.sklearn import HardNetRegressor
 
 
 def total_of(x):

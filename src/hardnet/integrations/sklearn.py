@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         """Linear layers with SiLU between."""
         widths = [inputs, *self.hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths[:-1], widths[1:], strict=True):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.SiLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
@@ -167,6 +168,9 @@ def _moments(data: Tensor) -> tuple[Tensor, Tensor]:
 
 class _Standardised(nn.Module):
     """``net((x - mean) / std)``."""
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, net: nn.Module, mean: Tensor, std: Tensor) -> None:
         super().__init__()
