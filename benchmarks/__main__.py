@@ -1,4 +1,4 @@
-"""``python -m benchmarks affine|projection|training|roofline|scale [--device cuda] [--peers a,b] [--out FILE]``."""
+"""``python -m benchmarks closed-form|nearest-point|device|conditioning|scale|training``; see ``--help``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,38 @@ from typing import Any
 
 import torch
 
-NAMES = ("affine", "projection", "training", "roofline", "scale")
+from benchmarks.compare import main_table as compare
+from benchmarks.processes import last_tag
+from benchmarks.tools import TASKS
+
+ALONE = ("device", "conditioning", "scale", "training")
+"""Benchmarks of ours alone."""
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("task", choices=(*TASKS, *ALONE))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    beside = parser.add_argument_group("closed-form and nearest-point")
+    beside.add_argument("--revision", default="", help="of ours, to stand beside this tree; the last tag by default")
+    beside.add_argument("--peers", help="comma-separated names; every installed one by default")
+    beside.add_argument("--seconds", type=float, default=3.0, help="to spend on a size and pass")
+    beside.add_argument("--note", help="a sentence about the circumstances")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Run one benchmark, print its tables and write its figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", choices=NAMES)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--peers", help="comma-separated names; every installed one by default")
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    asked = parser.parse_args()
+    asked = parsed()
     options: dict[str, Any] = {"device": asked.device, "out": asked.out}
-    if asked.peers is not None:
-        options["peers"] = [name.strip() for name in asked.peers.split(",")]
-    import_module(f"benchmarks.{asked.what}").main_table(**options)
+    if asked.task in ALONE:
+        import_module(f"benchmarks.{asked.task}").main_table(**options)
+        return
+    peers = None if asked.peers is None else [name.strip() for name in asked.peers.split(",") if name.strip()]
+    options |= {"peers": peers, "revision": asked.revision or last_tag(), "seconds": asked.seconds, "note": asked.note}
+    compare(asked.task, **options)
 
 
 if __name__ == "__main__":

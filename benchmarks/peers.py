@@ -9,30 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-NUMBERS = ("raw", "A", "lower", "upper")
-
-
-class Case(NamedTuple):
-    """One projection problem: ``lower <= A y <= upper`` whose first `equalities` rows are tight."""
-
-    raw: Tensor
-    A: Tensor
-    lower: Tensor
-    upper: Tensor
-    equalities: int
-
-    def take(self, count: int) -> Case:
-        """The first `count` samples."""
-        A = self.A if self.A.dim() == 2 else self.A[:count]
-        return Case(self.raw[:count], A, self.lower[:count], self.upper[:count], self.equalities)
-
-    def leaves(self) -> list[Tensor]:
-        """Fresh leaves of the four tensors."""
-        return [number.detach().clone().requires_grad_() for number in self[:4]]
-
-    def rows(self) -> Tensor:
-        """A with a matrix for every sample."""
-        return self.A.expand(len(self.raw), *self.A.shape[-2:])
+from benchmarks.problems import NUMBERS, Case
 
 
 class Run(NamedTuple):
@@ -66,13 +43,6 @@ def through_torch(case: Case, project: Callable[..., Tensor]) -> Run:
 
     fixed = [leaf.detach() for leaf in leaves]
     return Run(lambda: project(*fixed), both)
-
-
-def ours(case: Case) -> Run:
-    """The exact projection of hardnet."""
-    from hardnet.functional import project_affine
-
-    return through_torch(case, project_affine)
 
 
 def _one_sided(case: Case, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers import NUMBERS, Case, Peer, Run
+from benchmarks.peers import Peer, Run
+from benchmarks.problems import NUMBERS, Case
 
 
 def through_jax(case: Case, project: Callable[..., Any], wanted: tuple[str, ...] = NUMBERS) -> Run:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.affine_problems import Size, gradients, large_problem, replayed
+from benchmarks.device import gradients, replayed
+from benchmarks.problems import Size, large_problem
 from hardnet.errors import MissingExtraError
 from hardnet.experiments import timing
 from hardnet.experiments.markdown import table_text
@@ -27,14 +28,14 @@ EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
 OVERHEAD = 4.0
 SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
     "cpu": {
-        "B": tuple((10**k, 10, 5) for k in range(1, 6)),
-        "n": tuple((1000, n, 8) for n in (8, 16, 32, 64, 128, 256)),
-        "m": tuple((1000, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
+        "B": tuple(Size(10**k, 10, 5) for k in range(1, 6)),
+        "n": tuple(Size(1000, n, 8) for n in (8, 16, 32, 64, 128, 256)),
+        "m": tuple(Size(1000, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
     },
     "cuda": {
-        "B": tuple((10**k, 10, 5) for k in range(1, 7)),
-        "n": tuple((32768, n, 8) for n in (8, 16, 32, 64, 128, 256)),
-        "m": tuple((32768, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
+        "B": tuple(Size(10**k, 10, 5) for k in range(1, 7)),
+        "n": tuple(Size(32768, n, 8) for n in (8, 16, 32, 64, 128, 256)),
+        "m": tuple(Size(32768, 64, m) for m in (1, 2, 4, 8, 16, 32, 64)),
     },
 }
 """(B, n, m): one of the three grows at a time."""
@@ -56,22 +57,22 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """Milliseconds of the forward, and of forward and backward, at one size; on a GPU also without the host."""
-    *numbers, weight = large_problem(size, False, dtype, device, seed)
+    numbers = large_problem(size, device, dtype, seed)[:4]
 
     def forward() -> object:
         with torch.no_grad():
             return enforce_affine(*numbers)
 
-    works = {"forward": forward, "both": lambda: gradients(enforce_affine, numbers, weight)}
+    works = {"forward": forward, "both": lambda: gradients(enforce_affine, numbers)}
     times = timing.time_all(works, device, seconds=0.5, rounds=20)
     row = {"B": size[0], "n": size[1], "m": size[2], "forward_ms": times["forward"], "both_ms": times["both"]}
     if device.startswith("cuda"):
-        alone = replayed(enforce_affine, size, False, dtype, device, seed)
-        row |= {"forward_device_ms": alone["forward"], "both_device_ms": alone["both"]}
+        alone = replayed(enforce_affine, size, dtype, seed)
+        row |= {"forward_device_ms": alone["forward_ms"], "both_device_ms": alone["both_ms"]}
     return row
 
 
-def main_table(device: str = "cpu", out: Path | None = None, peers: object = None, seed: int = 0) -> dict[str, Any]:
+def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> dict[str, Any]:
     """Sweep, fit, print, write JSON and a picture beside it to `out` if given, and return the data."""
     dtype = torch.float32 if device.startswith("cuda") else torch.float64
     sweeps: dict[str, dict[str, Any]] = {}

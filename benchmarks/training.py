@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hardnet.errors import HardNetError, sentence
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
@@ -77,14 +76,9 @@ def _row(problem: str, method: str, seconds: float, plain: float, seeds: int, de
     }
 
 
-def main_table(
-    device: str = "cpu", out: Path | None = None, peers: Sequence[str] | None = None, seeds: Sequence[int] = SEEDS
-) -> dict[str, Any]:
-    """Run, print the table, write JSON to `out` if given, and return the data; `peers` are methods here."""
-    unknown = [name for name in peers or () if name not in METHODS]
-    if unknown:
-        raise HardNetError(sentence("--peers", f"some of {', '.join(METHODS)}", ", ".join(unknown)))
-    result = run(device, METHODS if peers is None else peers, seeds)
+def main_table(device: str = "cpu", out: Path | None = None, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
+    """Run, print the table, write JSON to `out` if given, and return the data."""
+    result = run(device, METHODS, seeds)
     columns = list(result["rows"][0])
     print(table_text(columns, [[row[column] for column in columns] for row in result["rows"]]))
     if out is not None:

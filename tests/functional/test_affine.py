@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from benchmarks.affine_conditioning import matrices
+from benchmarks.conditioning import matrices
 from hardnet.errors import RankError
 from hardnet.functional import enforce_affine, factorize
 from tests.functional.affine_problems import SHAPES, formula, multiply, problem, relative_violation

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from benchmarks.affine_conditioning import matrices
+from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
 from hardnet.functional.closed_form import formula_gradients
 from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation

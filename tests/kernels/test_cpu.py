@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from benchmarks.affine_conditioning import matrices
+from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
 from hardnet.functional.closed_form import by_formula
 from hardnet.kernels.checking import check_kernel

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.affine_alternatives import ALTERNATIVES
+from benchmarks.routines import ALTERNATIVES
 from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine
 
 CONDITIONS = {torch.float64: (1e2, 1e4, 1e6, 1e8, 1e10, 1e12), torch.float32: (1e1, 1e2, 1e3, 1e4, 1e5)}
@@ -60,3 +63,12 @@ def relative_violation(
 def conditioning_table(rows: list[dict[str, Any]]) -> str:
     """The table for people."""
     return table_text(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> dict[str, Any]:
+    """Run, print the table, write JSON to `out` if given, and return the data."""
+    result = {"environment": environment(device, seed), "conditioning": conditioning(device, seed)}
+    print(conditioning_table(result["conditioning"]))
+    if out is not None:
+        write_json(out, result, indent=1)
+    return result
