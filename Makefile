@@ -2,9 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python $(INSTALL) -c constraints.txt
+CODE := src tests examples benchmarks
+# make bench REV=v0.1.0 puts another revision beside this tree; the last tag by default
+REV ?=
+# the oldest versions that pyproject.toml promises
+OLDEST_PYTHON ?= python3.11
+OLDEST_TORCH ?= torch==2.11.*
 
-.PHONY: demo test bench docs lint wheel clean
+.PHONY: demo test lint bench docs tables site coverage test-oldest wheel clean
 
 demo: $(VENV)/experiments-ready wheel
 	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs --resume
@@ -14,22 +21,36 @@ test: $(VENV)/dev-ready wheel lint
 	$(BIN)/python -m pytest tests -n 2
 
 lint: $(VENV)/dev-ready
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/basedpyright
 
-bench: $(VENV)/bench-ready wheel
-	$(BIN)/python -m benchmarks affine
-	$(BIN)/python -m benchmarks projection
-	$(BIN)/python -m benchmarks training
+# us, our last revision and the peers in one run; the peers have an environment of their own
+bench: .venv-bench/ready
+	PYTHONPATH=src .venv-bench/bin/python -m benchmarks closed-form --revision '$(REV)' --out results/bench/closed_form_cpu.json --device cpu
+	PYTHONPATH=src .venv-bench/bin/python -m benchmarks nearest-point --revision '$(REV)' --out results/bench/nearest_point_cpu.json --device cpu
 
-docs: $(VENV)/docs-ready wheel
+docs: tables site
+
+tables: $(VENV)/docs-ready wheel
 	$(BIN)/python -m benchmarks.pages
 	$(BIN)/python -m benchmarks.pictures
+
+site: $(VENV)/docs-ready wheel tables
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+coverage: $(VENV)/dev-ready wheel
+	$(BIN)/python -m pytest tests -n 2 --cov=hardnet --cov-report=json:build/coverage.json
+	$(BIN)/python -m benchmarks.coverage build/coverage.json results/coverage.json
+
+test-oldest: .venv-oldest/ready
+	rm -rf build/lib
+	.venv-oldest/bin/python $(INSTALL) --no-deps --force-reinstall .
+	.venv-oldest/bin/python -m pytest tests -n 2
 
 # the package itself is built and installed anew each time; its dependencies only when they change
 wheel: $(VENV)/python-ready
+	rm -rf build/lib  # or the wheel would hold modules that are gone
 	$(PIP) --no-deps --force-reinstall .
 
 $(VENV)/python-ready:
@@ -40,5 +61,16 @@ $(VENV)/%-ready: $(VENV)/python-ready pyproject.toml constraints.txt
 	$(PIP) '.[$*]'
 	touch $@
 
+.venv-bench/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python $(INSTALL) -c constraints.txt '.[bench]'
+	touch $@
+
+.venv-oldest/ready: pyproject.toml constraints.txt
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	mkdir -p build && grep -v '^torch==' constraints.txt > build/constraints-oldest.txt
+	.venv-oldest/bin/python $(INSTALL) -c build/constraints-oldest.txt '$(OLDEST_TORCH)' '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist runs src/*.egg-info
+	rm -rf $(VENV) .venv-bench .venv-oldest build dist runs src/*.egg-info

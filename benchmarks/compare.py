@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.problems import Size
+from benchmarks.problems import Size, size_of
 from benchmarks.processes import Process, archived, start
 from benchmarks.tools import LAST, OURS, TASKS, THIS, Tool
 from hardnet.experiments.markdown import table_text
@@ -140,7 +140,7 @@ def _finished(row: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 def size_table(rows: Sequence[dict[str, Any]], size: Size) -> str:
     """The rows of one size for people; ``~``: timed on a part of the batch and scaled."""
     keys = ["forward_ms", "forward_ratio", "both_ms", "both_ratio", "violation", "distance", "gradient_error"]
-    here = [row for row in rows if Size(*(row[field] for field in Size._fields)) == size]
+    here = [row for row in rows if size_of(row) == size]
     lines = [
         [row["tool"] + ("~" if row.get("share", 1) < 1 else ""), *(row.get(key) for key in keys), verdict(row)]
         for row in here

@@ -14,8 +14,6 @@ from hardnet.experiments.report import read_runs
 from hardnet.experiments.results import Result
 
 MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
-SHORT = ("pwc", "opt", "cbf")
-"""The experiments of the short list of results; the full one has all."""
 
 
 def parts(results: Path) -> dict[str, Callable[[], str]]:
@@ -23,7 +21,6 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
     runs = read_runs(results / "paper")
     return {
         "results": lambda: paper_tables(runs, tuple(runs)),
-        "results-short": lambda: paper_tables(runs, SHORT),
         "speed": lambda: speed_tables(results / "bench", RECORDS),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
     }

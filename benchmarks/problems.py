@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ class Size(NamedTuple):
     def __str__(self) -> str:
         rows = f"({self.equalities}eq+{self.m - self.equalities})" if self.equalities else str(self.m)
         return f"{self.B}, {rows}x{self.n}{' shared' if self.shared else ''}"
+
+
+def size_of(row: dict[str, Any]) -> Size:
+    """The size of a recorded row."""
+    return Size(*(row[field] for field in Size._fields))
 
 
 class Case(NamedTuple):
@@ -84,6 +89,11 @@ def floors(size: Size, bandwidth: float, itemsize: int) -> tuple[float, float]:
     forward = matrix + size.B * (2 * size.n + 2 * size.m)
     backward = 2 * matrix + size.B * (3 * size.n + 4 * size.m)
     return forward * itemsize / bandwidth, (forward + backward) * itemsize / bandwidth
+
+
+def operations(size: Size) -> float:
+    """Floating-point operations of the closed form: ``A f``, ``A A'`` (half), its factor, two solves and ``A' q``."""
+    return size.B * (4.0 * size.m * size.n + size.m * (size.m + 1) * size.n + size.m**3 / 3 + 2 * size.m**2)
 
 
 def violation(case: Case, y: Tensor) -> float:

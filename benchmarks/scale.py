@@ -1,4 +1,4 @@
-"""How the cost of the closed form grows with B, n and m: times over decades, fitted exponents, curves.
+"""How the cost of the closed form grows with B, n and m: times over decades, fitted exponents.
 
 Beyond the size where launching stops to matter the time should grow like B, like n, and like m^2 (the Gram matrix);
 what grows faster than the mathematics says is a fault. On a GPU the exponents are those of the device alone, from
@@ -16,7 +16,6 @@ import torch
 
 from benchmarks.device import gradients, replayed
 from benchmarks.problems import Size, large_problem
-from hardnet.errors import MissingExtraError
 from hardnet.experiments import timing
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
@@ -73,7 +72,7 @@ def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str,
 
 
 def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> dict[str, Any]:
-    """Sweep, fit, print, write JSON and a picture beside it to `out` if given, and return the data."""
+    """Sweep, fit, print, write JSON to `out` if given, and return the data."""
     dtype = torch.float32 if device.startswith("cuda") else torch.float64
     sweeps: dict[str, dict[str, Any]] = {}
     result = {"environment": environment(device, seed), "dtype": str(dtype), "sweeps": sweeps}
@@ -86,31 +85,9 @@ def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> d
             write_json(out, result, indent=1)
     lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
     print(table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
-    if out is not None:
-        draw(result, out.with_suffix(".png"))
     return result
 
 
 def _alone(row: dict[str, Any], key: str) -> float:
     """The time of the device alone, where it was taken."""
     return row.get(f"{key}_device_ms", row[f"{key}_ms"])
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """One panel per sweep: times over sizes, both axes logarithmic."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", "experiments") from None
-    figure = Figure(figsize=(11, 3.5))
-    for place, (name, sweep) in enumerate(result["sweeps"].items(), start=1):
-        axes = figure.add_subplot(1, 3, place)
-        for key, fit in sweep["exponents"].items():
-            grown, times = [row[name] for row in sweep["rows"]], [_alone(row, key) for row in sweep["rows"]]
-            [line] = axes.plot(grown, times, "o-", label=f"{key}: {name}^{fit:.2f}")
-            if f"{key}_device_ms" in sweep["rows"][0]:
-                eager = [row[f"{key}_ms"] for row in sweep["rows"]]
-                axes.plot(grown, eager, ":", color=line.get_color(), label=f"{key}, launched eagerly")
-        axes.set(xscale="log", yscale="log", xlabel=name, ylabel="ms" if place == 1 else "")
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    figure.savefig(path, dpi=150, bbox_inches="tight")

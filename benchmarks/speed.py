@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.problems import Size
+from benchmarks.problems import Size, size_of
 from benchmarks.tools import KEPT, LAST, OURS
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import read_json
@@ -24,9 +24,9 @@ def ratios(content: Content, shared: bool | None = None) -> str:
     that was timed on a part of the batch. Where A is shared, ours is the one that keeps its factor.
     """
     rows = [row for row in content["rows"] if shared is None or row["shared"] == shared]
-    sizes = list(dict.fromkeys(_size(row) for row in rows))
+    sizes = list(dict.fromkeys(size_of(row) for row in rows))
     tools = list(dict.fromkeys(row["tool"] for row in rows))
-    cells = {(row["tool"], _size(row)): row for row in rows}
+    cells = {(row["tool"], size_of(row)): row for row in rows}
     base = {size: cells.get((KEPT, size)) or cells[OURS, size] for size in sizes}
     named = {LAST: f"hardnet at {content.get('last_revision')}"}
     lines = [
@@ -38,10 +38,6 @@ def ratios(content: Content, shared: bool | None = None) -> str:
 def _short(size: Size, shared: bool | None) -> str:
     """A size, without what the title of its table says."""
     return str(size) if shared is None else str(size).removesuffix(" shared")
-
-
-def _size(row: Content) -> Size:
-    return Size(*(row[field] for field in Size._fields))
 
 
 def _ratio(row: Content | None, base: Content) -> str:
@@ -62,7 +58,7 @@ def on_device(content: Content, dtype: str = "float32") -> str:
     rows = [
         [
             row["what"],
-            str(_size(row)).removesuffix(" shared"),
+            str(size_of(row)).removesuffix(" shared"),
             *_device_cells(row, "forward"),
             *_device_cells(row, "both"),
         ]

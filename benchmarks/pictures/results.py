@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.pictures.style import Draw, Palette, legend, panels
+from benchmarks.problems import operations, size_of
+from benchmarks.tools import LAST, OURS, PLAIN
 from hardnet.experiments.paper import published
 from hardnet.experiments.results import read_json
 
@@ -63,18 +65,18 @@ def best(panel: Axes, problem: str, palette: Palette) -> None:
 
 def peers(palette: Palette) -> Figure:
     """Largest violation and time of every peer, one dot for each size of problem."""
-    found = [row for row in read("bench/projection_cpu.json")["rows"] if "violation" in row]
-    own = {row["size"]: row for row in found if row["tool"] == "hardnet"}
-    tools = [tool for tool in dict.fromkeys(row["tool"] for row in found) if tool != "DAQP loop"]
+    found = [row for row in read("bench/nearest_point_cpu.json")["rows"] if "violation" in row]
+    own = {size_of(row): row for row in found if row["tool"] == OURS}
+    tools = [tool for tool in dict.fromkeys(row["tool"] for row in found) if tool not in ("DAQP loop", LAST, PLAIN)]
     figure, (left, right) = panels(palette, 2, 4.2, [1.25, 1])
     for row in found:
         if row["tool"] not in tools:
             continue
-        place, colour = -tools.index(row["tool"]), palette.good if row["tool"] == "hardnet" else palette.bad
+        place, colour = -tools.index(row["tool"]), palette.good if row["tool"] == OURS else palette.bad
         left.plot([max(row["violation"], SMALLEST)], [place], "o", color=colour, alpha=0.8, markersize=5)
-        key = "forward+backward" if "forward+backward" in row else "forward"
-        face = colour if key == "forward+backward" else "none"
-        ratio = row[key] / own[row["size"]][key]
+        key = "both_ms" if "both_ms" in row else "forward_ms"
+        face = colour if key == "both_ms" else "none"
+        ratio = row[key] / own[size_of(row)][key]
         right.plot([ratio], [place], "o", color=colour, markerfacecolor=face, alpha=0.8, markersize=5)
     left.set_yticks([-i for i in range(len(tools))], tools, color=palette.ink)
     right.set_yticks([-i for i in range(len(tools))], [""] * len(tools))
@@ -88,19 +90,19 @@ def peers(palette: Palette) -> Figure:
 
 def speed(palette: Palette) -> Figure:
     """Multiples of the memory floor on a GPU, the closed form and the nearest point."""
-    rows = [row for row in read("bench/nearest_h200.json")["rows"] if len(row["shape"]) == 3 and "both_floor" in row]
-    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+    rows = [row for row in read("bench/nearest_h200.json")["rows"] if "both_multiple" in row]
+    shapes = list(dict.fromkeys(size_of(row) for row in rows))
     figure, axes = panels(palette, 2, 2.9)
     for panel, key, title in zip(
-        axes, ("forward_floor", "both_floor"), ("forward", "forward and backward"), strict=True
+        axes, ("forward_multiple", "both_multiple"), ("forward", "forward and backward"), strict=True
     ):
         for shift, what, colour in ((-0.2, "closed form", palette.bad), (0.2, "nearest point", palette.good)):
-            found = {tuple(row["shape"]): row[key] for row in rows if row["what"] == what}
+            found = {size_of(row): row[key] for row in rows if row["what"] == what}
             places = [shapes.index(shape) + shift for shape in found]
             drawn = panel.bar(places, list(found.values()), 0.36, color=colour, label=what)
             panel.bar_label(drawn, fmt="%.1f", fontsize=8, color=palette.ink, padding=2)
         panel.axhline(1, color=palette.other, linewidth=1.2, linestyle=":", label="floor: every number moved once")
-        panel.set_xticks(range(len(shapes)), [f"{m} x {n}" for _, m, n in shapes], fontsize=8)
+        panel.set_xticks(range(len(shapes)), [f"{size.m} x {size.n}" for size in shapes], fontsize=8)
         panel.set(title=title, ylabel="multiple of the floor" if panel is axes[0] else "", xlabel="rows x outputs")
     legend(axes[1], palette, loc="upper left")
     axes[1].set_ylim(0, 9.5)
@@ -137,13 +139,15 @@ def programs(palette: Palette) -> Figure:
 
 def roofline(palette: Palette) -> Figure:
     """Operations a second over operations for each byte that must move, below the line of a plain copy."""
-    content = read("bench/roofline_h200.json")
+    content = read("bench/device_h200.json")
     figure, (panel,) = panels(palette, 1, 3.4)
     bandwidth = content["copy_bytes_per_ms"]
     panel.plot([0.4, 36], [0.4 * bandwidth / 1e6, 36 * bandwidth / 1e6], color=palette.other, label="measured copy")
-    for i, row in enumerate(row for row in content["rows"] if row["dtype"] == "float32"):
+    for i, row in enumerate(
+        row for row in content["rows"] if row["dtype"] == "float32" and row["what"] == "closed form"
+    ):
         moved = row["forward_floor_ms"] * bandwidth
-        place = row["operations"] / moved, row["operations"] / row["forward_ms"] / 1e6
+        place = operations(size_of(row)) / moved, operations(size_of(row)) / row["forward_ms"] / 1e6
         panel.plot(*place, "o", color=palette.good)
         label = f"{row['m']} x {row['n']}: {row['forward_multiple']:.1f} floors"
         shift = {"xytext": (0, 8 if i % 2 else -14), "textcoords": "offset points", "ha": "center", "fontsize": 8}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.problems import Size, errors, floors, large_problem, problem
+from benchmarks.problems import Size, errors, floors, large_problem, operations, problem
 
 
 def test_problems_are_feasible_and_outside():
@@ -29,6 +29,10 @@ def test_floor_counts_every_number_once():
     forward, both = floors(Size(10, 3, 2, shared=True), bandwidth=40.0, itemsize=4)
     assert forward == pytest.approx(0.6 + 6 + 4)
     assert both == pytest.approx(forward + 1.2 + 9 + 8)
+
+
+def test_operations_of_one_row():
+    assert operations(Size(1, 2, 1)) == 8 + 4 + 1 / 3 + 2
 
 
 def test_errors_see_a_wrong_gradient_and_leave_the_split_of_an_equality_to_the_tool():

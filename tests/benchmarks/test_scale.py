@@ -15,7 +15,7 @@ def test_exponent_of_a_power_law_ignores_the_overhead_of_small_sizes():
     assert scale.exponent(sizes, [50.0, 50.0, 150.0, 1000.0, 10000.0]) == pytest.approx(1.0)
 
 
-def test_scale_writes_numbers_and_curves(tmp_path, monkeypatch, capsys):
+def test_scale_writes_numbers(tmp_path, monkeypatch, capsys):
     tiny = {
         "B": (Size(2, 3, 2), Size(4, 3, 2)),
         "n": (Size(2, 2, 2), Size(2, 4, 2)),
@@ -25,5 +25,4 @@ def test_scale_writes_numbers_and_curves(tmp_path, monkeypatch, capsys):
     out = tmp_path / "scale.json"
     result = scale.main_table("cpu", out)
     assert json.loads(out.read_text())["sweeps"].keys() == result["sweeps"].keys() == {"B", "n", "m"}
-    assert out.with_suffix(".png").stat().st_size > 1000
     assert "mathematics" in capsys.readouterr().out
