@@ -12,6 +12,7 @@ from hardnet.errors import FileError
 from hardnet.experiments import tables
 from hardnet.experiments.report import read_runs
 from hardnet.experiments.results import Result
+from hardnet.files import write_atomically
 
 MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
 
@@ -33,7 +34,7 @@ def update(root: Path) -> list[Path]:
         page for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if MARKED.search(page.read_text())
     ]
     for page in pages:
-        page.write_text(fill(page.read_text(), known))
+        write_atomically(page, fill(page.read_text(), known).encode())
     return pages
 
 

@@ -91,6 +91,37 @@ def test_another_value_behind_the_same_name_is_refused(tmp_path):
         hn.load(tmp_path / "model", network(), build(0.5))
 
 
+class Learned(torch.nn.Module):
+    def __init__(self, offset):
+        super().__init__()
+        self.linear, self.offset = torch.nn.Linear(4, 2).double(), offset
+
+    def forward(self, x):
+        return self.linear(x) + self.offset
+
+
+@pytest.mark.parametrize(
+    ("wrong", "whole"),
+    [(wrong, whole) for wrong in ("function", "learned number", "constant", "network") for whole in (True, False)]
+    + [("method", True)],
+)
+def test_what_is_refused_keeps_its_weights(tmp_path, wrong, whole):
+    def build(upper=bound_of, offset=0.0, constant=0.2):
+        numbers = hn.Affine(matrix_of, upper=upper) & hn.Affine(draw(2, 4), upper=Learned(offset))
+        return numbers & hn.Equality(draw(1, 4, seed=3), constant)
+
+    hn.save(hn.HardNet(network(), build()), tmp_path / "model", example=draw(9, 4))
+    other = {"function": {"upper": tightened}, "learned number": {"offset": 1.0}, "constant": {"constant": 0.3}}
+    net, constraint = network(), build(**other.get(wrong, {}))
+    if wrong == "network":
+        net = torch.nn.Sequential(*net[:2], torch.nn.Linear(8, 4, bias=False).double())
+    model = hn.HardNet(net, constraint, method="soft" if wrong == "method" else "auto")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(FileError, match="not the one saved"):
+        hn.load(tmp_path / "model", *((model,) if whole else (net, constraint)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_another_constant_is_refused(tmp_path):
     hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
     other = hn.Affine(draw(2, 4, seed=8), upper=0.1) & hn.Equality(draw(1, 4, seed=3), 0.2)

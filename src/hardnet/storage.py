@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hardnet.errors import FileError, FileWarning, HardNetError, OptionError, sentence
 from hardnet.files import DIGEST, digest, has_header, read_tensors, require_keys, write_atomically, write_tensors
@@ -69,7 +70,8 @@ def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = No
     Args:
         path: The folder.
         net: A network of the saved architecture and dtype, or a whole `HardNet`; its weights are overwritten. A
-            `HardNet` of another method, other options, dtype or constraint is refused by name of what differs.
+            `HardNet` of another method, other options, dtype or constraint is refused by name of what differs, and
+            what is refused keeps the weights it had.
         constraint: The set. A constant set is rebuilt from the file; one with functions of x or learned numbers must
             be given again, and is refused where it is not the one saved.
     """
@@ -84,8 +86,9 @@ def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = No
         raise FileError(f"{path}: the constraint is not the one saved; saved {saved}, given {given}")
     weights = {name: value for name, value in tensors.items() if not name.startswith(EXAMPLE)}
     _require_same_dtypes(model, weights, folder)
-    _load_weights(model, weights, folder)
-    _require_same_numbers(model, header, tensors, folder)
+    with _restored_when_refused(model):
+        _load_weights(model, weights, folder)
+        _require_same_numbers(model, header, tensors, folder)
     return model
 
 
@@ -138,6 +141,24 @@ def _require_same_dtypes(model: HardNet, weights: dict[str, Tensor], folder: Pat
         if saved is not None and saved.dtype != own.dtype and not name.endswith("_extra_state"):
             remedy = f"call .to({saved.dtype}) on the network or set before loading, and .to({own.dtype}) on what comes"
             raise FileError(f"{folder}: '{name}' is {saved.dtype} in the file and {own.dtype} here; {remedy}")
+
+
+@contextmanager
+def _restored_when_refused(model: HardNet) -> Iterator[None]:
+    """Give the model its numbers back where the block raises: torch copies what fits before it says what does not.
+
+    Learned numbers of a set can only be compared once the saved weights are in place, so comparing first is no way.
+    """
+    own = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
+    before = {name: value.clone() for name, value in own.items() if not is_lazy(value)}
+    try:
+        yield
+    except Exception:
+        with torch.no_grad():
+            for name, value in before.items():
+                own[name].copy_(value)
+        model.layer.refresh()
+        raise
 
 
 def _load_weights(model: HardNet, weights: dict[str, Tensor], folder: Path) -> None:

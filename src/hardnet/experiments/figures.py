@@ -13,6 +13,7 @@ import torch
 
 from hardnet.errors import MissingExtraError
 from hardnet.experiments.results import Result
+from hardnet.files import write_atomically
 from hardnet.problems import Piecewise
 from hardnet.problems.barrier import OBSTACLES
 from hardnet.problems.gradient_path import CEILING, TARGETS
@@ -75,10 +76,9 @@ def render(draw: Draw, size: tuple[float, float], form: str) -> bytes:
 
 def save(draw: Draw, size: tuple[float, float], path: Path) -> str:
     """Write ``path.svg`` and ``path.png``; return the SVG text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     drawing = render(draw, size, "svg")
-    path.with_suffix(".svg").write_bytes(drawing)
-    path.with_suffix(".png").write_bytes(render(draw, size, "png"))
+    write_atomically(path.with_suffix(".svg"), drawing)
+    write_atomically(path.with_suffix(".png"), render(draw, size, "png"))
     return drawing.decode()
 
 

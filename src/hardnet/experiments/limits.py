@@ -15,6 +15,7 @@ from torch import Tensor
 from hardnet.errors import HardNetError, sentence
 from hardnet.experiments.optimal import CONTROL_LIMIT, Optimum, optimal_control, optimal_programs
 from hardnet.experiments.stamp import environment
+from hardnet.files import write_atomically
 from hardnet.problems import Policy, Problem, Programs, Unicycle
 from hardnet.problems.barrier import nominal_control
 from hardnet.problems.unicycle import STEPS
@@ -36,12 +37,11 @@ def compute(out: Path, names: Iterable[str] | None = None) -> list[Path]:
     unknown = [name for name in chosen if name not in LIMITS]
     if unknown:
         raise HardNetError(sentence("names", f"some of {', '.join(LIMITS)}", ", ".join(unknown)))
-    out.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in chosen:
         content = {"problem": name, "seed": SEED, **LIMITS[name](), "environment": _environment(name)}
         path = out / f"limits-{name}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
         paths.append(path)
     return paths
 

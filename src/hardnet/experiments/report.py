@@ -16,6 +16,7 @@ from hardnet.experiments.recipes import BEST
 from hardnet.experiments.results import Result, read_result
 from hardnet.experiments.specs import PAPER
 from hardnet.experiments.style import CSS
+from hardnet.files import write_atomically
 from hardnet.problems import PROBLEMS, Piecewise
 
 ABOUT: dict[str, str] = {
@@ -65,10 +66,9 @@ def write_report(runs_dir: Path, out: Path | None = None) -> Path:
     """
     runs = read_runs(runs_dir)
     page = _page_path(runs_dir, out)
-    page.parent.mkdir(parents=True, exist_ok=True)
     sections = [_section(name, results, page.parent / "figures") for name, results in runs.items()]
-    page.write_text(_page(sections), encoding="utf-8")
-    (page.parent / "tables.md").write_text(markdown_tables(sections), encoding="utf-8")
+    write_atomically(page, _page(sections).encode())
+    write_atomically(page.parent / "tables.md", markdown_tables(sections).encode())
     return page
 
 
