@@ -1,5 +1,7 @@
 """The differentiable projection onto intersections: gradients to raw and every number, policies, dtypes."""
 
+import re
+
 import pytest
 import torch
 
@@ -16,7 +18,13 @@ from hardnet.functional.conic import project_intersection
 from hardnet.solvers import Intervals, Quadratics
 from tests.solvers.convex import D, ball, draw, families, half_plane
 
-FAMILIES = families(3, 4)
+
+def bowl(block):
+    """The same block, with a P that stays positive semidefinite when finite differences move it."""
+    return block._replace(P=block.P + 0.1 * torch.eye(block.P.shape[-1], dtype=D)) if "P" in block._fields else block
+
+
+FAMILIES = {name: [bowl(block) for block in blocks] for name, blocks in families(3, 4).items()}
 
 
 def slope(function, leaf, direction, step=1e-6):
@@ -112,9 +120,15 @@ def test_infeasible_samples_are_named_or_nan():
     assert bool(grad.isfinite().all())
 
 
-def test_a_sample_short_of_the_tolerance_is_warned_about():
-    with pytest.warns(NotConvergedWarning, match=r"1 of 1 projections stopped at residual .* above 1e-09"):
-        project_intersection(torch.tensor([[2.0, 1]], dtype=D), [ball([0.0, 0], 1.0), half_plane([1.0, 0], 1.0)])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_sample_short_of_the_tolerance_is_warned_about_with_its_violation(size):
+    """A ball and the half-plane that touches it have one common point, so that the solver stops short of it."""
+    raw = torch.tensor([[2.0, 1], [0.0, 0]], dtype=D) * size
+    with pytest.warns(NotConvergedWarning, match=r"of 2 projections stopped at residual .*\(tolerance 1e-09\)") as said:
+        y = project_intersection(raw, [ball([0.0, 0], size), half_plane([1.0, 0], size)])
+    violation = float(torch.maximum(y.norm(dim=-1) - size, size - y[:, 0]).max())
+    told = float(re.search(r"violate a row by up to (\S+);", str(said[0].message))[1])
+    assert 0.4 * violation <= told <= 1.1 * violation  # a ball's point is half as far from its cone as from the ball
 
 
 def test_every_error_message():

@@ -5,7 +5,8 @@ import torch
 
 from hardnet import sets
 from hardnet.certificate import check
-from hardnet.errors import BoundsError, DTypeError, InfeasibleError, ShapeError, UnsupportedSetError
+from hardnet.errors import BoundsError, ConvexityError, DTypeError, InfeasibleError, ShapeError, UnsupportedSetError
+from hardnet.layers import HardNetCvx
 from hardnet.testing import check_set
 from tests.solvers.convex import D, draw
 
@@ -193,6 +194,39 @@ REFUSED = [
 def test_refusals_at_construction(build, error, message):
     with pytest.raises(error, match=message):
         build()
+
+
+def of_spectrum(values, seed, dtype):
+    """Symmetric matrices ``(*batch, n, n)`` of the given eigenvalues, rounded to dtype."""
+    V = torch.linalg.qr(draw(*values.shape, values.shape[-1], seed=seed))[0]
+    return (V * values.unsqueeze(-2) @ V.mT).to(dtype)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in an intersection"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("n", [2, 7])
+def test_a_matrix_of_x_is_semidefinite_to_its_rounding_or_refused(n, dtype, mixed):
+    """A P(x) with an eigenvalue of ``-32 n eps |P|`` is refused, for its sample alone.
+
+    ``R'R`` of low rank, computed in the dtype, has negative eigenvalues up to about ``n eps |P|`` and is taken.
+    """
+    values = draw(5, n, seed=1).abs() + 0.1
+    values[3, 0] = -32 * n * torch.finfo(dtype).eps * values[3].max()
+    raw, root = (2 * draw(5, n, seed=2)).to(dtype), draw(5, 1, n, seed=3).to(dtype)
+    q, r = torch.zeros(n, dtype=dtype), torch.tensor(-0.1, dtype=dtype)
+    ball = sets.Ball(torch.zeros(n, dtype=dtype), torch.tensor(5.0, dtype=dtype))
+    constraint = sets.Quadratic(lambda x: x, q, r) & ball if mixed else sets.Quadratic(lambda x: x, q, r)
+    layer, lenient = (HardNetCvx(constraint, on_invalid=policy) for policy in ("raise", "nan"))
+    bad = of_spectrum(values, 4, dtype)
+    with pytest.raises(ConvexityError, match=r"P: expected a positive semidefinite matrix.* in sample 3") as caught:
+        layer(raw, bad)
+    assert caught.value.samples == [3]
+    good = torch.tensor([0, 1, 2, 4])
+    y = lenient(raw, bad)
+    assert y.isnan().all(-1).tolist() == [False, False, False, True, False]
+    assert torch.equal(y[good], layer(raw[good], bad[good]))
+    low = root.mT @ root
+    assert check(constraint, layer(raw, low), low).ok
 
 
 def test_refusals_at_the_call():

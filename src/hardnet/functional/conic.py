@@ -35,6 +35,7 @@ from hardnet.functional.transforms import outside_compiler, refuse_transforms
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_distance import local_unit
+from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
@@ -87,7 +88,10 @@ def _project(
     if on_infeasible == "raise":
         text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
         refuse(status == Status.INFEASIBLE, InfeasibleError, text)
-    _warn(status == Status.NOT_CONVERGED, residual, tolerance)
+    stopped = status == Status.NOT_CONVERGED
+    if bool(stopped.any()):
+        violation = _violation(_gather(kinds, flat), y).reshape(batch)
+        _warn(residual[stopped].max().item(), violation[stopped].max().item(), stopped, tolerance)
     return y.reshape(*batch, raw.shape[-1])
 
 
@@ -153,14 +157,22 @@ def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
     reject(bad, NOT_FINITE, "the numbers of the set")
 
 
-def _warn(bad: Tensor, residual: Tensor, tolerance: float) -> None:
+@torch.no_grad()
+def _violation(blocks: Sequence[Block], y: Tensor) -> Tensor:
+    """The largest distance of any row from its cone, in the units of the row: ``(B,)``."""
+    y = y.double()
+    images = [type(block)(*(field.double() for field in block)).image() for block in blocks]
+    return miss(Stack(images, y), y).amax(-1)
+
+
+def _warn(residual: float, violation: float, stopped: Tensor, tolerance: float) -> None:
     """One warning for all samples that stopped early."""
-    count = int(bad.sum())
-    if count:
-        worst = residual[bad].max().item()
-        text = f"{count} of {bad.numel()} projections stopped at residual {worst:.2g}, above {tolerance:g}"
-        remedy = "the set may have an empty interior; the points returned are feasible only to about that residual"
-        warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
+    text = (
+        f"{int(stopped.sum())} of {stopped.numel()} projections stopped at residual {residual:.2g} "
+        f"(tolerance {tolerance:g}) and violate a row by up to {violation:.2g}"
+    )
+    remedy = "the set may be empty, or have an empty interior"
+    warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
 
 
 class _Project(torch.autograd.Function):

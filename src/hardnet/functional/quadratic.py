@@ -12,7 +12,7 @@ from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleE
 from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
 from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse, reject
 from hardnet.functional.transforms import exporting, forward_mode, transformed
-from hardnet.solvers.blocks import CONVEX
+from hardnet.solvers.blocks import convex
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
 
@@ -85,7 +85,7 @@ def _diagnose(
     on_infeasible, on_invalid = policies
     bad = y.isnan().any(-1)
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
-    curved = _convex(spectrum)
+    curved = convex(spectrum.values, raw.dtype)
     if on_invalid == "raise":
         reject(bad & ~finite, NOT_FINITE, "raw, P, q, r")
         least = spectrum.values[..., 0].min().item()
@@ -95,11 +95,6 @@ def _diagnose(
         refuse(bad & empty, InfeasibleError, text)
         text = "raw, P, q, r: expected numbers of sizes that float64 can hold together, got no convergence"
         refuse(bad & finite & curved & ~empty, ConvergenceError, text)
-
-
-def _convex(spectrum: Spectrum) -> Tensor:
-    """Whether P is positive semidefinite to rounding, ``(*batch)``."""
-    return spectrum.values[..., 0] >= -CONVEX * spectrum.values.abs().amax(-1)
 
 
 class Nearest(NamedTuple):
@@ -123,7 +118,7 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
     inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
-    bad = ~(finite & _convex(spectrum) & (found.solved | inside.squeeze(-1)))
+    bad = ~(finite & convex(spectrum.values, raw.dtype) & (found.solved | inside.squeeze(-1)))
     y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, _turn(V, found.y)))
     empty = found.empty & ~inside.squeeze(-1)
     return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)

@@ -12,7 +12,7 @@ from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadrati
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import Quadratics
+from hardnet.solvers.blocks import Quadratics, convex
 
 
 class Quadratic(CurvedSet):
@@ -70,16 +70,12 @@ class Quadratic(CurvedSet):
 
 
 def _require_convex(P: Tensor) -> None:
-    """Refuse a constant P that is asymmetric or has a negative eigenvalue, beyond the rounding of its dtype.
-
-    The entries of a product ``R'R`` computed in that dtype are off by about ``eps sqrt(n) max |P|``, which moves its
-    eigenvalues by up to ``2 sqrt(n)`` times as much; four times that is allowed.
-    """
+    """Refuse a constant P that is asymmetric or has a negative eigenvalue, beyond the rounding of its dtype."""
     exact = P.double()
     tolerance = 8 * P.shape[-1] * torch.finfo(P.dtype).eps * exact.abs().amax().item()
     off = (exact - exact.mT).abs().amax().item()
     if off > tolerance:
         raise ASYMMETRIC.of("P", f"|P - P'| up to {off:.3g}")
-    least = torch.linalg.eigvalsh(exact).min().item()
-    if least < -tolerance:
-        raise INDEFINITE.of("P", f"the eigenvalue {least:.6g}")
+    values = torch.linalg.eigvalsh(exact)
+    if not bool(convex(values, P.dtype).all()):
+        raise INDEFINITE.of("P", f"the eigenvalue {values.min().item():.6g}")

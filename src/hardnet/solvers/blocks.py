@@ -14,8 +14,22 @@ from torch import Tensor
 from hardnet.solvers.cones import order, pack, unpack
 from hardnet.solvers.images import Image, IntervalImage, QuadraticImage, SecondOrderImage, SemiDefiniteImage
 
-CONVEX = 1e-6
-"""How negative the smallest eigenvalue of P may be at a call, relative to the largest: a float32 matrix in float64."""
+
+def convex(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether these are eigenvalues of a positive semidefinite matrix, to the rounding of the dtype it is given in.
+
+    The entries of a product ``R'R`` computed in that dtype are off by about ``eps sqrt(n) |P|``, which moves its
+    eigenvalues by up to ``2 sqrt(n)`` times as much; four times that is allowed.
+
+    Args:
+        values: In float64 and ascending, ``(*batch, n)``.
+        dtype: That of the matrix.
+
+    Returns:
+        ``(*batch)`` bool; False for NaN.
+    """
+    tolerance = 8 * values.shape[-1] * torch.finfo(dtype).eps * values.abs().amax(-1)
+    return values[..., 0] >= -tolerance
 
 
 def _all_finite(*fields: Tensor) -> Tensor:
@@ -118,10 +132,10 @@ class Quadratics(NamedTuple):
     cores = (2, 1, 0)
 
     def valid(self) -> Tensor:
-        """All finite and P positive semidefinite up to `CONVEX` of its size, ``(b,)``."""
-        finite = _all_finite(self.P)
-        spectrum = torch.linalg.eigvalsh(torch.where(finite[:, None, None], self.P + self.P.mT, 0.0))
-        return _all_finite(*self) & (spectrum[..., 0] >= -CONVEX * spectrum.abs().amax(-1))
+        """All finite and P positive semidefinite, ``(b,)``."""
+        P = self.P.detach().double()
+        spectrum = torch.linalg.eigvalsh(torch.where(_all_finite(P)[:, None, None], P + P.mT, 0.0))
+        return _all_finite(*self) & convex(spectrum, self.P.dtype)
 
     def image(self) -> Image:
         """The value in ``(-inf, 0]``."""

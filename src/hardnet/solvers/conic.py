@@ -51,7 +51,7 @@ def project_intersection(
     raw = raw.detach().double()
     exact = [type(block)(*(field.detach().double() for field in block)) for block in blocks]
     stack, valid = Stack([block.image() for block in exact], raw), raw.isfinite().all(-1)
-    for block in exact:
+    for block in blocks:  # as given: how exact P is goes by its dtype
         valid = valid & block.valid()
     y, dual = torch.where(valid.unsqueeze(-1), raw, torch.nan), raw.new_zeros(raw.shape[0], sum(stack.sizes))
     status = torch.where(valid, Status.SOLVED, Status.INVALID).to(torch.int8)
