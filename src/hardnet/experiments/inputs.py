@@ -6,13 +6,16 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hardnet.certificate import Certificate, check
 from hardnet.errors import FileError, HardNetError, MissingExtraError, sentence
+from hardnet.problems import Problem
 from hardnet.storage import load
 
 
@@ -46,6 +49,39 @@ def build(name: str) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise HardNetError(sentence("--net", "a function that returns a module", type(network).__name__))
     return network
+
+
+def object_of_file(given: str) -> Any:
+    """What ``path/to/file.py:NAME`` names, read by running the file; whatever stands in its way is one sentence."""
+    path, colon, name = given.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise HardNetError(sentence("file", "path/to/file.py:NAME", repr(given)))
+    spec = spec_from_file_location(f"hardnet_file_{Path(path).stem}", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise FileError(f"{path}: no such file")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its classes can be copied
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # code of the reader, which may fail in any way
+        raise HardNetError(f"{path}: cannot be run; {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise HardNetError(sentence(path, f"to define {name}", ", ".join(n for n in vars(module) if n[0] != "_")))
+    return getattr(module, name)
+
+
+def own_problem(given: str) -> Problem:
+    """The problem that ``path/to/file.py:NAME`` names: a problem, or a class or function that makes one."""
+    found = object_of_file(given)
+    try:
+        problem = found if isinstance(found, Problem) else found()
+    except HardNetError as error:
+        raise HardNetError(f"{given}: {error}") from error
+    except Exception as error:  # code of the reader
+        raise HardNetError(f"{given}: cannot be built; {type(error).__name__}: {error}") from error
+    if not isinstance(problem, Problem):
+        raise HardNetError(sentence(given, "a Problem, or what makes one", type(problem).__name__))
+    return problem
 
 
 def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) -> Certificate:

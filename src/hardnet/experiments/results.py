@@ -29,6 +29,7 @@ class Result:
         environment: What the numbers were made with.
         recipe: How it was trained: ``"published"`` or ``"best"``.
         differs: What is different from the published training.
+        failure: Why the run gave up, where it did; it has no metrics then.
     """
 
     problem: str
@@ -43,6 +44,7 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     recipe: str = "published"
     differs: str = ""
+    failure: str = ""
 
     @property
     def key(self) -> str:

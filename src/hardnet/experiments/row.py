@@ -24,6 +24,7 @@ from hardnet.train import (
     Display,
     InterruptedRunError,
     StackedMLP,
+    StackedModule,
     Training,
     World,
     load_checkpoint,
@@ -96,13 +97,20 @@ class Row:
         world.wait()
         return self.result
 
+    def give_up(self, error: Exception) -> Path:
+        """Write a result file that says why the run failed."""
+        row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
+        told = {"recipe": self.recipe.name, "differs": self.recipe.differs, "failure": str(error)}
+        write_result(self.result, Result(*row, {}, {}, {}, environment=environment(self.device), **told))
+        return self.result
+
     def _damage(self) -> str | None:
-        """What is wrong with the result file; None where it can be read."""
+        """Why the result file is made again; None where it can be read and its run did not fail."""
         try:
-            read_result(self.result)
+            failure = read_result(self.result).failure
         except FileError as error:
             return f"made again, {error}"
-        return None
+        return f"tried again, it had given up: {failure}" if failure else None
 
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
         if self.device.type == "cuda":
@@ -124,7 +132,7 @@ class Row:
 
     def _result(self, problem: Problem, training: Training, figures: dict[str, Any]) -> Result:
         seconds = {"train_s": training.seconds, "setup_s": training.setup_seconds}
-        timing = seconds | {"test_ms": time_of_test(training.model, problem.test)}
+        timing = seconds | {"test_ms": time_of_test(training.model, problem.inputs(problem.test))}
         row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
         measured = final_metrics(problem, training), asdict(training.history), timing, figures
         return Result(*row, *measured, environment(self.device), self.recipe.name, self.recipe.differs)
@@ -162,9 +170,16 @@ class _Watcher:
 def build_model(problem: Problem, method: Method, streams: list[Generator], recipe: Recipe = AS_PUBLISHED) -> HardNet:
     """The network of the recipe, one per seed, in front of the method's layer."""
     layer = method.build(problem, **recipe.options)
+    return HardNet(_network(problem, streams, recipe, layer.raw_dim or problem.output_dim), problem.constraint, layer)
+
+
+def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs: int) -> StackedMLP | StackedModule:
+    """The problem's own network where it brings one, else the hidden blocks of the recipe."""
+    own = problem.network
+    if own is not None and recipe.hidden is None:
+        return StackedModule(lambda: own(problem.encoded_dim, outputs), streams, encode=problem.encode)
     hidden = asdict(recipe.network(problem))
-    sizes = (problem.encoded_dim, *hidden.pop("sizes"), layer.raw_dim or problem.output_dim)
-    return HardNet(StackedMLP(sizes, streams, **hidden, encode=problem.encode), problem.constraint, layer)
+    return StackedMLP((problem.encoded_dim, *hidden.pop("sizes"), outputs), streams, **hidden, encode=problem.encode)
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ class Method:
             warm_epochs=warm,
             judge_every=JUDGE_EVERY.get(problem.name, 10),
             judge_last=JUDGE_LAST.get(problem.name, 1),
-            capture=self.captured,
+            capture=self.captured and problem.capturable,
         )
 
 
@@ -77,6 +77,8 @@ def by_name(layer: str) -> Callable[..., Layer]:
 def published_dc3(problem: Problem) -> Layer:
     """DC3 with the settings of the published code, its sign in pwcbox included."""
     given = problem.dc3
+    if given is None:
+        raise HardNetError("dc3: no published settings for this problem; use dc3-tuned")
     return DC3(
         problem.constraint,
         completion=given.predicted is not None,
@@ -93,6 +95,8 @@ def published_dc3(problem: Problem) -> Layer:
 def tuned_dc3(problem: Problem) -> Layer:
     """DC3 with the right sign, the largest safe step ``1 / (2 sigma_max^2)`` and the best-conditioned completion."""
     given = problem.dc3
+    if given is None:
+        return DC3(problem.constraint, dim=problem.output_dim, momentum=0.0)
     return DC3(
         problem.constraint,
         completion=given.predicted is not None,

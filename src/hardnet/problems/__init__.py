@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hardnet.problems.base import DC3Settings, Hidden, Policy, Problem
+from hardnet.problems.own import OwnProblem
 from hardnet.problems.piecewise import Piecewise, pwc, pwcbox, pwcfull
 from hardnet.problems.programs import Programs, opt
 from hardnet.problems.unicycle import Unicycle, cbf
@@ -10,4 +11,4 @@ from hardnet.problems.unicycle import Unicycle, cbf
 PROBLEMS: dict[str, Callable[[], Problem]] = {"pwc": pwc, "pwcfull": pwcfull, "pwcbox": pwcbox, "opt": opt, "cbf": cbf}
 """Every problem of the paper's tables by the name that the command line takes."""
 
-__all__ = ["PROBLEMS", "DC3Settings", "Hidden", "Piecewise", "Policy", "Problem", "Programs", "Unicycle"]
+__all__ = ["PROBLEMS", "DC3Settings", "Hidden", "OwnProblem", "Piecewise", "Policy", "Problem", "Programs", "Unicycle"]

@@ -89,7 +89,9 @@ class Problem(ABC):
         batch_size: Of the published training.
         soft_weight: Weight of the squared residuals in the loss of every method but NN.
         warm_epochs: Epochs that HardNet-Aff trains without its layer.
-        dc3: The published DC3 settings.
+        dc3: The published DC3 settings; None where nothing is published.
+        network: Makes the network from its numbers of inputs and outputs; None for the backbone of `hidden`.
+        capturable: Whether its loss can be captured on a GPU: it never looks at values.
         objective: The metric that training lowers.
         violation: The metric that is zero when every constraint holds.
         loop_budget: Iterations that `bounded_loss` should be given at first; 1 where the loss has no loop.
@@ -103,10 +105,12 @@ class Problem(ABC):
     validation: Tensor
     test: Tensor
     constraint: ConstraintSet
-    dc3: DC3Settings
+    dc3: DC3Settings | None
     batch_size: int
     soft_weight: float
     hidden: Hidden = Hidden()
+    network: Callable[[int, int], nn.Module] | None = None
+    capturable: bool = True
     warm_epochs: int = 0
     objective: ClassVar[str]
     violation: ClassVar[str] = "max_violation"
@@ -115,6 +119,13 @@ class Problem(ABC):
     def encode(self, x: Tensor) -> Tensor:
         """What the network sees of x; x itself unless the problem says otherwise."""
         return x
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """What a policy is given of a row of data; all of it unless the problem says otherwise."""
+        return x
+
+    def verify(self) -> None:
+        """Say what is wrong with the problem before anything runs; nothing by default."""
 
     @abstractmethod
     def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:

@@ -5,6 +5,7 @@ from hardnet.train.distributed import World, joined, local_device
 from hardnet.train.loop import History, InterruptedRunError, Settings, Task, Training, stacked_net
 from hardnet.train.progress import Bars, Display, Silence, bars
 from hardnet.train.stacked import StackedMLP, streams_of
+from hardnet.train.stacked_module import StackedModule
 
 __all__ = [
     "Bars",
@@ -14,6 +15,7 @@ __all__ = [
     "Settings",
     "Silence",
     "StackedMLP",
+    "StackedModule",
     "Task",
     "Training",
     "World",

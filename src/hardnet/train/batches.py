@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from hardnet.train.stacked import StackedMLP
+from hardnet.train.stacked_module import StackedModule
 
 
 class Batches:
@@ -22,7 +23,7 @@ class Batches:
         net: The network whose dropout masks are to be drawn.
     """
 
-    def __init__(self, samples: Tensor, streams: Sequence[Generator], net: StackedMLP) -> None:
+    def __init__(self, samples: Tensor, streams: Sequence[Generator], net: StackedMLP | StackedModule) -> None:
         self.samples, self.streams, self.net = samples, streams, net
         device, count = samples.device, samples.shape[0]
         self.order = torch.zeros(len(streams), count, dtype=torch.long, device=device)

@@ -16,6 +16,7 @@ from hardnet.train.batches import Batches
 from hardnet.train.distributed import World
 from hardnet.train.optimisation import Clipping, build_optimizer, set_rate
 from hardnet.train.stacked import StackedMLP
+from hardnet.train.stacked_module import StackedModule
 
 if TYPE_CHECKING:
     from hardnet.model import HardNet
@@ -130,7 +131,7 @@ class Training:
 
     Args:
         task: Data, loss and metrics.
-        model: A `HardNet` around a `StackedMLP`, on the device of the data.
+        model: A `HardNet` around a `StackedMLP` or a `StackedModule`, on the device of the data.
         streams: The generators that initialised the network, one per seed.
         settings: How to train.
         world: The processes that share the batches.
@@ -237,9 +238,9 @@ class Training:
         return summed
 
 
-def stacked_net(model: nn.Module) -> StackedMLP:
+def stacked_net(model: nn.Module) -> StackedMLP | StackedModule:
     """The stacked network inside a model."""
     for module in model.modules():
-        if isinstance(module, StackedMLP):
+        if isinstance(module, StackedMLP | StackedModule):
             return module
-    raise HardNetError(sentence("model", "a model around a StackedMLP", type(model).__name__))
+    raise HardNetError(sentence("model", "a model around a StackedMLP or a StackedModule", type(model).__name__))

@@ -1,0 +1,89 @@
+"""Any network stacked over its seeds by torch.func, for problems that bring a network of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hardnet.errors import HardNetError
+
+Encode = Callable[[Tensor], Tensor]
+
+
+class StackedModule(nn.Module):
+    """``net_s(x_s)`` for every seed s at once: parameters ``(seeds, ...)``, data ``(seeds, batch, n)``.
+
+    Every seed's network is built after ``torch.manual_seed(seed)`` in a copy of the global generator, which is left as
+    it was. Random numbers that the network draws in training (dropout) come from the global generator, so that a
+    resumed run with dropout draws others.
+
+    Args:
+        build: Makes one network.
+        streams: One generator per seed; its initial seed is the seed.
+        encode: Maps x to what the network takes.
+        dtype: Of weights and outputs.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        streams: Sequence[Generator],
+        *,
+        encode: Encode | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        networks = [_build(build, stream.initial_seed()).to(dtype) for stream in streams]
+        parameters, buffers = torch.func.stack_module_state(networks)
+        self._names = {name: name.replace(".", "__") for name in (*parameters, *buffers)}
+        for name, value in parameters.items():
+            self.register_parameter(self._names[name], nn.Parameter(value.detach().contiguous()))
+        for name, value in buffers.items():
+            self.register_buffer(self._names[name], value)
+        self._parameter_names, self._buffer_names = list(parameters), list(buffers)
+        self._skeleton = [copy.deepcopy(networks[0]).to("meta")]  # in a list: its tensors are not this module's
+        self.seeds, self.encode = len(networks), encode
+        self.sizes: tuple[int, ...] = ()
+        self.norms, self.dropouts = nn.ModuleList(), nn.ModuleList()  # what the loop would draw masks for: nothing
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
+        features = x if self.encode is None else self.encode(x)
+        if features.dim() == 2:
+            features = features.expand(self.seeds, *features.shape)
+        skeleton = self._skeleton[0].train(self.training)
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+            return torch.func.functional_call(skeleton, (parameters, buffers), (x,))
+
+        state = ({name: getattr(self, self._names[name]) for name in names} for names in self._groups())
+        return torch.vmap(one, randomness="different")(*state, features)
+
+    @torch.no_grad()
+    def only(self, index: int) -> StackedModule:
+        """A copy that holds one of the seeds alone."""
+        single = copy.deepcopy(self)
+        single.seeds = 1
+        for tensor in (*single.parameters(), *single.buffers()):
+            tensor.data = tensor.data[index : index + 1].clone()
+        return single
+
+    def _groups(self) -> tuple[list[str], list[str]]:
+        return self._parameter_names, self._buffer_names
+
+
+def _build(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """One seed's network; the reader's code may fail in any way."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = build()
+        except Exception as error:
+            raise HardNetError(f"network: cannot be built; {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise HardNetError(f"network: expected an nn.Module, got {type(network).__name__}")
+    return network
