@@ -1,5 +1,7 @@
 """hardnet: neural networks whose outputs satisfy hard, input-dependent constraints by construction."""
 
+from typing import TYPE_CHECKING, Any
+
 from hardnet import errors, functional, gradients, layers, losses, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
 from hardnet.gradients import GradientFlow, gradient_flow
@@ -20,6 +22,10 @@ from hardnet.sets import (
 )
 from hardnet.storage import load, save
 
+if TYPE_CHECKING:
+    from hardnet import problems
+    from hardnet.experiments.compare import compare
+
 __version__ = "0.2.0"
 
 __all__ = [
@@ -37,6 +43,7 @@ __all__ = [
     "SecondOrderCone",
     "Simplex",
     "check",
+    "compare",
     "errors",
     "explain",
     "functional",
@@ -47,6 +54,7 @@ __all__ = [
     "losses",
     "methods",
     "metrics",
+    "problems",
     "register",
     "save",
     "scaled",
@@ -54,3 +62,16 @@ __all__ = [
     "solvers",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What stands around the library is imported when it is asked for, so that ``import hardnet`` stays light."""
+    if name == "compare":
+        from hardnet.experiments.compare import compare
+
+        return compare
+    if name == "problems":
+        from importlib import import_module
+
+        return import_module("hardnet.problems")
+    raise AttributeError(f"module 'hardnet' has no attribute '{name}'")

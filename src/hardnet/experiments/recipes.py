@@ -112,6 +112,13 @@ BEST_RECIPES: dict[str, Recipe] = {
 }
 """The best training that we know for each problem of the tables."""
 RECIPES = (PUBLISHED, BEST)
+GENERAL = Recipe(
+    BEST,
+    ("projection",),
+    settings={"displacement": 0.1, "learning_rate": 1e-3, "schedule": "cosine", "clip": 2.0},
+    chosen="What the recipes of the tables share; chosen for no problem in particular.",
+)
+"""For a problem of the reader's own."""
 
 
 def choose_recipes(names: str) -> list[str]:
@@ -123,6 +130,6 @@ def choose_recipes(names: str) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def recipe_of(problem: str, name: str) -> Recipe | None:
-    """The recipe of this name for a problem; None where it has none."""
-    return AS_PUBLISHED if name == PUBLISHED else BEST_RECIPES.get(problem)
+def recipe_of(problem: str, name: str) -> Recipe:
+    """The recipe of this name for a problem."""
+    return AS_PUBLISHED if name == PUBLISHED else BEST_RECIPES.get(problem, GENERAL)

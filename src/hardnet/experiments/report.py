@@ -13,7 +13,7 @@ from typing import Any
 from hardnet.errors import FileError
 from hardnet.experiments import figures, limits, paper, tables
 from hardnet.experiments.recipes import BEST
-from hardnet.experiments.results import Result, read_result
+from hardnet.experiments.results import RUN, Result, read_result
 from hardnet.experiments.specs import PAPER
 from hardnet.experiments.style import CSS
 from hardnet.files import write_atomically
@@ -82,7 +82,7 @@ def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
     """The results of each experiment, in the order of the paper; refuses a folder without any."""
     order = [method.name for method in PAPER]
     runs: dict[str, list[Result]] = {}
-    for name in tables.TITLES:
+    for name in (*tables.TITLES, *_own_problems(runs_dir)):
         results = [read_result(file) for folder in (runs_dir, runs_dir / BEST) for file in _result_files(folder / name)]
         if results:
             runs[name] = sorted(results, key=lambda r: (r.recipe == BEST, _place(r.method, order)))
@@ -91,8 +91,17 @@ def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
     return runs
 
 
+def _own_problems(runs_dir: Path) -> list[str]:
+    """Folders of results that are none of the paper's experiments."""
+    folders = sorted(
+        {entry.name for folder in (runs_dir, runs_dir / BEST) if folder.is_dir() for entry in folder.iterdir()}
+    )
+    described = [name for name in folders if any((runs_dir / place / name / RUN).is_file() for place in ("", BEST))]
+    return [name for name in described if name not in tables.TITLES]
+
+
 def _result_files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.glob("*.json")) if file.stem != "run"]
+    return [file for file in sorted(folder.glob("*.json")) if file.name != RUN]
 
 
 def _place(method: str, order: list[str]) -> int:
@@ -100,7 +109,7 @@ def _place(method: str, order: list[str]) -> int:
 
 
 def _section(name: str, results: list[Result], folder: Path) -> Section:
-    table = tables.build(name, results) if name in tables.COLUMNS else None
+    table = None if name == "gradient" else tables.build(name, results)
     drawings = [
         (label, figures.save(draw, size, folder / f"{name}-{label}")) for label, draw, size in _drawings(name, results)
     ]
@@ -126,9 +135,9 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
     best = known["rows"][0].get("per_sample") if known else None
     if best and "per_sample" in shown:
         drawn.append(("gaps", figures.gap_histogram(results, best), (9.6, 3.2)))
-    if problem is not None and any(result.history.get("epoch") for result in results):
-        limit = known["limit"]["value"] if known else None
-        drawn.append(("learning", figures.learning_curves(results, problem.objective, limit), (12.0, 3.6)))
+    if any(result.history.get("epoch") for result in results):
+        limit, objective = known["limit"]["value"] if known else None, problem.objective if problem else "objective"
+        drawn.append(("learning", figures.learning_curves(results, objective, limit), (12.0, 3.6)))
     return drawn
 
 
@@ -162,7 +171,7 @@ def note(section: Section, where: str) -> str:
 
 
 def _page(sections: Sequence[Section]) -> str:
-    links = "".join(f"<a href='#{s.name}'>{html.escape(tables.TITLES[s.name])}</a>" for s in sections)
+    links = "".join(f"<a href='#{s.name}'>{html.escape(tables.TITLES.get(s.name, s.name))}</a>" for s in sections)
     body = "".join(_html_section(section) for section in sections)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -198,8 +207,8 @@ def _html_section(section: Section) -> str:
     if section.table:
         below = f"<p class='note'>{html.escape(note(section, 'in small print'))}</p>"
         table = f"<div class='scroll'>{tables.as_html(section.table)}</div>{below}"
-    title = html.escape(tables.TITLES[section.name])
-    about = html.escape(ABOUT[section.name])
+    title = html.escape(tables.TITLES.get(section.name, section.name))
+    about = html.escape(ABOUT.get(section.name, ""))
     head = f"<h2>{title} <code>{section.name}</code></h2><p>{about}</p>"
     return f"<section id='{section.name}'>{head}{table}{images}</section>"
 

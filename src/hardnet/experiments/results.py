@@ -10,6 +10,9 @@ from typing import Any
 from hardnet.errors import FileError
 from hardnet.files import require_keys, write_atomically
 
+RUN = "run.json"
+"""Says what the folder of a problem holds."""
+
 
 @dataclass
 class Result:

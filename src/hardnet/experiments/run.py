@@ -14,16 +14,14 @@ import torch
 
 from hardnet.errors import FileError, HardNetError, sentence
 from hardnet.experiments import specs
+from hardnet.experiments.inputs import own_problem
 from hardnet.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
-from hardnet.experiments.results import read_json, write_json
+from hardnet.experiments.results import RUN, read_json, write_json
 from hardnet.experiments.row import Row
 from hardnet.experiments.specs import Method
 from hardnet.files import sole_run
 from hardnet.problems import PROBLEMS, Problem
 from hardnet.train import Display, InterruptedRunError, Silence, World, joined, local_device
-
-RUN = "run.json"
-"""Says what the folder of a problem holds."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Request:
         default: Whether no methods were asked for, so that those are left out that take hours.
         recipes: Names of the recipes; None for the published one where methods are named, and for all of them elsewhere
             but for what takes hours on this device.
+        own: The problem, where it is none of the paper's.
     """
 
     experiments: list[str]
@@ -56,10 +55,11 @@ class Request:
     named: bool = False
     default: bool = False
     recipes: list[str] | None = None
+    own: Problem | None = None
 
 
 def request(
-    experiment: str,
+    experiment: str | Problem,
     *,
     methods: str | None = None,
     seeds: str = "1-5",
@@ -72,11 +72,25 @@ def request(
 ) -> Request:
     """Check what was asked for before anything is run or written."""
     recipes = None if recipe is None else choose_recipes(recipe)
-    specs.choose_epochs(epochs, experiment, quick)
+    specs.choose_epochs(epochs, "", quick)
     named = methods not in (None, "all")
-    chosen = specs.choose_experiments(experiment), specs.choose_methods(methods), specs.choose_seeds(seeds)
-    told = resume, quick, named, methods is None, recipes
-    return Request(*chosen, epochs, choose_device(device), Path(out), *told)
+    rows = specs.choose_methods(methods), specs.choose_seeds(seeds)
+    where = epochs, choose_device(device), Path(out)
+    own = _own(experiment)
+    names = specs.choose_experiments(str(experiment)) if own is None else [own.name]
+    return Request(names, *rows, *where, resume, quick, named, methods is None, recipes, own)
+
+
+def _own(experiment: str | Problem) -> Problem | None:
+    """The reader's own problem, verified; None where an experiment of the paper is named."""
+    if isinstance(experiment, str) and ".py:" not in experiment:
+        return None
+    problem = own_problem(experiment) if isinstance(experiment, str) else experiment
+    if problem.name in specs.EXPERIMENTS or not problem.name.replace("-", "").replace("_", "").isalnum():
+        expected = f"letters and digits, and none of {', '.join(specs.EXPERIMENTS)}"
+        raise HardNetError(sentence("name of the problem", expected, repr(problem.name)))
+    problem.verify()
+    return problem
 
 
 def choose_device(name: str) -> torch.device:
@@ -104,32 +118,32 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
         rows = [row for name in asked.experiments for row in _rows(asked, name, shown)]
         with sole_run(asked.out) if world.rank == 0 else nullcontext():
             _claim_folders(rows, world)
-            paths = [_attempt(asked, row, shown, partial(row.run, shown, world, interrupted)) for row in rows]
-        return [path for path in paths if path is not None]
+            alone = len(rows) == 1
+            return [_attempt(row, alone, shown, partial(row.run, shown, world, interrupted)) for row in rows]
 
 
-def _attempt(asked: Request, row: Row, display: Display, run: Callable[[], Path]) -> Path | None:
-    """Run a row; when all methods are asked for, one that fails on the problem's numbers does not stop the rest."""
+def _attempt(row: Row, alone: bool, display: Display, run: Callable[[], Path]) -> Path:
+    """Run a row; one of several that fails on the problem's numbers says so in its file and does not stop the rest."""
     try:
         return run()
     except (InterruptedRunError, FileError):
         raise
     except HardNetError as error:
-        if asked.named or asked.default:
+        if alone:
             raise
         display.note(f"{row.name} {row.method.name}: given up, {error}")
-        return None
+        return row.give_up(error)
 
 
 def _rows(asked: Request, name: str, display: Display) -> list[Row]:
     """One row per recipe and method that can express the problem; the others are named with their reasons."""
-    if name not in PROBLEMS:
+    if asked.own is None and name not in PROBLEMS:
         epochs = specs.choose_epochs(asked.epochs, name, asked.quick)
         return [Row(name, None, specs.all_methods()["aff"], asked.seeds, epochs, asked.out / name, *_how(asked))]
-    problem = PROBLEMS[name]().to(asked.device)
-    usual = [PUBLISHED] if asked.named else RECIPES
+    problem = (asked.own or PROBLEMS[name]()).to(asked.device)
+    usual = [PUBLISHED] if asked.named or asked.own is not None else RECIPES
     found = (recipe_of(name, recipe) for recipe in asked.recipes or usual)
-    return [row for recipe in found if recipe is not None for row in _rows_of(asked, problem, recipe, display)]
+    return [row for recipe in found for row in _rows_of(asked, problem, recipe, display)]
 
 
 def _rows_of(asked: Request, problem: Problem, recipe: Recipe, display: Display) -> list[Row]:
@@ -157,7 +171,7 @@ def _how(asked: Request) -> tuple[bool, torch.device]:
 
 def _takes_hours(asked: Request, problem: Problem, recipe: Recipe, method: Method) -> str | None:
     """Why a row that nobody asked for by name is left out; None where it is run."""
-    if asked.default and recipe is AS_PUBLISHED and problem.name not in method.tables:
+    if asked.default and asked.own is None and recipe is AS_PUBLISHED and problem.name not in method.tables:
         return "it takes hours here; ask for it with --methods"
     if asked.recipes is None and recipe.needs_gpu and asked.device.type == "cpu":
         return f"its {recipe.name} recipe takes hours on a CPU; ask for it with --recipe"

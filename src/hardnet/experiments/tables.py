@@ -42,6 +42,7 @@ _PROGRAMS = (
     Column("= max / mean / #", ("eq_max_violation", "eq_mean_violation", "eq_violated"), violation=True),
     *_TIMES,
 )
+_OWN = (Column("objective", ("objective",)), *_VIOLATIONS, *_TIMES)
 _CONTROL = (Column("cost", ("cost",)), *_VIOLATIONS, *_TIMES)
 
 TITLES: dict[str, str] = {
@@ -101,7 +102,7 @@ class Table:
     @property
     def title(self) -> str:
         """What the table is about."""
-        return TITLES[self.problem]
+        return TITLES.get(self.problem, self.problem)
 
     def header(self) -> list[str]:
         """Titles of the columns, the distance to the limit after the first where there is one."""
@@ -115,13 +116,18 @@ def build(problem: str, results: Sequence[Result]) -> Table:
     published = paper.published(problem)
     rows = [_limit_row(row, published) for row in known["rows"]]
     as_published = [r for r in results if r.recipe == "published"]
-    rows += [Row(r.method, r.label, _numbers(r), published.get(r.method, {})) for r in as_published]
+    rows += [Row(r.method, _label(r), _numbers(r), published.get(r.method, {})) for r in as_published]
     present = {row.method for row in rows}
     rows += [Row(name, NAMES[name], {}, numbers) for name, numbers in published.items() if name not in present]
     others = [r for r in results if r.recipe != "published"]
-    rows += [Row(r.key, r.label, _numbers(r), {}, differs=r.differs) for r in others]
-    columns = tuple(c for c in COLUMNS[problem] if any(_filled(row, c) for row in rows))
+    rows += [Row(r.key, _label(r), _numbers(r), {}, differs=r.differs) for r in others]
+    columns = tuple(c for c in COLUMNS.get(problem, _OWN) if any(_filled(row, c) for row in rows))
     return Table(problem, columns, tuple(rows), known["limit"])
+
+
+def _label(result: Result) -> str:
+    """The method, and why it gave up where it did."""
+    return f"{result.label} (gave up: {result.failure})" if result.failure else result.label
 
 
 def _limit_row(row: dict[str, Any], published: dict[str, paper.Published]) -> Row:

@@ -124,7 +124,7 @@ class Problem(ABC):
         """What a policy is given of a row of data; all of it unless the problem says otherwise."""
         return x
 
-    def verify(self) -> None:
+    def verify(self) -> None:  # noqa: B027
         """Say what is wrong with the problem before anything runs; nothing by default."""
 
     @abstractmethod

@@ -5,6 +5,7 @@ Called by whoever builds one, in Python or in a file that ``hardnet reproduce FI
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ Network = Callable[[int, int], nn.Module]
 
 
 class OwnProblem(Problem):
-    """``min mean loss(y(x), x, target)`` with y(x) in C(x), on given data.
+    """``min mean loss(y(x), x, target)`` with y(x) in C(x), on given data, all of it in float64.
 
     Args:
         name: Of its folder and its table.
@@ -68,7 +69,8 @@ class OwnProblem(Problem):
         dim = output_dim or constraint.dim
         if dim is None:
             raise ShapeError(sentence("output_dim", "the number of outputs", None, "this constraint does not know it"))
-        self.name, self.output_dim, self.constraint, self.network = name, dim, constraint, network
+        self.name, self.output_dim, self.network = name, dim, network
+        self.constraint = copy.deepcopy(constraint).double()
         self.input_dim = self.encoded_dim = inputs.shape[1]
         self.has_target, self.of_sample = target is not None, loss
         self.hidden, self.batch_size, self.soft_weight = hidden or Hidden(), batch_size, soft_weight
