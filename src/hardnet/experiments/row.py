@@ -100,8 +100,8 @@ class Row:
     def give_up(self, error: Exception) -> Path:
         """Write a result file that says why the run failed."""
         row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
-        told = {"recipe": self.recipe.name, "differs": self.recipe.differs, "failure": str(error)}
-        write_result(self.result, Result(*row, {}, {}, {}, environment=environment(self.device), **told))
+        told = self.recipe.name, self.recipe.differs, str(error)
+        write_result(self.result, Result(*row, {}, {}, {}, {}, environment(self.device), *told))
         return self.result
 
     def _damage(self) -> str | None:

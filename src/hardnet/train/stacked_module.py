@@ -60,8 +60,8 @@ class StackedModule(nn.Module):
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
             return torch.func.functional_call(skeleton, (parameters, buffers), (x,))
 
-        state = ({name: getattr(self, self._names[name]) for name in names} for names in self._groups())
-        return torch.vmap(one, randomness="different")(*state, features)
+        parameters, buffers = self._state(self._parameter_names), self._state(self._buffer_names)
+        return torch.vmap(one, randomness="different")(parameters, buffers, features)
 
     @torch.no_grad()
     def only(self, index: int) -> StackedModule:
@@ -72,8 +72,9 @@ class StackedModule(nn.Module):
             tensor.data = tensor.data[index : index + 1].clone()
         return single
 
-    def _groups(self) -> tuple[list[str], list[str]]:
-        return self._parameter_names, self._buffer_names
+    def _state(self, names: list[str]) -> dict[str, Tensor]:
+        """The stacked tensors by the names that they have in one network."""
+        return {name: getattr(self, self._names[name]) for name in names}
 
 
 def _build(build: Callable[[], nn.Module], seed: int) -> nn.Module:
