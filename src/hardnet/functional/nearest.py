@@ -3,6 +3,7 @@
 box alone                       clamp                         `functional.box`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
 up to 4 rows                    a fixed program               `functional.nearest_few`
+constant rows, many of them     with shared factors           `functional.shared_rows`
 anything else                   the general solver            `functional.polyhedron`
 """
 

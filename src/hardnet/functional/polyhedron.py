@@ -26,9 +26,11 @@ from hardnet.functional.polyhedron_fixed import FixedSolution, project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
 from hardnet.functional.samples import look_is_free
+from hardnet.functional.shared_rows import rows_for
 from hardnet.functional.transforms import exporting, outside_compiler
 from hardnet.modes import forward_mode, transformed
 from hardnet.solvers.projection import flatten, solve
+from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
 POLICIES = ("auto", "raise", "nearest", "nan")
@@ -48,6 +50,7 @@ def project_affine(
     strict: bool = False,
     on_infeasible: Literal["auto", "raise", "nearest", "nan"] = "auto",
     on_invalid: Literal["raise", "nan"] = "raise",
+    shared: SharedRows | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
 
@@ -74,6 +77,8 @@ def project_affine(
             the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
         on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where somebody looks, or NaN for
             that sample alone.
+        shared: What `prepare_rows` made of this A, where it is constant; by default it is made at each call that it
+            pays for.
 
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
@@ -83,7 +88,8 @@ def project_affine(
     if A.shape[-2] == 0:
         return raw.expand(*batch, raw.shape[-1])
     project = partial(_route, on_infeasible=on_infeasible, on_invalid=on_invalid)
-    y = project(raw, A, lower, upper) if metric is None else in_metric(raw, A, lower, upper, metric, project)
+    euclidean = metric is None
+    y = project(raw, A, lower, upper, shared) if euclidean else in_metric(raw, A, lower, upper, metric, project)
     y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
     return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
 
@@ -120,7 +126,14 @@ def solve_affine(
 
 
 def _route(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, on_infeasible: str, on_invalid: str
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    shared: SharedRows | None = None,
+    *,
+    on_infeasible: str,
+    on_invalid: str,
 ) -> Tensor:
     """Who projects: the fixed program wherever operations are recorded or transformed, else the solver."""
     compiling, asked = torch.compiler.is_compiling(), on_infeasible in ("raise", "nearest")
@@ -131,7 +144,7 @@ def _route(
             raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
         found = project_fixed(raw, A, lower, upper)
         return _without_a_look(found.y, found.status, found.residual)
-    return _project(raw, A, lower, upper, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
+    return _project(raw, A, lower, upper, shared, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 
 def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
@@ -143,11 +156,18 @@ def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
 
 @outside_compiler  # loops until the last sample is through: a compiled graph calls it as it is
 def _project(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, on_infeasible: str, on_invalid: str
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    shared: SharedRows | None,
+    on_infeasible: str,
+    on_invalid: str,
 ) -> Tensor:
     """Solve, then raise or warn for the samples without an answer where a look is possible."""
     look = look_is_free(raw) or on_infeasible in ("raise", "nearest")
-    y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper, look)  # pyright: ignore[reportGeneralTypeIssues]
+    shared = rows_for(raw, A, lower, upper, shared, look)
+    y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
     y = narrow(y, raw.dtype, on_invalid)
     if not look:
         return _without_a_look(y, status, residual)
@@ -170,11 +190,11 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, look: bool
+        raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, look: bool, shared: SharedRows | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Solve in float64."""
         batch, flat = flatten(raw, A, lower, upper)
-        found = solve(*flat, look=look)
+        found = solve(*flat, look=look, shared=shared)
         y = found.y.to(torch.float32 if raw.dtype in HALF else raw.dtype).view(*batch, raw.shape[-1])
         dual, side = (part.view(*batch, A.shape[-2]) for part in (found.dual, found.side.to(torch.int8)))
         return y, dual, side, found.status.view(batch), found.residual.view(batch)
@@ -183,8 +203,8 @@ class _Projection(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keep what the derivative reads."""
         y, dual, side, status, residual = output
-        ctx.look = inputs[-1]
-        ctx.save_for_backward(*inputs[:-1], y, dual, side, status)
+        ctx.look, ctx.shared = inputs[4:]
+        ctx.save_for_backward(*inputs[:4], y, dual, side, status)
         ctx.mark_non_differentiable(dual, side, status, residual)
         ctx.set_materialize_grads(False)
 
@@ -192,5 +212,6 @@ class _Projection(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
         if grads[0] is None:
-            return (None,) * 5
-        return *gradients(grads[0], *ctx.saved_tensors, needed=ctx.needs_input_grad[:4], look=ctx.look), None
+            return (None,) * 6
+        options = {"needed": ctx.needs_input_grad[:4], "look": ctx.look, "shared": ctx.shared}
+        return *gradients(grads[0], *ctx.saved_tensors, **options), None, None

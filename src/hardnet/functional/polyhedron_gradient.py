@@ -18,12 +18,16 @@ from hardnet.modes import plain
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
 from hardnet.solvers.problem import align, multiply
 from hardnet.solvers.projection import flatten
+from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
 from hardnet.solvers.units import exponent, shift, shift_rows
 
 RANK = 1e-10
 """Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""
 
+TANGENT = 1e-11
+"""Part of g that u may move off the active rows before their shared factors are left for the careful way."""
 LARGEST_MATRICES = 1 << 26
 """Most numbers that the samples ask of a shared A one by one."""
 CORES = (1, 2, 1, 1)
@@ -46,11 +50,12 @@ def gradients(
     *,
     needed: tuple[bool, ...],
     look: bool = True,
+    shared: SharedRows | None = None,
 ) -> Gradients:
     """The cotangents of raw, A, lower and upper; zero for invalid samples, whose numbers may be NaN."""
     inputs, saved = (raw, A, lower, upper), (y, dual, side, status)
     found = _fused(grad, inputs, *saved, needed, look) if _fits(grad, *inputs, *saved) else None
-    return _general(grad, inputs, *saved, needed, look) if found is None else found
+    return _general(grad, inputs, *saved, needed, look, shared) if found is None else found
 
 
 def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
@@ -127,6 +132,7 @@ def _general(
     status: Tensor,
     needed: tuple[bool, ...],
     look: bool,
+    shared: SharedRows | None,
 ) -> Gradients:
     """In plain torch: for any size and any active rows, and differentiable itself."""
     A, (batch, (point, rows, low, high)) = inputs[1], flatten(*inputs)
@@ -140,8 +146,7 @@ def _general(
     unit = exponent(rows.detach().abs().amax(-1))  # rows of size one: no square of them overflows
     rows = shift_rows(rows, unit)
     bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
-    derivative = implicit_vjp if look else masked_vjp
-    u, w = derivative(align(grad), align(rows, 2), align(active))
+    u, w = _derivative(align(grad), align(rows, 2), align(active), status, look, shared)
     u, w = u[:, : rows.shape[-1]], shift(w[:, : rows.shape[-2]], -unit)
     matrix = None
     if needed[1]:
@@ -155,6 +160,17 @@ def _general(
             matrix = matrix + _compromise_gradient(grad, point, rows, bound, active, unit, samples, batch, A)
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
     return _deliver(u, matrix, w * below, w * above, inputs, batch, needed)
+
+
+def _derivative(
+    grad: Tensor, rows: Tensor, active: Tensor, status: Tensor, look: bool, shared: SharedRows | None
+) -> tuple[Tensor, Tensor]:
+    """``(u, w)`` of `implicit_vjp`: with the factors of constant rows where these hold and are not differentiated."""
+    if shared is not None and not torch.is_grad_enabled():
+        u, w, missed = shared_vjp(grad, shared, active, look)
+        if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == Status.INFEASIBLE)).any()):
+            return u, w
+    return (implicit_vjp if look else masked_vjp)(grad, rows, active)
 
 
 def _deliver(

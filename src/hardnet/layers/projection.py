@@ -10,11 +10,15 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, OptionError, sentence
 from hardnet.functional import project_affine, project_rows
+from hardnet.functional.box_rows import MOST_ROWS as MOST_BOX_ROWS
 from hardnet.functional.samples import look_is_free
+from hardnet.functional.shared_rows import LEAST_ROWS, prepare_rows
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.sets.base import ConstraintSet
+from hardnet.solvers.shared_factor import SharedRows
 
 
 class Projection(Layer):
@@ -49,6 +53,8 @@ class Projection(Layer):
         gradient: Literal["exact", "tangent"] = choice("exact", "tangent")
 
     options: Options
+    shared: SharedRows | None = None
+    """Factors of rows whose matrix is constant, where there are many of them; no part of the state."""
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
@@ -56,6 +62,7 @@ class Projection(Layer):
         if constraint.relaxed and (given.strict or given.gradient != "exact" or given.on_infeasible == "nearest"):
             expected = "strict=False, gradient='exact' and no compromise beside rows that give way"
             raise OptionError(sentence("options", expected, str(given), "leave them out"))
+        self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -63,6 +70,10 @@ class Projection(Layer):
         if not (constraint.polyhedral or (constraint.relaxed and constraint.projectable)):
             return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
         return None
+
+    def refactor(self) -> None:
+        """Factorise a constant A of many rows; any other is factorised at each call, where that pays."""
+        self.shared = shared_rows_of(self.constraint)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
@@ -72,7 +83,32 @@ class Projection(Layer):
             "gradient": self.options.gradient,
             "strict": self.options.strict,
         }
+        if self.shared is not None and not torch.compiler.is_compiling():  # compiled code takes a fixed program
+            options["shared"] = self.shared
         return nearest_point(self.constraint, self.constraint.numbers(x, raw), raw, **options)
+
+
+MOST_OUTPUTS = 4096
+"""Outputs up to which a layer keeps factors of its rows: matrices of this size."""
+
+
+def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
+    """The factors of a polyhedron with many constant rows; None for any other set, and beside a box for few rows."""
+    like = constraint.origin() if constraint.polyhedral and not constraint.relaxed else None
+    if like is None or not 1 < like.shape[-1] <= MOST_OUTPUTS:
+        return None
+    A = constraint.fixed_matrix(like)
+    if A is None or len(A) < LEAST_ROWS or _box_and_few_rows(A):
+        return None
+    equality = torch.zeros(len(A), dtype=torch.bool)
+    equality[known_equalities(constraint) or []] = True
+    return prepare_rows(A, equality)
+
+
+def _box_and_few_rows(A: Tensor) -> bool:
+    """Whether most rows bound one output, and so few others that they are solved in their multipliers."""
+    general = int(((A != 0).sum(-1) > 1).sum())
+    return general <= MOST_BOX_ROWS and general < len(A)
 
 
 MOST_DIAGNOSED = 1000
@@ -84,8 +120,11 @@ def nearest_point(constraint: ConstraintSet, numbers: Any, raw: Tensor, **option
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
-    rows = constraint.structure(numbers, raw)
     names = lambda: constraint.row_names(numbers, raw)
+    if options.get("shared") is not None:
+        dense = constraint.rows(numbers, raw)
+        return name_rows(lambda: project_affine(raw, *dense, **options), names)
+    rows = constraint.structure(numbers, raw)
     if not rows.boxed:
         return name_rows(lambda: project_rows(raw, rows, **options), names)
     if torch.compiler.is_compiling():  # which raises nothing

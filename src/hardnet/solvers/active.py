@@ -57,8 +57,8 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
         squared = A.square().sum(-1).clamp_min(torch.finfo(A.dtype).tiny)
         return torch.where(active, target / squared, 0.0)
     result = torch.zeros_like(target)
-    for samples, size in _groups(active, A.shape[-1]):
-        index, kept = _first_rows(active[samples], size)
+    for samples, size in groups(active, A.shape[-1]):
+        index, kept = first_rows(active[samples], size)
         rows = None if A.dim() == 2 else _gather(A, samples, index)
         unit = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
         scale = _unit_scale(unit.detach(), kept)
@@ -83,7 +83,7 @@ def _unit_scale(gram: Tensor, kept: Tensor) -> Tensor:
     return kept * squared.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
 
 
-def _groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
+def groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
     """Samples with the same rounded number of active rows, in chunks: by size on a CPU, one size on a GPU."""
     m = active.shape[-1]
     sizes = None if m <= SMALL else _ladder(active.sum(-1), m)
@@ -107,7 +107,7 @@ def _ladder(count: Tensor, m: int) -> Tensor:
     return (ALIGNMENT * torch.where(eighths <= 2, eighths, rounded.long())).clamp_max(m)
 
 
-def _first_rows(active: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def first_rows(active: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Indices of the active rows first, ``(b, size)``, and which of them are really active."""
     if size == active.shape[-1]:
         return torch.arange(size, device=active.device).expand(active.shape), active

@@ -2,7 +2,8 @@
 
 1. A sample inside the set is returned as it came.
 2. One row has a closed form.
-3. The rest goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
+3. Constant rows that were prepared are solved in batches, `hardnet.solvers.shared_rows`. What that leaves open, and all
+   else, goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
    On a GPU all of this, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
 4. The optimality conditions of every answer are checked; what fails is settled by the dual active set on orthonormal
    bases, which also proves sets empty. An empty set is answered by the compromise, by proximal steps.
@@ -28,6 +29,8 @@ from hardnet.solvers.optimality import SOLVED, careful_residual, kkt_residual
 from hardnet.solvers.pivoting import KERNEL_ROWS, pivot
 from hardnet.solvers.problem import FEASIBLE, Problem, align, multiply, standard_form
 from hardnet.solvers.proximal import compromise
+from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.units import LARGEST, Units, measure, power, shift, shift_rows
@@ -95,11 +98,20 @@ def flatten(
     return batch, (raw, A, ends[0], ends[1])
 
 
-def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str = "auto", look: bool = True) -> Outcome:
+def solve(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    *,
+    backend: str = "auto",
+    look: bool = True,
+    shared: SharedRows | None = None,
+) -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in.
 
     Without a `look` at any value the host never waits for the device: every sample takes the same program, and what
-    that leaves open is NOT_CONVERGED.
+    that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`.
     """
     size = A.abs().amax(-1)
     valid = _valid(raw, size, lower, upper)
@@ -108,7 +120,7 @@ def solve(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, *, backend: str 
     units = measure(raw, size, lower, upper)
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
     rows = shift_rows(A, units.row)
-    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend, look), units, raw)
+    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend, look, shared), units, raw)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
@@ -128,15 +140,17 @@ def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     return found._replace(y=y, dual=dual)
 
 
-def _choose(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, look: bool) -> Outcome:
+def _choose(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, look: bool, shared: SharedRows | None
+) -> Outcome:
     """The solver for this shape."""
     if A.shape[-2] == 1:
         return _one_row(raw, A, lower, upper)
     if backend == "auto" and _fits_kernel(A):
         return _by_kernel(raw, A, lower, upper, look)
     if not look:
-        return _fixed_program(raw, A, lower, upper)
-    return _solve_in_steps(raw, A, lower, upper, backend)
+        return _fixed_program(raw, A, lower, upper, shared)
+    return _solve_in_steps(raw, A, lower, upper, backend, shared)
 
 
 def _fits_kernel(A: Tensor) -> bool:
@@ -163,24 +177,31 @@ def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool 
     return _place(outcome, todo, _solve_in_steps(raw[todo], own, lower[todo], upper[todo], "auto"))
 
 
-def _solve_in_steps(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str) -> Outcome:
+def _solve_in_steps(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, shared: SharedRows | None = None
+) -> Outcome:
     """Project a flat batch by launches over all samples at once."""
     problem = standard_form(raw, A, lower, upper)
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
     todo = outside.nonzero().squeeze(-1)
     if len(todo) in (0, len(raw)):
-        found = _answer(problem, backend) if len(todo) else _unchanged(problem)
+        found = _answer(problem, backend, shared) if len(todo) else _unchanged(problem)
+    elif shared is not None:
+        rest = (~outside).nonzero().squeeze(-1)
+        found = _place(_answer(problem, backend, shared), rest, _unchanged(problem.take(rest)))
     else:
         found = _place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
     m, n = problem.size
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
 
-def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
+def _fixed_program(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, shared: SharedRows | None = None
+) -> Outcome:
     """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
     problem = standard_form(raw, A, lower, upper)
     m, n = problem.size
-    y, dual, steps = _fixed_answer(problem)
+    y, dual, steps = _fixed_answer(problem, shared)
     residual = kkt_residual(problem, y, dual)
     inside = (problem.violation(problem.product) <= problem.slack).all(-1)
     status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
@@ -190,9 +211,12 @@ def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outc
     return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
 
 
-def _fixed_answer(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+def _fixed_answer(problem: Problem, shared: SharedRows | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Y, dual and steps of every sample, corrected once on its active rows where the pivots are plain operations."""
     m, n = problem.size
+    if shared is not None:
+        y, dual, _ = shared_answer(problem, shared, look=False)
+        return y, dual, torch.ones_like(y[:, 0], dtype=torch.long)
     if problem.raw.device.type == "cuda" and m <= KERNEL_ROWS and gpu.HAS_TRITON:
         return _by_pivoting(problem)[:3]
     unit = problem.of_unit_rows()
@@ -245,9 +269,9 @@ def _place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
     return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(result, part, strict=True)))
 
 
-def _answer(problem: Problem, backend: str) -> Outcome:
+def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> Outcome:
     """Solve the samples outside the set, check them, and settle those that fail the check."""
-    y, dual, iterations, finished = _first_answer(problem, backend)
+    y, dual, iterations, finished = _first_answer(problem, backend, shared)
     product = multiply(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
     status = torch.zeros_like(iterations, dtype=torch.int8)
@@ -259,9 +283,14 @@ def _answer(problem: Problem, backend: str) -> Outcome:
     return _share(problem, outcome, product)
 
 
-def _first_answer(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _first_answer(
+    problem: Problem, backend: str, shared: SharedRows | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if shared is not None:
+        y, dual, settled = shared_answer(problem, shared, look=True)
+        return _or_dual_active_set(problem, (y, dual, torch.ones_like(settled, dtype=torch.long), settled))
     if backend == "auto" and _few_rows(problem):
-        return _newton_first(problem)
+        return _or_dual_active_set(problem, newton(problem))
     return _dual_active_set(problem, backend)
 
 
@@ -278,8 +307,10 @@ def _few_rows(problem: Problem) -> bool:
     return problem.raw.device.type == "cpu" and 2 * m <= n and (problem.shared or m <= FEW_ROWS)
 
 
-def _newton_first(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    found = newton(problem)
+def _or_dual_active_set(
+    problem: Problem, found: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What was found, with the samples that did not settle by the dual active set."""
     rest = (~found[-1]).nonzero().squeeze(-1)
     if len(rest) == 0:
         return found
