@@ -168,7 +168,9 @@ def _derivative(
     """``(u, w)`` of `implicit_vjp`: with the factors of constant rows where these hold and are not differentiated."""
     if shared is not None and not torch.is_grad_enabled():
         u, w, missed = shared_vjp(grad, shared, active, look)
-        if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == Status.INFEASIBLE)).any()):
+        if not look or not bool(
+            ((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == Status.INFEASIBLE)).any()
+        ):
             return u, w
     return (implicit_vjp if look else masked_vjp)(grad, rows, active)
 

@@ -195,9 +195,7 @@ def _solve_in_steps(
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
 
-def _fixed_program(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, shared: SharedRows | None = None
-) -> Outcome:
+def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, shared: SharedRows | None = None) -> Outcome:
     """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
     problem = standard_form(raw, A, lower, upper)
     m, n = problem.size
@@ -283,9 +281,7 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
     return _share(problem, outcome, product)
 
 
-def _first_answer(
-    problem: Problem, backend: str, shared: SharedRows | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if shared is not None:
         y, dual, settled = shared_answer(problem, shared, look=True)
         return _or_dual_active_set(problem, (y, dual, torch.ones_like(settled, dtype=torch.long), settled))

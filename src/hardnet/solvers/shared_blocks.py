@@ -1,8 +1,9 @@
 """``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
 
 The active rows come first and are filled up with rows of the identity: to their number rounded up on a ladder where a
-look is free, to all rows where nobody may look. A diagonal of `RIDGE` keeps dependent rows factorisable; each
-correction takes its share of the answer away again, so that rows which are duplicates share evenly.
+look is free, to all rows where nobody may look. A diagonal of `RIDGE` keeps dependent rows factorisable; corrections
+take its share of the answer away again. Where the answer is not unique it is the one nearest to where they start: from
+zero, rows that are duplicates share evenly.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def factorise(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
     return blocks
 
 
-def solve_shared(K: Tensor, active: Tensor, target: Tensor, look: bool) -> Tensor:
+def solve_shared(K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None) -> Tensor:
     """``w`` with ``K_JJ w_J = target_J``, zero off J: ``(B, k)``.
 
     Args:
@@ -83,23 +84,23 @@ def solve_shared(K: Tensor, active: Tensor, target: Tensor, look: bool) -> Tenso
         active: J as a mask, ``(B, k)``.
         target: ``(B, k)``.
         look: Whether the number of active rows may decide the size of the factors.
+        start: A first answer, ``(B, k)``; zero by default.
     """
     result = torch.zeros_like(target)
+    start = result if start is None else torch.where(active, start, 0.0)
     for samples, size in groups(active, 1) if look else _whole(active):
-        found = _solve(K, active[samples], target[samples], size)
+        found = _solve(K, active[samples], target[samples], start[samples], size)
         result = result.index_copy(0, samples, found)
     return result
 
 
-def _solve(K: Tensor, active: Tensor, target: Tensor, size: int) -> Tensor:
+def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int) -> Tensor:
     if len(active) == 1:  # one alone takes other routines, which add up in another order
-        return _solve(K, active.expand(2, -1), target.expand(2, -1), size)[:1]
+        return _solve(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size)[:1]
     index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
     factor = factorise(K, index, kept)
-    found = torch.zeros_like(target)
-    for count in range(SOLVES):
-        left = target - multiply(K, found) if count else target
-        left = torch.where(active, left, 0.0)
+    for _ in range(SOLVES):
+        left = torch.where(active, target - multiply(K, found), 0.0)
         if index is None:
             found = found + factor.solve(left)
         else:

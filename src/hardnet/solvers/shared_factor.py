@@ -1,7 +1,7 @@
 """Constant rows, prepared once for every sample: equalities eliminated, one Gram matrix of the other rows.
 
-With unit equality rows C, the projector ``P = I - C^+ C`` on their null space and the other rows scaled to length one in
-it, ``|P g_i| = 1``, the nearest point is
+With unit equality rows C, the projector ``P = I - C^+ C`` on their null space and the other rows scaled to length one
+in it, ``|P g_i| = 1``, the nearest point is
 
     y = q - P G'dual,     q = raw - C^+ (C raw - b),     lower <= G q - K dual <= upper,     K = G P G'
 
@@ -21,7 +21,7 @@ from hardnet.solvers.problem import align
 from hardnet.solvers.units import exponent, shift_rows
 
 SOFT, STIFF = 4.0, 40.0
-"""Weights rho of unit rows in a splitting step: for samples with few active rows, and with nearly as many as outputs."""
+"""Weights rho of unit rows in a splitting step: where few rows are active, and where nearly as many as outputs are."""
 RELAXATION = 1.6
 """Over-relaxation of a splitting step."""
 MOST_DEPENDENT = 1e5

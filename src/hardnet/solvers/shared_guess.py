@@ -19,7 +19,7 @@ from hardnet.solvers.shared_factor import RELAXATION, SOFT, STIFF, SharedRows
 
 
 def split_steps(step: Tensor, low: Tensor, high: Tensor, state: Tensor, count: int) -> Tensor:
-    """The state t ``(B, k)`` after so many splitting steps: with ``r = 2 s - t``, ``t <- (1 - relaxation/2) t + r step``.
+    """The state t ``(B, k)`` after so many steps: with ``r = 2 s - t``, ``t <- (1 - relaxation/2) t + r step``.
 
     Args:
         step: `SharedRows.soft` or `SharedRows.stiff`.
@@ -42,6 +42,11 @@ def stiffen(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def sides_of(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """+1 beyond the upper bound, -1 beyond the lower, 0 between: ``(B, k)``."""
     return (state > high).to(state) - (state < low).to(state)
+
+
+def guess_of(state: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The sides of a stiff state and its multipliers: ``(B, k)`` each."""
+    return sides_of(state, low, high), STIFF * (state - state.clamp(low, high))
 
 
 def pivots_on_chip(rows: SharedRows) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hardnet.solvers.problem import Problem, multiply
 from hardnet.solvers.shared_blocks import solve_shared
 from hardnet.solvers.shared_factor import Product, SharedRows, multiply_all, on_equalities
-from hardnet.solvers.shared_guess import pivoted_sides, pivots_on_chip, sides_of, split_steps, stiffen
+from hardnet.solvers.shared_guess import guess_of, pivoted_sides, pivots_on_chip, sides_of, split_steps, stiffen
 
 FIRST_STEPS = 50
 """Splitting steps of all samples."""
@@ -112,29 +112,31 @@ def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
 def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
     """The multipliers of every sample, guessed and made exact."""
     if len(rows.gram) == 0:
-        return _Found(reduced.product, reduced.product, torch.ones(len(reduced.product), device=reduced.product.device) > 0)
+        return _Found(
+            reduced.product, reduced.product, torch.ones(len(reduced.product), device=reduced.product.device) > 0
+        )
     if pivots_on_chip(rows):
         side = pivoted_sides(rows, *reduced)
-        return _solve(rows, reduced, side, look, multiply_all)
+        return _solve(rows, reduced, side, torch.zeros_like(side), look, multiply_all)
     low, high = reduced.low - reduced.product, reduced.high - reduced.product
     state = split_steps(rows.soft, low, high, torch.zeros_like(low), FIRST_STEPS)
-    found = _solve(rows, reduced, sides_of(state, low, high), look, multiply_all)
     state = stiffen(state, low, high)
+    found = _solve(rows, reduced, *guess_of(state, low, high), look, multiply_all)
     for steps, share in AGAIN:
         chosen = _open(found.settled, share, look)
         if len(chosen) == 0 or (steps and look and not state.is_cuda):  # a CPU has a better way for the rest
             break
-        side = found.side[chosen]
+        guess = found.side[chosen], found.dual[chosen]
         if steps:
             ends = low[chosen], high[chosen]
             part = split_steps(rows.stiff, *ends, state[chosen], steps)
-            state, side = state.index_copy(0, chosen, part), sides_of(part, *ends)
-        found = _keep(found, chosen, _solve(rows, reduced.take(chosen), side, look, multiply))
+            state, guess = state.index_copy(0, chosen, part), guess_of(part, *ends)
+        found = _keep(found, chosen, _solve(rows, reduced.take(chosen), *guess, look, multiply))
     return found
 
 
 def _open(settled: Tensor, share: int, look: bool) -> Tensor:
-    """The samples to solve again: those that have not settled; where nobody may look, one in `share`, open ones first."""
+    """The samples to solve again: those that are open; where nobody may look, one in `share`, open ones first."""
     if look:
         return (~settled).nonzero().squeeze(-1)
     count = min(len(settled), max(LEAST, len(settled) // share))
@@ -151,14 +153,14 @@ def _keep(found: _Found, chosen: Tensor, again: _Found) -> _Found:
     return _Found(*parts)
 
 
-def _solve(rows: SharedRows, reduced: _Reduced, side: Tensor, look: bool, product_of: Product) -> _Found:
-    """Make the rows of `side` tight, and say which sides should follow."""
+def _solve(rows: SharedRows, reduced: _Reduced, side: Tensor, start: Tensor, look: bool, product_of: Product) -> _Found:
+    """Make the rows of `side` tight by multipliers near those of `start`, and say which sides should follow."""
     product, low, high, slack = reduced
     tight = low == high
     side = torch.where(tight, 1.0, side)
     active = side != 0
     bound = torch.where(side > 0, high, low)
-    dual = solve_shared(rows.gram, active, torch.where(active, product - bound, 0.0), look)
+    dual = solve_shared(rows.gram, active, torch.where(active, product - bound, 0.0), look, start)
     value = product - product_of(rows.gram, dual)
     room = TIGHT * slack
     least = NEGATIVE * dual.abs().amax(-1, keepdim=True).clamp_min(1.0)

@@ -1,0 +1,176 @@
+"""Constant rows, many of them, on a GPU: the nearest point beside the closed form and the general solver, in float64.
+
+    python benchmarks/shared_gpu.py --out results/bench/shared_h200.json --revision "$(git rev-parse HEAD)"
+
+``min |y - raw|  s.t.  A y <= b, C y = x`` with raw half a standard deviation around a good point. One look: eager, with
+``on_infeasible="raise"``, between two synchronisations. Captured: replays of a CUDA graph, which looks at nothing.
+Times are medians in milliseconds; predictions were written down before the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hardnet as hn
+from hardnet.solvers import shared_blocks, shared_factor, shared_guess
+from hardnet.solvers.projection import flatten, solve
+
+SIZES = [(2048, 1000, 500, 500), (1024, 100, 50, 50)]
+"""Samples, outputs, equalities, inequalities."""
+PREDICTED = {
+    1000: {"one look": 25.0, "captured": 40.0, "backward, one look": 8.0, "backward, captured": 14.0},
+    100: {"one look": 1.5, "captured": 0.7, "backward, one look": 1.2, "backward, captured": 0.5},
+}
+DEVICE = "cuda"
+
+
+def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[hn.HardNet, Tensor, Tensor]:
+    """The constraint in a model without a network, raw ``(batch, n)`` and x ``(batch, equalities)``."""
+    source = torch.Generator(device=DEVICE).manual_seed(17)
+    draw = lambda kind, *shape: kind(*shape, device=DEVICE, dtype=torch.float64, generator=source)
+    Q, p = draw(torch.rand, n), draw(torch.rand, n)
+    C, A = draw(torch.randn, equalities, n), draw(torch.randn, inequalities, n)
+    x = 2 * draw(torch.rand, batch, equalities) - 1
+    inverse = torch.linalg.pinv(C)
+    raw = x @ inverse.mT - 0.5 * p / (Q + 0.1) + 0.5 * draw(torch.randn, batch, n)
+    constraint = hn.Affine(A, upper=(A @ inverse).abs().sum(-1)) & hn.Equality(C, lambda x: x)
+    return constraint, raw, x
+
+
+def timed(call: Callable[[], Any], repeats: int = 7) -> float:
+    """Median wall time of an eager call between synchronisations, in milliseconds."""
+    call()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as a graph that was warmed up."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def backward_of(forward: Callable[[Tensor], Tensor], raw: Tensor) -> Callable[[], Any]:
+    """The gradient of raw through a forward that is run once, or recorded with it."""
+    leaf = raw.clone().requires_grad_()
+    weight = torch.randn_like(raw)
+    y = forward(leaf)
+    return lambda: torch.autograd.grad(y, leaf, weight, retain_graph=True)
+
+
+def measure(size: tuple[int, int, int, int]) -> dict[str, float]:
+    """All ways for one size, in milliseconds, with the residual and what is left open."""
+    constraint, raw, x = problem(*size)
+    looking = hn.HardNet(torch.nn.Identity(), constraint, method="projection", on_infeasible="raise").layer
+    free = hn.HardNet(torch.nn.Identity(), constraint, method="projection").layer
+    row = {"one look": timed(lambda: looking(raw, x)), "captured": timed(captured(lambda: free(raw, x)))}
+    row["eager, no look"] = timed(lambda: free(raw, x))
+    row["backward, one look"] = timed(backward_of(lambda leaf: looking(leaf, x), raw))
+    both = lambda: torch.autograd.grad(free(leaf, x), leaf, weight)
+    leaf, weight = raw.clone().requires_grad_(), torch.randn_like(raw)
+    row["both ways, captured"] = timed(captured(both))
+    row["backward, captured"] = row["both ways, captured"] - row["captured"]
+    row["closed form"] = timed(lambda: hn.functional.enforce_affine(raw, *constraint.affine(x, raw)), 3)
+    _, flat = flatten(raw, *constraint.affine(x, raw))
+    for name, look in (("one look", True), ("captured", False)):
+        found = solve(*flat, look=look, shared=free.shared)
+        row[f"residual, {name}"] = found.residual.max().item()
+        row[f"open, {name}"] = float((found.status != 0).sum())
+    row["active rows, most"] = float((found.side != 0).sum(-1).max() - size[2])
+    y = free(raw, x)
+    row["violation"] = constraint.violation(y, x).max().item()
+    few = [part[:8] if part.shape[0] == size[0] else part for part in flat]
+    few[1] = few[1].expand(8, -1, -1)
+    start = time.perf_counter()
+    general = solve(*few).y
+    row["general solver, 8 samples"] = (time.perf_counter() - start) * 1e3
+    row["difference to it"] = (general - y[:8]).abs().max().item()
+    return row
+
+
+def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
+    """What the parts take, in milliseconds, each captured: where the time goes."""
+    constraint, raw, x = problem(*size)
+    equality = torch.arange(sum(size[2:]), device=DEVICE) >= size[3]
+    A = constraint.affine(x, raw).A
+    row = {"prepare": timed(lambda: shared_factor.prepare(A, equality), 2)}
+    rows = shared_factor.prepare(A, equality)
+    assert rows is not None
+    batch, k = len(raw), len(rows.gram)
+    zero = raw.new_zeros(batch, k)
+    spread = torch.rand(batch, k, device=DEVICE)
+    row["50 splitting steps"] = timed(
+        captured(lambda: shared_guess.split_steps(rows.soft, zero - 1, zero + 1, zero, 50))
+    )
+    row["onto the equalities"] = timed(captured(lambda: shared_factor.on_equalities(rows, raw, x)))
+    for part in (0.2, 0.5):
+        active = spread < part
+        row[f"solve, all rows, {part:.0%}"] = timed(
+            captured(lambda a=active: shared_blocks.solve_shared(rows.gram, a, zero + 1, look=False)), 3
+        )
+        row[f"solve, active rows, {part:.0%}"] = timed(
+            lambda a=active: shared_blocks.solve_shared(rows.gram, a, zero + 1, look=True), 3
+        )
+    active = spread < 0.2
+    for width in (32, 64, 128, 256):
+        shared_blocks.BLOCK["cuda"] = width
+        row[f"factors, all rows, blocks of {width}"] = timed(
+            captured(lambda: [shared_blocks.factorise(rows.gram, None, part) for part in active.split(512)]), 3
+        )
+    shared_blocks.BLOCK["cuda"] = 64
+    factor = shared_blocks.factorise(rows.gram, None, active[:512])
+    row["one solution with factors, 512 samples"] = timed(captured(lambda: factor.solve(zero[:512] + 1)), 3)
+    whole = torch.where(active[:512, :, None] & active[:512, None], rows.gram, torch.eye(k, device=DEVICE).double())
+    row["torch's factors, 512 samples"] = timed(lambda: torch.linalg.cholesky_ex(whole), 3)
+    return row
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--revision", default="unknown")
+    options = parser.parse_args()
+    rows = []
+    for size in SIZES:
+        for kind, found in (("time", measure(size)), ("phase", phases(size))):
+            rows.append({"kind": kind, "size": size, "predicted": PREDICTED[size[1]], "measured": found})
+            for name, value in found.items():
+                guess = PREDICTED[size[1]].get(name)
+                print(f"{size} {kind} {name}: {value:.4g}" + (f" (predicted {guess:g})" if guess else ""), flush=True)
+    stamp = {"command": " ".join(sys.argv), "revision": options.revision, "torch": torch.__version__, "seed": 17}
+    stamp |= {"device": torch.cuda.get_device_name(), "python": platform.python_version()}
+    record = {"stamp": stamp | {"date": datetime.now(UTC).isoformat(timespec="seconds")}, "rows": rows}
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
