@@ -17,7 +17,6 @@ from hardnet.train import Settings
 PUBLISHED_EPOCHS = 1000
 TABLES = tuple(PROBLEMS)
 """The experiments that train networks."""
-PIECEWISE = ("pwc", "pwcfull", "pwcbox")
 EXPERIMENTS = (*TABLES, "gradient")
 """Every experiment of the paper."""
 
@@ -118,8 +117,8 @@ PAPER = (
 )
 """The rows of the paper's tables, with DC3 put right and the exact projection beside them.
 
-The projection is captured like the closed form: the few rows of cbf by a fixed program, the hundred constant rows of opt
-with shared factors.
+The projection is captured like the closed form: the few rows of cbf by a fixed program, the hundred constant rows of
+opt with shared factors.
 """
 
 
