@@ -24,7 +24,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     beside = parser.add_argument_group("closed-form and nearest-point")
-    beside.add_argument("--revision", default="", help="of ours, to stand beside this tree; the last tag by default")
+    beside.add_argument(
+        "--revision", default="", help="commit or folder of ours, to stand beside this tree; the last tag by default"
+    )
     beside.add_argument("--peers", help="comma-separated names; every installed one by default")
     beside.add_argument("--seconds", type=float, default=3.0, help="to spend on a size and pass")
     beside.add_argument("--note", help="a sentence about the circumstances")
@@ -36,10 +38,15 @@ def main() -> None:
     asked = parsed()
     options: dict[str, Any] = {"device": asked.device, "out": asked.out}
     if asked.task in ALONE:
+        if asked.task == "device":  # where git cannot tell it
+            options["revision"] = asked.revision or None
         import_module(f"benchmarks.{asked.task}").main_table(**options)
         return
     peers = None if asked.peers is None else [name.strip() for name in asked.peers.split(",") if name.strip()]
-    options |= {"peers": peers, "revision": asked.revision or last_tag(), "seconds": asked.seconds, "note": asked.note}
+    revision = asked.revision or last_tag()
+    if revision is None:
+        print("no tag and no --revision (make bench REV=...): no earlier revision of ours stands beside this tree")
+    options |= {"peers": peers, "revision": revision, "seconds": asked.seconds, "note": asked.note}
     compare(asked.task, **options)
 
 

@@ -78,7 +78,12 @@ def start(name: str, last: Path | None = None) -> Iterator[Process]:
 
 
 def archived(revision: str) -> tuple[str, Path]:
-    """The commit of a revision, and a folder with its sources, which keeps what numba compiled from run to run."""
+    """The commit of a revision, and a folder with its sources, which keeps what numba compiled from run to run.
+
+    The folder of a checkout or an archive may be given instead, where there is no git.
+    """
+    if Path(revision).is_dir():
+        return Path(revision).name, Path(revision).resolve() / "src"
     commit = _git("rev-parse", "--short=10", f"{revision}^{{commit}}").decode().strip()
     folder = REVISIONS / commit
     if not folder.exists():

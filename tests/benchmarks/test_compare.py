@@ -116,6 +116,10 @@ def test_a_revision_is_unpacked_once(monkeypatch, tmp_path):
     assert archived(commit) == (commit, folder)
 
 
+def test_a_folder_of_sources_needs_no_git(tmp_path):
+    assert archived(str(tmp_path)) == (tmp_path.name, tmp_path.resolve() / "src")
+
+
 def test_a_revision_that_is_none_is_named():
     with pytest.raises(HardNetError, match="git rev-parse"):
         archived("no-such-revision")
