@@ -1,22 +1,17 @@
 """Constant rows, many of them, on a GPU: the nearest point beside the closed form and the general solver, in float64.
 
-    python benchmarks/shared_gpu.py --out results/bench/shared_h200.json --revision "$(git rev-parse HEAD)"
+    python -m benchmarks.shared_gpu --out results/bench/shared_h200.json --revision "$(git rev-parse HEAD)"
 
 ``min |y - raw|  s.t.  A y <= b, C y = x`` with raw half a standard deviation around a good point. One look: eager, with
-``on_infeasible="raise"``, between two synchronisations. Captured: replays of a CUDA graph, which looks at nothing.
+``on_infeasible="raise"``. Captured: replays of a CUDA graph, which looks at nothing.
 Times are medians in milliseconds; predictions were written down before the first run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +19,9 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
+from hardnet.experiments import timing
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
 from hardnet.solvers import shared_blocks, shared_factor, shared_guess
 from hardnet.solvers.projection import flatten, solve
 
@@ -36,8 +34,8 @@ PREDICTED = {
 DEVICE = "cuda"
 
 
-def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[hn.HardNet, Tensor, Tensor]:
-    """The constraint in a model without a network, raw ``(batch, n)`` and x ``(batch, equalities)``."""
+def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[Any, Tensor, Tensor]:
+    """The constraint, raw ``(batch, n)`` and x ``(batch, equalities)``."""
     source = torch.Generator(device=DEVICE).manual_seed(17)
     draw = lambda kind, *shape: kind(*shape, device=DEVICE, dtype=torch.float64, generator=source)
     Q, p = draw(torch.rand, n), draw(torch.rand, n)
@@ -50,16 +48,8 @@ def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[hn.
 
 
 def timed(call: Callable[[], Any], repeats: int = 7) -> float:
-    """Median wall time of an eager call between synchronisations, in milliseconds."""
-    call()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+    """Median time of a call between two events, in milliseconds."""
+    return timing.time_all({"call": call}, DEVICE, rounds=repeats)["call"]
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -87,8 +77,8 @@ def backward_of(forward: Callable[[Tensor], Tensor], raw: Tensor) -> Callable[[]
 def measure(size: tuple[int, int, int, int]) -> dict[str, float]:
     """All ways for one size, in milliseconds, with the residual and what is left open."""
     constraint, raw, x = problem(*size)
-    looking = hn.HardNet(torch.nn.Identity(), constraint, method="projection", on_infeasible="raise").layer
-    free = hn.HardNet(torch.nn.Identity(), constraint, method="projection").layer
+    looking: Any = hn.HardNet(torch.nn.Identity(), constraint, method="projection", on_infeasible="raise").layer
+    free: Any = hn.HardNet(torch.nn.Identity(), constraint, method="projection").layer
     row = {"one look": timed(lambda: looking(raw, x)), "captured": timed(captured(lambda: free(raw, x)))}
     row["eager, no look"] = timed(lambda: free(raw, x))
     row["backward, one look"] = timed(backward_of(lambda leaf: looking(leaf, x), raw))
@@ -155,7 +145,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--revision", default="unknown")
+    parser.add_argument("--revision", help="where git cannot tell it")
     options = parser.parse_args()
     rows = []
     for size in SIZES:
@@ -164,12 +154,9 @@ def main() -> None:
             for name, value in found.items():
                 guess = PREDICTED[size[1]].get(name)
                 print(f"{size} {kind} {name}: {value:.4g}" + (f" (predicted {guess:g})" if guess else ""), flush=True)
-    stamp = {"command": " ".join(sys.argv), "revision": options.revision, "torch": torch.__version__, "seed": 17}
-    stamp |= {"device": torch.cuda.get_device_name(), "python": platform.python_version()}
-    record = {"stamp": stamp | {"date": datetime.now(UTC).isoformat(timespec="seconds")}, "rows": rows}
+    stamp = environment(DEVICE, 17) | ({"revision": options.revision} if options.revision else {})
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_json(options.out, {"environment": stamp, "rows": rows}, indent=1)
 
 
 if __name__ == "__main__":
