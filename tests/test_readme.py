@@ -11,16 +11,27 @@ from hardnet.layers import LAYERS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ALL_BLOCKS = re.compile(r"^```(?:python|\{\.python \.slow\})\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"""\[[^\]]*\]\(([^)#:\s]+)(?:#[^)]*)?\)|src(?:set)?="([^"]+)\"""")
+
+
+def run(page, blocks, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    namespace = {"__name__": "page"}
+    with patch.dict(LAYERS):  # a page may register a method of its own
+        for block in blocks.findall(page.read_text()):
+            exec(compile(block, str(page.name), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_runs_as_printed(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "page"}
-    with patch.dict(LAYERS):  # a page may register a method of its own
-        for block in BLOCK.findall(page.read_text()):
-            exec(compile(block, str(page.name), "exec"), namespace)
+    run(page, BLOCK, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if ".slow}" in page.read_text()], ids=lambda page: page.name)
+def test_slow_code_runs_as_printed(page, tmp_path, monkeypatch):
+    run(page, ALL_BLOCKS, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,3 +1,189 @@
-"""x."""
+"""What the guides show: small seeded runs of the code that stands on their pages."""
 
-PICTURES = {}
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from torch import Tensor, nn
+
+import hardnet as hn
+from benchmarks.pictures.style import Draw, Palette, bare, legend, panels
+
+GOAL, CENTRE, RADIUS, RATE = torch.tensor([3.0, 0.0]), torch.tensor([1.5, 0.1]), 0.7, 2.0
+STAY_OUT = hn.Affine(
+    lambda p: 2 * (p - CENTRE).unsqueeze(-2),
+    lower=lambda p: -RATE * ((p - CENTRE).square().sum(-1, keepdim=True) - RADIUS**2),
+)
+
+
+@cache
+def drives(filtered: bool) -> Tensor:
+    """Paths ``(steps, starts, 2)`` of the controller ``goal - p``, alone or behind the layer."""
+    layer = hn.layers.Projection(STAY_OUT)
+    places = [torch.stack([torch.full((10,), -0.4), torch.linspace(-0.9, 0.9, 10)], -1)]
+    for _ in range(200):
+        wish = GOAL - places[-1]
+        places.append(places[-1] + 0.02 * (layer(wish, places[-1]) if filtered else wish))
+    return torch.stack(places)
+
+
+def filtered(palette: Palette) -> Figure:
+    """The same controller with and without the filter."""
+    figure, axes = panels(palette, 2, 2.7)
+    for panel, on, title in zip(axes, (False, True), ("the controller alone", "behind the layer"), strict=True):
+        bare(panel)
+        panel.add_patch(Circle(CENTRE.tolist(), RADIUS, facecolor="none", edgecolor=palette.bad, hatch="///"))
+        for path in drives(on).unbind(1):
+            panel.plot(*path.T, color=palette.good if on else palette.soft, linewidth=1.4)
+            panel.plot(*path[0], "o", color=palette.ink, markersize=3)
+        panel.plot(*GOAL, "*", color=palette.other, markersize=13)
+        panel.set(xlim=(-0.6, 3.3), ylim=(-1.1, 1.15))
+        panel.set_title(title)
+    return figure
+
+
+def simulate(x: Tensor) -> Tensor:
+    """One step of five tanks that pass on a share of their content; the total stays."""
+    source = torch.Generator().manual_seed(0)
+    share = torch.rand(5, 5, generator=source)
+    share = torch.linalg.matrix_exp(0.1 * (share - torch.diag(share.sum(0))))
+    return x + (x / (1 + x)) @ (share - torch.eye(5)).T
+
+
+def starts(count: int, source: torch.Generator) -> Tensor:
+    """Points of the simplex, uniformly, times a total between 0.5 and 2."""
+    amounts = -torch.rand(count, 5, generator=source).log()
+    return (0.5 + 1.5 * torch.rand(count, 1, generator=source)) * amounts / amounts.sum(-1, keepdim=True)
+
+
+@cache
+def totals(enforced: bool) -> Tensor:
+    """Total mass ``(steps, starts)`` of a surrogate that is applied to its own output, relative to its start."""
+    torch.manual_seed(1)
+    source = torch.Generator().manual_seed(2)
+    law = hn.Equality(torch.ones(1, 5), lambda x: x.sum(-1, keepdim=True)) & hn.Box(lower=0.0)
+    net = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 5))
+    model = hn.HardNet(net, law, method="auto" if enforced else "none")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(400):
+        x = starts(64, source)
+        loss = (model(x) - simulate(x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    states = [starts(20, source)]
+    with torch.no_grad():
+        for _ in range(200):
+            states.append(model(states[-1]))
+    mass = torch.stack(states).sum(-1)
+    return mass / mass[0]
+
+
+def surrogate(palette: Palette) -> Figure:
+    """The total mass of both over time."""
+    figure, (panel,) = panels(palette, 1, 2.7)
+    for enforced, label, colour in ((False, "network alone", palette.bad), (True, "law enforced", palette.good)):
+        for i, line in enumerate(totals(enforced).unbind(1)):
+            panel.plot(line, color=colour, linewidth=1.1, label=label if i == 0 else None)
+    panel.set(xlabel="step", ylabel="total mass / at the start")
+    legend(panel, palette, loc="best")
+    return figure
+
+
+@cache
+def portfolios() -> tuple[Tensor, Tensor, Tensor]:
+    """The limits, and the risks of a softmax and of the enforced weights."""
+    torch.manual_seed(0)
+    factor = torch.tril(0.05 + 0.1 * torch.rand(5, 5, dtype=torch.float64))
+    floor = (factor.T @ torch.full((5,), 0.2, dtype=torch.float64)).norm()
+    limit = lambda x: floor * (1.05 + x[..., 0].abs())
+    zeros = torch.zeros(5, dtype=torch.float64)
+    allowed = hn.Simplex(5) & hn.SecondOrderCone(A=factor.T, b=zeros, c=zeros, d=limit)
+    x = 0.12 * torch.randn(300, 1, dtype=torch.float64)
+    raw = (3 * torch.randn(300, 5, dtype=torch.float64)).softmax(-1)
+    y = hn.layers.HardNetCvx(allowed)(raw, x)
+    return limit(x), (raw @ factor).norm(dim=-1), (y @ factor).norm(dim=-1)
+
+
+def portfolio(palette: Palette) -> Figure:
+    """Risk over its limit."""
+    figure, (panel,) = panels(palette, 1, 3.0)
+    limit, before, after = portfolios()
+    panel.plot(limit, before, "o", markerfacecolor="none", color=palette.bad, markersize=4, label="softmax")
+    panel.plot(limit, after, "o", color=palette.good, markersize=3, label="after the layer")
+    ends = [limit.min(), limit.max()]
+    panel.plot(ends, ends, color=palette.other, linestyle=":", label="limit")
+    panel.set(xlabel="limit on the risk of this sample", ylabel="risk |L'w|")
+    legend(panel, palette, loc="upper left")
+    return figure
+
+
+SPREAD = torch.tensor([1.0, 0.1, 0.2, 0.4, 2.0], dtype=torch.float64)
+
+
+def forecasts(palette: Palette) -> Figure:
+    """Errors of a total and its regions, before and after two projections."""
+    torch.manual_seed(0)
+    sums = torch.tensor([[-1.0, 1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    regions = 10 + torch.randn(2000, 4, dtype=torch.float64)
+    truth = torch.cat([regions.sum(-1, keepdim=True), regions], -1)
+    raw, zero = truth + SPREAD * torch.randn_like(truth), torch.zeros(1, dtype=torch.float64)
+    bars = {
+        "as they come": (raw, palette.soft),
+        "nearest point": (hn.functional.project_affine(raw, sums, zero, zero), palette.bad),
+        "in the metric of the errors": (
+            hn.functional.project_affine(raw, sums, zero, zero, metric=1 / SPREAD**2),
+            palette.good,
+        ),
+    }
+    figure, (panel,) = panels(palette, 1, 2.8)
+    for i, (label, (y, colour)) in enumerate(bars.items()):
+        heights = (y - truth).square().mean(0).sqrt().tolist()
+        drawn = panel.bar([k + 0.27 * (i - 1) for k in range(5)], heights, 0.25, color=colour, label=label)
+        panel.bar_label(drawn, fmt="%.2f", fontsize=7.5, color=palette.ink, padding=2)
+    panel.set_xticks(range(5), ["total", *(f"region {i}" for i in range(1, 5))])
+    panel.set_ylabel("root mean square error")
+    legend(panel, palette, loc="upper center")
+    return figure
+
+
+def actions(palette: Palette) -> Figure:
+    """Power of the battery over its charge: wishes, answers and limits."""
+    torch.manual_seed(0)
+    charge, demand = torch.rand(400, 1), 0.2 + 0.6 * torch.rand(400, 1)
+    lower = torch.cat([-(1 - charge).clamp(max=0.5), torch.zeros_like(charge)], -1)
+    upper = torch.cat([charge.clamp(max=0.5), torch.ones_like(charge)], -1)
+    wish = torch.cat([0.5 * torch.randn(400, 1), demand], -1)
+    played = hn.functional.project_box_rows(
+        wish, torch.ones(1, 2), demand, demand, box_lower=lower, box_upper=upper
+    )
+    figure, axes = panels(palette, 2, 2.8)
+    for panel, power, title, colour in (
+        (axes[0], wish, "wishes of a random policy", palette.bad),
+        (axes[1], played, "after the layer", palette.good),
+    ):
+        limits(panel, palette)
+        panel.plot(charge, power[:, 0], "o", color=colour, markersize=3)
+        panel.set(title=title, xlabel="charge of the battery", ylim=(-1.6, 1.6))
+    axes[0].set_ylabel("power of the battery")
+    return figure
+
+
+def limits(panel: Axes, palette: Palette) -> None:
+    """What the battery can give and take, over its charge."""
+    charge = torch.linspace(0, 1, 101)
+    lower, upper = -(1 - charge).clamp(max=0.5), charge.clamp(max=0.5)
+    panel.fill_between(charge, lower, upper, color=palette.fill, linewidth=0)
+
+
+PICTURES: dict[str, Draw] = {
+    "filter": filtered,
+    "surrogate": surrogate,
+    "portfolio": portfolio,
+    "forecasts": forecasts,
+    "actions": actions,
+}
