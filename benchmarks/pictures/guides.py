@@ -158,9 +158,7 @@ def actions(palette: Palette) -> Figure:
     lower = torch.cat([-(1 - charge).clamp(max=0.5), torch.zeros_like(charge)], -1)
     upper = torch.cat([charge.clamp(max=0.5), torch.ones_like(charge)], -1)
     wish = torch.cat([0.5 * torch.randn(400, 1), demand], -1)
-    played = hn.functional.project_box_rows(
-        wish, torch.ones(1, 2), demand, demand, box_lower=lower, box_upper=upper
-    )
+    played = hn.functional.project_box_rows(wish, torch.ones(1, 2), demand, demand, box_lower=lower, box_upper=upper)
     figure, axes = panels(palette, 2, 2.8)
     for panel, power, title, colour in (
         (axes[0], wish, "wishes of a random policy", palette.bad),

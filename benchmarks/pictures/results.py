@@ -41,7 +41,11 @@ def paper(palette: Palette) -> Figure:
         centre, spread = published(problem)["aff"][metric]
         panel.errorbar([0], [centre], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
         ticks = [f"paper\n{centre:g}"]
-        for method, name, colour in (("aff", "closed form", palette.bad), ("projection", "projection", palette.good)):
+        for method, name, colour in (
+            ("aff", "closed form", palette.bad),
+            ("projection", "projection", palette.good),
+            ("projection-best", "best recipe", palette.other),
+        ):
             path = f"paper/{problem}/{method}.json"
             if (RESULTS / path).exists():
                 values = read(path)["metrics"][metric]
