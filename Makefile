@@ -14,8 +14,7 @@ OLDEST_TORCH ?= torch==2.11.*
 .PHONY: demo test lint bench docs tables site coverage test-oldest wheel clean
 
 demo: $(VENV)/experiments-ready wheel
-	$(BIN)/hardnet reproduce pwc --seeds 1-5 --out runs --resume
-	$(BIN)/hardnet report runs
+	$(BIN)/hardnet demo
 
 test: $(VENV)/dev-ready wheel lint
 	$(BIN)/python -m pytest tests -n 2

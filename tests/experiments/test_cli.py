@@ -192,6 +192,81 @@ def test_a_network_that_fails_on_the_data_exits_with_2(monkeypatch, capsys, save
     assert (code, err) == (2, "hardnet: x.csv: could not be judged; IndexError: no such place\n")
 
 
+def test_the_command_alone_prints_a_page(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys)
+    assert code == 0
+    assert len(out.splitlines()) <= 24
+    commands = {line.split()[1] for line in out.splitlines() if line.startswith("  hardnet ")}
+    known = {command.callback.__name__ for command in hardnet.cli.app.registered_commands}
+    assert commands == known - {"report"}  # which stands behind reproduce
+    assert "hardnet report" in out
+
+
+SETS = """
+import hardnet as hn
+budget = hn.Affine([[1.0, 1.0]], upper=1.0, name="budget")
+def moving():
+    return hn.Affine(lambda x: x.unsqueeze(-2), upper=lambda x: x[..., :1], name="moving")
+number = 3
+"""
+
+
+def test_explain(monkeypatch, capsys, tmp_path):
+    (tmp_path / "allowed.py").write_text(SETS)
+    (tmp_path / "x.csv").write_text("1.0,2.0\n3.0,-4.0\n")
+    code, out, _ = call(monkeypatch, capsys, "explain", f"{tmp_path / 'allowed.py'}:budget")
+    assert code == 0
+    assert "name='budget'" in out
+    assert "-> aff" in out
+    place = f"{tmp_path / 'allowed.py'}:moving"
+    code, out, _ = call(monkeypatch, capsys, "explain", place, "--data", tmp_path / "x.csv", "--json")
+    assert code == 0
+    assert json.loads(out)["method"] == "projection"
+
+
+@pytest.mark.parametrize("name", ["allowed.py:nothing", "allowed.py:number", "allowed.py", "missing.py:set"])
+def test_explain_of_what_is_no_set_is_one_line(monkeypatch, capsys, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "allowed.py").write_text(SETS)
+    code, out, err = call(monkeypatch, capsys, "explain", name)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_doctor(monkeypatch, capsys):
+    from hardnet.experiments import doctor
+
+    few = {name: doctor.PROBLEMS[name] for name in ("nearest point, shared A",)}
+    monkeypatch.setattr(doctor, "PROBLEMS", few)
+    monkeypatch.setattr(doctor, "SAMPLES", 4)
+    code, out, _ = call(monkeypatch, capsys, "doctor", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["versions"]["hardnet"] == hardnet.__version__
+    assert set(found["milliseconds"]) == set(few)
+    assert all(times["forward"] > 0 for times in found["milliseconds"].values())
+    code, out, _ = call(monkeypatch, capsys, "doctor", "--no-timing")
+    assert code == 0
+    assert "kernels" in out
+    assert "pip install" in doctor.in_words(found | {"extras": {"cpu": {"numba": None}}})
+
+
+def test_demo_ends_with_the_path_of_its_report(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    from hardnet.experiments import demo
+
+    brief = lambda *names, **options: request(*names, **options, quick=True, seeds="1", methods="aff")
+    request = demo.request
+    monkeypatch.setattr(demo, "request", brief)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(monkeypatch, capsys, "demo", "--out", tmp_path)
+    assert code == 0
+    page = Path(out.splitlines()[-1].removeprefix("report: "))
+    assert "<html" in page.read_text()
+    assert "HardNet-Aff" in out
+    code, out, _ = call(monkeypatch, capsys, "demo", "--out", tmp_path, "--json")  # nothing is trained again
+    assert [row["method"] for row in json.loads(out)["methods"]] == ["HardNet-Aff"]
+
+
 def test_the_version(monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, "--version")
     assert code == 0
@@ -258,7 +333,9 @@ def test_networks_that_cannot_be_built(saved, name, message):
 
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "hardnet", "--help"], capture_output=True, text=True, check=True)
-    assert all(command in done.stdout for command in ("reproduce", "report", "methods", "check", "warmup"))
+    assert all(
+        command in done.stdout for command in ("reproduce", "report", "methods", "check", "warmup", "demo", "doctor")
+    )
 
 
 def test_methods_can_be_measured_on_the_spot(monkeypatch, capsys):

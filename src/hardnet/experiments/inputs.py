@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from hardnet.certificate import Certificate, check
 from hardnet.errors import FileError, HardNetError, MissingExtraError, sentence
+from hardnet.model import HardNet
 from hardnet.problems import Problem
+from hardnet.sets.base import ConstraintSet
 from hardnet.storage import load
 
 
@@ -82,6 +84,19 @@ def own_problem(given: str) -> Problem:
     if not isinstance(problem, Problem):
         raise HardNetError(sentence(given, "a Problem, or what makes one", type(problem).__name__))
     return problem
+
+
+def find_set(given: str) -> ConstraintSet:
+    """The set that ``path/to/file.py:NAME`` names: a set, a model, or a function that makes one of them."""
+    found = object_of_file(given)
+    try:
+        found = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # code of the reader
+        raise HardNetError(f"{given}: cannot be built; {type(error).__name__}: {error}") from error
+    found = found.constraint if isinstance(found, HardNet) else found
+    if not isinstance(found, ConstraintSet):
+        raise HardNetError(sentence(given, "a set, a HardNet, or what makes one", type(found).__name__))
+    return found
 
 
 def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) -> Certificate:

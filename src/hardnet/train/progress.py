@@ -1,10 +1,10 @@
-"""What a person sees while training: a bar per method with the running loss and violation."""
+"""What a person sees while training: a bar per method with percent and time left; loss and violation if they fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hardnet.errors import MissingExtraError
 
@@ -47,12 +47,10 @@ class Bars:
     def __init__(self) -> None:
         try:
             from rich import progress
+            from rich.console import Console
         except ImportError as error:
             raise MissingExtraError("rich", "experiments") from error
-        numbers = progress.TextColumn("loss {task.fields[loss]}  violation {task.fields[violation]}")
-        left, bar = progress.TextColumn("{task.description}"), progress.BarColumn()
-        columns = (left, bar, progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), numbers)
-        self.progress = progress.Progress(*columns, refresh_per_second=4)
+        self.progress = progress.Progress(*_columns(progress, Console().width), refresh_per_second=4)
         self._bar: progress.TaskID | None = None
 
     def begin(self, label: str, training: Training) -> None:
@@ -69,6 +67,21 @@ class Bars:
     def note(self, text: str) -> None:
         """Print a line above the bars."""
         self.progress.console.print(text, highlight=False, markup=False)
+
+
+WIDE = 110
+"""Columns of a terminal from which on loss and violation stand behind the bar."""
+
+
+def _columns(progress: Any, width: int) -> list[Any]:
+    """Name, bar, percent and time left, at 80 columns too; the numbers where there is room."""
+    from rich.table import Column
+
+    name = progress.TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=36))
+    left = progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True))
+    shown = [name, progress.BarColumn(bar_width=20), progress.TaskProgressColumn(), left]
+    numbers = progress.TextColumn("loss {task.fields[loss]}  violation {task.fields[violation]}")
+    return [*shown, numbers] if width >= WIDE else shown
 
 
 @contextmanager

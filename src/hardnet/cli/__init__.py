@@ -1,0 +1,82 @@
+"""The command line: one file per group of commands. ``hardnet`` alone prints a page on what to try first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from hardnet.cli import experiments, library, machine
+from hardnet.cli.common import BAD_INPUT, INTERRUPTED, app, typer
+from hardnet.errors import HardNetError
+
+__all__ = ["app", "experiments", "library", "machine", "main"]
+
+PAGE = """\
+hardnet {version}: neural networks whose outputs satisfy hard, input-dependent constraints
+
+  hardnet demo                    the paper's first table on this machine, in a minute
+  hardnet doctor                  what is installed, which kernels are active, how fast
+  hardnet explain FILE.py:SET     which method enforces a set, and why not the others
+  hardnet methods                 what each method takes and promises
+  hardnet check MODEL DATA --net  does a saved model keep its constraint on these inputs
+  hardnet reproduce pwc           train and compare methods; then: hardnet report runs
+  hardnet warmup                  compile the kernels of this machine ahead
+
+In Python:
+
+  import hardnet as hn
+  model = hn.HardNet(net, hn.Affine(A, upper=lambda x: x[..., :1]) & hn.Box(0.0, 1.0))
+  print(model, hn.check(model.constraint, model(x), x))
+
+Every command has --help, and --json where it prints data."""
+
+
+def _version() -> str:
+    """The version of hardnet."""
+    import hardnet
+
+    return hardnet.__version__
+
+
+def _print_version(asked: bool) -> None:
+    """The version of hardnet and of what its numbers depend on, and leave."""
+    if asked:
+        import torch
+
+        typer.echo(f"hardnet {_version()} (torch {torch.__version__}, Python {sys.version.split()[0]})")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Neural networks whose outputs satisfy hard, input-dependent constraints."""
+    if context.invoked_subcommand is None:
+        typer.echo(PAGE.format(version=_version()))
+
+
+def main() -> None:
+    """Run a command; what the user can put right is said in one line, with exit code 2."""
+    from hardnet.train import InterruptedRunError
+
+    try:
+        app()
+    except InterruptedRunError as stop:
+        _leave(str(stop), INTERRUPTED)
+    except HardNetError as error:
+        _leave(str(error), BAD_INPUT)
+    except OSError as error:
+        _leave(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
+
+
+def _leave(message: str, code: int) -> None:
+    typer.echo(f"hardnet: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""hardnet methods | explain | check: what the library enforces, how, and whether it held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from hardnet.cli.common import BROKEN, AsJson, app, print_json, print_table, typer
+
+
+@app.command()
+def methods(
+    measure: Annotated[bool, typer.Option(help="Measure violation and time of each on standard sets, now.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, with --measure.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Table 1 of the paper: what each method of the library enforces and promises."""
+    from dataclasses import asdict
+
+    from hardnet.layers.table import methods as rows
+
+    if measure:
+        _measure_methods(device, as_json)
+        return
+    table = [asdict(row) for row in rows()]
+    if as_json:
+        print_json(table)
+    else:
+        print_table(table, ("name", "constraint", "input_dependence", "guarantee", "computation"))
+
+
+def _measure_methods(device: str, as_json: bool) -> None:
+    """Print what every method reaches on every standard set, and what it costs."""
+    from hardnet.experiments import measured
+    from hardnet.experiments.run import choose_device
+
+    rows = measured.measure(str(choose_device(device)))
+    if as_json:
+        print_json(rows)
+    else:
+        typer.echo(f"{measured.overview(rows)}\n\n{measured.table(rows)}")
+
+
+@app.command()
+def explain(
+    constraint: Annotated[str, typer.Argument(help="FILE.py:SET; a set, a model, or a function of one.")],
+    data: Annotated[Path | None, typer.Option(help="Inputs x, as for check: rows that depend on x need one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which method 'auto' takes for a set, the structure it saw, and why not the others."""
+    from hardnet.experiments.inputs import find_set, read_inputs
+    from hardnet.layers import explain as choose
+
+    found = find_set(constraint)
+    explanation = choose(found, None if data is None else read_inputs(data))
+    if as_json:
+        print_json({"set": str(found), "method": explanation.method, "reasons": explanation.reasons})
+    else:
+        typer.echo(f"{found}\n\n{explanation}")
+
+
+@app.command()
+def check(
+    model: Annotated[Path, typer.Argument(help="Folder that hn.save wrote.")],
+    data: Annotated[Path, typer.Argument(help="Inputs x, one sample a row: .safetensors (tensor x), .npy or .csv.")],
+    net: Annotated[str, typer.Option(help="module:function that builds the network, or the whole HardNet.")],
+    tolerance: Annotated[float | None, typer.Option(help="Absolute; a few roundings by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certificate of a saved model on a data file; exit code 0: it holds, 1: broken, 2: could not be judged."""
+    from hardnet.experiments.inputs import certify
+
+    certificate = certify(model, data, net, tolerance)
+    if as_json:
+        satisfied = certificate.satisfied
+        numbers = {"samples": satisfied.numel(), "satisfied": int(satisfied.sum())}
+        rows = {name: row._asdict() for name, row in certificate.by_name().items()}
+        print_json(numbers | {"max_violation": certificate.max_violation, "ok": certificate.ok, "rows": rows})
+    else:
+        typer.echo(str(certificate))
+    raise typer.Exit(0 if certificate.ok else BROKEN)

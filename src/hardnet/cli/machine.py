@@ -1,0 +1,38 @@
+"""hardnet doctor | warmup: what this machine has, and what its kernels cost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from hardnet.cli.common import AsJson, app, print_json, typer
+
+
+@app.command()
+def doctor(
+    timing: Annotated[
+        bool, typer.Option(help="Time one call of each kernel; the first time they are compiled.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, which kernels are active, and what one call of each takes."""
+    from hardnet.experiments.doctor import examine, in_words
+
+    findings = examine(timing)
+    if as_json:
+        print_json(findings)
+    else:
+        typer.echo(in_words(findings))
+
+
+@app.command()
+def warmup(as_json: AsJson = False) -> None:
+    """Compile the kernels of this machine ahead, so that no first call of a program waits for them."""
+    from hardnet.experiments.warmup import warm
+
+    compiled = warm()
+    if as_json:
+        print_json(compiled)
+        return
+    for what, seconds in compiled.items():
+        typer.echo(f"{seconds:6.1f} s  {what}")
+    typer.echo("ready" if compiled else "nothing to compile: numba is not installed (pip install 'hardnet[cpu]')")

@@ -1,0 +1,35 @@
+"""What ``hardnet demo`` shows: the paper's first table, trained here, and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hardnet.experiments import tables
+from hardnet.experiments.recipes import PUBLISHED
+from hardnet.experiments.report import read_runs, write_report
+from hardnet.experiments.run import reproduce, request
+from hardnet.train import Display
+
+PROBLEM = "pwc"
+
+
+def demonstrate(out: Path, display: Display | None = None) -> tuple[Path, tables.Table]:
+    """Train the paper's methods on its first problem and write the report.
+
+    Args:
+        out: The folder of the results; what it holds of the same run is not trained again.
+        display: Shows the training.
+
+    Returns:
+        The path of the page, and the table.
+    """
+    reproduce(request(PROBLEM, recipe=PUBLISHED, out=out, resume=True, device="cpu"), display)
+    return write_report(out), tables.build(PROBLEM, read_runs(out)[PROBLEM])
+
+
+def rows_of(table: tables.Table) -> list[dict[str, str]]:
+    """The rows that were trained here, as they are printed: each cell by the title of its column."""
+    trained = [row for row in table.rows if row.network and row.metrics]
+    return [
+        {"method": row.label} | {column.title: tables.ours(row, column) for column in table.columns} for row in trained
+    ]
