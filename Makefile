@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL) -c constraints.txt
-CODE := src tests examples benchmarks
+CODE := src tests examples benchmarks docs/playground
 # make bench REV=v0.1.0 puts another revision beside this tree; the last tag by default
 REV ?=
 # the oldest versions that pyproject.toml promises
@@ -36,6 +36,7 @@ tables: $(VENV)/docs-ready wheel
 	$(BIN)/python -m benchmarks.pictures
 
 site: $(VENV)/docs-ready wheel tables
+	$(BIN)/python docs/playground/fetch_runtime.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 coverage: $(VENV)/dev-ready wheel

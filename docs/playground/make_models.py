@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Encoded(nn.Module):
         super().__init__()
         sizes = (problem.encoded_dim, *problem.hidden.sizes, problem.output_dim)
         self.encode = problem.encode
-        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(batch, n)`` to ``(batch, k)``."""
