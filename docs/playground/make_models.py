@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -20,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardnet.experiments.results import environment, write_json
+from hardnet.experiments.results import write_json
 from hardnet.experiments.row import build_model, final_metrics
 from hardnet.experiments.specs import all_methods
+from hardnet.experiments.stamp import environment
 from hardnet.layers import Layer
 from hardnet.layers.auto import build_layer
 from hardnet.problems import PROBLEMS, Problem
@@ -99,7 +99,7 @@ def train(name: str, epochs: int | None = None) -> tuple[Shipped, dict[str, Any]
     training = Training(problem, stacked, streams, replace(settings, learning_rate=recipe.learning_rate))
     training.run()
     reached = {metric: values[0] for metric, values in final_metrics(problem, training).items()}
-    about = {"method": recipe.method, "epochs": settings.epochs, "learning_rate": recipe.learning_rate, "seed": SEED}
+    about = {"method": recipe.method, "epochs": settings.epochs, "learning_rate": recipe.learning_rate}
     model = shipped(name)
     take_weights(model.net, stacked_net(stacked))
     return model, about | {"test": reached}
@@ -142,11 +142,6 @@ def _plain(proto: Any) -> Any:
     return proto
 
 
-def _revision() -> str:
-    """The commit of the working tree, marked where it has been changed since."""
-    return subprocess.check_output(["git", "describe", "--always", "--dirty", "--abbrev=12"], text=True).strip()
-
-
 def main() -> None:
     """Train, export and stamp."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -154,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    stamp: dict[str, Any] = environment(torch.device("cpu")) | {"revision": _revision(), "models": {}}
+    stamp: dict[str, Any] = environment("cpu", SEED) | {"models": {}}
     stamp["command"] = shlex.join(["python", "docs/playground/make_models.py", *sys.argv[1:]])
     stamp["versions"] |= {package: metadata.version(package) for package in ("onnx", "onnxscript")}
     for name in RECIPES:

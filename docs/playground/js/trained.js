@@ -48,8 +48,8 @@ export async function trained() {
   return { models, cbf: cbf(models.cbf), pwc: pwc(models.pwc) };
 }
 
-function provenance({ command, versions, device, date, revision, models }) {
-  const each = Object.entries(models).map(([name, { method, epochs, seed }]) =>
-    `${name}: method ${method}, ${epochs} epochs, seed ${seed}`);
-  return `Trained by ${command} (${each.join("; ")}) on ${date}, ${device}, torch ${versions.torch}, revision ${revision}.`;
+function provenance({ command, versions, device, date, revision, seed, models }) {
+  const each = Object.entries(models).map(([name, { method, epochs }]) => `${name}: method ${method}, ${epochs} epochs`);
+  const made = `on ${date}, ${device}, torch ${versions.torch}, revision ${revision}, seed ${seed}`;
+  return `Trained by ${command} (${each.join("; ")}) ${made}.`;
 }
