@@ -13,7 +13,7 @@ const byId = (id) => document.getElementById(id);
 /** Start the view of a loaded model. */
 export function cbf(model) {
   const svg = byId("cbf");
-  const frame = makeFrame(svg, [-4.5, 0.5], [-1.375, 1.75], 800, 500);
+  const frame = makeFrame(svg, [-4.4, 0.7], [-1.45, 1.7375], 800, 500);
   background(svg, frame);
   const lines = { raw: element(svg, "path", { class: "path raw" }), near: element(svg, "path", { class: "path near" }) };
   const marks = { raw: element(svg, "path", { class: "body raw", d: MARKS.small }), near: element(svg, "path", { class: "body near", d: MARKS.disc }) };
@@ -33,7 +33,7 @@ export function cbf(model) {
     for (const [name, mark] of Object.entries(marks)) {
       const { points, times } = paths[name];
       const k = times.findLastIndex((time) => time <= share + 1e-9);
-      change(mark, { transform: `translate(${frame.to(points[Math.max(0, k)]).join(" ")})` });
+      change(mark, { transform: frame.put(points[Math.max(0, k)]) });
     }
   }
   const handles = specs(() => first).map((spec) => handle(svg, frame, spec, moved));
@@ -91,9 +91,8 @@ function background(svg, frame) {
     const [cx, cy] = frame.to(c);
     element(svg, "ellipse", { class: "obstacle", cx, cy, rx: r[0] * frame.scale[0], ry: r[1] * frame.scale[1] });
   }
-  const [x, y] = frame.to([0, 0]);
-  element(svg, "path", { class: "cursor", d: `M${x - 8} ${y}h16M${x} ${y - 8}v16` });
-  element(svg, "text", { class: "tick", x, y: y + 26, "aria-hidden": "true" }).textContent = "goal";
+  element(svg, "path", { class: "goal", d: MARKS.plus, transform: frame.put([0, 0]) });
+  element(svg, "text", { class: "tick", y: 26, transform: frame.put([0, 0]), "aria-hidden": "true" }).textContent = "goal";
 }
 
 /** One second from a state, enforced and raw side by side in one batch; every output is checked on the way. */

@@ -29,7 +29,7 @@ export function picture(svg, frame) {
   const near = element(marks, "path", { class: "answer near", d: MARKS.disc });
   const place = (mark, point) => {
     show(mark, Boolean(point));
-    if (point) change(mark, { transform: `translate(${frame.to(point).join(" ")})` });
+    if (point) change(mark, { transform: frame.put(point) });
   };
 
   return (state, solution) => {
@@ -104,8 +104,8 @@ function drawForces(group, frame, { near, rows, indices, disc }) {
     if (length <= 0.02) continue;
     const to = add(from, times(length, normal));
     element(group, "path", { class: "force", d: arrow(frame.to(from), frame.to(to), 9) });
-    const [x, y] = frame.to(add(times(0.5, add(from, to)), times(0.17, [normal[1], -normal[0]])));
-    element(group, "text", { class: "force-name", x, y: y + 5 }).textContent = name;
+    const beside = add(times(0.5, add(from, to)), times(0.17, [normal[1], -normal[0]]));
+    element(group, "text", { class: "force-name", y: 5, transform: frame.put(beside) }).textContent = name;
     from = to;
   }
 }

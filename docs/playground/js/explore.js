@@ -37,6 +37,7 @@ export function explore() {
   }
 
   connect(() => state, set);
+  new ResizeObserver(refresh).observe(svg);
   refresh();
   return { state: () => structuredClone(state), set, solution: () => structuredClone(solve(state)) };
 }

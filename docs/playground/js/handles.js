@@ -36,7 +36,7 @@ export function handle(layer, frame, spec, changed) {
     if (!spec.visible()) return;
     const point = spec.at();
     change(group, {
-      transform: `translate(${frame.to(point).map((value) => value.toFixed(2)).join(" ")})`,
+      transform: frame.put(point),
       "aria-valuenow": point[0].toFixed(2),
       "aria-valuetext": spec.say(),
     });

@@ -28,8 +28,7 @@ export function pwc(model) {
     change(cursor, { d: frame.path([[x, LOW], [x, HIGH]]) });
     for (const [name, values] of [["raw", raw], ["y", y]]) {
       change(lines[name], { d: frame.path(GRID.map((at, k) => [at, values[k]])) });
-      const [cx, cy] = frame.to([x, values.at(-1)]);
-      change(dots[name], { cx, cy });
+      change(dots[name], { transform: frame.put([x, values.at(-1)]) });
     }
     shown = readOut(x, push, inputs, raw, y);
   });
@@ -50,8 +49,7 @@ function background(svg, frame) {
 }
 
 function label(svg, frame, point, text) {
-  const [x, y] = frame.to(point);
-  element(svg, "text", { class: "tick", x, y: y + 5, "aria-hidden": "true" }).textContent = text;
+  element(svg, "text", { class: "tick", y: 5, transform: frame.put(point), "aria-hidden": "true" }).textContent = text;
 }
 
 /** What lies on the wrong side of the bound, over one piece. */

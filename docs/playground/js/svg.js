@@ -1,6 +1,8 @@
 /** Small helpers for drawing with SVG: elements, paths, and a frame that maps numbers to the picture. */
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
+/** How much larger marks and their names are drawn where the picture is shown small. */
+const LARGEST = 2;
 
 /** A new SVG element with attributes, inside a parent. */
 export function element(parent, tag, attributes = {}) {
@@ -26,15 +28,18 @@ export function show(target, visible) {
 /**
  * A frame from [left, right] x [bottom, top] to an SVG of this width and height.
  *
- * `to` maps a point to the picture, `from` a pointer event back, `path` joins points with lines.
+ * `to` maps a point to the picture, `from` a pointer event back, `path` joins points with lines, and `put` places what
+ * must stay large enough for a finger, however small the picture is.
  */
 export function frame(svg, [left, right], [bottom, top], width, height) {
   change(svg, { viewBox: `0 0 ${width} ${height}` });
   const scale = [width / (right - left), height / (top - bottom)];
   const to = ([u, v]) => [(u - left) * scale[0], (top - v) * scale[1]];
+  const zoom = () => Math.min(LARGEST, Math.max(1, width / (svg.clientWidth || width)));
   return {
     scale,
     to,
+    put: (point) => `translate(${digits(to(point))}) scale(${zoom().toFixed(3)})`,
     from(event) {
       const seen = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
       return [left + seen.x / scale[0], top - seen.y / scale[1]];
