@@ -47,14 +47,14 @@ def is_error(value):
 
 
 def public_names():
-    """Every public object with all names that lead to it: `hardnet.Affine`, `hardnet.sets.Affine`."""
+    """Every public object with all names that lead to it: `hardnet.Affine`, `hardnet.sets.affine.Affine`, ..."""
     found = {}
     for name in hn.__all__:
         value = getattr(hn, name)
         inner = names_of(value) if isinstance(value, ModuleType) else []
         paths = {f"hardnet.{name}.{n}": getattr(value, n) for n in inner} or {f"hardnet.{name}": value}
         for path, one in paths.items():
-            found.setdefault(id(one), set()).add(path)
+            found.setdefault(id(one), set()).update({path, f"{getattr(one, '__module__', '')}.{path.split('.')[-1]}"})
     return list(found.values())
 
 
