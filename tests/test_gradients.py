@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.functional.leak import leak_gradient
+from hardnet.functional.derivatives import leak_gradient
 from tests.cases import draw
 
 D = torch.float64

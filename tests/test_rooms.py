@@ -11,7 +11,8 @@ ROOT = Path(hardnet.__file__).parent
 ORDER = [
     {"errors"},
     {"files"},
-    {"rows", "modes"},
+    {"shapes", "modes"},
+    {"rows"},
     {"kernels"},
     {"solvers"},
     {"functional"},

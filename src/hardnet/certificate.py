@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, sentence
-from hardnet.functional.half import widen
-from hardnet.functional.inputs import require_float
+from hardnet.modes import widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
+from hardnet.shapes import require_float
 from hardnet.solvers.compensated import UNIT
 
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]

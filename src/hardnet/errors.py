@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 def sentence(argument: str, expected: str, got: object, remedy: str | None = None) -> str:
     """``argument: expected X, got Y; remedy``: the wording that all input errors share."""
@@ -26,6 +28,12 @@ def name_samples(samples: Sequence[object], limit: int = 8) -> str:
 def in_samples(samples: Sequence[object]) -> str:
     """`` in sample 3``, `` in samples 0, 3``, or nothing where a number is shared by all samples."""
     return f" in sample{'s' if len(samples) > 1 else ''} {name_samples(samples)}" if samples else ""
+
+
+def sample_indices(bad: Tensor) -> list[object]:
+    """The indices of the bad samples of a mask ``(*batch)``: ints for one batch dimension, else tuples."""
+    index = bad.nonzero().tolist()
+    return [entry[0] if len(entry) == 1 else tuple(entry) for entry in index]
 
 
 class HardNetError(Exception):

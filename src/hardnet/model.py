@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
-from hardnet.functional.inputs import require_float
-from hardnet.functional.leak import leak_gradient
+from hardnet.functional.derivatives import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
 from hardnet.sets.base import ConstraintSet
+from hardnet.shapes import require_float
 
 
 class HardNet(nn.Module):
@@ -57,6 +58,7 @@ class HardNet(nn.Module):
             constraint.follow(like)  # here, so that a compiled model finds its factors in the right dtype
         self.layer = build_layer(constraint, method, **options)
         self.net = self.layer.prepare(net)
+        self._width = self.layer.raw_dim  # None where only the data tells
         self.leak = leak
 
     @property
@@ -99,8 +101,8 @@ class HardNet(nn.Module):
 
     def _check(self, raw: Tensor) -> None:
         """Refuse a network that emits anything but a tensor of as many outputs as the method needs."""
-        require_float("net", raw)
-        width = self.layer.raw_dim
-        if width is not None and raw.shape[-1:] != (width,):
-            expected = f"{width} outputs per sample for method '{self.method}'"
+        if not isinstance(raw, Tensor) or not raw.is_floating_point() or raw.layout != torch.strided:
+            require_float("net", raw)
+        if self._width is not None and raw.shape[-1:] != (self._width,):
+            expected = f"{self._width} outputs per sample for method '{self.method}'"
             raise ShapeError(sentence("net", expected, tuple(raw.shape), "change the network's last layer"))

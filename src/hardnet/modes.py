@@ -1,31 +1,63 @@
 """Where a call runs and what stands around it: the only questions about devices and transforms that hardnet asks.
 
 Values may decide what is computed, and compiled kernels may read memory, in plain eager code alone. Everything else
-(torch.compile, export, tracing, vmap, forward mode, tensor subclasses) takes formulas in tensor operations.
+(torch.compile, export, tracing, vmap, forward mode, tensor subclasses) takes formulas in tensor operations. Products
+run in full precision whatever autocast says, and half precision is enforced in float32. Every room asks here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from hardnet.errors import NonFiniteError, UnsupportedSetError, name_samples, sample_indices, sentence
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+HALF = (torch.bfloat16, torch.float16)
+GRAPHS = ("compile", "export")
+"""The modes in which operations are recorded once and run later: nothing is raised, nothing read."""
 
 
-def transformed() -> bool:
-    """Whether a function transform (vmap, grad, jacrev, ...) of torch.func is at work."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
+    """What stands around the call: the first that holds.
 
-
-def forward_mode() -> bool:
-    """Whether derivatives are carried forward: jvp, jacfwd, hessian, or dual numbers."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    ``export`` and ``compile`` record a graph, ``forward`` carries derivatives forward (jvp, jacfwd, hessian, dual
+    numbers), ``func`` is any other transform of torch.func (vmap, grad, jacrev), ``trace`` is torch.jit.trace.
+    """
+    if torch.compiler.is_compiling():  # first: the compiler does not get past the rest
+        return "export" if torch.compiler.is_exporting() else "compile"
+    if forward_ad._current_level >= 0:
+        return "forward"
+    if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+        return "func"
+    return "trace" if torch._C._is_tracing() else "eager"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def may_look(tensor: Tensor) -> bool:
     """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
-    return not torch.compiler.is_compiling() and tensor.device.type == "cpu" and not transformed()
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+        return False
+    return not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def may_wait() -> bool:
+    """Whether a value can be looked at where somebody asks for it, at the cost of waiting for the device."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def look_or_nan(policy: str, raw: Tensor) -> str:
+    """``"auto"`` as what it means for this call: raise where a look is free, else NaN."""
+    if policy != "auto":
+        return policy
+    return "raise" if may_look(raw) else "nan"
 
 
 def plain(*tensors: Tensor | None) -> bool:
@@ -44,3 +76,79 @@ def plain(*tensors: Tensor | None) -> bool:
         ):
             return False
     return True
+
+
+def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is, also where a compiled graph calls it: for loops whose length depends on the data.
+
+    `torch.compiler.disable` would import the compiler with the library, which takes seconds; this does at the first
+    call from compiled code.
+    """
+    disabled = torch._disable_dynamo(function)
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        call = disabled if torch.compiler.is_compiling() else function
+        return call(*arguments, **options)
+
+    return run
+
+
+def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of tensors, with autocast off: products in half precision would leave the set.
+
+    The device is that of the first tensor among the arguments.
+    """
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        for part in (*arguments, *options.values()):
+            if isinstance(part, Tensor):
+                if not torch.is_autocast_enabled(part.device.type):
+                    break
+                with torch.autocast(part.device.type, enabled=False):
+                    return function(*arguments, **options)
+        return function(*arguments, **options)
+
+    return run
+
+
+def refuse_transforms(solver: str, *, mapped: bool = False) -> None:
+    """Refuse export, forward mode and, unless the solver can be `mapped`, every transform of torch.func.
+
+    Args:
+        solver: The solver, in a phrase for people.
+        mapped: Whether vmap, grad and jacrev work.
+    """
+    around = mode()
+    if around == "export":
+        remedy = "export a model whose method has no iterations (hn.methods()), or the network without its layer"
+        raise UnsupportedSetError(sentence("torch.export", "a fixed graph", f"{solver}, which iterates", remedy))
+    if around == "forward":
+        remedy = "use reverse mode: backward, torch.autograd.functional"
+        raise UnsupportedSetError(sentence("torch.func", f"no forward mode through {solver}", "one", remedy))
+    if not mapped and around == "func":
+        remedy = "use torch.autograd; batch dimensions need no vmap"
+        raise UnsupportedSetError(sentence("torch.func", f"no transform around {solver}", "one", remedy))
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: float32 for half types, which have too few digits to factorise or to sum in."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def widen(value: Any) -> Any:
+    """The same structure with its half-precision tensors in float32; anything else as it is."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(working(leaf.dtype)), value)
+
+
+def narrow(y: Tensor, dtype: torch.dtype, on_invalid: str = "raise") -> Tensor:
+    """Y ``(*batch, n)`` rounded to a half type; a sample beyond its range is an error, or NaN where no look is free."""
+    rounded = y.to(dtype)
+    lost = y.isfinite().all(dim=-1) & ~rounded.isfinite().all(dim=-1)
+    if on_invalid == "raise" and may_look(y) and bool(lost.any()):
+        samples = sample_indices(lost)
+        text = f"y: expected outputs within the range of {dtype}, up to {torch.finfo(dtype).max:.5g}"
+        where = f" in samples {name_samples(samples)}" if lost.dim() else ""
+        raise NonFiniteError(f"{text}, got larger ones{where}; use bfloat16 or float32", samples)
+    return torch.where(lost.unsqueeze(-1), torch.nan, rounded)

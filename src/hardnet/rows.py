@@ -1,16 +1,126 @@
-"""The record of a batch of affine rows beside a box: what polyhedral sets hand to every function that enforces them.
+"""The record of a batch of affine rows: checked, flattened and classified once where arguments enter.
 
-A box keeps its structure: its n rows are never written as a matrix unless someone asks for `dense`.
+`Batch` is a flat batch of raw outputs with their rows, which the functions on rows, the solvers and the kernels read.
+`BoxedRows` is what polyhedral sets hand out: general rows beside a box, whose n rows are never written as a matrix
+unless someone asks for `dense`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from hardnet.errors import ShapeError, sentence
+from hardnet.modes import HALF, plain
+from hardnet.shapes import check_affine, require_like
+
+REALS = (torch.float64, torch.float32)
+
+
+class Batch(NamedTuple):
+    """``lower <= A y <= upper`` for every sample of a flat batch; half types are widened to float32.
+
+    Attributes:
+        raw: ``(B, n)``.
+        A: ``(B, m, n)``, or ``(m, n)`` for all samples.
+        lower: ``(B, m)``, or ``(m,)`` for all samples, or None.
+        upper: Like `lower`.
+        factor: ``A⁺'`` where the caller keeps it, like A.
+        shape: The batch as it was given, for answers and for errors that name samples.
+        memory: Whether all are plain memory, which kernels may read and nothing transforms.
+    """
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor | None
+    upper: Tensor | None
+    factor: Tensor | None = None
+    shape: torch.Size = torch.Size()
+    memory: bool = False
+
+    @property
+    def trivial(self) -> bool:
+        """Whether there is nothing to enforce: no sample, no row, or no bound."""
+        return 0 in self.raw.shape or self.A.shape[-2] == 0 or (self.lower is None and self.upper is None)
+
+    def take(self, index: Tensor) -> Batch:
+        """The samples of an index ``(k,)``, as a batch of k."""
+        parts = ((self.A, 2), (self.lower, 1), (self.upper, 1), (self.factor, 2))
+        own: list[Any] = [part if part is None or part.dim() == core else part[index] for part, core in parts]
+        return Batch(self.raw[index], *own, shape=torch.Size((len(index),)), memory=self.memory)
+
+
+def take_rows(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None,
+    upper: Tensor | float | None,
+    factor: Tensor | None = None,
+) -> Batch:
+    """The record of these arguments, of any batch rank; an error says what does not fit together.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)``, a number for all rows, or None.
+        upper: Like `lower`.
+        factor: Like A, or None.
+    """
+    if _ready(raw, A, lower, upper, factor):
+        return Batch(raw, A, lower, upper, factor, raw.shape[:1], True)  # pyright: ignore[reportArgumentType]
+    batch, low, high = check_affine(raw, A, lower, upper)
+    if factor is not None:
+        require_like("factor", factor, A)
+        if factor.shape != A.shape:
+            expected = f"the shape of A, {tuple(A.shape)}"
+            raise ShapeError(sentence("factor", expected, tuple(factor.shape), "call factorize(A)"))
+    parts = ((raw, 1, False), (A, 2, True), (low, 1, True), (high, 1, True), (factor, 2, True))
+    flat: Any = [None if part is None else _flat(part, batch, core, share) for part, core, share in parts]
+    return Batch(*flat, shape=batch, memory=plain(*flat))
+
+
+def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
+    """Whether these need no further check and no other shape; what is odd about others `check_affine` says.
+
+    That is raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` with a factor of its shape or none, bounds ``(B, m)`` or
+    ``(m,)`` or None, plain and of one dtype on one device.
+    """
+    if not plain(raw, A, lower, upper, factor):
+        return False
+    dtype, device, size, rows = raw.dtype, raw.device, raw.shape, A.shape
+    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3:
+        return False
+    m = rows[-2]
+    if rows[-1] != size[1] or (len(rows) == 3 and rows[0] != size[0]) or (factor is not None and factor.shape != rows):
+        return False
+    for bound in (lower, upper):
+        if bound is not None and bound.shape != (size[0], m) and bound.shape != (m,):
+            return False
+    for part in (A, lower, upper, factor):
+        if part is not None and (part.dtype != dtype or part.device != device):
+            return False
+    return True
+
+
+def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:
+    """One argument as ``(B, ...)``; without the batch where it is shared by all samples and may stay so."""
+    tensor = tensor.float() if tensor.dtype in HALF else tensor
+    if share and tensor.dim() == core:
+        return tensor
+    if len(batch) == 1 and tensor.dim() == core + 1 and tensor.shape[0] == batch[0]:
+        return tensor
+    return tensor.expand(*batch, *tensor.shape[-core:]).reshape(-1, *tensor.shape[-core:])
+
+
+def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
+    """The same numbers, one after the other in memory; some memory for no tensor."""
+    if tensor is None:
+        return absent
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 class BoxedRows(NamedTuple):
@@ -52,6 +162,14 @@ class BoxedRows(NamedTuple):
         names = ("lower", "upper", "box_lower", "box_upper")
         given = {name: number for name in names if (number := getattr(self, name)) is not None}
         return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
+
+
+def times(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(m, n)`` or ``(*batch, m, n)`` and v ``(*batch, n)``: ``(*batch, m)``.
+
+    One matrix for all samples is one matrix product. ``A' v`` is ``times(A.mT, v)``.
+    """
+    return vector @ A.mT if A.dim() == 2 else (vector.unsqueeze(-2) @ A.mT).squeeze(-2)
 
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:

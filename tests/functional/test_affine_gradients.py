@@ -6,7 +6,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
-from hardnet.functional.closed_form import formula_gradients
+from hardnet.functional.affine_formulas import formula_gradients
 from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
 
 pytestmark = pytest.mark.usefixtures("path")

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from hardnet import rows
 from hardnet.functional import affine as functional
-from hardnet.functional import closed_form, enforce_affine
+from hardnet.functional import enforce_affine
+from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import affine, affine_reference
 from tests.functional.affine_problems import problem
@@ -36,7 +38,7 @@ def launched(monkeypatch):
     launches = SimpleNamespace(launch_forward=forward, launch_backward=backward)
     monkeypatch.setattr(affine, "_launches", lambda: launches)
     monkeypatch.setattr(affine, "available", lambda A: True)
-    monkeypatch.setattr(closed_form, "may_look", lambda tensor: False)
+    monkeypatch.setattr(functional, "may_look", lambda tensor: False)
     monkeypatch.setattr(cpu, "HAS_NUMBA", False)
     return calls
 
@@ -44,7 +46,7 @@ def launched(monkeypatch):
 @pytest.fixture
 def short(monkeypatch, launched):
     """The same, and the checks of the long route are out of reach."""
-    monkeypatch.setattr(functional, "check_affine", lambda *_: pytest.fail("the long route"))
+    monkeypatch.setattr(rows, "check_affine", lambda *_: pytest.fail("the long route"))
     return launched
 
 
@@ -73,14 +75,14 @@ def test_answers_and_gradients_are_those_of_the_long_route(samples, short):
         with torch.no_grad():
             assert torch.equal(enforce_affine(*leaves), y)
         short.clear()
-        expected = closed_form.by_formula(*leaves)
+        expected = by_formula(*leaves)
         torch.testing.assert_close(y, expected)
         for grad, right in zip(grads, torch.autograd.grad(expected.square().sum(), given), strict=True):
             torch.testing.assert_close(grad, right)
 
 
 def test_nothing_is_recorded_for_numbers_that_need_no_gradient(short, monkeypatch):
-    monkeypatch.setattr(closed_form, "ClosedForm", None)
+    monkeypatch.setattr(functional, "ClosedForm", None)
     numbers = problem(5, 3)
     assert not enforce_affine(*numbers).requires_grad
     numbers[1].requires_grad_()
@@ -153,7 +155,7 @@ def refusal(arguments, options):
 def test_what_is_malformed_is_refused_in_the_same_words():
     expected = [refusal(*case) for case in malformed()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closed_form, "may_look", lambda tensor: False)
+        patch.setattr(functional, "may_look", lambda tensor: False)
         patch.setattr(cpu, "HAS_NUMBA", False)
         assert [refusal(*case) for case in malformed()] == expected
     assert len({words for _, words in expected}) > 10
@@ -169,7 +171,7 @@ def test_empty_and_unbounded_batches_are_returned(launched):
 def reference_gradients(raw, A, lower, upper, cotangent):
     """By autograd through the plain formulas."""
     leaves = [part.detach().requires_grad_() for part in (raw, A, lower, upper)]
-    return torch.autograd.grad(closed_form.by_formula(*leaves), leaves, cotangent)
+    return torch.autograd.grad(by_formula(*leaves), leaves, cotangent)
 
 
 def small_problem():

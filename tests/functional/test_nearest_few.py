@@ -8,8 +8,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import HardNetError
-from hardnet.functional import nearest_plain
-from hardnet.functional.nearest_few import nearest_few
+from hardnet.functional import nearest_formulas
+from hardnet.functional.nearest import nearest_few
 from hardnet.solvers.solution import Status
 from tests.functional.nearest_cases import nearest_exactly, random_problem, small_integers, tensors
 
@@ -62,7 +62,7 @@ def test_the_certificate_holds_from_near_and_far(m, n, dtype):
         size = raw.abs().amax(-1) + found.y.abs().amax(-1)
         gap = raw.double() - found.y.double() - terms.sum(1)
         rounding = 4 * torch.finfo(dtype).eps * (size + terms.abs().sum((1, 2)))
-        assert (gap.abs().amax(-1) <= nearest_plain.STATIONARY * size + rounding).all()
+        assert (gap.abs().amax(-1) <= nearest_formulas.STATIONARY * size + rounding).all()
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float64, 2.0**490), (torch.float32, 2.0**60)])
@@ -255,10 +255,10 @@ def test_it_exports_and_onnx_runs_it_without_an_operator_of_its_own(tmp_path):
 
 def test_a_wrong_active_set_is_noticed(monkeypatch):
     raw, A, lower, upper = random_problem(4, 30, 2, 3, equalities=0.0)
-    right = nearest_plain.nearest(raw, A, lower, upper)
-    solve = nearest_plain.solve
-    monkeypatch.setattr(nearest_plain, "solve", lambda *parts: (0.5 * solve(*parts)[0], solve(*parts)[1]))
-    wrong = nearest_plain.nearest(raw, A, lower, upper)
+    right = nearest_formulas.nearest(raw, A, lower, upper)
+    solve = nearest_formulas.solve
+    monkeypatch.setattr(nearest_formulas, "solve", lambda *parts: (0.5 * solve(*parts)[0], solve(*parts)[1]))
+    wrong = nearest_formulas.nearest(raw, A, lower, upper)
     moved = (right.dual != 0).any(-1)
     assert moved.any()
     assert (wrong.status[moved] == Status.NOT_CONVERGED).all()

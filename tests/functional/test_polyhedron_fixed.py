@@ -143,12 +143,12 @@ class NoLook(TorchDispatchMode):
 
 @pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 6), (12, 5)])
 def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
-    """Stands for a GPU: there `look_is_free` is False, and forward and backward run without a value for the host."""
+    """Stands for a GPU: there `may_look` is False, and forward and backward run without a value for the host."""
     expected, ours = ([part.clone().requires_grad_() for part in gaussian(6, n, m)] for _ in range(2))
     y = project_affine(*expected)
     y.square().sum().backward()
-    monkeypatch.setattr(polyhedron, "look_is_free", lambda tensor: False)
-    monkeypatch.setattr("hardnet.functional.half.look_is_free", lambda tensor: False)
+    monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
+    monkeypatch.setattr("hardnet.modes.may_look", lambda tensor: False)
     monkeypatch.setattr("hardnet.functional.nearest.may_look", lambda tensor: False)
     with NoLook():
         found = project_affine(*ours)

@@ -5,8 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
-from hardnet.functional.ball import project_ball
 from hardnet.functional.box import project_box
+from hardnet.functional.curved import project_ball
 from hardnet.functional.simplex import project_simplex
 
 D = torch.float64

@@ -2,7 +2,7 @@
 
 import torch
 
-from hardnet.kernels.gpu.nearest_box_launch import nearest_in_box
+from hardnet.kernels.gpu.nearest import nearest_in_box
 from hardnet.solvers.box_rows import Outcome, flatten, solve
 from tests.solvers.box_families import KINDS, D, box_family
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.functional.affine_paths import choose
+from hardnet.functional.affine import choose
 from hardnet.kernels.gpu import affine_reference
-from hardnet.modes import plain
+from hardnet.rows import take_rows
 from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
@@ -32,7 +32,7 @@ def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=
 
 def enforce(raw, A, lower, upper, **options):
     """`enforce_affine` for numbers that the compiled code must take."""
-    assert choose(raw, A, plain(raw, A, lower, upper)) == "cpu"
+    assert choose(take_rows(raw, A, lower, upper)) == "cpu"
     return enforce_affine(raw, A, lower, upper, on_invalid="nan", **options)
 
 

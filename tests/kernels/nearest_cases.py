@@ -4,8 +4,10 @@ import math
 
 import torch
 
-from hardnet.functional import nearest_compiled, nearest_plain
+from hardnet.functional import nearest_formulas
+from hardnet.functional.nearest import by_kernel
 from hardnet.kernels.checking import check_kernel
+from hardnet.rows import Batch
 from tests.functional.nearest_cases import random_problem, small_integers, tensors
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -22,6 +24,11 @@ def outputs(function):
     return run
 
 
+def on_batch(backend):
+    """The forward of a backend as a function of four tensors."""
+    return lambda *numbers: backend.forward(Batch(*numbers))
+
+
 def degenerate(seed, m, n, dtype, random=30, integers=99):
     """Random problems, one of each kind of bad numbers, and small integers with vertices where many rows meet."""
     numbers = random_problem(seed, random, m, n, dtype=dtype)
@@ -35,8 +42,10 @@ def degenerate(seed, m, n, dtype, random=30, integers=99):
 def gradients(backend, numbers, tangent):
     """Gradients of all numbers from fixed cotangents; by the formulas where the backend is None."""
     leaves = [part.clone().requires_grad_() for part in numbers]
-    chosen = () if backend is None else (backend,)
-    y = (nearest_plain if backend is None else nearest_compiled).nearest(*leaves, tangent, *chosen).y
+    if backend is None:
+        y = nearest_formulas.nearest(*leaves, tangent).y
+    else:
+        y = by_kernel(Batch(*leaves), tangent, backend).y
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return torch.autograd.grad((y * weights.to(y)).nansum(), leaves)
 
@@ -55,7 +64,7 @@ def compare(backend, shapes, dtypes, *, device="cpu", samples=20, seeds=(0,)):
     for m, n in shapes:
         for dtype in dtypes:
             make = lambda seed: [part.to(device) for part in degenerate(seed, m, n, dtype, 9, samples)]  # noqa: B023
-            both = outputs(backend.forward), outputs(nearest_plain.nearest)
+            both = outputs(on_batch(backend)), outputs(nearest_formulas.nearest)
             check_kernel(*both, make, tolerance=TOLERANCE[dtype], seeds=seeds)
             compare_gradients(backend, m, n, dtype, device=device, samples=samples)
 
@@ -65,7 +74,7 @@ def compare_promises(backend, device="cpu"):
     raw, A = torch.tensor([[-0.0, 0.0], [0.5, -0.0]], device=device), torch.eye(2, device=device)
     one = torch.ones(2, device=device)
     for lower, upper in ((-one, one), (None, one), (-one, None)):
-        y = backend.forward(raw, A, lower, upper)[0]
+        y = backend.forward(Batch(raw, A, lower, upper))[0]
         assert torch.equal(y.view(torch.int32), raw.view(torch.int32))
     compare_gradients(backend, 2, 3, torch.float64, shared=True, device=device)
     compare_gradients(backend, 2, 2, torch.float64, tangent=True, device=device)

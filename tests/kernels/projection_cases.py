@@ -3,7 +3,8 @@
 import torch
 
 from hardnet.kernels.gpu.projection import project
-from hardnet.solvers import Status, projection
+from hardnet.rows import Batch
+from hardnet.solvers import Status, projection, projection_steps
 from tests.solvers import families
 
 TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
@@ -11,14 +12,14 @@ TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
 
 def answer(raw, A, lower, upper):
     """The fused answer and which samples it leaves open."""
-    *found, unsolved = project(raw, A, lower, upper, projection._step_limit(A), TOLERANCES)
+    *found, unsolved = project(raw, A, lower, upper, projection_steps.step_limit(A), TOLERANCES)
     return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
 
 
 def compare(family, device, most_open=0):
     """The same y, multipliers, sides and steps as the launches over all samples, where the kernel has an answer."""
     raw, A, lower, upper = (part.to(device) for part in family)
-    expected = projection._solve_in_steps(raw, A, lower, upper, "torch")
+    expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     found, unsolved = answer(raw, A, lower, upper)
     assert int(unsolved.sum()) <= most_open, int(unsolved.sum())
     good = ~unsolved
@@ -34,8 +35,8 @@ def compare(family, device, most_open=0):
 def compare_whole(family, device):
     """With its open samples settled in steps, every sample has the status and the answer of the steps alone."""
     raw, A, lower, upper = (part.to(device) for part in family)
-    expected = projection._solve_in_steps(raw, A, lower, upper, "auto")
-    found = projection._by_kernel(raw, A, lower, upper)
+    expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "auto")
+    found = projection._by_kernel(Batch(raw, A, lower, upper))
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).nan_to_num(0.0).abs().max() <= 1e-10
     assert found.y.isnan().equal(expected.y.isnan())

@@ -6,8 +6,9 @@ from functools import partial
 import torch
 
 from hardnet.certificate import check
+from hardnet.functional.affine import ClosedForm
 from hardnet.functional.affine_factors import by_qr
-from hardnet.functional.closed_form import ClosedForm, by_formula
+from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.gpu import affine, affine_reference, shared_launch
 from hardnet.sets import Affine

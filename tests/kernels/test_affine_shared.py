@@ -9,6 +9,7 @@ import torch
 
 from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.gpu import affine, shared_launch
+from hardnet.rows import Batch
 
 SHAPES = [(9, 12), (16, 16), (25, 50), (33, 40), (50, 100), (64, 64), (64, 256)]
 BOTH = "(torch.float32, torch.float64)"
@@ -72,10 +73,10 @@ def test_kernels_are_chosen_by_device_shape_and_dtype(capable, monkeypatch):
 
 def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
     path, A = affine.FusedPath(), on_device(9, 12)
-    assert path.takes(A, A, memory=True)
-    assert not path.takes(A, A, memory=False)
+    assert path.takes(Batch(A, A, None, None, memory=True))
+    assert not path.takes(Batch(A, A, None, None))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not path.takes(A, A, memory=False)
+    assert not path.takes(Batch(A, A, None, None))
 
 
 def test_tiles_are_chosen_by_shape_and_dtype():

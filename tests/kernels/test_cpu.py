@@ -10,7 +10,7 @@ import torch
 import hardnet as hn
 from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
-from hardnet.functional.closed_form import by_formula
+from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.cpu import launch as cpu
 from tests.functional.affine_problems import problem, relative_violation

@@ -14,10 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hardnet
 from hardnet.functional import enforce_affine
-from hardnet.functional.affine_paths import choose
-from hardnet.functional.closed_form import by_formula
+from hardnet.functional.affine import choose
+from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.cpu.affine import CompiledPath
 from hardnet.modes import plain
+from hardnet.rows import Batch, take_rows
 from tests.functional.affine_problems import problem
 
 caching = pytest.importorskip("numba.core.caching")
@@ -160,8 +161,8 @@ def test_a_subclass_takes_the_formulas(which, taken):
 
 def test_what_compiled_code_does_not_take():
     raw, A, lower, upper = problem(5, 3)
-    assert choose(raw, A, plain(raw, A, lower, upper)) == "cpu"
-    assert choose(raw, A[0], plain(raw, A, upper)) == "cpu"
+    assert choose(take_rows(raw, A, lower, upper)) == "cpu"
+    assert choose(take_rows(raw, A[0], None, upper)) == "cpu"
     long, many = torch.ones(5, 1, 300, dtype=raw.dtype), torch.eye(9, dtype=raw.dtype).expand(5, 9, 9)
     refused = [
         (long[:, 0], long, None, upper[:, :1], None),
@@ -171,7 +172,7 @@ def test_what_compiled_code_does_not_take():
         (raw.to("meta"), *(part.to("meta") for part in (A, lower, upper)), None),
     ]
     for arguments in refused:
-        assert choose(*arguments[:2], plain(*arguments)) == "torch", [
+        assert choose(Batch(*arguments, memory=plain(*arguments))) == "torch", [
             part if part is None else part.shape for part in arguments
         ]
 

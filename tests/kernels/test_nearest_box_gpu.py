@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hardnet.functional import project_box_rows
-from hardnet.kernels.gpu import nearest_box_launch as gpu
+from hardnet.kernels.gpu import nearest as gpu
 from hardnet.solvers.box_rows import flatten
 from tests.kernels import box_cases
 from tests.solvers.box_families import box_family
@@ -32,7 +32,7 @@ def test_promises_on_the_interpreter():
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
-    assert not gpu.takes(flatten(*box_family("plain", 3, 1, 4))[1])
+    assert not gpu.takes_box(flatten(*box_family("plain", 3, 1, 4))[1])
 
 
 @pytest.mark.gpu

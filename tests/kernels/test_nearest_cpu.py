@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from hardnet.functional import nearest_compiled, nearest_plain
-from hardnet.functional.nearest_few import nearest_few
+from hardnet.functional import nearest, nearest_formulas
+from hardnet.functional.nearest import nearest_few
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.cpu import nearest_launch as cpu
+from hardnet.kernels.cpu import nearest as cpu
+from hardnet.rows import take_rows
 from hardnet.solvers.solution import Status
 from tests.functional.nearest_cases import random_problem
 from tests.functional.test_nearest_few import bounded_problem, certificate, compute_y
-from tests.kernels.nearest_cases import TOLERANCE, compare_gradients, degenerate, outputs
+from tests.kernels.nearest_cases import TOLERANCE, compare_gradients, degenerate, on_batch, outputs
 
 pytest.importorskip("numba")
 
@@ -19,7 +20,9 @@ pytest.importorskip("numba")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 3), (2, 1), (2, 2), (2, 5), (3, 2), (3, 4), (4, 3), (4, 9)])
 def test_kernels_agree_with_the_formulas(m, n, dtype):
     make = lambda seed: degenerate(seed, m, n, dtype)
-    check_kernel(outputs(cpu.forward), outputs(nearest_plain.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1))
+    check_kernel(
+        outputs(on_batch(cpu)), outputs(nearest_formulas.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1)
+    )
 
 
 @pytest.mark.parametrize("tangent", [False, True])
@@ -31,7 +34,7 @@ def test_gradients_agree_with_the_formulas(m, n, shared, tangent):
 @pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 4)])
 def test_first_and_second_derivatives_agree_with_differences(m, n):
     leaves = [part.requires_grad_() for part in bounded_problem(m, n)]
-    assert cpu.takes(*leaves)
+    assert cpu.takes(take_rows(*leaves))
     assert torch.autograd.gradcheck(compute_y, leaves, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(compute_y, leaves, fast_mode=True)
 
@@ -73,8 +76,8 @@ def test_units_do_not_matter(dtype, large):
 
 
 def test_compiled_code_is_taken_in_eager_mode_alone(monkeypatch):
-    calls, compute = [], nearest_compiled.nearest
-    monkeypatch.setattr(nearest_compiled, "nearest", lambda *parts: calls.append(1) or compute(*parts))
+    calls, compute = [], nearest.by_kernel
+    monkeypatch.setattr(nearest, "by_kernel", lambda *parts: calls.append(1) or compute(*parts))
     numbers = bounded_problem(2, 2)
     nearest_few(*numbers)
     assert calls

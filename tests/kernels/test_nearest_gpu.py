@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from hardnet.functional.nearest_few import nearest_few
-from hardnet.kernels.gpu import nearest_launch as gpu
+from hardnet.functional.nearest import nearest_few
+from hardnet.kernels.gpu import nearest as gpu
+from hardnet.rows import take_rows
 from tests.functional.nearest_cases import random_problem
 from tests.kernels.nearest_cases import compare, compare_promises
 
@@ -20,9 +21,7 @@ def interpret(statement):
     """Run a statement on the CPU, where Triton interprets its kernels; it must know before it is imported."""
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    head = (
-        "import torch; from hardnet.kernels.gpu import nearest_launch as gpu; from tests.kernels.nearest_cases import *"
-    )
+    head = "import torch; from hardnet.kernels.gpu import nearest as gpu; from tests.kernels.nearest_cases import *"
     code = f"{head}; {statement}"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
@@ -36,7 +35,7 @@ def test_kernels_agree_with_the_formulas_on_the_interpreter():
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
-    assert not gpu.takes(*random_problem(0, 3, 2, 2))
+    assert not gpu.takes(take_rows(*random_problem(0, 3, 2, 2)))
 
 
 @ON_DEVICE

@@ -112,7 +112,7 @@ def test_automatic_step_is_half_of_the_stable_limit_and_its_bound_never_exceeds_
     varying = DC3(Affine(lambda x: A.expand(*x.shape[:-1], 4, 6), upper=number(0.0, 0.0, 0.0, 0.0)))
     raw = random(3, 6, seed=8)
     torch.testing.assert_close(constant(raw), DC3(constant.constraint, step=exact.item())(raw))
-    from hardnet.functional.correction import largest_step
+    from hardnet.functional.dc3 import largest_step
 
     assert 4 ** (-1 / 16) * exact <= largest_step(A) <= exact * (1 + 1e-12)
     assert (varying.constraint.violation(varying(raw, raw), raw) <= varying.constraint.violation(raw, raw)).all()

@@ -6,12 +6,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from hardnet.solvers import shared_blocks, shared_rows
 from hardnet.solvers.active import split
-from hardnet.solvers.problem import align
+from hardnet.solvers.problem import align, exponent, shift_rows
 from hardnet.solvers.projection import solve
 from hardnet.solvers.shared_factor import prepare
 from hardnet.solvers.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
-from hardnet.solvers.units import exponent, shift_rows
 from tests.solvers.families import F64, draw, gaussian
 
 NO_BOUND = torch.inf

@@ -1,12 +1,11 @@
 """Differentiable functions on plain tensors: the mathematics, and where the speed lives."""
 
 from hardnet.functional.affine import enforce_affine, factorize
-from hardnet.functional.ball import project_ball
 from hardnet.functional.box import project_box
 from hardnet.functional.box_rows import project_box_rows
-from hardnet.functional.cones import project_psd, project_second_order_cone
 from hardnet.functional.conic import project_intersection
-from hardnet.functional.implicit import implicit_vjp
+from hardnet.functional.curved import project_ball, project_psd, project_second_order_cone
+from hardnet.functional.derivatives import implicit_vjp
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.polyhedron import solve_affine
 from hardnet.functional.quadratic import project_quadratic

@@ -1,27 +1,63 @@
-"""HardNet-Aff: ``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``, in closed form."""
+"""HardNet-Aff: ``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``, in closed form.
+
+One differentiable operation, `ClosedForm`, carries its path (numba on a CPU, Triton on a GPU, plain torch) from the
+forward to the backward. A gradient that is itself differentiated or mapped is `ClosedFormGradients`, whose derivative
+is that of the formulas; forward mode and export run through the formulas alone. Called by the layer `aff`, and others.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, RankError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.affine_factors import by_qr
-from hardnet.functional.affine_paths import widen
-from hardnet.functional.closed_form import Rows, closed_form
-from hardnet.functional.diagnose import raise_invalid
-from hardnet.functional.inputs import check_affine, require_float, require_like
+from hardnet.functional.affine_factors import PseudoInverse, by_qr
+from hardnet.functional.affine_formulas import (
+    Gradients,
+    Kept,
+    TorchPath,
+    by_formula,
+    careful,
+    formula_gradients,
+    signed_violation,
+    to_double,
+)
+from hardnet.functional.derivatives import join_batches
+from hardnet.functional.samples import raise_invalid
 from hardnet.functional.strict import tighten
-from hardnet.kernels.arguments import well_formed
-from hardnet.modes import may_look
+from hardnet.kernels.cpu.affine import CompiledPath
+from hardnet.kernels.gpu.affine import FusedPath
+from hardnet.modes import full_precision, may_look, mode, plain
+from hardnet.rows import Batch, take_rows, times
+from hardnet.shapes import require_float
 
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")
-HALF = (torch.bfloat16, torch.float16)
 
 
+class Path(Protocol):
+    """One way to compute the closed form; NaN for a sample that it cannot bring to its bounds to rounding."""
+
+    def wants_factor(self, A: Tensor) -> bool:
+        """Whether both directions must be given ``P = A⁺'``."""
+        ...
+
+    def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
+        """Y ``(B, n)``, what `backward` reads of it, and how many samples are known to have no answer."""
+        ...
+
+    def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
+        """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        ...
+
+
+PATHS: dict[str, Any] = {"torch": TorchPath(), "cpu": CompiledPath(), "gpu": FusedPath()}
+"""Every way to compute the closed form, by the name that `choose` gives it."""
+
+
+@full_precision
 def enforce_affine(
     raw: Tensor,
     A: Tensor,
@@ -62,25 +98,16 @@ def enforce_affine(
         NonFiniteError: NaN or infinity in raw or A.
         BoundsError: lower > upper, lower = +inf, upper = -inf, or a NaN bound.
     """
-    if isinstance(raw, Tensor) and torch.is_autocast_enabled(raw.device.type):  # its products are in half precision
-        with torch.autocast(raw.device.type, enabled=False):
-            return enforce_affine(raw, A, lower, upper, factor=factor, strict=strict, on_invalid=on_invalid)
     if on_invalid not in POLICIES:
         raise OptionError(sentence("on_invalid", "'raise' or 'nan'", repr(on_invalid)))
-    arguments: Any = (raw, A, lower, upper, factor)
-    if not strict and well_formed(*arguments):  # nothing to check, nothing to reshape
-        look = on_invalid == "raise" and raw.is_cpu
-        return closed_form(arguments, raw.shape[:1] if look else None, memory=True)
-    batch, lower, upper = check_affine(raw, A, lower, upper)
+    rows = take_rows(raw, A, lower, upper, factor)
     _check_factor(A, factor)
-    m, n = A.shape[-2:]
-    if m == 0 or 0 in batch or (lower is None and upper is None):
-        return raw.expand(*batch, n)
-    flat = flatten(batch, raw, A, lower, upper, factor)
-    y = closed_form(flat, batch if on_invalid == "raise" else None)
+    if rows.trivial:
+        return raw.expand(*rows.shape, A.shape[-1])
+    y = closed_form(rows, on_invalid == "raise")
     if strict:
-        y = tighten(y.to(raw.dtype), *flat[1:4])
-    return y.to(raw.dtype).reshape(*batch, n)
+        y = _hold_exactly(y.to(raw.dtype), rows)
+    return y if rows.raw is raw else y.to(raw.dtype).reshape(*rows.shape, A.shape[-1])
 
 
 def factorize(A: Tensor) -> Tensor:
@@ -98,42 +125,162 @@ def factorize(A: Tensor) -> Tensor:
     if A.dim() < 2:
         raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(A.shape)))
     _check_rows(A)
-    factor = by_qr(widen(A.detach()), A.dtype)
+    factor = by_qr(to_double(A.detach()), A.dtype)
     if may_look(A) and bool(factor.isnan().any()):
         flat = A.detach().flatten(0, -3) if A.dim() > 2 else A.detach()
         raise_invalid(A.new_zeros(1), flat, None, None, A.shape[:-2])
     return factor.to(A.dtype).contiguous()
 
 
-def flatten(
-    batch: torch.Size, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
-) -> Rows:
-    """All arguments with one batch dimension, half types widened to float32; what is shared by the batch has none."""
-    parts = ((raw, 1, False), (A, 2, True), (lower, 1, True), (upper, 1, True), (factor, 2, True))
-    flat: Any = tuple(None if part is None else _flat(part, batch, core, share) for part, core, share in parts)
-    return flat
+def closed_form(rows: Batch, refuse: bool) -> Tensor:
+    """``y = raw + A⁺ s`` ``(B, n)``; samples without an answer are NaN, or refused where values may be looked at.
+
+    Args:
+        rows: The record of the call.
+        refuse: Whether an error is wanted for samples without an answer.
+    """
+    if not rows.memory:
+        around = mode()
+        if around in ("forward", "export"):
+            return by_formula(*rows[:4])
+        if around == "func":
+            return ClosedForm.apply("torch", None, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
+    named = rows.shape if refuse and may_look(rows.raw) else None
+    path = choose(rows)
+    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4]):
+        return ClosedForm.apply(path, named, True, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
+    return _attempt(path, named, rows)[0]
 
 
-def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:
-    """One argument as ``(B, ...)``; without the batch where it is shared by all samples and may stay so."""
-    tensor = tensor.float() if tensor.dtype in HALF else tensor
-    if share and tensor.dim() == core:
-        return tensor
-    if len(batch) == 1 and tensor.dim() == core + 1 and tensor.shape[0] == batch[0]:
-        return tensor
-    return tensor.expand(*batch, *tensor.shape[-core:]).reshape(-1, *tensor.shape[-core:])
+def choose(rows: Batch) -> str:
+    """Compiled code where it takes these rows; else, and wherever something transforms them, the torch path."""
+    if PATHS["cpu"].takes(rows):
+        return "cpu"
+    return "gpu" if PATHS["gpu"].takes(rows) else "torch"
+
+
+class ClosedForm(torch.autograd.Function):
+    """``y = raw + A⁺ s`` ``(B, n)`` and, without derivative, what the backward of its path reads."""
+
+    @staticmethod
+    def forward(path: str, named: torch.Size | None, keep: bool, *numbers: Any) -> tuple[Tensor, ...]:
+        """Y and what is kept; `named` is the batch that an error names samples of, None where NaN is the answer."""
+        y, kept = _attempt(path, named, Batch(*numbers))
+        return (y, *kept) if keep else (y,)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the inputs, and what the path kept."""
+        ctx.path, _, ctx.keeps, *numbers = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*numbers, *output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper."""
+        saved, gradient, needs = ctx.saved_tensors, gradients[0], ctx.needs_input_grad[3:]
+        if gradient is None:
+            return (None,) * 8
+        rows, kept = Batch(*saved[:5]), saved[5:]
+        if torch.is_grad_enabled() or not ctx.keeps or not _readable(ctx.path, gradient):
+            grads = ClosedFormGradients.apply(gradient, *saved[:5])
+        else:
+            path = PATHS[ctx.path]
+            if rows.factor is None and path.wants_factor(rows.A):
+                rows, kept = rows._replace(factor=kept[-1]), kept[:-1]
+            grads = path.backward(gradient, rows, kept, needs[1])
+        bounds = (
+            None if bound is None or not needed else grad.sum(0) if bound.dim() == 1 else grad
+            for grad, bound, needed in zip(grads[2:], rows[2:4], needs[2:4], strict=True)
+        )
+        return None, None, None, grads[0], grads[1], *bounds, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor], tuple[int]]:
+        """Join the mapped dimension with the batch."""
+        sizes, flat = join_batches(info.batch_size, in_dims[3:], inputs[3:], (1, 2, 1, 1, 2))
+        y = ClosedForm.apply(*inputs[:3], *flat)[0]  # pyright: ignore[reportIndexIssue]
+        return (y.unflatten(0, sizes),), (0,)
+
+
+class ClosedFormGradients(torch.autograd.Function):
+    """The gradients of raw, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` from that of y."""
+
+    @staticmethod
+    def forward(gradient: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
+        """The formulas, with the factor of A."""
+        return formula_gradients(gradient, *numbers[:4])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The second derivative, through the differentiable formulas."""
+        *inputs, _ = ctx.saved_tensors
+        given = [index for index, part in enumerate(inputs) if part is not None]
+
+        def formulas(*tensors: Tensor) -> tuple[Tensor, ...]:
+            parts: list[Any] = list(inputs)
+            for index, tensor in zip(given, tensors, strict=True):
+                parts[index] = tensor
+            return formula_gradients(*parts)
+
+        pull: Any = torch.func.vjp(formulas, *(inputs[index] for index in given))[1]
+        second: list[Tensor | None] = [None] * 6
+        for index, grad in zip(given, pull(gradients), strict=True):
+            second[index] = grad
+        return tuple(second)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Join the mapped dimension with the batch; a shared A has one gradient per mapped call."""
+        sizes, flat = join_batches(info.batch_size, in_dims, inputs, (1, 1, 2, 1, 1, 2), share=False)
+        found: Any = ClosedFormGradients.apply(*flat)
+        grads = [grad.unflatten(0, sizes) for grad in found]
+        if inputs[2].dim() - (in_dims[2] is not None) == 2:
+            grads[1] = grads[1].sum(1)
+        return tuple(grads), (0, 0, 0, 0)
+
+
+def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, Kept]:
+    """Y of the path; on a CPU the samples that compiled code gave up are tried again, and refused if that fails."""
+    A, made = rows.A, None
+    if rows.factor is None and PATHS[path].wants_factor(A):
+        made = by_qr(to_double(A), A.dtype).to(A.dtype).contiguous()
+        rows = rows._replace(factor=made)
+    y, kept, lost = PATHS[path].forward(rows)
+    if lost and path == "cpu":
+        at = y.isnan().any(-1).nonzero().squeeze(-1)
+        again = careful(rows.take(at))
+        y, lost = y.index_put_((at,), again), int(again.isnan().any(-1).sum())
+    if lost and named is not None:
+        raise_invalid(*rows[:4], named)
+    return y, kept if made is None else (*kept, made)
+
+
+def _readable(path: str, gradient: Tensor) -> bool:
+    """Whether the backward of this path may read this gradient: batched ones are no memory for kernels."""
+    return plain(gradient) or (mode() == "compile" and path != "cpu")
+
+
+def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
+    """Y ``(B, n)`` whose inequalities hold in exact arithmetic, by the closed form itself on tightened bounds."""
+    A = rows.A.detach().double()
+    factor = PseudoInverse(by_qr(A, A.dtype))
+    project = lambda point, low, high: point + factor.solve(signed_violation(times(A, point), low, high))
+    return tighten(y, (A, rows.lower, rows.upper), project, y.dtype)
 
 
 def _check_factor(A: Tensor, factor: Tensor | None) -> None:
-    """Refuse m > n, and a factor of another A or of a learned one."""
+    """Refuse m > n, and a factor of a learned A."""
     _check_rows(A)
-    if factor is None:
-        return
-    require_like("factor", factor, A)
-    if factor.shape != A.shape:
-        expected = f"the shape of A, {tuple(A.shape)}"
-        raise ShapeError(sentence("factor", expected, tuple(factor.shape), "call factorize(A)"))
-    if A.requires_grad:
+    if factor is not None and A.requires_grad:
         raise UnsupportedSetError(sentence("factor", "None for an A that requires grad", "a factor", "leave it out"))
 
 

@@ -17,13 +17,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_formulas import nan_where_negative, times, times_transposed
-from hardnet.modes import may_look
+from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
+from hardnet.modes import may_look, mode
+from hardnet.rows import times
 
-MOST_UNROLLED_ROWS, MOST_UNROLLED_NUMBERS = 8, 256
-"""The most rows, and numbers of A per sample, for which Gram-Schmidt beats the library's factorisations."""
 MOST_EXPORTED_ROWS = 64
-"""The same where a graph is exported, and formats have no factorisation."""
+"""The most rows for Gram-Schmidt where a graph is exported, and formats have no factorisation."""
 SAFE_DISTANCE = 1e-5
 """Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
 
@@ -55,7 +54,7 @@ class PseudoInverse(NamedTuple):
 
     def solve(self, right: Tensor) -> Tensor:
         """``P' s``."""
-        return times_transposed(self.P, right)
+        return times(self.P.mT, right)
 
     def solve_transposed(self, gradient: Tensor) -> Tensor:
         """``P g``."""
@@ -77,8 +76,8 @@ class Gram(NamedTuple):
 
     def solve(self, right: Tensor) -> Tensor:
         """``A' (A A')⁻¹ s``."""
-        step = times_transposed(self.A, self._multipliers(right))
-        return self._put(step, times_transposed(self.P, right[self.doubtful]))
+        step = times(self.A.mT, self._multipliers(right))
+        return self._put(step, times(self.P.mT, right[self.doubtful]))
 
     def solve_transposed(self, gradient: Tensor) -> Tensor:
         """``(A A')⁻¹ A g``."""
@@ -95,8 +94,7 @@ class Gram(NamedTuple):
 def make_factor(A: Tensor, dtype: torch.dtype) -> PseudoInverse | Gram:
     """The factor of A ``(m, n)`` or ``(B, m, n)`` in float64, whose numbers were given in `dtype`."""
     m, n = A.shape[-2:]
-    exporting = torch.compiler.is_exporting()
-    if (m <= MOST_UNROLLED_ROWS and m * n <= MOST_UNROLLED_NUMBERS) or (exporting and m <= MOST_EXPORTED_ROWS):
+    if (m <= MOST_ROWS and m * n <= MOST_NUMBERS) or (mode() == "export" and m <= MOST_EXPORTED_ROWS):
         return PseudoInverse(by_gram_schmidt(A, dtype))
     if A.dim() == 3 and may_look(A):
         return by_cholesky(A, dtype)
@@ -170,6 +168,14 @@ def by_cholesky(A: Tensor, dtype: torch.dtype) -> Gram:
     doubtful = (~((distance > SAFE_DISTANCE) & (failed == 0))).nonzero().squeeze(-1)
     P = by_qr(A[doubtful], dtype) if len(doubtful) else A[:0]
     return Gram(A, size.squeeze(-1), C, doubtful, P)
+
+
+def nan_where_negative(number: Tensor) -> Tensor:
+    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch.
+
+    Cut from the graph: the derivative of the root at zero would be NaN for every sample.
+    """
+    return number.detach().clamp_max(0).sqrt()
 
 
 def _row_sizes(A: Tensor) -> Tensor:

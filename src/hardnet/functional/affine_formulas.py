@@ -1,31 +1,137 @@
-"""``y = raw + A⁺ s`` and its derivative as formulas on tensors: every path of the closed form is made of these lines.
+"""``y = raw + A⁺ s`` and its derivative as formulas in torch: what transforms, export and plain machines run.
 
 With ``s = relu(lower - A raw) - relu(A raw - upper)``, ``V = diag(s != 0)``, ``w = A⁺' g``, ``step = A⁺ s`` and
 ``q = (A A')⁻¹ s = A⁺' step``, the gradient g of y gives
 
     g_raw = g - A' V w,   g_lower = w [s > 0],   g_upper = w [s < 0],   g_A = q (g - A' w)' - w step' - V w raw'.
 
-Shapes are flat: raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` for all samples, bounds ``(B, m)`` or ``(m,)`` or None.
+Compiled code says the same in its own language. Called by `hardnet.functional.affine`, which chooses the path.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hardnet.functional.affine_factors import Factor, PseudoInverse, by_qr, make_factor, nan_where_negative, restore
+from hardnet.modes import may_look
+from hardnet.rows import Batch, times
+
+Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+CORRECTIONS, MOST_CORRECTIONS = 2, 16
+"""How often y is corrected with what is left of s at y; at most so often where a look tells who needs it."""
 VERIFIED = 12
 """How many roundings of a row's size may be left at y: less than a certificate allows, more than a good answer has."""
 
 
-def times(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, n)``: ``(B, m)``."""
-    return vector @ A.mT if A.dim() == 2 else torch.bmm(vector.unsqueeze(-2), A.mT).squeeze(-2)
+class TorchPath:
+    """The formulas in torch, in float64 whatever the dtype, so that float32 rows lose nothing but their rounding.
+
+    `hardnet.functional.affine.Path` says what its methods do.
+    """
+
+    def wants_factor(self, A: Tensor) -> bool:
+        """It makes its own."""
+        return False
+
+    def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
+        """``y = raw + A⁺ s``, corrected by what is left of s at y until that is rounding."""
+        dtype, wide = rows.raw.dtype, widen(rows)
+        made = make_factor(wide.A, dtype) if wide.factor is None else PseudoInverse(wide.factor)
+        y, violation = apply_factor(wide, made, dtype)
+        lost = int(y.isnan().any(-1).sum()) if may_look(y) else 0
+        return y, (violation,) if wide.factor is not None else (violation, *made.kept()), lost
+
+    def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
+        """The formulas above with the factor of the forward."""
+        (violation, *parts), wide = kept, widen(rows)
+        made = PseudoInverse(wide.factor) if wide.factor is not None else restore(wide.A, parts)
+        grads = pull_back(to_double(gradient), wide, violation, made, wants_matrix)
+        return tuple(None if grad is None else grad.to(rows.raw.dtype) for grad in grads)  # pyright: ignore[reportReturnType]
 
 
-def times_transposed(A: Tensor, vector: Tensor) -> Tensor:
-    """``A' v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, m)``: ``(B, n)``."""
-    return vector @ A if A.dim() == 2 else torch.bmm(vector.unsqueeze(-2), A).squeeze(-2)
+def by_formula(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``y = raw + A⁺ s`` of a flat batch in differentiable operations alone: any order of derivative, any graph."""
+    dtype, wide = raw.dtype, widen(Batch(raw, A, lower, upper))
+    raw, A, lower, upper = wide[:4]
+    made = make_factor(A, dtype)
+    y = moved(raw, made.solve(signed_violation(times(A, raw), lower, upper)))
+    with torch.no_grad():  # the correction at y is rounding, and so is its derivative
+        rest = made.solve(to_bounds(times(A, y), lower, upper))
+        bad = unverified(wide, to_double(moved(y, rest).to(dtype)), torch.finfo(dtype).eps)
+    return torch.where(bad.unsqueeze(-1), torch.nan, moved(y, rest).to(dtype))
+
+
+def formula_gradients(
+    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The gradients of raw, A, lower and upper ``(B, m)`` in differentiable operations alone."""
+    dtype, wide = raw.dtype, widen(Batch(raw, A, lower, upper))
+    violation = signed_violation(times(wide.A, wide.raw), wide.lower, wide.upper)
+    grads: Any = pull_back(to_double(gradient), wide, violation, make_factor(wide.A, dtype), True)
+    return tuple(grad.to(dtype) for grad in grads)
+
+
+def careful(rows: Batch) -> Tensor:
+    """Y of the samples that compiled code gave up, by QR in float64; NaN where that fails too."""
+    wide = widen(rows)
+    return apply_factor(wide, PseudoInverse(by_qr(wide.A, rows.raw.dtype)), rows.raw.dtype)[0]
+
+
+def widen(rows: Batch) -> Batch:
+    """The same numbers in float64, where the device has it."""
+    numbers: Any = [to_double(part) for part in rows[:5]]
+    return Batch(*numbers, shape=rows.shape, memory=rows.memory)
+
+
+def to_double(tensor: Any) -> Any:
+    """Float64, where the device has it; None stays None."""
+    return tensor if tensor is None or tensor.device.type == "mps" else tensor.double()
+
+
+def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Y ``(B, n)`` in `dtype`, NaN for samples that do not reach their bounds, and s ``(B, m)``.
+
+    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y: every
+    sample is corrected at y once. Where a look is free, the samples that need it are corrected again.
+
+    Args:
+        rows: In float64.
+        made: The factor of A.
+        dtype: That of the answer.
+    """
+    raw, A, lower, upper = rows[:4]
+    rounding = torch.finfo(dtype).eps
+    violation = signed_violation(times(A, raw), lower, upper)
+    y = moved(raw, made.solve(violation))
+    look = may_look(y)
+    for count in range(MOST_CORRECTIONS if look else CORRECTIONS):
+        rest = to_bounds(times(A, y), lower, upper)
+        if look and count > 0:
+            needs = unverified(rows, y, rounding / 4, rest)
+            if not bool(needs.any()):
+                break
+            rest = torch.where(needs.unsqueeze(-1), rest, 0)
+        y = moved(y, made.solve(rest))
+    y = y.to(dtype)
+    return torch.where(unverified(rows, to_double(y), rounding).unsqueeze(-1), torch.nan, y), violation
+
+
+def pull_back(gradient: Tensor, rows: Batch, violation: Tensor, made: Factor, wants_matrix: bool) -> Gradients:
+    """The gradients at the head of this file from the factor and s; differentiable where the factor is."""
+    A, w = rows.A, made.solve_transposed(gradient)
+    active, below, above = split_by_side(violation, w)
+    grad_raw = gradient - times(A.mT, active)
+    if not wants_matrix:
+        return grad_raw, None, below, above
+    step = made.solve(violation)
+    square = A.shape[-1] == A.shape[-2]  # then nothing but rounding lies across the rows, which q would enlarge
+    across = torch.zeros_like(gradient) if square else gradient - times(A.mT, w)
+    left = (made.solve_transposed(step), -w, -active)
+    return grad_raw, outer_sum(A, left, (across, step, rows.raw)), below, above
 
 
 def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
@@ -57,14 +163,6 @@ def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None
     return to_bounds(product, lower, upper) + nan_where_negative(room.amin(-1, keepdim=True))
 
 
-def nan_where_negative(number: Tensor) -> Tensor:
-    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch.
-
-    Cut from the graph: the derivative of the root at zero would be NaN for every sample.
-    """
-    return number.detach().clamp_max(0).sqrt()
-
-
 def split_by_side(violation: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``w`` on the violated rows (V w), on those below their lower and above their upper bound; zero elsewhere."""
     side = violation.sign()
@@ -91,17 +189,14 @@ def row_size(A: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, r
     return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 
-def unverified(
-    rest: Tensor, A: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, rounding: float
-) -> Tensor:
+def unverified(rows: Batch, y: Tensor, rounding: float, rest: Tensor | None = None) -> Tensor:
     """Samples ``(B,)`` of which some row is off its bounds by more than `VERIFIED` roundings of its size at y.
 
     Args:
-        rest: ``clamp(A y, lower, upper) - A y``, ``(B, m)``; not finite is not verified.
-        A: ``(m, n)`` or ``(B, m, n)``.
-        y: ``(B, n)``.
-        lower: ``(m,)`` or ``(B, m)`` or None.
-        upper: Like `lower`.
+        rows: In float64, as y.
+        y: ``(B, n)``; not finite is not verified.
         rounding: Of the dtype that y is rounded to.
+        rest: ``clamp(A y, lower, upper) - A y`` where the caller has it.
     """
-    return ~(rest.abs() <= VERIFIED * rounding * row_size(A, y, lower, upper, rounding)).all(-1)
+    rest = to_bounds(times(rows.A, y), rows.lower, rows.upper) if rest is None else rest
+    return ~(rest.abs() <= VERIFIED * rounding * row_size(rows.A, y, rows.lower, rows.upper, rounding)).all(-1)

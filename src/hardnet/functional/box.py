@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.diagnose import find_invalid
-from hardnet.functional.inputs import broadcast_batch, check_bound, require_float
-from hardnet.functional.samples import Policy, look_is_free
+from hardnet.functional.samples import Policy, find_invalid
+from hardnet.modes import may_look
+from hardnet.shapes import broadcast_batch, check_bound, require_float
 
 
 def project_box(
@@ -35,7 +35,7 @@ def project_box(
     number = (raw.isfinite() & ~low.isnan() & ~high.isnan()).all(-1)
     ordered = ((low <= high) & (low < torch.inf) & (high > -torch.inf)).all(-1)
     y = torch.where((number & ordered).unsqueeze(-1), y, torch.nan)
-    if on_invalid == "raise" and look_is_free(y):
+    if on_invalid == "raise" and may_look(y) and not bool((number & ordered).all()):
         for finding in find_invalid(raw, None, *bounds):
             raise finding.error()
     return y

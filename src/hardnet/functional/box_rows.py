@@ -7,14 +7,13 @@ is plain tensor operations without a look at values.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
+from hardnet.errors import BoundsError, NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.box import project_box
-from hardnet.functional.box_rows_errors import Gradient, Infeasible, answer_bad_samples, check_options
 from hardnet.functional.box_rows_gradient import (
     Cotangents,
     Inputs,
@@ -23,12 +22,27 @@ from hardnet.functional.box_rows_gradient import (
     feasible_descent,
     matrix_cotangent,
 )
-from hardnet.functional.box_rows_strict import tighten
-from hardnet.functional.inputs import broadcast_batch, check_affine, check_bound
-from hardnet.functional.samples import keep_value, look_is_free, refuse
-from hardnet.functional.transforms import forward_mode, full_precision, transformed
-from hardnet.kernels.arguments import plain
-from hardnet.solvers.box_rows import MOST_ROWS, Outcome, flatten, solve, solve_or_settle, solve_without_look
+from hardnet.functional.derivatives import keep_value
+from hardnet.functional.polyhedron import project_affine
+from hardnet.functional.samples import (
+    Gradient,
+    Infeasible,
+    Policy,
+    check_options,
+    raise_bad_numbers,
+    raise_infeasible,
+    refuse,
+    warn_not_converged,
+)
+from hardnet.functional.strict import tighten
+from hardnet.kernels.limits import MOST_BOX_ROWS
+from hardnet.modes import full_precision, may_look, may_wait, mode, plain
+from hardnet.shapes import broadcast_batch, check_affine, check_bound
+from hardnet.solvers.box_rows import Outcome, flatten, solve, solve_or_settle, solve_without_look
+from hardnet.solvers.solution import Status
+
+Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""raw, A, lower, upper, box_lower and box_upper as they were given."""
 
 
 @full_precision
@@ -43,7 +57,7 @@ def project_box_rows(
     gradient: Gradient = "exact",
     strict: bool = False,
     on_infeasible: Infeasible = "auto",
-    on_invalid: Literal["raise", "nan"] = "raise",
+    on_invalid: Policy = "raise",
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
 
@@ -70,29 +84,53 @@ def project_box_rows(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where no
         look is possible, a sample that did not converge is NaN as well.
     """
-    check_options(raw, gradient, strict, on_infeasible, on_invalid)
+    check_options(gradient=gradient, on_infeasible=on_infeasible, on_invalid=on_invalid)
+    _check_call(raw, strict, on_infeasible)
     bounds = _check(raw, A, lower, upper, box_lower, box_upper)
     if A.shape[-2] == 0:
         return project_box(raw, *bounds[2:], on_invalid=on_invalid)
     batch, flat = flatten(raw, A, *bounds)
     rounding = torch.finfo(raw.dtype).eps
     eager = plain(raw, A, *bounds)
-    project = solve_eagerly if eager else _traced
+    project = _eager if eager else _traced
     y, found = project(flat, rounding, gradient == "tangent")
-    y = tighten(y, flat, raw.dtype) if strict else y
+    y = _hold_exactly(y, flat, raw.dtype) if strict else y
     y, status, dual, residual = (
         part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )
-    return answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+    return _answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+
+
+def _hold_exactly(y: Tensor, flat: Inputs, dtype: torch.dtype) -> Tensor:
+    """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
+    _, A, lower, upper, *box = (part.detach() for part in flat)
+    eps = torch.finfo(torch.float64).eps
+    project = lambda point, low, high: (
+        solve(torch.where(point.isfinite(), point, 0.0), A, low, high, *box, rounding=eps).y
+    )
+    return tighten(y, (A, lower, upper), project, dtype)
 
 
 def _rounded(y: Tensor, raw: Tensor) -> Tensor:
     """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
     narrow = y.to(raw.dtype)
     lost = (narrow.isinf() & y.isfinite()).any(-1)
-    if look_is_free(raw):
+    if may_look(raw):
         refuse(lost, NonFiniteError, f"raw: expected a dtype that holds the nearest point, got {raw.dtype}")
     return torch.where(lost.unsqueeze(-1), torch.nan, narrow)
+
+
+def _check_call(raw: Tensor, strict: bool, on_infeasible: str) -> None:
+    """Refuse what cannot be kept here: exact arithmetic in half precision, and a look where there is none."""
+    if strict and raw.dtype not in (torch.float64, torch.float32):
+        raise OptionError(
+            sentence("strict", "float64 or float32 outputs", raw.dtype, "leave strict out, or call .float()")
+        )
+    if on_infeasible in ("raise", "nearest") and not may_wait():
+        remedy = "pass 'auto' or 'nan', which give NaN for an empty set here"
+        raise OptionError(
+            sentence("on_infeasible", "no look at values in compiled or mapped code", on_infeasible, remedy)
+        )
 
 
 def _check(
@@ -105,8 +143,8 @@ def _check(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Check shapes, dtypes and devices; return the bounds as tensors."""
     batch, lower, upper = check_affine(raw, A, lower, upper)
-    if A.shape[-2] > MOST_ROWS:
-        raise ShapeError(sentence("A", f"at most {MOST_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
+    if A.shape[-2] > MOST_BOX_ROWS:
+        raise ShapeError(sentence("A", f"at most {MOST_BOX_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
     box = []
     for name, bound in (("box_lower", box_lower), ("box_upper", box_upper)):
         side = check_bound(name, bound, raw, raw.shape[-1])
@@ -115,7 +153,14 @@ def _check(
     return lower, upper, box[0], box[1]
 
 
-def solve_eagerly(flat: Inputs, rounding: float, tangent: bool = False) -> tuple[Tensor, Outcome]:
+def solve_eagerly(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, box_lower: Tensor, box_upper: Tensor) -> Tensor:
+    """Y ``(*batch, n)`` of plain tensors whose set is not empty, in float64; shapes as in `project_box_rows`."""
+    batch, flat = flatten(raw, A, lower, upper, box_lower, box_upper)
+    y, _ = _eager(flat, torch.finfo(raw.dtype).eps, False)
+    return y.reshape(*batch, raw.shape[-1])
+
+
+def _eager(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
     """One autograd function over the solver."""
     y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
     return y, Outcome(y.detach(), *rest)
@@ -126,13 +171,59 @@ def _traced(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outco
     with torch.no_grad():
         found = solve(*(part.detach() for part in flat), rounding=rounding)
     recorded = torch.is_grad_enabled() and any(part.requires_grad for part in flat)
-    if not (recorded or transformed() or forward_mode()):
+    if not (recorded or mode() in ("func", "forward")):
         return found.y, found
     if not tangent:
         return keep_value(differentiable(flat, found), found.y), found
     smooth = differentiable((flat[0].detach(), *flat[1:]), found)
     passed = _Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
     return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
+
+
+def _answer_bad_samples(
+    y: Tensor, status: Tensor, dual: Tensor, residual: Tensor, given: Given, on_infeasible: str, on_invalid: str
+) -> Tensor:
+    """Raise, warn or compromise where the options ask for it and a look is possible; y has NaN for bad samples."""
+    free = may_look(y)
+    named = on_infeasible in ("raise", "nearest")
+    if not (free or named) or not bool((status != int(Status.SOLVED)).any()):
+        return y
+    if free and on_invalid == "raise":
+        _raise_invalid(given, status == int(Status.INVALID))
+    empty = status == int(Status.INFEASIBLE)
+    if on_infeasible in ("auto", "raise"):
+        raise_infeasible(empty, dual, "the box and")
+    if free:
+        warn_not_converged(status == int(Status.NOT_CONVERGED), residual)
+    return _compromise(y, empty, given) if on_infeasible == "nearest" and bool(empty.any()) else y
+
+
+def _raise_invalid(given: Given, bad: Tensor) -> None:
+    """What is wrong with raw, the box, or else with A and the bounds of rows."""
+    if not bool(bad.any()):
+        return
+    raw, A, lower, upper, low, high = given
+    least = raw.new_tensor(-torch.inf) if low is None else low
+    most = raw.new_tensor(torch.inf) if high is None else high
+    ordered = (least <= most) & (least < torch.inf) & (most > -torch.inf)
+    text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
+    wrong = bad & raw.isfinite().all(-1)
+    refuse(wrong & ~(ordered.all(-1) if ordered.dim() else ordered), BoundsError, text)
+    raise_bad_numbers(raw, A, lower, upper, bad)
+
+
+def _compromise(y: Tensor, empty: Tensor, given: Given) -> Tensor:
+    """Empty sets as n + k dense rows, whose projection knows the compromise."""
+    raw, A, lower, upper, low, high = given
+    batch, n = y.shape[:-1], y.shape[-1]
+    eye = torch.eye(n, dtype=raw.dtype, device=raw.device)
+    take = lambda part, core: part.expand(*batch, *part.shape[-core:])[empty]
+    dense = torch.cat([take(A, 2), take(eye, 2)], dim=-2)
+    bound = lambda part, size, absent: take(raw.new_full((size,), absent) if part is None else part, 1)
+    least = torch.cat([bound(lower, A.shape[-2], -torch.inf), bound(low, n, -torch.inf)], dim=-1)
+    most = torch.cat([bound(upper, A.shape[-2], torch.inf), bound(high, n, torch.inf)], dim=-1)
+    nearest = project_affine(take(raw, 1), dense, least, most, on_infeasible="nearest")
+    return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
 class _Projection(torch.autograd.Function):
@@ -142,7 +233,7 @@ class _Projection(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
         *flat, rounding, tangent = inputs
-        run = solve_or_settle if look_is_free(flat[0]) else solve_without_look
+        run = solve_or_settle if may_look(flat[0]) else solve_without_look
         found = run(*flat, rounding=rounding)
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)

@@ -5,13 +5,15 @@ With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import RankError
-from hardnet.functional.half import working
+from hardnet.modes import may_look, working
+from hardnet.rows import times
 
 REFINEMENTS = 3
 """Each multiplies the residual by about ``cond(A_O) eps``."""
@@ -103,10 +105,10 @@ def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partit
     Returns:
         y ``(*batch, n)``; NaN in the samples whose A_O is singular to rounding.
     """
-    rest = b - matvec(factor.A_predicted, predicted)
-    completed = matvec(factor.inverse, rest)
+    rest = b - times(factor.A_predicted, predicted)
+    completed = times(factor.inverse, rest)
     for _ in range(REFINEMENTS):
-        completed = completed + matvec(factor.inverse, rest - matvec(factor.A_completed, completed))
+        completed = completed + times(factor.inverse, rest - times(factor.A_completed, completed))
     y = in_order(predicted.expand(*completed.shape[:-1], predicted.shape[-1]), completed, partition)
     return torch.where(singular(factor).unsqueeze(-1), torch.nan, y)
 
@@ -128,8 +130,75 @@ def singular(factor: Completion) -> Tensor:
     return ~(factor.condition < limit)
 
 
-def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """``matrix @ vector`` over any batch; one matrix for all samples is one matrix product."""
-    if matrix.dim() == 2:
-        return vector @ matrix.mT
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+Function = Callable[[Tensor, Any], Tensor]
+
+
+class Completed(NamedTuple):
+    """y ``(*batch, n)`` with the gradient of the implicit function, and which samples reached the tolerance."""
+
+    y: Tensor
+    converged: Tensor
+
+
+def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
+    """``d function / d y``, ``(*batch, rows, n)``, sample by sample; differentiable itself."""
+    return _per_sample(torch.func.jacrev(function), y, x)
+
+
+def gradient(function: Function, y: Tensor, x: Any) -> Tensor:
+    """The gradient of a scalar function of one sample, ``(*batch, n)``; differentiable itself."""
+    return _per_sample(torch.func.grad(function), y, x)
+
+
+def join(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
+    """The coordinates in their own order."""
+    order = torch.cat([partition.predicted, partition.completed]).argsort()
+    return torch.cat([predicted, completed], dim=-1).index_select(-1, order)
+
+
+def complete_smooth(
+    z: Tensor, x: Any, equality: Function, partition: Partition, start: Tensor, tolerance: float, iterations: int
+) -> Completed:
+    """Newton on the completed coordinates from `start` ``(*batch, e)``; each sample stops by itself.
+
+    A last Newton step, taken with gradients and a fixed Jacobian, carries the derivative of the implicit function to z
+    and x.
+    """
+    with torch.no_grad():
+        completed = start
+        for _ in range(iterations):
+            y = join(z, completed, partition)
+            residual = equality(y, x)
+            active = residual.abs().amax(dim=-1, keepdim=True) > tolerance
+            if may_look(active) and not bool(active.any()):
+                break
+            step = _solve(jacobian(equality, y, x).index_select(-1, partition.completed), residual)
+            completed = torch.where(active, completed - step, completed)
+        y = join(z, completed, partition)
+        converged = equality(y, x).abs().amax(dim=-1) <= tolerance
+        J = jacobian(equality, y, x).index_select(-1, partition.completed)
+    implicit = completed - _solve(J, equality(join(z, completed, partition), x))
+    return Completed(join(z, implicit, partition), converged)
+
+
+def reduce_gradient(full: Tensor, J: Tensor, partition: Partition) -> Tensor:
+    """The gradient along the equalities, ``g_P - J_P' J_O^-T g_O``, in the predicted coordinates."""
+    own = full.index_select(-1, partition.completed)
+    multiplier = _solve(J.index_select(-1, partition.completed).mT, own)
+    return full.index_select(-1, partition.predicted) - times(J.index_select(-1, partition.predicted).mT, multiplier)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """``matrix^-1 right`` without a look at singular samples, whose answer is not finite."""
+    return torch.linalg.solve_ex(matrix, right.unsqueeze(-1)).result.squeeze(-1)
+
+
+def _per_sample(function: Callable[..., Tensor], y: Tensor, x: Any) -> Tensor:
+    """Map a function of one sample over the batch dimensions of y, and of x where x is a tensor."""
+    batch = y.shape[:-1]
+    if not batch:
+        return function(y, x)
+    mapped = isinstance(x, Tensor)
+    flat = x.expand(*batch, x.shape[-1]).reshape(batch.numel(), -1) if mapped else x
+    result = torch.func.vmap(function, in_dims=(0, 0 if mapped else None))(y.reshape(batch.numel(), -1), flat)
+    return result.reshape(*batch, *result.shape[1:])

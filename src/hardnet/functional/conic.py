@@ -27,11 +27,10 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
-from hardnet.functional.diagnose import find_invalid
-from hardnet.functional.implicit import implicit_vjp
-from hardnet.functional.inputs import broadcast_batch, require_float, require_like
-from hardnet.functional.samples import Policy, look_is_free, refuse, reject
-from hardnet.functional.transforms import outside_compiler, refuse_transforms
+from hardnet.functional.derivatives import implicit_vjp
+from hardnet.functional.samples import Policy, find_invalid, refuse, reject
+from hardnet.modes import may_look, outside_compiler, refuse_transforms
+from hardnet.shapes import broadcast_batch, require_float, require_like
 from hardnet.solvers.blocks import Block, Intervals, Quadratics
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_distance import local_unit
@@ -72,7 +71,7 @@ def project_intersection(
     """
     refuse_transforms("the projection onto a convex set")
     if on_infeasible == "auto":
-        on_infeasible = "raise" if look_is_free(raw) else "nan"
+        on_infeasible = "raise" if may_look(raw) else "nan"
     return _eager_project(raw, blocks, tolerance, on_infeasible, on_invalid)
 
 
@@ -83,6 +82,8 @@ def _project(
     batch, flat, kinds = _flatten(raw, blocks)
     y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, *flat)
     status, residual = status.reshape(batch), residual.reshape(batch)
+    if not bool((status != Status.SOLVED).any()):
+        return y.reshape(*batch, raw.shape[-1])
     if on_invalid == "raise":
         _raise_invalid(raw, blocks, status == Status.INVALID)
     if on_infeasible == "raise":

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.completion import matvec
+from hardnet.rows import times
 from hardnet.solvers.blocks import Block, Quadratics, SecondOrder, SemiDefinite
 
 
@@ -25,7 +25,7 @@ class LinearGauge(NamedTuple):
 
     def __call__(self, v: Tensor) -> Tensor:
         """The gauge of v ``(*batch, k)``: ``(*batch)``."""
-        return matvec(self.D, v).amax(dim=-1)
+        return times(self.D, v).amax(dim=-1)
 
 
 class RootGauge(NamedTuple):
@@ -43,9 +43,9 @@ class RootGauge(NamedTuple):
     def __call__(self, v: Tensor) -> Tensor:
         """The gauge of v ``(*batch, k)``: ``(*batch)``; negative where the ray never leaves the set."""
         t = v @ self.slope
-        r = torch.linalg.vector_norm(matvec(self.root, v), dim=-1)  # its gradient at a double root is zero, not NaN
+        r = torch.linalg.vector_norm(times(self.root, v), dim=-1)  # its gradient at a double root is zero, not NaN
         gap = torch.where(t < 0, r - t, 1)
-        product = matvec(self.K, v).square().sum(dim=-1) - (v @ self.c).square()
+        product = times(self.K, v).square().sum(dim=-1) - (v @ self.c).square()
         return torch.where(t < 0, product / gap, t + r)
 
 

@@ -13,10 +13,12 @@ from hardnet.errors import (
     InfeasibleError,
     UnsupportedSetError,
     name_samples,
+    sample_indices,
     sentence,
 )
-from hardnet.functional.inputs import check_affine
-from hardnet.functional.samples import Policy, look_is_free, sample_indices
+from hardnet.functional.samples import Policy
+from hardnet.modes import may_look
+from hardnet.shapes import check_affine
 from hardnet.solvers.fermi_dirac import Balance, balance_by_newton, balance_by_sweeps, evaluate, newton_step
 from hardnet.solvers.solution import Solution, Status
 
@@ -94,7 +96,7 @@ def linsat(
         solve = balance_by_newton if solver == "newton" else balance_by_sweeps
         solution = solve(balance, scores, tolerance=tolerance, max_iterations=max_iterations)
     y = _with_derivative(balance, scores, solution)
-    if on_invalid == "raise" and look_is_free(y):
+    if on_invalid == "raise" and may_look(y):
         residual = evaluate(balance, scores, solution.dual).residual
         _raise_failures(solution, residual.detach(), encoding.rows, batch)
     return y.reshape(*batch, raw.shape[-1]).to(raw.dtype)

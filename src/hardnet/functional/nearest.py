@@ -1,34 +1,40 @@
-"""The nearest point of a polyhedron: which solver takes which structure, and what it says of its answer.
+"""The nearest point of a polyhedron: which solver takes which structure, and the fixed program for few rows.
 
 box alone                       clamp                         `functional.box`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
-up to 4 rows                    a fixed program               `functional.nearest_few`
+up to 4 rows                    a fixed program               here, by kernels or `functional.nearest_formulas`
 constant rows, many of them     with shared factors           `functional.shared_rows`
 anything else                   the general solver            `functional.polyhedron`
+
+For few rows, with J the active ones (those with a multiplier, and every equality) and g the cotangent of y,
+
+    w = (A_J A_J')^-1 A_J g,   u = g - A_J' w:     raw receives u,  A_J  -dual u' - w y',  the active bounds w.
+
+A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
+the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds. Called
+by the layers `projection` and `cvx`, and by `functional.relaxed`.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.functional import polyhedron
-from hardnet.functional.affine import flatten
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional import nearest_formulas, polyhedron
 from hardnet.functional.box import project_box
-from hardnet.functional.box_rows import MOST_ROWS as MOST_BOX_ROWS
 from hardnet.functional.box_rows import project_box_rows
-from hardnet.functional.half import HALF, narrow
-from hardnet.functional.inputs import check_affine
-from hardnet.functional.nearest_few import MOST_ROWS as MOST_FEW_ROWS
-from hardnet.functional.nearest_few import dispatch, nearest_few
-from hardnet.functional.nearest_plain import Nearest
-from hardnet.functional.samples import keep_value
-from hardnet.functional.transforms import full_precision
-from hardnet.kernels.arguments import well_formed
-from hardnet.modes import may_look, plain
-from hardnet.rows import BoxedRows
+from hardnet.functional.derivatives import keep_value
+from hardnet.functional.nearest_formulas import Nearest
+from hardnet.functional.samples import CHOICES, Gradient, check_options
+from hardnet.kernels.cpu import nearest as cpu
+from hardnet.kernels.gpu import nearest as gpu
+from hardnet.kernels.limits import MOST_BOX_ROWS, MOST_FEW_ROWS
+from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
+from hardnet.rows import Batch, BoxedRows, take_rows, times
 from hardnet.solvers.solution import Status
 
 
@@ -72,10 +78,47 @@ def project_affine(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
-    looks = options.get("on_infeasible") in ("raise", "nearest") and not plain(raw, A)  # refused, or outside the graph
-    if not few or looks or options.get("metric") is not None or options.get("strict"):
+    if not few or options.get("metric") is not None or options.get("strict"):
         return polyhedron.project_affine(raw, A, lower, upper, **options)
-    return _few(raw, A, lower, upper, **options)
+    rows = take_rows(raw, A, lower, upper)
+    if not rows.memory and options.get("on_infeasible") in ("raise", "nearest"):  # refused, or outside the graph
+        return polyhedron.project_affine(raw, A, lower, upper, **options)
+    return _few(raw, A, lower, upper, rows, **options)
+
+
+def nearest_few(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None = None,
+    upper: Tensor | None = None,
+    *,
+    gradient: Gradient = "exact",
+) -> Nearest:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for at most 4 rows, without a look at any value.
+
+    Rows may be dependent, parallel or redundant, of any length, one- or two-sided or equalities. A raw output that
+    violates nothing comes back bit for bit, a sample does not depend on its batch mates, and bad numbers make NaN of
+    their own sample alone. Sums are formed in float64 whatever the dtype.
+
+    Args:
+        raw: ``(B, n)``.
+        A: ``(m, n)`` for all samples, or ``(B, m, n)``.
+        lower: ``(m,)`` or ``(B, m)``; None or -inf where there is no lower bound.
+        upper: Like `lower`; ``lower == upper`` is an equality.
+        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
+            where that pulls it back inside (w_i > 0 above the upper bound, w_i < 0 below the lower one).
+
+    Returns:
+        y (differentiable in all four), dual, status and residual, on the device of raw.
+    """
+    rows = take_rows(raw, A, lower, upper)
+    if raw.shape[:-1] != rows.shape or len(rows.shape) != 1 or A.shape[-2] > MOST_FEW_ROWS:
+        expected = f"raw (B, n) and at most {MOST_FEW_ROWS} rows"
+        raise ShapeError(sentence("raw, A", expected, f"{tuple(raw.shape)} and {tuple(A.shape)}"))
+    check_options(gradient=gradient)
+    if lower is None and upper is None:
+        rows = rows._replace(upper=torch.full_like(rows.A[..., 0].detach(), torch.inf))
+    return _fixed_program(rows, gradient)
 
 
 def _few(
@@ -83,6 +126,7 @@ def _few(
     A: Tensor,
     lower: Tensor | float | None,
     upper: Tensor | float | None,
+    rows: Batch,
     *,
     metric: None = None,
     gradient: str = "exact",
@@ -91,44 +135,110 @@ def _few(
     on_invalid: str = "raise",
 ) -> Tensor:
     """The fixed program; where a look is free, or asked for, the general solver speaks of samples it left open."""
-    polyhedron.check_options(on_infeasible=on_infeasible, on_invalid=on_invalid, gradient=gradient)
-    if well_formed(raw, A, lower, upper, None):  # pyright: ignore[reportArgumentType]
-        found = dispatch(raw, A, lower, upper, gradient == "tangent")  # pyright: ignore[reportArgumentType]
-        return _answer(found, raw, A, lower, upper, on_infeasible, on_invalid)
-    batch, low, high = check_affine(raw, A, lower, upper)
-    if 0 in batch or (low is None and high is None):
-        return raw.expand(*batch, raw.shape[-1])
-    flat: Any = flatten(batch, raw, A, low, high, None)[:4]
-    found = nearest_few(*flat, gradient=gradient)  # pyright: ignore[reportArgumentType]
-    y = found.y.reshape(*batch, raw.shape[-1])
-    y = narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
-    found = found._replace(y=y, status=found.status.reshape(batch))
-    return _answer(found, raw, A, lower, upper, on_infeasible, on_invalid)
-
-
-def _answer(
-    found: Nearest, raw: Tensor, A: Tensor, lower: Any, upper: Any, on_infeasible: str, on_invalid: str
-) -> Tensor:
-    """Y, NaN where it is not solved; raw itself where its equalities hold to rounding already."""
-    bad = (found.status != int(Status.SOLVED)).unsqueeze(-1)
-    if not (may_look(raw) or on_infeasible in ("raise", "nearest")):
-        return torch.where(bad, torch.nan, found.y)
-    y = found.y
-    if bool(bad.any()):
-        policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        y = torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
-    if lower is None or upper is None or not bool((torch.as_tensor(lower) == torch.as_tensor(upper)).any()):
+    given = {"on_infeasible": on_infeasible, "on_invalid": on_invalid, "gradient": gradient}
+    if any(value not in CHOICES[name] for name, value in given.items()):
+        check_options(**given)
+    if rows.trivial:
+        return raw.expand(*rows.shape, raw.shape[-1])
+    found = _fixed_program(rows, gradient)
+    y, bad = found.y, (found.status != int(Status.SOLVED)).unsqueeze(-1)
+    look = may_look(raw) or on_infeasible in ("raise", "nearest")
+    if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
+        # the value of raw, with the derivative of y, which moves along the equalities
+        y = torch.where(_holds(rows) & ~bad, keep_value(y, rows.raw), y)
+    if not look:
+        y = torch.where(bad, torch.nan, y)
+    if rows.raw is not raw:
+        y, bad = y.reshape(*rows.shape, raw.shape[-1]), bad.reshape(*rows.shape, 1)
+        y = narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
+    if not look or not bool(bad.any()):
         return y
-    # the value of raw, with the derivative of y, which moves along the equalities
-    return torch.where(_holds(raw.detach(), A, lower, upper).unsqueeze(-1), keep_value(y, raw), y)
+    policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+    return torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
 
 
-def _holds(raw: Tensor, A: Tensor, lower: Any, upper: Any) -> Tensor:
-    """Whether every row holds at raw to rounding of its terms ``|a||raw| + |bound|``: ``(*batch)``."""
-    point, rows = raw.double(), A.detach().double()
-    low, high = (torch.as_tensor(side, dtype=point.dtype, device=point.device) for side in (lower, upper))
-    product = (rows @ point.unsqueeze(-1)).squeeze(-1)
+def _holds(rows: Batch) -> Tensor:
+    """Whether every row holds at raw to rounding of its terms ``|a||raw| + |bound|``: ``(B, 1)``."""
+    point, A, low, high = (part.detach().double() for part in rows[:4] if part is not None)
+    product = times(A, point)
     target = product.clamp(low, high)
-    length = torch.linalg.vector_norm(rows, dim=-1) * torch.linalg.vector_norm(point, dim=-1, keepdim=True)
-    rounding = 4 * torch.finfo(raw.dtype).eps
-    return ((product - target).abs() <= rounding * (length + target.abs())).all(-1)
+    length = torch.linalg.vector_norm(A, dim=-1) * torch.linalg.vector_norm(point, dim=-1, keepdim=True)
+    rounding = 4 * torch.finfo(rows.raw.dtype).eps
+    return ((product - target).abs() <= rounding * (length + target.abs())).all(-1, keepdim=True)
+
+
+def _fixed_program(rows: Batch, gradient: str) -> Nearest:
+    """The nearest point by kernels where they take these rows, else by the formulas; no look at any value."""
+    tangent = gradient == "tangent"
+    for backend in (cpu, gpu):
+        if backend.takes(rows):
+            return by_kernel(rows, tangent, backend)
+    around = mode() if tangent else "eager"
+    if around == "forward":
+        remedy = "use gradient='exact', or reverse mode"
+        raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
+    return nearest_formulas.nearest(*rows[:4], tangent and around != "export")
+
+
+def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
+    """The same as `nearest_formulas.nearest`, for rows that the backend takes: one pass each way.
+
+    Args:
+        rows: The record of the call.
+        tangent: Whether raw gets back what would pull it inside.
+        backend: A module with `forward` and `backward`.
+    """
+    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4]):
+        y, dual, status, residual = NearestByKernel.apply(*rows[:4], tangent, backend)  # pyright: ignore[reportGeneralTypeIssues]
+    else:
+        y, dual, status, residual = backend.forward(rows)
+    return Nearest(y, dual, status.squeeze(-1).to(torch.int8), residual.squeeze(-1))
+
+
+class NearestByKernel(torch.autograd.Function):
+    """y, and without derivative dual, status and residual; keeps them beside the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """One pass; what differentiates or maps the gradient goes through the formulas."""
+        *numbers, ctx.tangent, ctx.backend = inputs
+        y, dual, status, residual = ctx.backend.forward(Batch(*numbers))
+        ctx.save_for_backward(*numbers, y, dual, status)
+        ctx.mark_non_differentiable(dual, status, residual)
+        ctx.set_materialize_grads(False)
+        return y, dual, status, residual
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of raw, A, lower and upper, which may themselves be differentiated or mapped."""
+        raw, A, lower, upper, *found = ctx.saved_tensors
+        gradient, needs = gradients[0], ctx.needs_input_grad
+        if gradient is None:
+            return (None,) * 6
+        if torch.is_grad_enabled() or not plain(gradient):
+            return *_through_formulas(gradient, (raw, A, lower, upper), needs, ctx.tangent), None, None
+        grads = ctx.backend.backward(gradient, Batch(raw, A, lower, upper), tuple(found), needs[1], ctx.tangent)
+        bounds = (
+            grad.sum(0) if needed and bound.dim() == 1 else grad if needed else None
+            for grad, bound, needed in zip(grads[2:], (lower, upper), needs[2:4], strict=True)
+        )
+        return grads[0], grads[1], *bounds, None, None
+
+
+def _through_formulas(
+    gradient: Tensor, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], tangent: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients by differentiating the plain formulas, with a graph of their own if one is asked for."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        parts = [
+            part if again or part is None else part.detach().requires_grad_(needed)
+            for part, needed in zip(inputs, needs, strict=False)
+        ]
+        raw, A, lower, upper = parts
+        y = nearest_formulas.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
+        wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
+        found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
+    return tuple(
+        next(found) if part is not None and needed else None for part, needed in zip(parts, needs, strict=False)
+    )

@@ -13,28 +13,31 @@ fixed program of `hardnet.functional.polyhedron_fixed`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import OptionError, UnsupportedSetError, sentence
-from hardnet.functional.half import HALF, narrow
-from hardnet.functional.inputs import check_affine
-from hardnet.functional.polyhedron_errors import raise_infeasible, raise_invalid, warn_not_converged
+from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.polyhedron_fixed import FixedSolution, project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
-from hardnet.functional.samples import look_is_free
+from hardnet.functional.samples import (
+    Gradient,
+    Infeasible,
+    Policy,
+    check_options,
+    raise_bad_numbers,
+    raise_infeasible,
+    warn_not_converged,
+)
 from hardnet.functional.shared_rows import rows_for
-from hardnet.functional.transforms import exporting, outside_compiler
-from hardnet.modes import forward_mode, transformed
+from hardnet.modes import HALF, may_look, mode, narrow, outside_compiler
+from hardnet.shapes import check_affine
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
-POLICIES = ("auto", "raise", "nearest", "nan")
-CHOICES = {"on_infeasible": POLICIES, "on_invalid": ("raise", "nan"), "gradient": ("exact", "tangent")}
 LOOSE = 1e-9
 """The residual above which an answer that nobody may look at is NaN (and 64 roundings of a narrower dtype)."""
 
@@ -46,10 +49,10 @@ def project_affine(
     upper: Tensor | float | None = None,
     *,
     metric: Tensor | None = None,
-    gradient: Literal["exact", "tangent"] = "exact",
+    gradient: Gradient = "exact",
     strict: bool = False,
-    on_infeasible: Literal["auto", "raise", "nearest", "nan"] = "auto",
-    on_invalid: Literal["raise", "nan"] = "raise",
+    on_infeasible: Infeasible = "auto",
+    on_invalid: Policy = "raise",
     shared: SharedRows | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
@@ -94,13 +97,6 @@ def project_affine(
     return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
 
 
-def check_options(**options: str) -> None:
-    """Refuse a value that an option does not take."""
-    for name, value in options.items():
-        if value not in CHOICES[name]:
-            raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(value)))
-
-
 def solve_affine(
     raw: Tensor,
     A: Tensor,
@@ -136,9 +132,8 @@ def _route(
     on_invalid: str,
 ) -> Tensor:
     """Who projects: the fixed program wherever operations are recorded or transformed, else the solver."""
-    compiling, asked = torch.compiler.is_compiling(), on_infeasible in ("raise", "nearest")
-    plain = compiling or transformed() or forward_mode() or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
-    if plain and not (compiling and asked and not exporting()):
+    around, asked = mode(), on_infeasible in ("raise", "nearest")
+    if around != "eager" and not (around == "compile" and asked):
         if on_infeasible == "nearest":
             remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
             raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
@@ -165,7 +160,7 @@ def _project(
     on_invalid: str,
 ) -> Tensor:
     """Solve, then raise or warn for the samples without an answer where a look is possible."""
-    look = look_is_free(raw) or on_infeasible in ("raise", "nearest")
+    look = may_look(raw) or on_infeasible in ("raise", "nearest")
     shared = rows_for(raw, A, lower, upper, shared, look)
     y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
     y = narrow(y, raw.dtype, on_invalid)
@@ -173,7 +168,7 @@ def _project(
         return _without_a_look(y, status, residual)
     if bool((status != Status.SOLVED).any()):
         if on_invalid == "raise":
-            raise_invalid(raw, A, lower, upper, status == Status.INVALID)
+            raise_bad_numbers(raw, A, lower, upper, status == Status.INVALID)
         if on_infeasible in ("auto", "raise"):
             raise_infeasible(status == Status.INFEASIBLE, dual)
         warn_not_converged(status == Status.NOT_CONVERGED, residual)

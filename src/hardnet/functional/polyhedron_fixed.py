@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.samples import keep_value
-from hardnet.functional.transforms import exporting
+from hardnet.functional.derivatives import keep_value
+from hardnet.modes import mode
+from hardnet.rows import times
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
-from hardnet.solvers.optimality import SOLVED
 from hardnet.solvers.orthogonal import EPS, FAR
-from hardnet.solvers.problem import FEASIBLE
+from hardnet.solvers.problem import FEASIBLE, SOLVED
 from hardnet.solvers.solution import Status
 
 
@@ -60,11 +60,11 @@ def project_fixed(
     valid = _valid(*(part.detach() for part in wide))
     problem = _scale(*_harmless(valid, *wide))
     raw_, A_, low, high = (part.detach() for part in problem[:4])
-    product = _times(A_, raw_)
+    product = times(A_, raw_)
     nearest = torch.minimum(low.abs(), high.abs())
     slack = FEASIBLE * (torch.linalg.vector_norm(raw_, dim=-1, keepdim=True) + _finite(nearest))
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
-    pivots = compiled_pivots if torch.compiler.is_compiling() and not exporting() else fixed_pivots
+    pivots = compiled_pivots if mode() == "compile" else fixed_pivots
     found = pivots(A_ @ A_.mT, product, low, high, slack, steps_for(m, n) if steps is None else steps)
     y, dual = _on_active(problem, found.side, found.inverse)
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
@@ -140,25 +140,25 @@ def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor,
     K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
     y, dual = problem.raw, torch.zeros_like(bound)
     for _ in range(2):
-        step = _solve(K, _times(rows, y) - bound, inverse)
-        y, dual = y - _times(rows.mT, step), dual + step
+        step = _solve(K, times(rows, y) - bound, inverse)
+        y, dual = y - times(rows.mT, step), dual + step
     return y, dual
 
 
 def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
     """``K^-1 right``; for export, whose formats know no factorisation, by the inverse of the pivots, refined twice."""
-    if not exporting():
+    if mode() != "export":
         return torch.linalg.solve_ex(K, right.unsqueeze(-1)).result.squeeze(-1)
-    found = _times(inverse, right)
+    found = times(inverse, right)
     for _ in range(2):
-        found = found + _times(inverse, right - _times(K, found))
+        found = found + times(inverse, right - times(K, found))
     return found
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
-    """As `hardnet.solvers.optimality.kkt_residual`, for unit rows."""
-    stationarity = (y - raw + _times(A.mT, dual)).abs().amax(-1)
-    product = _times(A, y)
+    """As `hardnet.solvers.problem.kkt_residual`, for unit rows."""
+    stationarity = (y - raw + times(A.mT, dual)).abs().amax(-1)
+    product = times(A, y)
     missed = (product - torch.minimum(torch.maximum(product + dual, lower), upper)).abs().amax(-1)
     return torch.maximum(stationarity, missed) / y.abs().amax(-1).clamp_min(1.0)
 
@@ -167,7 +167,7 @@ def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tenso
     """Farkas: ``A'ray = 0`` while ``sum(upper ray+) - sum(lower ray-) < 0`` contradicts every y: ``(*batch)``."""
     bound = torch.where(ray > 0, upper, lower)
     value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
-    leak = _times(A.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
+    leak = times(A.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
     return value < -FAR * leak * (1 + y.abs().amax(-1))
 
 
@@ -175,10 +175,6 @@ def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
     status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
-
-
-def _times(A: Tensor, vector: Tensor) -> Tensor:
-    return (A @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _finite(bound: Tensor) -> Tensor:

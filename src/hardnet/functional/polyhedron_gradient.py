@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.functional.implicit import implicit_vjp, masked_vjp
-from hardnet.kernels.arguments import MOST_ON_CHIP, REALS
+from hardnet.functional.derivatives import implicit_vjp, masked_vjp
+from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.modes import plain
+from hardnet.rows import REALS
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.problem import align, multiply
+from hardnet.solvers.problem import align, exponent, multiply, shift, shift_rows
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
-from hardnet.solvers.units import exponent, shift, shift_rows
 
 RANK = 1e-10
 """Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""

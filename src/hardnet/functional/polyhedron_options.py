@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConvergenceError, OptionError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.inputs import require_like
+from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron_fixed import within_unit_rows
-from hardnet.functional.samples import keep_value, look_is_free, refuse
-from hardnet.functional.strict import MARGINS, inset, tightened, uncertain
-from hardnet.modes import forward_mode
+from hardnet.functional.samples import refuse
+from hardnet.functional.strict import MARGINS, tighten
+from hardnet.modes import may_look, mode
+from hardnet.shapes import require_like
 
 INSETS = (*MARGINS, 8192.0, 65536.0)
 """Distance to the bound tried in turn, in roundings of the row; the last are beyond the tolerance of the solver."""
@@ -66,7 +67,7 @@ def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
 
 
 def _refuse_metric(metric: Tensor, bad: Tensor) -> None:
-    if look_is_free(metric) and bool(bad.any()):
+    if may_look(metric) and bool(bad.any()):
         got = "one that is not, or NaN"
         raise OptionError(sentence("metric", "positive numbers or a positive definite matrix", got))
 
@@ -98,7 +99,7 @@ class _Tangent(torch.autograd.Function):
 
 def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> Tensor:
     """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always."""
-    if forward_mode():
+    if mode() == "forward":
         remedy = "use gradient='exact', or reverse mode"
         raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
     return _Tangent.apply(y, raw.expand_as(y), *_violated(y, raw, A, lower, upper))  # pyright: ignore[reportReturnType]
@@ -131,25 +132,14 @@ def hold_exactly(y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Proj
     if y.dtype not in (torch.float32, torch.float64):
         remedy = "project in float32 and round yourself"
         raise OptionError(sentence("strict", "outputs of float32 or float64", y.dtype, remedy))
-    with torch.no_grad():
-        shape, (m, n) = y.shape, A.shape[-2:]
-        rows = A.detach().double().expand(*shape[:-1], m, n).reshape(-1, m, n)
-        low, high = (
-            None if bound is None else bound.detach().double().expand(*shape[:-1], m).reshape(-1, m)
-            for bound in (lower, upper)
-        )
-        exact = y.detach().reshape(-1, n)
-        for margin in INSETS:
-            open_ = uncertain(exact, rows, low, high, margin).any(-1, keepdim=True)
-            if look_is_free(y) and not bool(open_.any()):
-                break
-            wide = exact.double()
-            bounds = tightened(low, high, inset(wide, rows, y.dtype, margin))
-            moved = project(wide, rows, *bounds).to(y.dtype)
-            exact = torch.where(open_ & moved.isfinite(), moved, exact)
-        lost = uncertain(exact, rows, low, high, INSETS[0]).any(-1)
-        if look_is_free(y):
-            text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
-            refuse(lost.view(shape[:-1]), ConvergenceError, text)
-        exact = torch.where(lost.unsqueeze(-1), torch.nan, exact).view(shape)
-    return keep_value(y, exact) if y.requires_grad else exact
+    shape, (m, n) = y.shape, A.shape[-2:]
+    rows = A.detach().expand(*shape[:-1], m, n).reshape(-1, m, n)
+    low, high = (
+        None if bound is None else bound.detach().expand(*shape[:-1], m).reshape(-1, m) for bound in (lower, upper)
+    )
+    onto = lambda point, least, most: project(point, rows.double(), least, most)
+    exact = tighten(y.reshape(-1, n), (rows, low, high), onto, y.dtype, INSETS).view(shape)
+    if may_look(y):
+        text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
+        refuse((exact.isnan() & ~y.isnan()).any(-1), ConvergenceError, text)
+    return exact

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleError, ShapeError, sentence
-from hardnet.functional.inputs import broadcast_batch, check_number, require_float, require_like
-from hardnet.functional.samples import Policy, keep_value, look_is_free, refuse, reject
-from hardnet.functional.transforms import exporting, forward_mode, transformed
+from hardnet.functional.derivatives import keep_value
+from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.modes import may_look, mode
+from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.blocks import convex
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
 
@@ -56,10 +57,10 @@ def project_quadratic(
     """
     r = _check(raw, P, q, r)
     spectrum = diagonalize(P) if factor is None else factor
-    if torch.compiler.is_compiling() or exporting() or transformed() or forward_mode():
+    if mode() != "eager":
         return _plain(raw, P, q, r, spectrum)
     y, empty = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
-    if look_is_free(y) and bool(y.isnan().any()):
+    if may_look(y) and bool(y.isnan().any()):
         _diagnose(raw, q, r, spectrum, y, empty, (on_infeasible, on_invalid))
     return y
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, InfeasibleError, OptionError, name_samples, sentence
+from hardnet.errors import ConvergenceError, InfeasibleError, OptionError, name_samples, sample_indices, sentence
+from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows
-from hardnet.functional.samples import Policy, keep_value, refuse, sample_indices
-from hardnet.functional.transforms import full_precision, outside_compiler, refuse_transforms
-from hardnet.modes import may_look
+from hardnet.functional.samples import Policy, refuse
+from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.rows import BoxedRows
 from hardnet.solvers.problem import multiply
 from hardnet.solvers.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle

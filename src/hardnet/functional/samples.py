@@ -1,25 +1,50 @@
-"""Bad samples: NaN for these alone; then, where a look is free, the error that names them."""
+"""Bad samples: NaN for these alone; then, where a look is free, the error that says which, why, and what would work.
+
+Called by every function of this room after its answer, and by layers in plain torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
-from hardnet.errors import Defect, SampleError, in_samples
-from hardnet.modes import may_look
+from hardnet.errors import (
+    CROSSED,
+    DEPENDENT,
+    NO_LOWER_BOUND,
+    NO_UPPER_BOUND,
+    NOT_FINITE,
+    ZERO_ROW,
+    Defect,
+    HardNetError,
+    InfeasibleError,
+    NotConvergedWarning,
+    OptionError,
+    SampleError,
+    in_samples,
+    name_samples,
+    sample_indices,
+    sentence,
+)
 
 Policy = Literal["raise", "nan"]
 """What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
+Infeasible = Literal["auto", "raise", "nearest", "nan"]
+"""What an empty set gives; ``"auto"`` raises in eager mode on a CPU and is NaN elsewhere."""
+Gradient = Literal["exact", "tangent"]
+"""What raw receives: the derivative, or also what would pull a violated row back inside."""
+CHOICES = {"on_infeasible": get_args(Infeasible), "on_invalid": get_args(Policy), "gradient": get_args(Gradient)}
 
-look_is_free = may_look
 
-
-def sample_indices(bad: Tensor) -> list[object]:
-    """The indices of the bad samples of a mask ``(*batch)``: ints for one batch dimension, else tuples."""
-    index = bad.nonzero().tolist()
-    return [entry[0] if len(entry) == 1 else tuple(entry) for entry in index]
+def check_options(**options: str) -> None:
+    """Refuse a value that an option does not take."""
+    for name, value in options.items():
+        if value not in CHOICES[name]:
+            raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(value)))
 
 
 def refuse(bad: Tensor, error: Callable[..., SampleError], text: str) -> None:
@@ -35,6 +60,95 @@ def reject(bad: Tensor, defect: Defect, name: str, got: str | None = None) -> No
         raise defect.of(name, got, sample_indices(bad) if bad.dim() else [])
 
 
-def keep_value(y: Tensor, value: Tensor) -> Tensor:
-    """The bits of `value` with the gradient of y."""
-    return value.detach() + (y - y.detach())
+class Finding(NamedTuple):
+    """A defect of the argument `name` in the samples of the mask `bad` ``(*batch)`` or ``()``; `got` in words."""
+
+    defect: Defect
+    name: str
+    bad: Tensor
+    got: str | None = None
+
+    def error(self, index: Callable[[Tensor], list[object]] = sample_indices) -> HardNetError:
+        """The error, with samples named by `index`; none where one number is shared by all."""
+        return self.defect.of(self.name, self.got, index(self.bad) if self.bad.dim() else [])
+
+
+def find_invalid(raw: Tensor, A: Tensor | None, lower: Tensor | None, upper: Tensor | None) -> Iterator[Finding]:
+    """What is wrong with the numbers of ``lower <= A y <= upper`` (A None: the identity): each kind once, in order."""
+    for name, tensor, core in (("raw", raw, 1), ("A", A, 2)):
+        if tensor is not None and not bool(tensor.isfinite().all()):
+            yield Finding(NOT_FINITE, name, ~tensor.isfinite().flatten(tensor.dim() - core).all(-1))
+    for name, bound, wrong, defect in (
+        ("lower", lower, torch.inf, NO_LOWER_BOUND),
+        ("upper", upper, -torch.inf, NO_UPPER_BOUND),
+    ):
+        if bound is not None and (bad := bound.isnan() | (bound == wrong)).any():
+            yield Finding(defect, name, bad.any(-1), f"{bound[bad][0].item():+}")
+    if lower is not None and upper is not None and (bad := lower > upper).any():
+        excess = torch.where(bad, lower - upper, 0).max().item()
+        got = f"lower > upper by up to {excess:.3g} in row(s) {name_samples(rows_of(bad))}"
+        yield Finding(CROSSED, "lower, upper", bad.any(-1), got)
+
+
+def find_dependent(A: Tensor) -> Finding:
+    """Why rows of a finite A ``(*batch, m, n)`` have no pseudo-inverse: zero rows, dependent rows, or nearly so."""
+    lengths = torch.linalg.vector_norm(A.double(), dim=-1)
+    if (zero := lengths == 0).any():
+        return Finding(ZERO_ROW, "A", zero.any(-1), f"row(s) {name_samples(rows_of(zero))} of zeros")
+    smallest = torch.linalg.svdvals(A.double() / lengths.unsqueeze(-1))[..., -1]
+    bad = smallest < 64 * A.shape[-1] * torch.finfo(A.dtype).eps
+    size = f"smallest singular value {smallest.min().item():.2g}"
+    if not bad.any():  # not dependent, yet no answer: the worst sample is named
+        return Finding(DEPENDENT, "A", smallest <= smallest.min(), f"{size}, beyond {A.dtype}")
+    return Finding(DEPENDENT, "A", bad, f"{DEPENDENT.got}, {size}")
+
+
+def raise_invalid(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, batch: torch.Size) -> None:
+    """Raise the error of the first kind of bad number found in raw, A, the bounds, or the rank of A, if any."""
+    finding = next(find_invalid(raw, A, lower, upper), None)
+    raise (find_dependent(A) if finding is None else finding).error(lambda bad: _indices(bad, batch))
+
+
+def rows_of(bad: Tensor) -> list[int]:
+    """The rows of a mask ``(*batch, m)`` that are bad in some sample."""
+    return sorted({int(index[-1]) for index in bad.nonzero()})
+
+
+def _indices(bad: Tensor, batch: torch.Size) -> list[object]:
+    """The samples of a mask over the flattened batch: ints for one batch dimension, tuples for several."""
+    return [_index(int(flat), batch) for flat in bad.nonzero().squeeze(-1)] if batch else []
+
+
+def _index(flat: int, batch: torch.Size) -> object:
+    """The index of a sample of the flattened batch."""
+    return flat if len(batch) == 1 else tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), batch))
+
+
+def raise_bad_numbers(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, bad: Tensor) -> None:
+    """Raise for the samples of the mask `bad` ``(*batch)`` what is wrong with their numbers, if there are any."""
+    if not bool(bad.any()):
+        return
+    for finding in find_invalid(raw, A, lower, upper):
+        reject(bad & finding.bad, finding.defect, finding.name, finding.got)
+    reject(bad, CROSSED, "lower, upper")
+
+
+def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y <= upper is empty:") -> None:
+    """Raise for the samples of the mask `bad` ``(*batch)``, naming the rows of their certificates ``(*batch, m)``."""
+    if not bool(bad.any()):
+        return
+    samples = sample_indices(bad)
+    rows = [one.nonzero().squeeze(-1).tolist() for one in certificate[bad]]
+    text = f"{what} rows {name_samples(rows[0])} contradict each other"
+    where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if bad.dim() else ""
+    raise InfeasibleError(f"{text}{where}; pass on_infeasible='nearest' for a compromise, or 'nan'", samples, rows)
+
+
+def warn_not_converged(bad: Tensor, residual: Tensor) -> None:
+    """Warn once about the samples of the mask `bad` ``(*batch)``, if there are any."""
+    if bool(bad.any()):
+        samples = name_samples(sample_indices(bad)) if bad.dim() else "the only one"
+        worst = residual[bad].max().item()
+        warnings.warn(
+            f"projection stopped at residual {worst:.1e} in sample {samples}", NotConvergedWarning, stacklevel=4
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import MOST_ON_CHIP
+from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.solvers.shared_factor import SharedRows, prepare
 
 LEAST_ROWS = 16

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.box_rows import solve_eagerly
-from hardnet.functional.inputs import check_number, require_float
-from hardnet.functional.samples import Policy, keep_value, look_is_free, reject
-from hardnet.kernels.arguments import plain
+from hardnet.functional.derivatives import keep_value
+from hardnet.functional.samples import Policy, reject
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.solvers.box_rows import flatten
+from hardnet.modes import may_look, plain
+from hardnet.shapes import check_number, require_float
 
 
 def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Policy = "raise") -> Tensor:
@@ -31,7 +31,7 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
     y = (_by_compiled_code(raw, wanted) if compiled else _by_sorting(raw, exact, wanted)).to(raw.dtype)
     bad = ~((wanted >= 0) & wanted.isfinite() & raw.isfinite().all(-1))
     y = torch.where(bad.unsqueeze(-1), torch.nan, y)
-    if on_invalid == "raise" and look_is_free(y):
+    if on_invalid == "raise" and may_look(y) and bool(bad.any()):
         reject(bad & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
         reject(bad, NEGATIVE, "total")
     return y
@@ -41,9 +41,7 @@ def _by_compiled_code(raw: Tensor, wanted: Tensor) -> Tensor:
     """The box ``[0, inf)`` and a row of ones, in O(n)."""
     n, aim = raw.shape[-1], wanted.unsqueeze(-1)
     box = raw.new_zeros(n), raw.new_full((n,), torch.inf)
-    batch, flat = flatten(raw, raw.new_ones(1, n), aim, aim, *box)
-    y, _ = solve_eagerly(flat, torch.finfo(raw.dtype).eps)
-    return y.reshape(*batch, n)
+    return solve_eagerly(raw, raw.new_ones(1, n), aim, aim, *box)
 
 
 def _by_sorting(raw: Tensor, exact: Tensor, wanted: Tensor) -> Tensor:

@@ -25,14 +25,6 @@ class Step(NamedTuple):
     fixed: slice
 
 
-def right_hand_sides(constants: Tensor, mix: Tensor) -> Tensor:
-    """``mix constants`` ``(*batch, r)``, where an infinite constant (an absent bound) makes its rows infinite."""
-    finite = constants.isfinite()
-    right = torch.where(finite, constants, 0) @ mix.mT
-    absent = (~finite).to(constants.dtype) @ mix.abs().mT > 0
-    return torch.where(absent, torch.inf, right)
-
-
 def clamp_in_order(raw: Tensor, body: Tensor, right: Tensor, steps: Sequence[Step]) -> Tensor:
     """``y_i = min(max(raw_i, lower bounds), upper bounds)``, each bound an affine function of the y before i.
 

@@ -1,23 +1,31 @@
-"""Feasibility in exact arithmetic: rows that hold for the very floating-point numbers that are returned.
+"""Rows judged at the very numbers that are returned: to rounding, or in exact arithmetic (``strict=True``).
 
 A product ``a'y`` of n terms computed in float64 is off by at most ``(n + 2) eps |a|'|y|``. A row is certain where the
-computed product keeps that distance from its bounds. Samples with an uncertain row are moved inward by a few
-roundings of the output dtype, by the closed form itself on the tightened bounds, until they are certain. A row
-narrower than that (an equality) has no room: it is set to its middle, and `rounding_bound` says how exact it is.
+computed product keeps that distance from its bounds. Samples with an uncertain row are moved inward by a few roundings
+of the output dtype, by their own projection onto tightened bounds, until they are certain. A row narrower than that (an
+equality) has no room: it is set to its middle, and `rounding_bound` says how exact it is. Called by the functions that
+take `strict`, and by layers that verify their answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_factors import by_qr
-from hardnet.functional.affine_formulas import signed_violation, times
-from hardnet.functional.affine_formulas import times_transposed as times_t
-from hardnet.functional.inputs import check_affine
+from hardnet.functional.derivatives import keep_value
+from hardnet.modes import may_look
+from hardnet.rows import times
+from hardnet.shapes import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)
 """Distance to the bound tried in turn, in roundings of the row."""
+ROUNDINGS = 8
+"""Roundings, relative to the size of its terms, that a row may be off: half of what the certificate allows, since a sum
+of n terms in float64 is itself off by about the root of n roundings."""
+
+Bound = Tensor | None
 
 
 def rounding_bound(
@@ -35,8 +43,7 @@ def rounding_bound(
     """
     _, lower, upper = check_affine(y, A, lower, upper)
     A, y = A.detach().double(), y.detach().double()
-    product = (A @ y.unsqueeze(-1)).squeeze(-1)
-    error = product_error((A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1), A.shape[-1])
+    product, error = times(A, y), product_error(times(A.abs(), y.abs()), A.shape[-1])
     over = torch.zeros_like(product) if upper is None else (product + error - upper).clamp_min(0)
     under = torch.zeros_like(product) if lower is None else (lower - product + error).clamp_min(0)
     return torch.maximum(over, under)
@@ -48,30 +55,38 @@ def product_error(size: Tensor, n: int) -> Tensor:
     return torch.where(size > 0, (n + 4) * limits.eps * size + limits.tiny, 0)
 
 
-def tighten(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Y ``(B, n)`` with its wide rows certain; NaN for a sample where none of the margins made them so.
+def tighten(
+    y: Tensor,
+    rows: tuple[Tensor, Bound, Bound],
+    project: Callable[[Tensor, Bound, Bound], Tensor],
+    dtype: torch.dtype,
+    margins: tuple[float, ...] = MARGINS,
+) -> Tensor:
+    """Y ``(B, n)`` in `dtype` with its wide rows certain; NaN for a sample where none of the margins made them so.
 
     The correction is a few roundings long and is left out of the derivative. A certain sample keeps its bits.
+
+    Args:
+        y: ``(B, n)``.
+        rows: A ``(m, n)``, ``(1, m, n)`` or ``(B, m, n)``, lower and upper that broadcast with ``(B, m)``, or None.
+        project: ``(point, lower, upper) -> point`` in float64, onto these rows with other bounds.
+        dtype: That of the answer.
+        margins: Roundings of a row, tried in turn.
     """
     with torch.no_grad():
-        rows = A.detach().double()
-        low, high = (None if bound is None else bound.detach().double() for bound in (lower, upper))
-        P = by_qr(rows, rows.dtype)
-        exact = y.detach()
-        for margin in MARGINS:
-            exact = _inward(exact, rows, low, high, P, margin)
-        open_ = uncertain(exact, rows, low, high, MARGINS[-1]).any(-1, keepdim=True)
-        exact = torch.where(open_, torch.nan, exact)
-    return y + (exact - y.detach()) if y.requires_grad else exact
-
-
-def _inward(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, P: Tensor, margin: float) -> Tensor:
-    """One correction of the samples that have an uncertain row, onto bounds tightened by `margin` roundings."""
-    wide = y.double()
-    target = tightened(low, high, inset(wide, A, y.dtype, margin))
-    step = times_t(P, signed_violation(times(A, wide), *target))
-    open_ = uncertain(y, A, low, high, margin).any(-1, keepdim=True)
-    return torch.where(open_, (wide + step).to(y.dtype), y)
+        A, low, high = (None if part is None else part.detach().double() for part in rows)
+        assert A is not None
+        exact = y.detach().to(dtype)
+        for margin in margins:
+            open_ = uncertain(exact, A, low, high, margin).any(-1, keepdim=True)
+            if may_look(y) and not bool(open_.any()):
+                break
+            wide = exact.double()
+            moved = project(wide, *tightened(low, high, inset(wide, A, dtype, margin))).to(dtype)
+            exact = torch.where(open_ & moved.isfinite(), moved, exact)
+        lost = uncertain(exact, A, low, high, margins[0]).any(-1, keepdim=True)
+        exact = torch.where(lost, torch.nan, exact)
+    return keep_value(y, exact) if y.requires_grad else exact
 
 
 def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
@@ -80,7 +95,7 @@ def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
     return margin * torch.finfo(dtype).eps * size + 4 * product_error(size, A.shape[-1])
 
 
-def tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def tightened(low: Bound, high: Bound, inset: Tensor) -> tuple[Bound, Bound]:
     """The bounds moved inward by `inset`; both the middle where there is no room between them."""
     if low is None or high is None:
         return None if low is None else low + inset, None if high is None else high - inset
@@ -88,8 +103,8 @@ def tightened(low: Tensor | None, high: Tensor | None, inset: Tensor) -> tuple[T
     return torch.where(narrow, middle, low + inset), torch.where(narrow, middle, high - inset)
 
 
-def uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, margin: float) -> Tensor:
-    """Rows ``(B, m)`` that have room for the margin and are not certain to hold."""
+def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound, margin: float) -> Tensor:
+    """Rows ``(B, m)`` that have room for the margin and are not certain to hold at y, in the dtype of y."""
     wide = y.double()
     # three times the error: certain also to whoever sums in another order
     product, error = times(A, wide), 3 * product_error(times(A.abs(), wide.abs()), A.shape[-1])
@@ -98,3 +113,27 @@ def uncertain(y: Tensor, A: Tensor, low: Tensor | None, high: Tensor | None, mar
     if low is None or high is None:
         return over | under
     return (over | under) & (high - low >= 2 * inset(wide, A, y.dtype, margin))
+
+
+def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
+    """Whether some row of ``lower <= A y <= upper`` is off by more than rounding, ``(*batch)``; False for inf or NaN.
+
+    Args:
+        y: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)`` or ``(*batch, m)``, or None.
+        upper: Like `lower`.
+        eps: The rounding of y's dtype, or of coarser numbers that the rows are given in.
+    """
+    with torch.no_grad():
+        wide, A = y.double(), A.double()
+        product, size, unit = times(A, wide), times(A.abs(), wide.abs()), eps * A.abs().sum(dim=-1)
+        holds = torch.ones(product.shape[:-1], dtype=torch.bool, device=y.device)
+        for bound, sign in ((upper, 1), (lower, -1)):
+            if bound is not None:
+                excess = sign * (product - bound.double())
+                known = torch.where(bound.isfinite(), bound.double().abs(), 0)
+                # relative to a bound of 0 nothing is small, so that an output counts as one rounding of 1 at least
+                terms = torch.maximum(size, torch.where(bound == 0, unit, known))
+                holds = holds & (excess <= ROUNDINGS * eps * terms).all(dim=-1)
+        return ~holds & y.isfinite().all(dim=-1)

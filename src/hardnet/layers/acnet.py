@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
-from hardnet.functional.verification import beyond_rounding
+from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import (
     choose_columns,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
-from hardnet.functional.half import HALF, narrow, widen, working
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
+from hardnet.modes import GRAPHS, HALF, mode, narrow, widen, working
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.constants import Constants
 
@@ -49,6 +49,9 @@ class Layer(nn.Module):
     """Whether a raw output already in C(x) is returned unchanged, bit for bit."""
     differentiable_numbers: ClassVar[bool] = True
     """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""
+
+    _place: tuple[torch.dtype, torch.device] | None = None
+    """Dtype and device of the raw outputs that the constants of the set follow; None where they may have moved."""
 
     options: Any  # each layer states its own record
     """The options of this layer, as they were given or by default."""
@@ -89,6 +92,7 @@ class Layer(nn.Module):
 
     def refresh(self) -> None:
         """Call `refactor`, unless numbers of the set are on the meta device or not filled yet: a load brings them."""
+        self._place = None
         meta = any(number.is_meta for number in self.constraint.buffers())
         if not meta and not any(isinstance(part, Constants) and part.empty for part in self.modules()):
             with torch.device("cpu"):  # whatever the default device is; tables follow the device of the set
@@ -128,8 +132,10 @@ class Layer(nn.Module):
         Half precision is enforced in float32, and y rounded to the dtype of raw; under autocast y stays in float32.
         Constants that were written as lists follow raw, together with what is kept of them.
         """
-        if not torch.compiler.is_compiling() and self.constraint.follow(raw):
-            self._follow(raw)
+        if self._place != (raw.dtype, raw.device) and mode() not in GRAPHS:
+            if self.constraint.follow(raw):
+                self._follow(raw)
+            self._place = (raw.dtype, raw.device)
         if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
             with torch.autocast(raw.device.type, enabled=False):
                 return self.enforce(widen(raw), widen(x))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.generators import cone_generators
-from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee
 from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows, refuse_other_sets
 from hardnet.layers.options import LayerOptions, count, number
 from hardnet.sets.base import ConstraintSet
+from hardnet.shapes import require_like
+from hardnet.solvers.generators import cone_generators
 
 
 class Cone(TableLayer):

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.half import working
 from hardnet.layers.base import Layer
 from hardnet.layers.equality_rows import known_equalities
+from hardnet.modes import working
 from hardnet.sets.base import ConstraintSet
 
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition
-from hardnet.functional.correction import Descent, exact_step, largest_step
-from hardnet.functional.dc3 import Reduced, complete_and_correct, reduce_rows
-from hardnet.functional.half import working
+from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact_step, largest_step, reduce_rows
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
+from hardnet.modes import working
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 

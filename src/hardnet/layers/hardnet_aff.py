@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
-from hardnet.functional.half import working
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
+from hardnet.modes import working
 from hardnet.sets.base import ConstraintSet
 
 
@@ -64,7 +64,7 @@ class HardNetAff(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
-        rows = self.constraint.affine(x, raw)
+        rows = self.constraint.rows(self.constraint.numbers(x, raw), raw)
         options = self.options
         return enforce_affine(raw, *rows, factor=self.factor, strict=options.strict, on_invalid=options.on_invalid)
 

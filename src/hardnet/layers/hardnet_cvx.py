@@ -11,7 +11,8 @@ from hardnet.errors import OptionError, sentence
 from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
-from hardnet.layers.projection import look_or_nan, nearest_point
+from hardnet.layers.projection import nearest_point
+from hardnet.modes import look_or_nan
 from hardnet.sets.base import ConstraintSet
 
 
@@ -74,12 +75,11 @@ class HardNetCvx(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        numbers = self.constraint.numbers(x, raw)
         on_infeasible = look_or_nan(self.options.on_infeasible, raw)
         policies = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
         if self.options.strict or not self.constraint.projectable:
-            return nearest_point(self.constraint, numbers, raw, strict=self.options.strict, **policies)
+            return nearest_point(self.constraint, raw, x, strict=self.options.strict, **policies)
         chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)
-        return self.constraint.project(numbers, raw, **chosen)
+        return self.constraint.project(self.constraint.numbers(x, raw), raw, **chosen)

@@ -18,18 +18,19 @@ from hardnet.functional.completion import (
     complete,
     factorize_completion,
     in_order,
-    matvec,
     partition_of,
     reduced_rows,
     singular,
 )
-from hardnet.functional.samples import keep_value, look_is_free
-from hardnet.functional.verification import beyond_rounding
+from hardnet.functional.derivatives import keep_value
+from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import all_equalities, not_filled
 from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
+from hardnet.modes import may_look
+from hardnet.rows import times
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.intersection import stack_rows
 
@@ -144,7 +145,7 @@ class HardNetEq(Layer):
 
         The closed form, started from 0 against what each row lacks at y.
         """
-        product = matvec(rows.A, y)
+        product = times(rows.A, y)
         lower, upper = (None if bound is None else bound - product for bound in (rows.lower, rows.upper))
         nothing = torch.zeros_like(y[..., : self.raw_dim])
         return enforce_affine(nothing, A, lower, upper, on_invalid=self.options.on_invalid)
@@ -156,7 +157,7 @@ class HardNetEq(Layer):
         """
         for _ in range(2):
             move = self._move(y, rows, A)
-            y = y + in_order(move, -matvec(factor.slope, move), self._columns)
+            y = y + in_order(move, -times(factor.slope, move), self._columns)
         return y
 
     def _missed(self, y: Tensor, C: Tensor, d: Tensor, rows: AffineRows | None) -> Tensor:
@@ -202,7 +203,7 @@ class HardNetEq(Layer):
 
     def _require_invertible(self, factor: Completion) -> None:
         """Name the samples where the chosen block is singular, with its condition number (CPU only: no sync)."""
-        if not look_is_free(factor.condition):
+        if not may_look(factor.condition):
             return
         bad = singular(factor)
         if bad.any():

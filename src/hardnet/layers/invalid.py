@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, InfeasibleError, RankError, in_samples
-from hardnet.functional.diagnose import find_invalid
-from hardnet.functional.samples import look_is_free
-from hardnet.functional.samples import sample_indices as indices_of
+from hardnet.errors import HardNetError, RankError, in_samples
+from hardnet.errors import sample_indices as indices_of
+from hardnet.functional.samples import find_invalid
+from hardnet.modes import may_look
 from hardnet.sets.base import AffineRows
 
 __all__ = [
@@ -41,20 +41,10 @@ def crossed(rows: AffineRows) -> Tensor | None:
 
 def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) -> None:
     """Raise what `diagnose` finds, where y holds NaN and a look is free: eager mode on a CPU, outside vmap."""
-    if look_is_free(y) and bool(y.isnan().any()):
+    if may_look(y) and bool(y.isnan().any()):
         error = diagnose()
         if error is not None:
             raise error
-
-
-def name_rows(solve: Callable[[], Tensor], names: Callable[[], list[str]]) -> Tensor:
-    """``solve()``, where an `InfeasibleError` gets the names of its rows."""
-    if torch.compiler.is_compiling():  # which raises nothing
-        return solve()
-    try:
-        return solve()
-    except InfeasibleError as error:
-        raise error.named(names()) from None
 
 
 def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:

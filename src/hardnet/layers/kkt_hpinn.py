@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
-from hardnet.functional.completion import independent_columns, matvec
-from hardnet.functional.verification import beyond_rounding
+from hardnet.functional.completion import independent_columns
+from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import not_filled, only_equalities
 from hardnet.layers.invalid import (
@@ -22,6 +22,7 @@ from hardnet.layers.invalid import (
     sample_indices,
 )
 from hardnet.layers.options import LayerOptions, choice
+from hardnet.rows import times
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 PASSES = 4
@@ -93,7 +94,7 @@ class KKThPINN(Layer):
         right = (rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])).double()
         b, y = right.index_select(-1, self._kept), raw.double()
         for _ in range(PASSES):
-            y = y - matvec(self._pseudo_inverse, matvec(self._rows, y) - b)
+            y = y - times(self._pseudo_inverse, times(self._rows, y) - b)
         y = y.to(raw.dtype)
         missed = beyond_rounding(y, rows.A, right, right, max(self._eps, torch.finfo(raw.dtype).eps))
         y = poison(y, missed)
@@ -103,8 +104,8 @@ class KKThPINN(Layer):
 
     def _contradiction(self, right: Tensor, b: Tensor) -> Tensor:
         """Whether a redundant row asks for another number than the rows it follows from, beyond rounding."""
-        gap = (matvec(self._dependence, b) - right).abs()
-        size = matvec(self._dependence.abs(), b.abs()) + right.abs()
+        gap = (times(self._dependence, b) - right).abs()
+        size = times(self._dependence.abs(), b.abs()) + right.abs()
         return ~(gap <= 64 * self._eps * size).all(dim=-1)
 
     def _diagnose(self, raw: Tensor, rows: AffineRows, contradiction: Tensor, missed: Tensor) -> HardNetError:

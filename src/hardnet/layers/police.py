@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.region import AffineOnRegion
+from hardnet.shapes import require_like
 
 
 class Abs(nn.Module):
@@ -49,7 +49,7 @@ class Police(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only `AffineOnRegion`."""
-        if isinstance(constraint, AffineOnRegion):
+        if constraint.has("vertices"):  # a region of inputs
             return None
         return f"{type(constraint).__name__} is not an AffineOnRegion; use method='auto'"
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, OptionError, sentence
 from hardnet.functional import project_affine, project_rows
-from hardnet.functional.box_rows import MOST_ROWS as MOST_BOX_ROWS
-from hardnet.functional.samples import look_is_free
 from hardnet.functional.shared_rows import LEAST_ROWS, prepare_rows
+from hardnet.kernels.limits import MOST_BOX_ROWS
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import known_equalities
-from hardnet.layers.invalid import name_rows
 from hardnet.layers.options import LayerOptions, choice, flag
+from hardnet.modes import GRAPHS, look_or_nan, mode
+from hardnet.rows import BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.shared_factor import SharedRows
 
@@ -83,9 +83,9 @@ class Projection(Layer):
             "gradient": self.options.gradient,
             "strict": self.options.strict,
         }
-        if self.shared is not None and not torch.compiler.is_compiling():  # compiled code takes a fixed program
+        if self.shared is not None and mode() not in GRAPHS:  # compiled code takes a fixed program
             options["shared"] = self.shared
-        return nearest_point(self.constraint, self.constraint.numbers(x, raw), raw, **options)
+        return nearest_point(self.constraint, raw, x, **options)
 
 
 MOST_OUTPUTS = 4096
@@ -115,31 +115,25 @@ MOST_DIAGNOSED = 1000
 """Outputs up to which the rows of an empty set beside a box are named by the solver of dense rows."""
 
 
-def nearest_point(constraint: ConstraintSet, numbers: Any, raw: Tensor, **options: Any) -> Tensor:
+def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Tensor:
     """The projection onto a polyhedral set, whose structure decides who solves; an empty set names its rows."""
+    numbers = constraint.numbers(x, raw)
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
-    names = lambda: constraint.row_names(numbers, raw)
-    if options.get("shared") is not None:
-        dense = constraint.rows(numbers, raw)
-        return name_rows(lambda: project_affine(raw, *dense, **options), names)
-    rows = constraint.structure(numbers, raw)
-    if not rows.boxed:
-        return name_rows(lambda: project_rows(raw, rows, **options), names)
-    if torch.compiler.is_compiling():  # which raises nothing
+    shared = options.get("shared") is not None
+    rows = BoxedRows(*constraint.rows(numbers, raw)) if shared else constraint.structure(numbers, raw)
+    if mode() in GRAPHS:  # which raise nothing
         return project_rows(raw, rows, **options)
     try:
         return project_rows(raw, rows, **options)
     except InfeasibleError as error:
+        if not rows.boxed:
+            raise error.named(constraint.row_names(numbers, raw)) from None
         if raw.shape[-1] > MOST_DIAGNOSED:
             raise error.named(constraint.structure_names(numbers, raw)[0]) from None
     dense = constraint.rows(numbers, raw)  # in the order of the names, and with the rows that contradict each other
-    return name_rows(lambda: project_affine(raw, *dense, **options), names)
-
-
-def look_or_nan(policy: str, raw: Tensor) -> str:
-    """``"auto"`` as what it means for this call: raise where a look is free, else NaN."""
-    if policy != "auto":
-        return policy
-    return "raise" if look_is_free(raw) else "nan"
+    try:
+        return project_affine(raw, *dense, **options)
+    except InfeasibleError as error:
+        raise error.named(constraint.row_names(numbers, raw)) from None

@@ -20,15 +20,15 @@ from hardnet.errors import (
     UnsupportedSetError,
     sentence,
 )
-from hardnet.functional.completion import matvec
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
-from hardnet.functional.half import working
-from hardnet.functional.inputs import require_like
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, vector
+from hardnet.modes import working
+from hardnet.rows import times
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.curved import CurvedSet, block_of
+from hardnet.sets.curved import block_of
+from hardnet.shapes import require_like
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.interior import THIN, Halfspaces, affine_hull, halfspaces, hull_of, interior_point, least_slack
 
@@ -91,7 +91,7 @@ class Rayen(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only constant sets that are made of known blocks."""
         for part in constraint.parts:
-            if not (part.polyhedral or isinstance(part, CurvedSet)):
+            if not (part.polyhedral or part.curved):
                 return f"{type(part).__name__} has no gauge in closed form; use method='cvx'"
         if not constraint.constant:
             return (
@@ -134,7 +134,7 @@ class Rayen(Layer):
             raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
         v = self._displacement(raw)
         gauge = largest_gauge(self._gauges, v)
-        y = self.center + matvec(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
+        y = self.center + times(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
         if self._keeps_points:
             y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point of the set is returned bit for bit
         y = poison(y, gauge.isnan())
@@ -151,7 +151,7 @@ class Rayen(Layer):
     def _displacement(self, raw: Tensor) -> Tensor:
         """The displacement v, ``(*batch, k)``."""
         if self.options.raw_as == "point":
-            return matvec(self.basis.mT, raw - self.center)
+            return times(self.basis.mT, raw - self.center)
         return raw[..., 1:] if self.options.radial == "sigmoid" else raw
 
     def _factor(self, raw: Tensor, v: Tensor, gauge: Tensor) -> Tensor:

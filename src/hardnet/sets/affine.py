@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sentence
-from hardnet.functional.completion import matvec
+from hardnet.rows import BoxedRows, times
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
 def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
     """``relu(A y - upper) + relu(lower - A y)``, row by row: ``(*batch, m)``."""
-    return interval_residual(matvec(rows.A, y), rows.lower, rows.upper)
+    return interval_residual(times(rows.A, y), rows.lower, rows.upper)
 
 
 def interval_residual(value: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
@@ -92,6 +92,10 @@ class Affine(ConstraintSet):
         """The numbers themselves."""
         return numbers
 
+    def structure(self, numbers: AffineRows, like: Tensor) -> BoxedRows:
+        """The same rows, and no box."""
+        return BoxedRows(*numbers, equality=(self.declares_equalities,) * numbers.A.shape[-2])
+
     def row_count(self, numbers: AffineRows, like: Tensor) -> int:
         """M."""
         return numbers.A.shape[-2]
@@ -128,3 +132,38 @@ class Affine(ConstraintSet):
     def scale(self, numbers: AffineRows, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
         return affine_scale(numbers, y)
+
+
+class Equality(Affine):
+    """``A(x) y = b(x)``: affine rows whose two bounds are the same number.
+
+    Args:
+        A: ``(m, n)``, or a function of x that returns ``(*batch, m, n)``.
+        b: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
+        name: What errors and certificates call these rows.
+    """
+
+    stored_as = {"b": "lower"}
+    declares_equalities = True
+
+    def __init__(self, A: Number, b: Number, *, name: str | None = None) -> None:
+        super().__init__(A, lower=b, name=name)
+
+    def numbers(self, x: Any, like: Tensor) -> AffineRows:
+        """``A(x), b(x), b(x)``, with b evaluated once."""
+        A = self.number("A", x, like)
+        b = self.number("lower", x, like, m=A.shape[-2])
+        return AffineRows(A, b, b)
+
+    def equality_rows(self, numbers: AffineRows, like: Tensor) -> list[int]:
+        """All of them."""
+        return self.declared_rows(numbers.A.shape[-2])
+
+    def declared_rows(self, count: int) -> list[int]:
+        """All of them."""
+        return list(range(count))
+
+    def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """B on both sides, where it is constant."""
+        bounds = super().fixed_bounds(like)
+        return None if bounds is None else (bounds[0], bounds[0])

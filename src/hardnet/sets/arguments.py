@@ -20,9 +20,9 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
-from hardnet.functional.half import HALF, working
-from hardnet.functional.inputs import Core, fit, require_float, require_like, spell
+from hardnet.modes import HALF, working
 from hardnet.sets.constants import Constants
+from hardnet.shapes import Core, fit, require_float, require_like, spell
 
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
@@ -91,6 +91,11 @@ class Arguments(Constants):
         self._learn_sizes(name)
         self._judge(name, kind)
 
+    @property
+    def dim(self) -> int | None:
+        """The output dimension n, or None where only a function of x knows it."""
+        return self._sizes.get("n")
+
     def has(self, name: str) -> bool:
         """Whether the argument was given at all."""
         return name in self._functions or getattr(self, name, None) is not None
@@ -117,12 +122,26 @@ class Arguments(Constants):
         kept = self._buffers.get(name)
         kept = self._parameters.get(name) if kept is None else kept
         value = self._evaluate(name, x, like) if kept is None else self._followed(name, kept, like)
-        title, core = self._spoken(name), self._cores.get(name)
-        require_like(title, value, like)
+        if value.dtype != like.dtype or value.device != like.device or value.layout != torch.strided:
+            require_like(self._spoken(name), value, like)
+        core = self._cores.get(name)
         if core is None:
             return value
         known = tuple([like.shape[-1] if size == "n" else sizes.get(size, size) for size in core])  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return fit(title, value, like, known, moving=kept is None)
+        return self._fitted(name, value, like, known, moving=kept is None)
+
+    def _fitted(self, name: str, value: Tensor, like: Tensor, core: Core, *, moving: bool) -> Tensor:
+        """The value as `fit` has it; the shapes that need no change are let through here."""
+        own, batch = value.shape, like.shape[:-1]
+        front = own[: len(own) - len(core)]
+        if front == batch if moving else not front:
+            for size, want in zip(own[len(front) :], core, strict=False):
+                if size != want and not isinstance(want, str):
+                    break
+            else:
+                if len(own) == len(front) + len(core):
+                    return value
+        return fit(self._spoken(name), value, like, core, moving=moving)
 
     def follow(self, like: Tensor) -> bool:
         """Move constants that were written as lists to the dtype and device of a network; whether any moved."""
@@ -146,7 +165,8 @@ class Arguments(Constants):
 
     def _followed(self, name: str, value: Tensor, like: Tensor) -> Tensor:
         """A constant or parameter beside `like`: what was written, one number, and half precision follow its dtype."""
-        self.require_filled(name)
+        if self.empty:
+            self.require_filled(name)
         if value.dtype == like.dtype and value.device == like.device:
             return value
         if name in self._written:

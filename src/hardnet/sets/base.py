@@ -45,15 +45,12 @@ class ConstraintSet(Arguments):
     """Whether `rows` describes the whole set."""
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
+    curved: bool = False
+    """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
     relaxed: bool = False
     """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
     declares_equalities: bool = False
     """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
-
-    @property
-    def dim(self) -> int | None:
-        """The output dimension n, or None where only a function of x knows it."""
-        return self._sizes.get("n")
 
     @property
     def parts(self) -> list[ConstraintSet]:

@@ -19,6 +19,7 @@ class CurvedSet(ConstraintSet):
     """A convex set with a block: it adds `block` to what every set has, and always has a projection of its own."""
 
     projectable = True
+    curved = True
 
     @abstractmethod
     def block(self, numbers: Any) -> Block:
@@ -41,8 +42,8 @@ class CurvedSet(ConstraintSet):
 
 def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
     """The block of any curved or polyhedral set; absent bounds become infinite."""
-    if isinstance(part, CurvedSet):
-        return part.block(numbers)
+    if part.curved:
+        return part.block(numbers)  # pyright: ignore[reportAttributeAccessIssue]
     rows = part.rows(numbers, like)
     m = rows.A.shape[-2]
     lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower

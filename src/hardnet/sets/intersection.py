@@ -15,7 +15,7 @@ from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
-from hardnet.sets.curved import CurvedSet, block_of
+from hardnet.sets.curved import block_of
 from hardnet.solvers.blocks import Block
 from hardnet.solvers.solution import Solution
 
@@ -61,7 +61,7 @@ class Intersection(ConstraintSet):
         """
         if self.relaxed:
             return all(part.polyhedral or part.relaxed for part in self.parts)
-        return not self.polyhedral and all(isinstance(part, CurvedSet) or part.polyhedral for part in self.parts)
+        return not self.polyhedral and all(part.curved or part.polyhedral for part in self.parts)
 
     @property
     def relaxed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

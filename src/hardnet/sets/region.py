@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.inputs import require_like
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.shapes import require_like
 from hardnet.solvers import Status, project_affine
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.half import widen
 from hardnet.functional.relaxed import least_slack, project_relaxed
 from hardnet.functional.samples import Policy
+from hardnet.modes import widen
 from hardnet.rows import BoxedRows
 from hardnet.sets.base import AffineRows, ConstraintSet
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
-from hardnet.functional.completion import matvec
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.samples import Policy
-from hardnet.rows import BoxedRows, join, join_rows
+from hardnet.rows import BoxedRows, join, join_rows, times
 from hardnet.sets.affine import affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.box import Box
@@ -180,7 +179,7 @@ class ScaledRows(ScaledSet):
 
 def scale_rows(rows: BoxedRows, mean: Tensor, std: Tensor) -> BoxedRows:
     """``lower - A mean <= (A std) z <= upper - A mean`` and ``(box - mean) / std``."""
-    shift = matvec(rows.A, mean)
+    shift = times(rows.A, mean)
     lower, upper = (None if side is None else side - shift for side in rows[1:3])
     box_lower, box_upper = (None if side is None else (side - mean) / std for side in rows[3:5])
     return BoxedRows(rows.A * std.unsqueeze(-2), lower, upper, box_lower, box_upper, *rows[5:])
@@ -226,14 +225,14 @@ def scale_block(block: Block, mean: Tensor, std: Tensor) -> Block:
     """The block of z with ``mean + std z`` in the block given."""
     if isinstance(block, Quadratics):
         P = (block.P + block.P.mT) / 2
-        slope = matvec(P, mean) + block.q
+        slope = times(P, mean) + block.q
         value = ((slope + block.q) * mean).sum(-1) / 2 + block.r
         return Quadratics(std.unsqueeze(-1) * P * std.unsqueeze(-2), std * slope, value)
     if isinstance(block, SecondOrder):
         offset = (block.c * mean).sum(-1) + block.d
-        return SecondOrder(block.A * std.unsqueeze(-2), block.b + matvec(block.A, mean), block.c * std, offset)
+        return SecondOrder(block.A * std.unsqueeze(-2), block.b + times(block.A, mean), block.c * std, offset)
     if isinstance(block, SemiDefinite):
         F0 = block.F0 + (block.F * mean[..., None, None]).sum(-3)
         return SemiDefinite(F0, block.F * std[..., None, None])
-    shift = matvec(block.A, mean)
+    shift = times(block.A, mean)
     return Intervals(block.A * std.unsqueeze(-2), block.lower - shift, block.upper - shift)

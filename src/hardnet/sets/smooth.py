@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.inputs import fit
 from hardnet.sets.base import ConstraintSet
+from hardnet.shapes import fit
 
 SmoothFunction = Callable[[Tensor, Any], Tensor]
 """(y, x) -> values, for one sample ``(n,)`` and for batches ``(*batch, n)`` alike."""

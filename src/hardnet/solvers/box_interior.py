@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.modes import GRAPHS, mode
 from hardnet.solvers.box_factor import Factor, factorise_rows
 from hardnet.solvers.box_problem import BoxProblem, power_of_two
 
@@ -59,7 +60,7 @@ def multipliers_of_rows(problem: BoxProblem) -> Tensor:
     unit = _unit(problem)
     frame = _frame(problem, unit)
     state = _start(frame)
-    for _ in range(STEPS_IN_GRAPHS if torch.compiler.is_compiling() else STEPS):
+    for _ in range(STEPS_IN_GRAPHS if mode() in GRAPHS else STEPS):
         state = _step(frame, state)
     return state.dual * unit
 

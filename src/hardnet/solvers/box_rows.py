@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.kernels.gpu import nearest_box_launch as gpu
+from hardnet.kernels.gpu import nearest as gpu
+from hardnet.modes import GRAPHS, mode
 from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_interior import STEPS, multipliers_of_rows
@@ -29,8 +30,6 @@ from hardnet.solvers.box_problem import EPS, BoxProblem, power_of_two
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.solution import Solution, Status
 
-MOST_ROWS = 8
-"""The most rows beside a box that are solved in their multipliers."""
 NEWTON_STEPS = 8
 """Newton's steps after the first multipliers: two or three are enough unless coordinates lie at their bounds."""
 NEWTON_STEPS_IN_GRAPHS = 3
@@ -87,7 +86,7 @@ def project_box_rows(
 
     Args:
         raw: ``(*batch, n)``.
-        A: ``(k, n)`` or ``(*batch, k, n)``, k of 1 to `MOST_ROWS`.
+        A: ``(k, n)`` or ``(*batch, k, n)``, k of 1 to `MOST_BOX_ROWS`.
         lower: ``(k,)`` or ``(*batch, k)``; None is -inf.
         upper: Like `lower`; None is +inf.
         box_lower: ``(n,)`` or ``(*batch, n)``; None is -inf.
@@ -170,7 +169,7 @@ def solve_without_look(
 ) -> Outcome:
     """The same for eager calls where a look would wait for the device: one row of plain memory by one launch."""
     flat = (raw, A, lower, upper, low, high)
-    if not gpu.takes(flat):
+    if not gpu.takes_box(flat):
         return solve(*flat, rounding=rounding)
     y, place, dual, side, status, residual = gpu.nearest_in_box(flat, rounding)
     return Outcome(y, dual, place, side, status, residual)
@@ -256,7 +255,7 @@ def _inside(problem: BoxProblem, rounding: float) -> Tensor:
 def _newton(problem: BoxProblem, dual: Tensor) -> _Point:
     """Newton's steps from the first multipliers."""
     found = _Point(problem.raw - problem.transposed(dual), dual)
-    for _ in range(NEWTON_STEPS_IN_GRAPHS if torch.compiler.is_compiling() else NEWTON_STEPS):
+    for _ in range(NEWTON_STEPS_IN_GRAPHS if mode() in GRAPHS else NEWTON_STEPS):
         found = _newton_step(problem, found)
     return found
 

@@ -1,59 +1,43 @@
 """The Euclidean projection onto ``lower <= A y <= upper``: which algorithm serves which sample.
 
-1. A sample inside the set is returned as it came.
-2. One row has a closed form.
-3. Constant rows that were prepared are solved in batches, `hardnet.solvers.shared_rows`. What that leaves open, and all
-   else, goes to a dual active set method: DAQP on a CPU where it is installed, else batched pivoting.
-   On a GPU all of this, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
-4. The optimality conditions of every answer are checked; what fails is settled by the dual active set on orthonormal
-   bases, which also proves sets empty. An empty set is answered by the compromise, by proximal steps.
+1. One row has a closed form.
+2. On a GPU all of it, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
+3. Elsewhere, and for what that leaves open, `hardnet.solvers.projection_steps`; without a look at any value a fixed
+   number of pivots.
 
-Before all this every row and every sample is divided by a power of two, `hardnet.solvers.units`.
+Before all this every row and every sample is divided by a power of two, `hardnet.solvers.problem`.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.kernels.arguments import MOST_ON_CHIP
-from hardnet.solvers import compiled, orthogonal
-from hardnet.solvers.active import split
+from hardnet.kernels.limits import MOST_ON_CHIP
+from hardnet.rows import Batch
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.fixed import fixed_pivots, steps_for
-from hardnet.solvers.newton import newton
-from hardnet.solvers.optimality import SOLVED, careful_residual, kkt_residual
-from hardnet.solvers.pivoting import KERNEL_ROWS, pivot
-from hardnet.solvers.problem import FEASIBLE, Problem, align, multiply, standard_form
-from hardnet.solvers.proximal import compromise
+from hardnet.solvers.pivoting import KERNEL_ROWS
+from hardnet.solvers.problem import (
+    FEASIBLE,
+    LARGEST,
+    SOLVED,
+    Problem,
+    Units,
+    kkt_residual,
+    measure,
+    multiply,
+    power,
+    shift,
+    shift_rows,
+    standard_form,
+)
+from hardnet.solvers.projection_steps import STRICT, Outcome, by_pivoting, place, side_of, solve_in_steps, step_limit
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.units import LARGEST, Units, measure, power, shift, shift_rows
-
-STRICT = 1e-11
-"""Part of the sample's size above which a multiplier makes its row strictly active."""
-FEW_ROWS = 16
-"""Most rows of an A of its own for which Newton's method is faster than a dual active set on a CPU."""
-SHARED = 1e-13
-"""The residual up to which multipliers spread over dependent rows replace the first ones."""
-CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
-"""Most entries of the tableaus that one run of pivoting holds."""
-
-
-class Outcome(NamedTuple):
-    """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
-
-    y: Tensor
-    dual: Tensor
-    side: Tensor
-    status: Tensor
-    iterations: Tensor
-    residual: Tensor
 
 
 def project_affine(
@@ -120,7 +104,7 @@ def solve(
     units = measure(raw, size, lower, upper)
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
     rows = shift_rows(A, units.row)
-    found = _in_units(_choose(shift(raw, -units.sample), rows, low, high, backend, look, shared), units, raw)
+    found = _in_units(_choose(Batch(shift(raw, -units.sample), rows, low, high), backend, look, shared), units, raw)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
@@ -140,17 +124,13 @@ def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     return found._replace(y=y, dual=dual)
 
 
-def _choose(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, look: bool, shared: SharedRows | None
-) -> Outcome:
-    """The solver for this shape."""
-    if A.shape[-2] == 1:
-        return _one_row(raw, A, lower, upper)
-    if backend == "auto" and _fits_kernel(A):
-        return _by_kernel(raw, A, lower, upper, look)
-    if not look:
-        return _fixed_program(raw, A, lower, upper, shared)
-    return _solve_in_steps(raw, A, lower, upper, backend, shared)
+def _choose(rows: Batch, backend: str, look: bool, shared: SharedRows | None) -> Outcome:
+    """The solver for rows of this shape, in units of size one."""
+    if rows.A.shape[-2] == 1:
+        return _one_row(rows)
+    if backend == "auto" and _fits_kernel(rows.A):
+        return _by_kernel(rows, look)
+    return solve_in_steps(rows, backend, shared) if look else _fixed_program(rows, shared)
 
 
 def _fits_kernel(A: Tensor) -> bool:
@@ -159,13 +139,13 @@ def _fits_kernel(A: Tensor) -> bool:
     return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
-def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool = True) -> Outcome:
+def _by_kernel(rows: Batch, look: bool = True) -> Outcome:
     """Every sample by one launch; those that it leaves open in steps, if one may look for them."""
     from hardnet.kernels.gpu.projection import project
 
-    raw, A, lower, upper = (part.contiguous() for part in (raw, A, lower, upper))
+    raw, A, lower, upper = (part.contiguous() for part in rows[:4] if part is not None)
     tolerances = (FEASIBLE, SOLVED, STRICT)
-    y, dual, side, steps, residual, unsolved = project(raw, A, lower, upper, _step_limit(A), tolerances)
+    y, dual, side, steps, residual, unsolved = project(raw, A, lower, upper, step_limit(A), tolerances)
     status = torch.where(unsolved & ~(residual <= SOLVED), int(Status.NOT_CONVERGED), int(Status.SOLVED))
     outcome = Outcome(y, dual, side, status.to(torch.int8), steps, residual)
     if not look:
@@ -173,31 +153,12 @@ def _by_kernel(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool 
     todo = unsolved.nonzero().squeeze(-1)
     if len(todo) == 0:
         return outcome
-    own = A if A.dim() == 2 else A[todo]
-    return _place(outcome, todo, _solve_in_steps(raw[todo], own, lower[todo], upper[todo], "auto"))
+    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto"))
 
 
-def _solve_in_steps(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, backend: str, shared: SharedRows | None = None
-) -> Outcome:
-    """Project a flat batch by launches over all samples at once."""
-    problem = standard_form(raw, A, lower, upper)
-    outside = (problem.violation(problem.product) > problem.slack).any(-1)
-    todo = outside.nonzero().squeeze(-1)
-    if len(todo) in (0, len(raw)):
-        found = _answer(problem, backend, shared) if len(todo) else _unchanged(problem)
-    elif shared is not None:
-        rest = (~outside).nonzero().squeeze(-1)
-        found = _place(_answer(problem, backend, shared), rest, _unchanged(problem.take(rest)))
-    else:
-        found = _place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
-    m, n = problem.size
-    return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
-
-
-def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, shared: SharedRows | None = None) -> Outcome:
+def _fixed_program(rows: Batch, shared: SharedRows | None) -> Outcome:
     """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
-    problem = standard_form(raw, A, lower, upper)
+    problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
     m, n = problem.size
     y, dual, steps = _fixed_answer(problem, shared)
     residual = kkt_residual(problem, y, dual)
@@ -205,7 +166,7 @@ def _fixed_program(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, shared:
     status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
-    side = _side(problem, dual)
+    side = side_of(problem, dual)
     return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
 
 
@@ -216,7 +177,7 @@ def _fixed_answer(problem: Problem, shared: SharedRows | None = None) -> tuple[T
         y, dual, _ = shared_answer(problem, shared, look=False)
         return y, dual, torch.ones_like(y[:, 0], dtype=torch.long)
     if problem.raw.device.type == "cuda" and m <= KERNEL_ROWS and gpu.HAS_TRITON:
-        return _by_pivoting(problem)[:3]
+        return by_pivoting(problem)[:3]
     unit = problem.of_unit_rows()
     steps = steps_for(m, n)
     found = fixed_pivots(torch.bmm(unit.A, unit.A.mT), unit.product, unit.lower, unit.upper, unit.slack, steps)
@@ -236,8 +197,9 @@ def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
     return outcome._replace(y=y, dual=dual, status=status, residual=outcome.residual.masked_fill(bad, torch.nan))
 
 
-def _one_row(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
-    found = solve_single(raw, A, lower, upper)
+def _one_row(rows: Batch) -> Outcome:
+    """One row has a closed form."""
+    found = solve_single(*rows[:4])  # pyright: ignore[reportArgumentType]
     status = found.empty.to(torch.int8) * int(Status.INFEASIBLE)
     return Outcome(found.y, found.dual, found.dual.sign(), status, found.moved.long(), found.residual)
 
@@ -254,127 +216,3 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
     A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
     bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
     return torch.where(row, raw, 0.0), A, *bounds
-
-
-def _unchanged(problem: Problem) -> Outcome:
-    """Every sample as it came: right for the samples inside, and the place for the others' answers."""
-    zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.raw[:, 0])
-    status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
-    return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
-
-
-def _place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
-    return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(result, part, strict=True)))
-
-
-def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> Outcome:
-    """Solve the samples outside the set, check them, and settle those that fail the check."""
-    y, dual, iterations, finished = _first_answer(problem, backend, shared)
-    product = multiply(problem.A, y)
-    residual = kkt_residual(problem, y, dual, product)
-    status = torch.zeros_like(iterations, dtype=torch.int8)
-    outcome = Outcome(y, dual, _side(problem, dual), status, iterations.clamp_min(1), residual)
-    failed = (~(finished & (residual <= SOLVED))).nonzero().squeeze(-1)
-    if len(failed):
-        outcome = _place(outcome, failed, _careful(problem.take(failed)))
-        product = product.index_copy(0, failed, multiply(problem.A, outcome.y)[failed])
-    return _share(problem, outcome, product)
-
-
-def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if shared is not None:
-        y, dual, settled = shared_answer(problem, shared, look=True)
-        return _or_dual_active_set(problem, (y, dual, torch.ones_like(settled, dtype=torch.long), settled))
-    if backend == "auto" and _few_rows(problem):
-        return _or_dual_active_set(problem, newton(problem))
-    return _dual_active_set(problem, backend)
-
-
-def _dual_active_set(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    on_cpu = problem.raw.device.type == "cpu"
-    if backend == "daqp" or (backend == "auto" and on_cpu and compiled.available()):
-        return compiled.solve_compiled(problem)
-    return _by_pivoting(problem)
-
-
-def _few_rows(problem: Problem) -> bool:
-    """Whether Newton's method is worth its try: at most half as many rows as outputs, and cheap ones, on a CPU."""
-    m, n = problem.size
-    return problem.raw.device.type == "cpu" and 2 * m <= n and (problem.shared or m <= FEW_ROWS)
-
-
-def _or_dual_active_set(
-    problem: Problem, found: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What was found, with the samples that did not settle by the dual active set."""
-    rest = (~found[-1]).nonzero().squeeze(-1)
-    if len(rest) == 0:
-        return found
-    others = _dual_active_set(problem.take(rest), "auto")
-    return tuple(old.index_copy(0, rest, new) for old, new in zip(found, others, strict=True))  # pyright: ignore[reportReturnType]
-
-
-def _by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Batched pivoting, in chunks whose tableaus fit the cache (CPU) or the memory (GPU)."""
-    batch, m = problem.lower.shape
-    size = max(1, CACHE_ENTRIES.get(problem.raw.device.type, 1 << 27) // (m * m))
-    parts = [_pivot_chunk(problem.take(slice(first, first + size))) for first in range(0, batch, size)]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
-
-
-def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    norm, (m, _) = problem.norm, problem.size
-    gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
-    gram = gram.expand(len(problem.raw), -1, -1)[:, :m, :m].clone(memory_format=torch.contiguous_format)
-    scaled = ((part / norm)[:, :m] for part in (problem.product, problem.lower, problem.upper, problem.slack))
-    found = pivot(gram, *scaled, limit=_step_limit(problem.A))
-    dual = align(found.dual) / norm
-    return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
-
-
-def _step_limit(A: Tensor) -> int:
-    """Steps of pivoting after which a sample is given up."""
-    return 10 * sum(A.shape[-2:]) + 50
-
-
-def _side(problem: Problem, dual: Tensor) -> Tensor:
-    """The sign of each multiplier that is more than rounding."""
-    weight = dual * problem.norm
-    strict = weight.abs() > STRICT * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
-    return torch.where(strict, weight.sign(), 0.0)
-
-
-def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
-    """Where rows touch y without a multiplier, spread the multipliers by the pseudo-inverse if their signs allow."""
-    slack = 10 * problem.slack
-    touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
-    touch = torch.where(problem.equality, 1.0, touch)
-    solved = outcome.status == Status.SOLVED
-    chosen = (solved & ((touch != 0) & (outcome.side == 0)).any(-1)).nonzero().squeeze(-1)
-    if len(chosen) == 0:
-        return outcome
-    part, touch = problem.take(chosen), touch[chosen]
-    old = Outcome(*(field[chosen] for field in outcome))
-    _, dual = split(part.raw - old.y, part.A, (touch != 0) | (old.side != 0))
-    side = _side(part, dual)
-    residual = kkt_residual(part, old.y, dual)
-    better = (residual <= SHARED) & ((side * touch >= 0) | part.equality).all(-1)
-    keep = better.unsqueeze(-1)
-    shared = old._replace(dual=torch.where(keep, dual, old.dual), side=torch.where(keep, side, old.side))
-    return _place(outcome, chosen, shared._replace(residual=torch.where(better, residual, old.residual)))
-
-
-def _careful(problem: Problem) -> Outcome:
-    """The samples that the first answer left open: solved, proved empty, or given up."""
-    unit = problem.of_unit_rows()
-    found = orthogonal.settle(unit, _step_limit(problem.A))
-    residual = careful_residual(unit, found.y, found.dual)
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
-    status = torch.where(found.empty, int(Status.INFEASIBLE), status).to(torch.int8)
-    outcome = Outcome(found.y, found.dual / problem.norm, found.side, status, found.steps.clamp_min(1), residual)
-    empty = found.empty.nonzero().squeeze(-1)
-    if len(empty) == 0:
-        return outcome
-    y, side, steps = compromise(unit.take(empty))
-    held = Outcome(y, outcome.dual[empty], side, status[empty], found.steps[empty] + steps + 1, residual[empty])
-    return _place(outcome, empty, held)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.modes import may_look
+
 STEPS = 32
 """Newton steps at most; a ball or a half-space needs one, 10^5 random ones of every rank and distance at most 20."""
 POLISH = 3
@@ -103,7 +105,7 @@ def climb(curve: Curve) -> Tensor:
         below, passed = torch.where(value > 0, mu, below), passed | (value < 0)
         ahead = mu + torch.where(passed, direct, torch.maximum(direct, curved))
         mu = torch.where(moving, torch.maximum(ahead, below), mu)
-        if step % 4 == 3 and _may_look(mu) and not bool(moving.any()):
+        if step % 4 == 3 and may_look(mu) and not bool(moving.any()):
             break
     return mu
 
@@ -172,10 +174,3 @@ def power_of_two(size: Tensor) -> Tensor:
     """The power of two above each size; one where the size is zero or not finite."""
     usable = (size > 0) & size.isfinite()
     return torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(usable, size, 0.5)).exponent)
-
-
-def _may_look(mu: Tensor) -> bool:
-    """Whether the loop may end early: eager mode on a CPU, outside transforms."""
-    if torch.compiler.is_compiling() or mu.device.type != "cpu":
-        return False
-    return not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]

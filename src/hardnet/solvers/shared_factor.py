@@ -6,7 +6,7 @@ in it, ``|P g_i| = 1``, the nearest point is
     y = q - P G'dual,     q = raw - C^+ (C raw - b),     lower <= G q - K dual <= upper,     K = G P G'
 
 so that only the multipliers of the other rows are searched, and K serves all samples. Numbers are float64, in the rows'
-units of `hardnet.solvers.units`.
+units of `hardnet.solvers.problem`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import align
-from hardnet.solvers.units import exponent, shift_rows
+from hardnet.solvers.problem import align, exponent, shift_rows
 
 SOFT, STIFF = 4.0, 40.0
 """Weights rho of unit rows in a splitting step: where few rows are active, and where nearly as many as outputs are."""

@@ -12,12 +12,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import REALS, dense
 from hardnet.kernels.cpu import launch as host
-from hardnet.kernels.cpu.launch import MOST_NUMBERS, MOST_ROWS, count, launch
+from hardnet.kernels.cpu.launch import count, launch
+from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS, MOST_SHARED_NUMBERS
+from hardnet.rows import REALS, Batch, dense
 
-MOST_SHARED_NUMBERS = 64
-"""Numbers of a shared A up to which one pass without the library's products is faster."""
 SHRUNK = 1 / 8
 """An output shorter than this share of the raw one is corrected, where A has no small entries."""
 SMALL_ENTRY = 1e-6
@@ -28,23 +27,22 @@ Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class CompiledPath:
-    """The backend of a CPU; `hardnet.functional.affine_paths.Path` says what its methods do."""
+    """The backend of a CPU; `hardnet.functional.affine.Path` says what its methods do."""
 
-    def takes(self, raw: Tensor, A: Tensor, memory: bool) -> bool:
+    def takes(self, rows: Batch) -> bool:
         """Memory on a CPU, float32 or float64: few rows ``(B, m, n)``, or any ``(m, n)``."""
-        if not (host.HAS_NUMBA and memory and raw.is_cpu and raw.dtype in REALS):
+        if not (host.HAS_NUMBA and rows.memory and rows.raw.is_cpu and rows.raw.dtype in REALS):
             return False
-        m, n = A.shape[-2:]
-        return A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
+        m, n = rows.A.shape[-2:]
+        return rows.A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
 
     def wants_factor(self, A: Tensor) -> bool:
         """Whether both directions must be given the factor of A: shared rows that the library multiplies."""
         return A.dim() == 2 and A.numel() > MOST_SHARED_NUMBERS
 
-    def forward(
-        self, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
-    ) -> tuple[Tensor, Kept, int]:
+    def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
         """Y ``(B, n)``, what `backward` reads, and how many samples have no answer and are NaN."""
+        raw, A, lower, upper, factor = rows[:5]
         if A.dim() == 3:
             raw = dense(raw, raw)
             y = torch.empty_like(raw)
@@ -56,18 +54,9 @@ class CompiledPath:
         y, lost = _forward_small(raw, A, lower, upper, P)
         return y, (P,) if factor is None else (), lost
 
-    def backward(
-        self,
-        gradient: Tensor,
-        raw: Tensor,
-        A: Tensor,
-        lower: Tensor | None,
-        upper: Tensor | None,
-        factor: Tensor | None,
-        kept: Kept,
-        wants_matrix: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
         """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        raw, A, lower, upper, factor = rows[:5]
         if A.dim() == 3:
             return _backward_few(gradient, raw, A, lower, upper, wants_matrix)
         P = kept[0] if factor is None else factor

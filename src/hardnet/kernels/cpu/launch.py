@@ -11,12 +11,10 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import dense
+from hardnet.rows import dense
 
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
 """Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
-MOST_ROWS, MOST_NUMBERS = 8, 256
-"""The most rows, and the most numbers of A per sample, for which one pass beats the library's factorisations."""
 TILE = 512
 """The most samples that a kernel computes side by side: parts of a batch are whole multiples."""
 NUMBERS_OF_A_THREAD = 1 << 17

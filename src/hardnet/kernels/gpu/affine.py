@@ -13,63 +13,53 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import REALS
+from hardnet.kernels.limits import (
+    MOST_FUSED_COLUMNS,
+    MOST_FUSED_ROWS,
+    MOST_FUSED_ROWS_IN_HALF,
+    MOST_ROWS_OF_COMPILER,
+    MOST_SHARED_ROWS,
+)
+from hardnet.modes import mode
+from hardnet.rows import REALS, Batch
 
-MOST_ROWS, MOST_COLUMNS = 64, 256
-"""The largest matrix of one sample that the kernels take."""
-MOST_ROWS_IN_HALF = 8
-"""The same for bfloat16 and float16: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
-MOST_SHARED_ROWS = 8
-"""The same for an A that all samples share: with more rows `shared_launch` and its factor are faster."""
 HAS_TRITON = find_spec("triton") is not None
-
-MOST_ROWS_OF_COMPILER = 2
-"""Under torch.compile so few rows stay plain formulas, which it fuses with what stands around them."""
 
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class FusedPath:
-    """The backend of a GPU; `hardnet.functional.affine_paths.Path` says what its methods do."""
+    """The backend of a GPU; `hardnet.functional.affine.Path` says what its methods do."""
 
-    def takes(self, raw: Tensor, A: Tensor, memory: bool) -> bool:
-        """Memory on a GPU, or compiled code for one; an A of a size that the kernels hold."""
-        if torch.compiler.is_compiling():
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a GPU, or compiled code for one, where kernels are operators; an A of a size that they hold."""
+        A = rows.A
+        if mode() == "compile":
             return available(A) and A.shape[-2] > MOST_ROWS_OF_COMPILER
-        return memory and (available(A) or reads_factor(A))
+        return rows.memory and (available(A) or reads_factor(A))
 
     def wants_factor(self, A: Tensor) -> bool:
         """Whether both directions must be given the factor of A: shared rows in float64."""
         return A.dtype == torch.float64 and not available(A)
 
-    def forward(
-        self, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, factor: Tensor | None
-    ) -> tuple[Tensor, Kept, int]:
+    def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
         """Y ``(B, n)``, NaN where there is no answer (nobody counts them), and what `backward` reads."""
+        raw, A, lower, upper, factor = rows[:5]
         if available(A):
-            run = forward_operator if torch.compiler.is_compiling() else _launches().launch_forward
+            run = forward_operator if mode() == "compile" else _launches().launch_forward
             return run(raw, A, lower, upper), (), 0
         P = _make_factor(A) if factor is None else factor
         y = _shared().launch_forward(raw, A, P, lower, upper)
         return y, (P,) if factor is None else (), 0
 
-    def backward(
-        self,
-        gradient: Tensor,
-        raw: Tensor,
-        A: Tensor,
-        lower: Tensor | None,
-        upper: Tensor | None,
-        factor: Tensor | None,
-        kept: Kept,
-        wants_matrix: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
         """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        raw, A, lower, upper, factor = rows[:5]
         if not available(A):
             P = kept[0] if factor is None else factor
             return _backward_shared(gradient, raw, A, lower, upper, P, wants_matrix)
-        if not torch.compiler.is_compiling():
+        if mode() != "compile":
             return _launches().launch_backward(gradient, raw, A, lower, upper, wants_matrix)
         grads = backward_operator(gradient, raw, A, lower, upper, wants_matrix)
         return grads[0], grads[1] if wants_matrix else None, grads[2], grads[3]
@@ -80,8 +70,8 @@ def available(A: Tensor) -> bool:
     if A.device.type != "cuda" or A.dim() not in (2, 3) or not HAS_TRITON or not A.is_floating_point():
         return False
     wide = A.dtype in (torch.float64, torch.float32)
-    most_rows = MOST_SHARED_ROWS if A.dim() == 2 else MOST_ROWS if wide else MOST_ROWS_IN_HALF
-    return 0 < A.shape[-2] <= most_rows and 0 < A.shape[-1] <= MOST_COLUMNS and _supported(A.device)
+    most_rows = MOST_SHARED_ROWS if A.dim() == 2 else MOST_FUSED_ROWS if wide else MOST_FUSED_ROWS_IN_HALF
+    return 0 < A.shape[-2] <= most_rows and 0 < A.shape[-1] <= MOST_FUSED_COLUMNS and _supported(A.device)
 
 
 def supported(device: torch.device) -> bool:
@@ -109,7 +99,7 @@ def reads_factor(A: Tensor) -> bool:
     """Whether the kernels take this shared A ``(m, n)`` with its factor: more rows than are unrolled."""
     if A.device.type != "cuda" or A.dim() != 2 or A.dtype not in REALS:
         return False
-    return MOST_SHARED_ROWS < A.shape[0] <= MOST_ROWS and A.shape[1] <= MOST_COLUMNS and supported(A.device)
+    return MOST_SHARED_ROWS < A.shape[0] <= MOST_FUSED_ROWS and A.shape[1] <= MOST_FUSED_COLUMNS and supported(A.device)
 
 
 def _make_factor(A: Tensor) -> Tensor:

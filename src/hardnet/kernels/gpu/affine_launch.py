@@ -16,9 +16,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.arguments import dense
 from hardnet.kernels.gpu import affine_blocks, affine_rows, affine_threads
 from hardnet.kernels.gpu.launching import Launcher
+from hardnet.rows import dense
 
 FEW_ROWS = 8
 """Most rows that are unrolled; more are taken in blocks of 16."""

@@ -1,6 +1,6 @@
 """The nearest point for few rows on a GPU, one launch each way: one sample per thread, all its numbers in registers.
 
-The steps are those of `hardnet.functional.nearest_plain`: scale, choose the active rows, correct, judge. Sums are
+The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, judge. Sums are
 formed in float64 whatever the dtype.
 """
 

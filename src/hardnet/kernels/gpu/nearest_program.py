@@ -1,6 +1,6 @@
 """The multipliers of the nearest point for few rows in registers: the program of active sets, one sample per thread.
 
-The recursion of `hardnet.functional.nearest_program.solve`, which explains it, written out for one to four rows. Tuples
+The recursion of `hardnet.solvers.few_rows.solve`, which explains it, written out for one to four rows. Tuples
 hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
 """
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.arguments import padded
+from hardnet.kernels.limits import padded
 
 MOST_ROWS = 128
 """The largest tableau that fits the registers of one program."""

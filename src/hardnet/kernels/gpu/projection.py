@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.arguments import padded
 from hardnet.kernels.gpu.launching import Launcher
 from hardnet.kernels.gpu.pivoting import pivot_rows
+from hardnet.kernels.limits import padded
 
 COMPUTE = tl.constexpr(tl.float64)
 INFINITY = tl.constexpr(float("inf"))

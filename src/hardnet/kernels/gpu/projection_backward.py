@@ -24,9 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.arguments import dense, padded
 from hardnet.kernels.gpu.common import load_as, store_from
 from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.limits import padded
+from hardnet.rows import dense
 
 COMPUTE = tl.constexpr(tl.float64)
 WARPS = {256: 1, 512: 1, 1024: 2}

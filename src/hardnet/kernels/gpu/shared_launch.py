@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import dense, padded
+from hardnet.kernels.limits import padded
+from hardnet.rows import dense
 
 
 class Tiles(NamedTuple):

@@ -8,35 +8,24 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hardnet.kernels.arguments import REALS, dense
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
-from hardnet.modes import plain
-
-MOST_NUMBERS = 256
-"""The most numbers of A per sample: a tile of them stays in the cache."""
+from hardnet.kernels.limits import MOST_NUMBERS
+from hardnet.rows import REALS, Batch, dense
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
-def takes(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> bool:
-    """Whether compiled code takes arguments whose shapes fit together: plain memory on a CPU, and of a small size."""
-    if not HAS_NUMBA or not raw.is_cpu or raw.dtype not in REALS or not plain(raw, A, lower, upper):
+def takes(rows: Batch) -> bool:
+    """Whether compiled code takes these rows: plain memory on a CPU, and of a small size."""
+    if not (HAS_NUMBA and rows.memory and rows.raw.is_cpu and rows.raw.dtype in REALS):
         return False
-    m, n = A.shape[-2:]
-    return raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
+    m, n = rows.A.shape[-2:]
+    return rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
 
 
-def forward(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B, 1)`` in the dtype of raw.
-
-    Args:
-        raw: ``(B, n)``.
-        A: ``(B, m, n)`` or ``(m, n)``.
-        lower: ``(B, m)`` or ``(m,)`` or None.
-        upper: Like `lower`.
-    """
+def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B, 1)`` in the dtype of raw."""
+    raw, A, lower, upper = rows[:4]
     shape = torch.Size((raw.shape[0], *A.shape[-2:]))
     raw = dense(raw, raw)
     y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0], 1))
@@ -47,16 +36,10 @@ def forward(
 
 
 def backward(
-    gradient: Tensor,
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    found: tuple[Tensor, Tensor, Tensor],
-    wants_matrix: bool,
-    tangent: bool,
+    gradient: Tensor, rows: Batch, found: tuple[Tensor, Tensor, Tensor], wants_matrix: bool, tangent: bool
 ) -> Gradients:
     """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
+    raw, A, lower, upper = rows[:4]
     shape = torch.Size((raw.shape[0], *A.shape[-2:]))
     grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.nearest_program import DEPENDENT, DOUBT, coordinates, solve
+from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
 ROUNDINGS = 16

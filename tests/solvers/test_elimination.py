@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hardnet.errors import InfeasibleError, UnsupportedSetError
-from hardnet.functional.elimination import eliminate, require_consistent, unmet_conditions
-from hardnet.functional.stepwise import Step, clamp_in_order, right_hand_sides
+from hardnet.functional.stepwise import Step, clamp_in_order
+from hardnet.solvers.elimination import eliminate, require_consistent, right_hand_sides, unmet_conditions
 
 F64 = torch.float64
 NONE = torch.zeros(2, dtype=torch.bool)

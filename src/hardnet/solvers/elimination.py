@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import InfeasibleError, UnsupportedSetError, name_samples, sentence
-from hardnet.functional.stepwise import right_hand_sides
 
 CANCELLED = 1e-12
 """A sum smaller than this times its terms is a cancelled coefficient."""
@@ -117,6 +116,14 @@ def require_consistent(conditions: Rows, constants: Tensor, labels: Sequence[int
         culprits = sorted({labels[i] for i in conditions.mix[row].nonzero().flatten().tolist()})
         message = f"constraints are inconsistent: no y satisfies rows {name_samples(culprits)} together"
         raise InfeasibleError(message, rows=[culprits])
+
+
+def right_hand_sides(constants: Tensor, mix: Tensor) -> Tensor:
+    """``mix constants`` ``(*batch, r)``, where an infinite constant (an absent bound) makes its rows infinite."""
+    finite = constants.isfinite()
+    right = torch.where(finite, constants, 0) @ mix.mT
+    absent = (~finite).to(constants.dtype) @ mix.abs().mT > 0
+    return torch.where(absent, torch.inf, right)
 
 
 def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tuple[Stage, Rows, bool]:

@@ -1,0 +1,95 @@
+"""Derivatives written once: the implicit one of a projection, values with another gradient, and batches under vmap.
+
+At ``y = argmin h(y)  subject to  c_J(y) = 0`` with Hessian W of the Lagrangian and gradient rows C of the active
+constraints, a change of the optimality conditions moves y by the inverse of ``[W C'; C 0]``. Its transpose
+takes the cotangent g of y to
+
+    u = W^-1 (g - C'w) = (W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1) g,      w = (C W^-1 C')^+ C W^-1 g.
+
+u is the cotangent of raw, w that of the right-hand sides of the active constraints; every other number p of the
+set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
+
+`keep_value` and `leak_gradient` give a value the gradient of something else. Called by every function whose answer is
+found outside of autograd, and by the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import ShapeError, sentence
+from hardnet.solvers.active import split
+
+
+def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``(u, w)`` with ``[W C_J'; C_J 0] (u, w) = (g, 0)``; dependent rows share w by the pseudo-inverse.
+
+    Args:
+        grad: Cotangent g of y, ``(B, n)``.
+        C: Gradient rows, ``(m, n)`` for all samples or ``(B, m, n)``.
+        active: Which rows are active, ``(B, m)``; w is zero on the others.
+        hessian: W, symmetric positive definite ``(B, n, n)``, or None for the identity.
+    """
+    if hessian is None:
+        return split(grad, C, active)
+    factor = torch.linalg.cholesky(hessian)
+    rows = torch.linalg.solve_triangular(factor, C.mT.expand(*hessian.shape[:-2], *C.mT.shape[-2:]), upper=False).mT
+    white = torch.linalg.solve_triangular(factor, grad.unsqueeze(-1), upper=False).squeeze(-1)
+    tangent, multiplier = split(white, rows, active)
+    back = torch.linalg.solve_triangular(factor.mT, tangent.unsqueeze(-1), upper=True)
+    return back.squeeze(-1), multiplier
+
+
+def masked_vjp(grad: Tensor, C: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """`implicit_vjp` for independent active rows and W the identity, by one solve of full size and without a look."""
+    rows = torch.where(active.unsqueeze(-1), C, 0.0)
+    K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
+    w = torch.linalg.solve_ex(K, rows @ grad.unsqueeze(-1)).result
+    return grad - (rows.mT @ w).squeeze(-1), w.squeeze(-1)
+
+
+def keep_value(y: Tensor, value: Tensor) -> Tensor:
+    """The bits of `value` with the gradient of y."""
+    return value.detach() + (y - y.detach())
+
+
+def leak_gradient(y: Tensor, raw: Tensor, leak: float) -> Tensor:
+    """The value of y, with gradient ``(1 - leak) dy/draw + leak I``: a share passes the enforcement straight through.
+
+    Biased, but never against the true gradient of a projection, since both agree on its range.
+    """
+    if y.shape != raw.shape:
+        expected = f"the shape of y, {tuple(y.shape)}"
+        raise ShapeError(sentence("raw", expected, tuple(raw.shape), "use leak=0 with this method"))
+    through = y.detach() + (1 - leak) * (y - y.detach())
+    return through + leak * (raw - raw.detach())
+
+
+def join_batches(
+    mapped: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...], cores: tuple[int, ...], share: bool = True
+) -> tuple[tuple[int, int], list[Any]]:
+    """The mapped size and batch of the first argument, and all arguments with these two dimensions joined.
+
+    Args:
+        mapped: Size of the mapped dimension.
+        in_dims: Where each argument has it, or None.
+        inputs: Tensors with one batch dimension or none (shared), or None.
+        cores: How many dimensions each has behind the batch.
+        share: Whether an argument that is neither mapped nor batched may stay shared.
+    """
+    samples = inputs[0].shape[0] if in_dims[0] != 0 else inputs[0].shape[1]
+    sizes = (mapped, samples)
+    return sizes, [_join(*item, sizes, share) for item in zip(inputs, in_dims, cores, strict=True)]
+
+
+def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, int], share: bool) -> Tensor | None:
+    """A tensor with `core` trailing dimensions, its mapped and batch dimension made one; shared ones may stay so."""
+    if tensor is None or (at is None and tensor.dim() == core and share):
+        return tensor
+    tensor = tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
+    if tensor.dim() == core + 1:  # shared by the batch of each mapped call
+        tensor = tensor.unsqueeze(1)
+    return tensor.expand(*sizes, *tensor.shape[2:]).flatten(0, 1)

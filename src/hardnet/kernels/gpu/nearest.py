@@ -1,0 +1,132 @@
+"""The nearest point on a GPU: which problems the kernels take, and one launch each way.
+
+Few rows (`nearest_few`), and a box with one row (`nearest_box`). Called by `hardnet.functional.nearest` and by
+`hardnet.solvers.box_rows`; Triton is imported at the first launch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.kernels.gpu import affine as gpu
+from hardnet.kernels.limits import MOST_BOX_COLUMNS, MOST_COLUMNS_OF_A_THREAD, MOST_NUMBERS_OF_A_THREAD
+from hardnet.modes import plain
+from hardnet.rows import REALS, Batch, dense
+
+PER_WARP, MOST_WARPS = 128, 16
+"""Coordinates that a warp takes before another one helps, and the most warps of a program."""
+
+Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""raw ``(B, n)``, A ``(1 or B, 1, n)``, lower and upper ``(1 or B, 1)``, those of the box ``(1 or B, n)``, float64."""
+Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+
+def takes(rows: Batch) -> bool:
+    """Whether the kernels take these rows: plain memory on a GPU, and of a small size."""
+    raw = rows.raw
+    if raw.device.type != "cuda" or raw.dtype not in REALS or not rows.memory:
+        return False
+    m, n = rows.A.shape[-2:]
+    fits = 0 < m * n <= MOST_NUMBERS_OF_A_THREAD and n <= MOST_COLUMNS_OF_A_THREAD and raw.shape[0] > 0
+    return fits and gpu.supported(raw.device)
+
+
+def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B, 1)``; see `hardnet.kernels.cpu.nearest`."""
+    raw, A, lower, upper = rows[:4]
+    raw, A = dense(raw, raw), dense(A, raw)
+    batch, m = raw.shape[0], A.shape[-2]
+    y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch, 1)
+    status = torch.empty(batch, 1, dtype=torch.int8, device=raw.device)
+    outputs = (y, dual, status, residual)
+    _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, False, False)
+    return outputs
+
+
+def backward(
+    gradient: Tensor, rows: Batch, found: tuple[Tensor, Tensor, Tensor], wants_matrix: bool, tangent: bool
+) -> Gradients:
+    """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
+    raw, A, lower, upper = rows[:4]
+    raw, A = dense(raw, raw), dense(A, raw)
+    shape = (raw.shape[0], *A.shape[-2:])
+    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
+    grad_A = raw.new_empty(shape) if wants_matrix else None
+    outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
+    _launch((*outputs, dense(gradient, raw), *found, raw, A), lower, upper, int(tangent), True, wants_matrix)
+    if grad_A is not None and A.dim() == 2:
+        grad_A = grad_A.sum(0)
+    return grad_raw, grad_A, grad_lower, grad_upper
+
+
+def _launch(
+    tensors: tuple[Tensor, ...],
+    lower: Tensor | None,
+    upper: Tensor | None,
+    number: float,
+    backward: bool,
+    matrix: bool,
+) -> None:
+    """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
+    raw, A = tensors[-2:]
+    bounds = [raw if bound is None else dense(bound, raw) for bound in (lower, upper)]
+    kinds = [0 if bound is None else bound.dim() for bound in (lower, upper)]
+    kernel, samples = launcher(*A.shape[-2:], A.dim() == 3, *kinds, backward, matrix)  # pyright: ignore[reportCallIssue]
+    kernel.launch((-(-raw.shape[0] // samples), 1, 1), (*tensors, *bounds), (raw.shape[0], number))
+
+
+@cache
+def launcher(m: int, n: int, each: bool, lower: int, upper: int, backward: bool, matrix: bool) -> tuple[Any, int]:
+    """The kernel for samples of this shape and bounds of these kinds, and the samples of one program."""
+    from hardnet.kernels.gpu import nearest_few
+    from hardnet.kernels.gpu.launching import Launcher
+
+    warps = 4 if m * n <= 16 else 1
+    power = lambda size: 1 << (size - 1).bit_length()
+    constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
+    constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
+    constants["enable_fp_fusion"] = False  # the kernel says where a product is fused
+    if backward:
+        return Launcher(nearest_few.backward, constants | {"MATRIX": matrix}), 32 * warps
+    return Launcher(nearest_few.forward, constants), 32 * warps
+
+
+def takes_box(flat: Numbers) -> bool:
+    """Whether the kernel takes this flat batch: plain memory on a GPU, one row, and coordinates that fit on chip."""
+    raw, A = flat[:2]
+    fits = raw.is_cuda and A.shape[-2] == 1 and 0 < A.shape[-1] <= MOST_BOX_COLUMNS and len(raw) > 0
+    return fits and plain(*flat) and gpu.supported(raw.device)
+
+
+def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
+    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+
+    Args:
+        flat: All on one device.
+        rounding: That of the dtype which the answer will have.
+    """
+    raw, *others = (dense(part, part) for part in flat)
+    batch, n = raw.shape
+    codes = lambda *shape: torch.empty(shape, dtype=torch.int8, device=raw.device)
+    found = (
+        torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
+        codes(batch), raw.new_empty(batch),
+    )  # fmt: skip
+    kernel = box_launcher(1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
+    kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
+    return found
+
+
+@cache
+def box_launcher(block: int, *each: bool) -> Any:
+    """The kernel for up to `block` coordinates; A, lower, upper, low and high are of each sample or of all."""
+    from hardnet.kernels.gpu import nearest_box
+    from hardnet.kernels.gpu.launching import Launcher
+
+    constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), map(int, each), strict=True))
+    warps = min(MOST_WARPS, max(1, block // PER_WARP))
+    return Launcher(nearest_box.forward, constants | {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False})

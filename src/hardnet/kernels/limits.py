@@ -1,0 +1,35 @@
+"""What kernels take: every limit on rows and sizes, once.
+
+Called by the backends in `kernels.cpu` and `kernels.gpu`, and by whoever chooses between them and plain torch.
+"""
+
+from __future__ import annotations
+
+MOST_ROWS, MOST_NUMBERS = 8, 256
+"""CPU: the most rows, and numbers of A per sample, for which one pass beats the library's factorisations; also the
+limit up to which Gram-Schmidt in plain torch does."""
+MOST_SHARED_NUMBERS = 64
+"""CPU: numbers of a shared A up to which one pass without the library's products is faster."""
+MOST_FEW_ROWS = 4
+"""The most rows of the fixed program for the nearest point; each further row doubles it."""
+MOST_BOX_ROWS = 8
+"""The most rows beside a box that are solved in their multipliers."""
+MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
+"""GPU: the largest matrix of one sample for the closed form."""
+MOST_FUSED_ROWS_IN_HALF = 8
+"""GPU: the same in half types: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
+MOST_SHARED_ROWS = 8
+"""GPU: the same for an A that all samples share; with more rows the kernels that read its factor are faster."""
+MOST_ROWS_OF_COMPILER = 2
+"""GPU: under torch.compile so few rows stay plain formulas, which it fuses with what stands around them."""
+MOST_NUMBERS_OF_A_THREAD, MOST_COLUMNS_OF_A_THREAD = 64, 16
+"""GPU: the most numbers of A and the most columns that one thread holds for the nearest point of few rows."""
+MOST_BOX_COLUMNS = 4096
+"""GPU: the most coordinates of a box beside a row that one program holds."""
+MOST_ON_CHIP = 32
+"""GPU: the most rows and outputs of a general projection that one program holds."""
+
+
+def padded(size: int) -> int:
+    """The power of two that holds a size, of at least 16: what a tile of the matrix units has."""
+    return max(16, 1 << (size - 1).bit_length())
