@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
-from hardnet.functional.quadratic import diagonalize, project_quadratic
+from hardnet.functional.quadratic import diagonalise, project_quadratic
 
 D = torch.float64
 ELLIPSE = (torch.diag(torch.tensor([0.5, 2.0], dtype=D)), torch.zeros(2, dtype=D), -1.0)
@@ -69,7 +69,7 @@ def test_constant_numbers_receive_the_sum_over_the_batch():
 
 def test_a_kept_factor_changes_nothing():
     raw, (P, q, r) = 2 * draw(6, 3), numbers(1, 3, 2)
-    kept = project_quadratic(raw, P[0], q[0], r[0], factor=diagonalize(P[0]))
+    kept = project_quadratic(raw, P[0], q[0], r[0], factor=diagonalise(P[0]))
     assert torch.equal(kept, project_quadratic(raw, P[0], q[0], r[0]))
 
 
@@ -214,7 +214,7 @@ def test_second_derivatives_agree_with_differences():
 def test_mapped_compiled_and_exported_give_the_eager_answer():
     raw, (P, q, r) = 3 * draw(9, 3), numbers(1, 3, 2)
     raw[4] = 0.0
-    factor = diagonalize(P[0])
+    factor = diagonalise(P[0])
     eager = project_quadratic(raw, P[0], q[0], r[0], factor=factor)
 
     def call(point):

@@ -44,7 +44,7 @@ def compare_whole(family, device):
 
 
 def compare_promises(device):
-    """Inside is returned bit for bit, bad samples are open and alone, and a sample has its bits in any company."""
+    """Inside is returned bit for bit, bad samples are open and alone, and a sample has its bits in any batch."""
     raw, A, lower, upper = (part.to(device) for part in families.gaussian(10, 5, 7))
     lower[0], upper[0], raw[0], A[0] = -1e3, 1e3, -0.0, -A[0].abs()  # products of zeros that are all negative
     raw[1, 0], A[2, 0, 0], lower[3, 0], upper[4, 0] = torch.nan, torch.inf, torch.nan, -torch.inf

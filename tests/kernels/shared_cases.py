@@ -56,7 +56,7 @@ def compare(shapes, dtypes, device, samples, seeds=(0,), kinds=BOUNDS):
 
 
 def compare_promises(shapes, dtypes, device, samples):
-    """Inside stays bit for bit, bad samples harm nobody, and a sample alone has the bits it has in company."""
+    """Inside stays bit for bit, bad samples harm nobody, and a sample alone has the bits it has among others."""
     for (m, n), dtype in itertools.product(shapes, dtypes):
         parts = raw, A, P, lower, upper, gradient = shared_problem(3, samples, m, n, dtype, device)
         gradient[7, 0] = -0.0
@@ -78,7 +78,7 @@ def same_bits(first, second):
     return first.contiguous().view(torch.uint8).equal(second.contiguous().view(torch.uint8))
 
 
-def compare_company(m, n, device, samples):
+def compare_alone(m, n, device, samples):
     """A sample that needs no correction keeps its bits beside samples that need some."""
     raw, A, P, lower, upper, gradient = shared_problem(4, samples, m, n, torch.float32, device)
     calm = run_forward(raw, A, P, lower, upper, gradient)

@@ -34,7 +34,7 @@ def test_agrees_with_the_reference():
 def test_promises_on_the_interpreter():
     interpret(
         f"compare_promises([(9, 12), (18, 21)], {BOTH}, 'cpu', 40)",
-        "compare_company(9, 12, 'cpu', 40)",
+        "compare_alone(9, 12, 'cpu', 40)",
         "for dtype in (torch.float32, torch.float64): compare_dependent(9, 12, dtype, 'cpu')",
     )
 
@@ -89,12 +89,12 @@ def test_tiles_are_chosen_by_shape_and_dtype():
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_agrees_with_the_reference_on_the_device(shape):
-    from tests.kernels.shared_cases import compare, compare_company, compare_dependent, compare_promises
+    from tests.kernels.shared_cases import compare, compare_alone, compare_dependent, compare_promises
 
     dtypes = (torch.float32, torch.float64)
     compare([shape], dtypes, "cuda", 33, (0, 1))
     compare_promises([shape], dtypes, "cuda", 40)
-    compare_company(*shape, "cuda", 40)
+    compare_alone(*shape, "cuda", 40)
     for dtype in dtypes:
         compare_dependent(*shape, dtype, "cuda")
 

@@ -82,7 +82,7 @@ def test_a_factor_gives_the_answer_of_its_rows(m, n, dtype):
 
 @EVERY_DTYPE
 @pytest.mark.parametrize(("m", "n", "shared"), [*((m, n, False) for m, n in PER_SAMPLE), (1, 1, True), (8, 8, True)])
-def test_a_sample_has_the_same_bits_in_any_company_and_place(m, n, shared, dtype):
+def test_a_sample_has_the_same_bits_in_any_batch_and_place(m, n, shared, dtype):
     parts = numbers_of(0, 1000, m, n, dtype, shared=shared)
     alone = lambda results: results[:2] + results[2 + shared :]  # the gradient of a shared A is a sum
     every = alone(outputs(*parts))

@@ -39,7 +39,7 @@ def test_first_and_second_derivatives_agree_with_differences(m, n):
     assert torch.autograd.gradgradcheck(compute_y, leaves, fast_mode=True)
 
 
-def test_samples_have_the_same_bits_in_any_company():
+def test_samples_have_the_same_bits_in_any_batch():
     raw, A, lower, upper = random_problem(6, 1100, 3, 4)
     together = nearest_few(raw, A, lower, upper)
     for part in (slice(0, 1), slice(3, 70), slice(600, 1100)):

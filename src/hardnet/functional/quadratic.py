@@ -24,7 +24,7 @@ class Spectrum(NamedTuple):
     V: Tensor
 
 
-def diagonalize(P: Tensor) -> Spectrum:
+def diagonalise(P: Tensor) -> Spectrum:
     """The eigendecomposition of the symmetric part of P ``(..., n, n)``; NaN where P is not finite."""
     P = P.detach().double()
     finite = P.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
@@ -51,12 +51,12 @@ def project_quadratic(
         P: ``(n, n)`` or ``(*batch, n, n)``, positive semidefinite; its antisymmetric part is dropped.
         q: ``(n,)`` or ``(*batch, n)``.
         r: A number, or ``(*batch)``.
-        factor: `diagonalize` of a constant P.
+        factor: `diagonalise` of a constant P.
         on_infeasible: What an empty set gives on a CPU in eager mode: an `InfeasibleError`, or NaN for that sample.
         on_invalid: What NaN or a P with a negative eigenvalue give on a CPU in eager mode: an error, or NaN.
     """
     r = _check(raw, P, q, r)
-    spectrum = diagonalize(P) if factor is None else factor
+    spectrum = diagonalise(P) if factor is None else factor
     if mode() != "eager":
         return _plain(raw, P, q, r, spectrum)
     y, empty = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
-from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.functional.completion import Completion, Partition, complete, factorise_completion
 from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import (
@@ -110,7 +110,7 @@ class ACnet(Layer):
         if C is None:
             return
         self._require_square(C)
-        kept = factorize_completion(C.double(), self._partition)
+        kept = factorise_completion(C.double(), self._partition)
         error = diagnose_singular(kept, self._partition)
         if error is not None:
             raise error
@@ -127,7 +127,7 @@ class ACnet(Layer):
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
         self._require_square(rows.A)
-        factor = factorize_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
+        factor = factorise_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
         linear = complete(raw.double(), rows.lower.double(), factor, self._partition).to(raw.dtype)
         missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)

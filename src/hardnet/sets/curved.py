@@ -43,7 +43,7 @@ class CurvedSet(ConstraintSet):
 def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
     """The block of any curved or polyhedral set; absent bounds become infinite."""
     if part.curved:
-        return part.block(numbers)  # pyright: ignore[reportAttributeAccessIssue]
+        return part.block(numbers)  # pyright: ignore[reportCallIssue]
     rows = part.rows(numbers, like)
     m = rows.A.shape[-2]
     lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ASYMMETRIC, INDEFINITE
-from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadratic
+from hardnet.functional.quadratic import Spectrum, diagonalise, project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
@@ -54,7 +54,7 @@ class Quadratic(CurvedSet):
     def factorize(self) -> Spectrum | None:
         """The eigendecomposition of a constant P, to be kept; None where P depends on x."""
         fixed = self.fixed("P")
-        return None if fixed is None or fixed.dim() > 2 else diagonalize(fixed)
+        return None if fixed is None or fixed.dim() > 2 else diagonalise(fixed)
 
     def project(
         self,

@@ -2,7 +2,7 @@
 
 Sums are formed in float64 whatever the dtype of the numbers: the kernels wait for memory, an H200 adds doubles at half
 the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. Every choice depends on the shape of
-one sample alone, never on the batch, so that a sample comes out the same in any company.
+one sample alone, never on the batch, so that a sample comes out the same in any batch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def widen(value, COMPUTE: tl.constexpr):
-    """Convert to ``COMPUTE``; half types pass through float32, the one road the interpreter knows."""
+    """Convert to ``COMPUTE``; half types pass through float32, the only conversion the interpreter knows."""
     if value.dtype.primitive_bitwidth < 32:
         value = value.to(tl.float32)
     return value.to(COMPUTE)

@@ -1,7 +1,7 @@
 """Launch the closed form for one A that all samples share, with its factor at hand: what it takes, and its tiles.
 
 Every choice depends on the shape and dtype of A alone, never on the batch, so that a sample comes out the same in any
-company. Triton is imported at the first launch.
+batch. Triton is imported at the first launch.
 """
 
 from __future__ import annotations
