@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import hardnet as hn
+from benchmarks.pictures.__main__ import PICTURES
 
 ROOT = Path(__file__).parents[1]
 LOADED = re.compile(
@@ -73,3 +74,8 @@ def test_every_picture_is_described(site):
     images = [(page, image) for page, text in pages(site).items() for image in IMAGE.findall(text)]
     assert images
     assert not [(page, image) for page, image in images if not re.search(r'alt="[^"]{20,}"', image)]
+
+
+def test_every_picture_is_drawn_for_light_and_dark():
+    drawn = {f"{name}-{palette}.svg" for name in PICTURES for palette in ("light", "dark")}
+    assert {path.name for path in (ROOT / "docs" / "pictures").glob("*.svg")} == drawn | {"icon.svg"}
