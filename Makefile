@@ -11,13 +11,18 @@ REV ?=
 OLDEST_PYTHON ?= python3.11
 OLDEST_TORCH ?= torch==2.11.*
 
-.PHONY: demo test lint bench docs tables site coverage test-oldest wheel clean
+.PHONY: demo test warm lint bench docs tables site coverage test-oldest wheel clean
 
 demo: $(VENV)/experiments-ready wheel
 	$(BIN)/hardnet demo
 
-test: $(VENV)/dev-ready wheel lint
-	$(BIN)/python -m pytest tests -n 2
+# one core compiles the kernels that all tests share while the other looks at the sources
+test: $(VENV)/dev-ready wheel
+	$(MAKE) -j 2 lint warm
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=10
+
+warm:
+	$(BIN)/hardnet warmup > /dev/null
 
 lint: $(VENV)/dev-ready
 	$(BIN)/ruff check $(CODE)

@@ -31,12 +31,13 @@ FARTHER = 1e-6
 
 
 class Round(NamedTuple):
-    """One call: a layer, its raw outputs, and whether it promises the nearest point."""
+    """One call: a layer, its raw outputs, whether it promises the nearest point, and the numbers of each sample."""
 
     layer: hn.layers.Layer
     raw: Tensor
     nearest: bool
     text: str
+    x: dict[str, Tensor] | None = None
 
 
 class Draw:
@@ -62,37 +63,47 @@ class Draw:
         most = 150 if dtype == torch.float64 else 15
         return 10.0 ** self.choose([0, 0, 0, self.whole(-most, most), self.whole(-8, 8)])
 
-    def matrix(self, m: int, n: int) -> Tensor:
-        """Rows of a chosen condition: random, nearly dependent, or of mixed sizes."""
-        A = self.normal(m, n)
+    def matrix(self, *shape: int) -> Tensor:
+        """Rows ``(*batch, m, n)`` of a chosen condition: random, nearly dependent, or of mixed sizes."""
+        A, (m, n) = self.normal(*shape), shape[-2:]
         kind = self.choose(["random", "random", "dependent", "columns", "integers"])
         if kind == "dependent" and m > 1:
-            A[1] = A[0] + 10.0 ** -self.whole(1, 12) * A[1]
+            A[..., 1, :] = A[..., 0, :] + 10.0 ** -self.whole(1, 12) * A[..., 1, :]
         if kind == "columns":
             A = A * 10.0 ** (self.normal(n).clamp(-2, 2))
         return A.round() + torch.eye(m, n, dtype=A.dtype) if kind == "integers" else A
 
 
+def of_samples(numbers: dict[str, Tensor]) -> hn.Affine:
+    """Rows whose numbers are those that each sample brings as its x."""
+    read = {name: (lambda x, name=name: x[name]) for name in numbers}
+    return hn.Affine(read.pop("A"), **read)
+
+
 def closed_form(draw: Draw, count: int) -> Round:
-    """Up to n rows, shared, one- or two-sided, some of them equalities."""
-    dtype, n = draw.dtype(), draw.whole(1, 24)
+    """Up to n rows, shared or of each sample, one- or two-sided, some of them equalities."""
+    dtype, n, batch = draw.dtype(), draw.whole(1, 24), draw.choose([(), (count,)])
     m, unit, size = draw.whole(1, n), draw.unit(dtype), draw.unit(dtype)
-    A, middle = draw.matrix(m, n) * unit, draw.normal(m) * unit * size
-    width = draw.normal(m).abs() * unit * size * (draw.normal(m) > -0.5)
-    constraint = hn.Affine(A.to(dtype), lower=(middle - width).to(dtype), upper=(middle + width).to(dtype))
+    A, middle = draw.matrix(*batch, m, n) * unit, draw.normal(*batch, m) * unit * size
+    width = draw.normal(*batch, m).abs() * unit * size * (draw.normal(*batch, m) > -0.5)
+    numbers = {"A": A.to(dtype), "lower": (middle - width).to(dtype), "upper": (middle + width).to(dtype)}
+    constraint = of_samples(numbers) if batch else hn.Affine(**numbers)
     raw = (draw.normal(count, n) * size * 10.0 ** draw.whole(0, 4)).to(dtype)
-    return Round(hn.layers.HardNetAff(constraint), raw, False, f"{dtype} {m}x{n} rows {unit:.0e} outputs {size:.0e}")
+    text = f"{dtype} {tuple(A.shape)} rows {unit:.0e} outputs {size:.0e}"
+    return Round(hn.layers.HardNetAff(constraint), raw, False, text, numbers if batch else None)
 
 
 def polyhedron(draw: Draw, count: int) -> Round:
-    """Any number of rows around a point that is inside."""
-    dtype, n = draw.dtype(), draw.whole(1, 12)
+    """Any number of rows, shared or of each sample, around a point that is inside."""
+    dtype, n, batch = draw.dtype(), draw.whole(1, 12), draw.choose([(), (count,)])
     m, unit, size = draw.whole(1, 2 * n + 2), draw.unit(dtype), draw.unit(dtype)
-    A, inside = draw.matrix(m, n) * unit, draw.normal(n) * size
-    upper = A @ inside + draw.normal(m).abs() * unit * size
+    A, inside = draw.matrix(*batch, m, n) * unit, draw.normal(*batch, n) * size
+    upper = (A @ inside.unsqueeze(-1)).squeeze(-1) + draw.normal(*batch, m).abs() * unit * size
     raw = (inside + draw.normal(count, n) * size * 10.0 ** draw.whole(0, 4)).to(dtype)
-    constraint = hn.Affine(A.to(dtype), upper=upper.to(dtype))
-    return Round(hn.layers.Projection(constraint), raw, True, f"{dtype} {m}x{n} rows {unit:.0e} outputs {size:.0e}")
+    numbers = {"A": A.to(dtype), "upper": upper.to(dtype)}
+    constraint = of_samples(numbers) if batch else hn.Affine(**numbers)
+    text = f"{dtype} {tuple(A.shape)} rows {unit:.0e} outputs {size:.0e}"
+    return Round(hn.layers.Projection(constraint), raw, True, text, numbers if batch else None)
 
 
 def boxed_rows(draw: Draw, count: int) -> Round:
@@ -152,12 +163,12 @@ def examine(case: Round) -> tuple[Tensor, str]:
         warnings.simplefilter("always")
         try:
             with torch.no_grad():
-                y = case.layer(case.raw)
+                y = case.layer(case.raw, case.x)
         except hn.errors.HardNetError as error:
             return torch.zeros(len(case.raw), dtype=torch.bool), type(error).__name__
     if any(issubclass(warning.category, hn.errors.NotConvergedWarning) for warning in said):
         return torch.zeros(len(case.raw), dtype=torch.bool), "NotConvergedWarning"
-    certificate = hn.check(case.layer.constraint, y)
+    certificate = hn.check(case.layer.constraint, y, case.x)
     allowed = certificate.tolerance.clamp_min(case_tolerance(case, y))
     outside = ~(certificate.violation <= allowed).all(-1)
     return outside & ~y.isnan().any(-1), "answered"
@@ -177,13 +188,16 @@ def not_nearest(case: Round, sample: int) -> bool:
     """
     from scipy.optimize import nnls
 
+    one = slice(sample, sample + 1)
+    x = None if case.x is None else {name: number[one] for name, number in case.x.items()}
     with torch.no_grad():
-        y = case.layer(case.raw[sample : sample + 1])[0].double()
+        y = case.layer(case.raw[one], x)[0].double()
     step, eps = case.raw[sample].double() - y, torch.finfo(case.raw.dtype).eps
     distance = float(step.norm())
     if distance == 0:
         return False
-    A, lower, upper = case.layer.constraint.affine(None, case.raw[:1])
+    rows = case.layer.constraint.affine(x, case.raw[one])
+    A, lower, upper = (part if part is None or case.x is None else part[0] for part in rows)
     norm = A.double().norm(dim=-1)
     A = A.double() / norm.unsqueeze(-1)
     meets = 64 * eps * (y.abs().max() * y.numel()) + 1e-12 * distance
@@ -211,11 +225,11 @@ def run_round(family: str, seed: int, count: int) -> dict[str, Any]:
     return {"ended": ended, "samples": count, "wrong": int(wrong.sum()), "farther": farther, "text": case.text}
 
 
-def campaign(samples: int, seed: int, out: Path, count: int = 16, every: float = 10.0) -> dict[str, Any]:
+def campaign(samples: int, seed: int, out: Path, count: int = 64, every: float = 10.0) -> dict[str, Any]:
     """Rounds until every family has its share of the samples; resumes the record in `out`."""
-    record = json.loads(out.read_text()) if out.exists() else {"seed": seed, "families": {}}
-    if record["seed"] != seed:
-        raise SystemExit(f"{out} belongs to seed {record['seed']}")
+    record = json.loads(out.read_text()) if out.exists() else {"seed": seed, "count": count, "families": {}}
+    if (record["seed"], record["count"]) != (seed, count):
+        raise SystemExit(f"{out} belongs to seed {record['seed']} and calls of {record['count']} samples")
     share, written = math.ceil(samples / len(FAMILIES)), time.monotonic()
     for place, family in enumerate(FAMILIES):
         fresh = {"rounds": 0, "samples": 0, "ended": {}, "wrong": 0, "farther": 0, "failures": []}
@@ -255,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=16, help="samples of one call")
+    parser.add_argument("--count", type=int, default=64, help="samples of one call")
     parser.add_argument("--out", type=Path, default=Path("results/campaign.json"))
     parser.add_argument("--only", help="FAMILY:SEED of one round, to be seen again")
     asked = parser.parse_args()

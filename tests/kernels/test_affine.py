@@ -1,15 +1,12 @@
 """The kernels of the closed form against their reference: on the interpreter here, on a device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from hardnet.functional import enforce_affine
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.kernels.gpu import affine, affine_reference
+from tests.kernels.interpreter import interpret
 
 SMALL = [(1, 1), (2, 2), (3, 6), (6, 12)]
 EVERY = [
@@ -18,58 +15,49 @@ EVERY = [
 ]  # fmt: skip
 
 
-def interpret(statement):
-    """Run a statement on the CPU, where Triton interprets its kernels; it must know before it is imported."""
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = f"import torch; from tests.kernels.affine_cases import *; {statement}"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-
-
 def test_few_rows_agree_with_the_reference():
-    interpret(f"compare({SMALL}, (torch.float32,), 'cpu', 9, kinds=('both',))")
-    interpret("compare([(2, 2)], (torch.float64,), 'cpu', 9, kinds=('lower', 'upper', 'shared'))")
+    interpret("affine_cases", f"compare({SMALL}, (torch.float32,), 'cpu', 9, kinds=('both',))")
+    interpret("affine_cases", "compare([(2, 2)], (torch.float64,), 'cpu', 9, kinds=('lower', 'upper', 'shared'))")
 
 
 def test_many_rows_agree_with_the_reference():
-    interpret("compare([(18, 21)], (torch.float32,), 'cpu', 8, kinds=('both',))")
-    interpret("compare([(9, 12)], (torch.float64,), 'cpu', 2, kinds=('shared',))")
+    interpret("affine_cases", "compare([(18, 21)], (torch.float32,), 'cpu', 8, kinds=('both',))")
+    interpret("affine_cases", "compare([(9, 12)], (torch.float64,), 'cpu', 2, kinds=('shared',))")
 
 
 def test_a_block_without_rows_to_spare_agrees_with_the_reference():
     """Fifteen rows leave a place for raw, but not for the gradient as well; sixteen leave none."""
-    interpret("compare([(15, 17), (16, 16)], (torch.float32,), 'cpu', 8, kinds=('both',))")
+    interpret("affine_cases", "compare([(15, 17), (16, 16)], (torch.float32,), 'cpu', 8, kinds=('both',))")
 
 
 def test_half_types_agree_with_the_reference():
-    interpret("compare([(2, 2), (3, 6)], (torch.bfloat16, torch.float16), 'cpu', 2, kinds=('both',))")
+    interpret("affine_cases", "compare([(2, 2), (3, 6)], (torch.bfloat16, torch.float16), 'cpu', 2, kinds=('both',))")
 
 
 def test_promises_on_the_interpreter():
-    interpret("compare_promises([(2, 2), (6, 12)], 'cpu', 10)")
+    interpret("affine_cases", "compare_promises([(2, 2), (6, 12)], 'cpu', 10)")
 
 
 def test_bad_conditioning_leaves_violations_at_rounding():
-    interpret("compare_conditioning([(2, 4), (5, 14), (10, 20), (25, 50), (20, 20)], 'cpu')")
+    interpret("affine_cases", "compare_conditioning([(2, 4), (5, 14), (10, 20), (25, 50), (20, 20)], 'cpu')")
 
 
 def test_outputs_far_outside_satisfy_the_certificate():
-    interpret("compare_certificates([(2, 2), (3, 5), (9, 10)], 'cpu', 20, (torch.float64,))")
-    interpret("compare_certificates([(2, 2), (6, 6)], 'cpu', 20, (torch.float32,))")
+    interpret("affine_cases", "compare_certificates([(2, 2), (3, 5), (9, 10)], 'cpu', 20, (torch.float64,))")
+    interpret("affine_cases", "compare_certificates([(2, 2), (6, 6)], 'cpu', 20, (torch.float32,))")
 
 
 def test_shared_rows_give_the_bits_of_rows_per_sample():
-    interpret("compare_shared([(1, 3), (2, 2), (5, 10)], (torch.float64, torch.float32), 'cpu', 10)")
+    interpret("affine_cases", "compare_shared([(1, 3), (2, 2), (5, 10)], (torch.float64, torch.float32), 'cpu', 10)")
 
 
 def test_the_gradient_of_shared_rows_is_summed_in_parts():
     small = "from hardnet.kernels.gpu import affine_launch; affine_launch.LARGEST_PART = 70; "
-    interpret(small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
+    interpret("affine_cases", small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
 
 
 def test_compiled_code_meets_operators():
-    interpret("compare_compiled('cpu')")
+    interpret("affine_cases", "compare_compiled('cpu')")
 
 
 def test_kernels_are_chosen_by_device_shape_and_dtype(monkeypatch):

@@ -1,31 +1,20 @@
 """The kernels for a shared A and its factor: on the interpreter here, on a device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.gpu import affine, shared_launch
 from hardnet.rows import Batch
+from tests.kernels.interpreter import interpret
 
 SHAPES = [(9, 12), (16, 16), (25, 50), (33, 40), (50, 100), (64, 64), (64, 256)]
 BOTH = "(torch.float32, torch.float64)"
 
 
-def interpret(*statements):
-    """Run statements on the CPU, where Triton interprets its kernels; it must know before it is imported."""
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = "\n".join(["import torch", "from tests.kernels.shared_cases import *", *statements])
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-
-
 def test_agrees_with_the_reference():
     interpret(
+        "shared_cases",
         f"compare([(9, 12)], {BOTH}, 'cpu', 20)",
         f"compare([(33, 40)], {BOTH}, 'cpu', 20, kinds=('both',))",
     )
@@ -33,6 +22,7 @@ def test_agrees_with_the_reference():
 
 def test_promises_on_the_interpreter():
     interpret(
+        "shared_cases",
         f"compare_promises([(9, 12), (18, 21)], {BOTH}, 'cpu', 40)",
         "compare_alone(9, 12, 'cpu', 40)",
         "for dtype in (torch.float32, torch.float64): compare_dependent(9, 12, dtype, 'cpu')",
@@ -40,11 +30,13 @@ def test_promises_on_the_interpreter():
 
 
 def test_outputs_far_outside_satisfy_the_certificate():
-    interpret("compare_certificates([(9, 12), (18, 21), (16, 16)], 'cpu', 40)")
+    interpret("shared_cases", "compare_certificates([(9, 12), (18, 21), (16, 16)], 'cpu', 40)")
 
 
 def test_gradients_of_a_learned_matrix_and_its_factor():
-    interpret("compare_learned([(9, 12), (17, 17)], 'cpu')", "compare_factors([(9, 12), (18, 21)], 'cpu')")
+    interpret(
+        "shared_cases", "compare_learned([(9, 12), (17, 17)], 'cpu')", "compare_factors([(9, 12), (18, 21)], 'cpu')"
+    )
 
 
 class OnDevice(torch.Tensor):

@@ -1,9 +1,5 @@
 """The kernel of a box and one row on a GPU: on the interpreter here, on a device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,24 +7,16 @@ from hardnet.functional import project_box_rows
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.solvers.box_rows import flatten
 from tests.kernels import box_cases
+from tests.kernels.interpreter import interpret
 from tests.solvers.box_families import box_family
 
 
-def interpret(statement):
-    """Run a statement on the CPU, where Triton interprets its kernels; it must know before it is imported."""
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = f"from tests.kernels.box_cases import *; {statement}"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-
-
 def test_agrees_with_plain_torch_on_the_interpreter():
-    interpret("compare('cpu', (2, 7), 3); compare('cpu', (300,), 18, ('far',)); compare_shared('cpu', 5)")
+    interpret("box_cases", "compare('cpu', (2, 7), 3); compare('cpu', (300,), 18, ('far',)); compare_shared('cpu', 5)")
 
 
 def test_promises_on_the_interpreter():
-    interpret("compare_bad_samples('cpu'); compare_units('cpu'); compare_inside('cpu')")
+    interpret("box_cases", "compare_bad_samples('cpu'); compare_units('cpu'); compare_inside('cpu')")
 
 
 def test_the_interpreter_is_not_taken_for_a_device():

@@ -1,18 +1,13 @@
 """The pivoting kernel against its plain reference: on the interpreter here, on the device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from hardnet.solvers.pivoting import pivot_reference
+from tests.kernels.interpreter import interpret
 from tests.solvers.families import duplicated, gaussian, integers
 
 pytest.importorskip("triton")
-
-INTERPRETED = "from tests.kernels.test_pivoting import compare; compare('cpu', 6)"
 
 
 def products(raw, A, lower, upper):
@@ -42,9 +37,7 @@ def compare(device, batch):
 
 
 def test_kernel_agrees_with_its_reference_on_the_interpreter():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", INTERPRETED], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    interpret("test_pivoting", "compare('cpu', 6)")
 
 
 @pytest.mark.gpu

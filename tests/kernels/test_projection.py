@@ -1,31 +1,22 @@
 """Small projections by one launch: on the interpreter here, on a device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from hardnet.kernels.gpu import affine
 from hardnet.solvers import Status, project_affine, projection
+from tests.kernels.interpreter import interpret
 from tests.solvers import families
 
 pytest.importorskip("triton")
 
-
-def interpret(*statements):
-    """Run statements on the CPU, where Triton interprets its kernels; it must know before it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = "\n".join(
-        ["from tests.kernels.projection_cases import *", "from tests.solvers.families import *", *statements]
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+FAMILIES = "from tests.solvers.families import *"
 
 
 def test_agrees_with_the_launches_over_all_samples():
     interpret(
+        "projection_cases",
+        FAMILIES,
         "compare(gaussian(8, 2, 2), 'cpu')",
         "compare(gaussian(8, 10, 5), 'cpu')",
         "compare(gaussian(6, 10, 20, equalities=2), 'cpu')",
@@ -35,11 +26,11 @@ def test_agrees_with_the_launches_over_all_samples():
 
 
 def test_what_is_left_open_is_settled_in_steps():
-    interpret("compare_whole(duplicated(6), 'cpu')", "compare_whole(integers(12), 'cpu')")
+    interpret("projection_cases", FAMILIES, "compare_whole(duplicated(6), 'cpu')", "compare_whole(integers(12), 'cpu')")
 
 
 def test_promises_on_the_interpreter():
-    interpret("compare_promises('cpu')", "compare_shared('cpu')")
+    interpret("projection_cases", FAMILIES, "compare_promises('cpu')", "compare_shared('cpu')")
 
 
 class OnDevice(torch.Tensor):

@@ -1,28 +1,17 @@
 """The derivative of the projection in one kernel: on the interpreter here, on the device where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import hardnet.functional.polyhedron_gradient as formulas
 from hardnet.functional.polyhedron import project_affine
 from hardnet.solvers import Status
+from tests.kernels.interpreter import interpret
 from tests.solvers.families import draw, duplicated, gaussian
 
 pytest.importorskip("triton")
 
 EPS = {torch.float64: 1e-11, torch.float32: 1e-6}
-
-
-def interpret(*statements):
-    """Run statements on the CPU, where Triton interprets its kernels; it must know before it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    code = "\n".join(["import torch", "from tests.kernels.test_projection_backward import *", *statements])
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
 class Kernel:
@@ -176,19 +165,23 @@ def compare_differences():
 
 
 def test_agrees_with_the_formulas():
-    interpret("compare_shapes([(1, 1), (2, 2), (5, 3)], 3)", "compare_shapes([(10, 20), (20, 10), (32, 32)], 1)")
+    interpret(
+        "test_projection_backward",
+        "compare_shapes([(1, 1), (2, 2), (5, 3)], 3)",
+        "compare_shapes([(10, 20), (20, 10), (32, 32)], 1)",
+    )
 
 
 def test_shared_absent_and_broadcast_numbers():
-    interpret("compare_sharing()")
+    interpret("test_projection_backward", "compare_sharing()")
 
 
 def test_odd_samples_are_zero_or_left_open():
-    interpret("compare_odd_samples()", "compare_flags()")
+    interpret("test_projection_backward", "compare_odd_samples()", "compare_flags()")
 
 
 def test_finite_differences_and_nearly_dependent_rows():
-    interpret("compare_differences()", "compare_nearly_dependent()")
+    interpret("test_projection_backward", "compare_differences()", "compare_nearly_dependent()")
 
 
 class OnDevice(torch.Tensor):
