@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 
 import hardnet as hn
+from benchmarks.pictures import results
 from benchmarks.pictures.__main__ import PICTURES
+from benchmarks.pictures.style import LIGHT
 
 ROOT = Path(__file__).parents[1]
 LOADED = re.compile(
@@ -79,3 +81,17 @@ def test_every_picture_is_described(site):
 def test_every_picture_is_drawn_for_light_and_dark():
     drawn = {f"{name}-{palette}.svg" for name in PICTURES for palette in ("light", "dark")}
     assert {path.name for path in (ROOT / "docs" / "pictures").glob("*.svg")} == drawn | {"icon.svg"}
+
+
+def test_every_picture_is_shown():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert not set(PICTURES) - set(
+        re.findall(r"pictures/([\w-]+)-light\.svg", "".join(page.read_text() for page in pages))
+    )
+
+
+@pytest.mark.parametrize("name", results.PICTURES)
+def test_the_recorded_results_can_be_drawn(name):
+    figure = results.PICTURES[name](LIGHT)
+    assert all(panel.has_data() for panel in figure.axes)
+    figure.clear()

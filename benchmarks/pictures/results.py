@@ -130,8 +130,14 @@ def programs(palette: Palette) -> Figure:
     """The objective over training of every method that holds the equalities, and the optimum."""
     figure, (panel,) = panels(palette, 1, 2.9)
     limit = read("limits/limits-opt.json")["limit"]["value"]
-    labels = {"aff": ("HardNet-Aff", palette.good), "dc3": ("DC3 as published", palette.bad)}
+    labels = {
+        "aff": ("HardNet-Aff", palette.bad),
+        "dc3": ("DC3 as published", palette.soft),
+        "projection": ("nearest point", palette.good),
+    }
     for method, (label, colour) in labels.items():
+        if not (RESULTS / f"paper/opt/{method}.json").exists():
+            continue
         history = read(f"paper/opt/{method}.json")["history"]
         for i, line in enumerate(zip(*history["objective"], strict=True)):
             panel.plot(history["epoch"], line, color=colour, linewidth=0.8, label=label if i == 0 else None)
