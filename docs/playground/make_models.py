@@ -26,7 +26,7 @@ from hardnet.experiments.stamp import environment
 from hardnet.layers import Layer
 from hardnet.layers.auto import build_layer
 from hardnet.problems import PROBLEMS, Problem
-from hardnet.train import StackedMLP, Training, stacked_net, streams_of
+from hardnet.train import Training, stacked_net, streams_of
 
 FOLDER = Path(__file__).parent / "models"
 STAMP = "models.json"
@@ -106,7 +106,7 @@ def train(name: str, epochs: int | None = None) -> tuple[Shipped, dict[str, Any]
 
 
 @torch.no_grad()
-def take_weights(net: nn.Module, stacked: StackedMLP) -> None:
+def take_weights(net: nn.Module, stacked: nn.Module) -> None:
     """Copy the first seed's weights ``(in, out)`` and biases into plain Linear layers."""
     for plain, source in zip(net.linears, stacked.linears, strict=True):  # pyright: ignore[reportArgumentType]
         plain.weight.copy_(source.weight[0].T)
