@@ -89,3 +89,28 @@ def test_refusals():
         model(draw(2, 4))
     with pytest.raises(hn.errors.ShapeError, match="raw output has the dimension of y"):
         hn.gradient_flow(model, draw(2, 4), lambda y: y.sum())
+
+
+def test_what_each_mode_would_keep_is_what_it_keeps():
+    x, raw = draw(6, 2, seed=3), 3 * draw(6, 4, seed=4)
+    constraint = hn.Affine(draw(2, 4, seed=5), upper=0.1) & hn.Box(-1.0, 1.0)
+    loss = lambda y: (y - 0.3).square().sum()
+    models = {
+        mode: hn.HardNet(Constant([0.0]), constraint, "projection", **options)
+        for mode, options in (
+            ("gradient='exact'", {}),
+            ("gradient='tangent'", {"gradient": "tangent"}),
+            ("leak=0.1", {"leak": 0.1}),
+        )
+    }
+    for model in models.values():
+        model.net = torch.nn.Linear(2, 4).double()
+        model.net.forward = lambda x: raw  # the same raw outputs for all
+    flows = {mode: hn.gradient_flow(model, x, loss) for mode, model in models.items()}
+    assert set(flows["gradient='exact'"].modes) == {"gradient='tangent'", "leak=0.1"}
+    assert set(flows["gradient='tangent'"].modes) == {"gradient='exact'", "leak=0.1"}
+    assert set(flows["leak=0.1"].modes) == {"gradient='tangent'"}
+    for mode, expected in flows["gradient='exact'"].modes.items():
+        assert torch.allclose(expected, flows[mode].kept)
+    assert torch.allclose(flows["gradient='tangent'"].modes["gradient='exact'"], flows["gradient='exact'"].kept)
+    assert "kept with leak=0.1" in str(flows["gradient='exact'"])

@@ -19,7 +19,7 @@ ORDER = [
     {"sets"},
     {"layers"},
     {"model", "storage", "certificate"},
-    {"testing", "metrics", "losses", "gradients", "integrations", "train"},
+    {"testing", "metrics", "losses", "gradients", "features", "integrations", "train"},
     {"problems"},
     {"experiments"},
     {"cli", "__main__"},

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardnet import errors, functional, gradients, layers, losses, metrics, sets, solvers, testing
 from hardnet.certificate import Certificate, check
+from hardnet.features import features
 from hardnet.gradients import GradientFlow, gradient_flow
 from hardnet.layers import explain, methods, register
 from hardnet.model import HardNet
@@ -46,6 +47,7 @@ __all__ = [
     "compare",
     "errors",
     "explain",
+    "features",
     "functional",
     "gradient_flow",
     "gradients",

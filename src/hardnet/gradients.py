@@ -2,18 +2,20 @@
 
 A projection loses the component of the gradient that is normal to the active constraints. That is right where the loss
 would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could improve.
-``HardNet(..., leak=0.1)`` is one remedy.
+``HardNet(..., leak=0.1)`` is one remedy, ``gradient="tangent"`` another; `gradient_flow` says what each would change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.functional.derivatives import leak_gradient
 from hardnet.model import HardNet
 
 
@@ -24,16 +26,21 @@ class GradientFlow(NamedTuple):
         moved: Whether the layer changed the raw output.
         kept: ``|gradient at raw| / |gradient at y|``; 0 where all of it is lost, and 1 where y has none.
         stuck: Whether the gradient is lost although a small step against it would stay in C(x): a harmful zero.
+        modes: What `kept` would be with each remedy that the model does not use: ``gradient="tangent"`` or ``"exact"``
+            where its method has that option, and ``leak=0.1``.
     """
 
     moved: Tensor
     kept: Tensor
     stuck: Tensor
+    modes: dict[str, Tensor]
 
     def __str__(self) -> str:
         """One line for a training log."""
-        moved, kept, stuck = (part.double().mean().item() for part in self)
-        return f"{moved:.0%} of the samples moved, {kept:.2f} of the gradient kept on average, {stuck:.0%} stuck"
+        moved, kept, stuck = (part.double().mean().item() for part in self[:3])
+        text = f"{moved:.0%} of the samples moved, {kept:.2f} of the gradient kept on average, {stuck:.0%} stuck"
+        would = [f"{name} {share.double().mean().item():.2f}" for name, share in self.modes.items()]
+        return f"{text}; kept with {', '.join(would)}" if would else text
 
 
 def gradient_flow(
@@ -53,11 +60,40 @@ def gradient_flow(
     if y.shape != raw.shape:
         expected = "a method whose raw output has the dimension of y"
         raise ShapeError(sentence("model", expected, f"{tuple(raw.shape)} and {tuple(y.shape)}"))
-    at_y, at_raw = torch.autograd.grad(loss(y), (y, raw))
+    through = leak_gradient(y, raw, model.leak) if model.leak else y
+    (at_y,) = torch.autograd.grad(loss(through), through, retain_graph=True)
+    (at_raw,) = torch.autograd.grad(through, raw, at_y)
     with torch.no_grad():
         size = at_y.norm(dim=-1)
-        kept = torch.where(size > 0, at_raw.norm(dim=-1) / size, 1)
+        kept = _share(at_raw, size)
         inward = y - step * at_y / size.clamp_min(torch.finfo(y.dtype).tiny).unsqueeze(-1)
         slack = (model.constraint.violation(inward, x) <= model.constraint.violation(y, x)).all(-1)
         moved = (y != raw).any(-1)
-        return GradientFlow(moved, kept, moved & (size > 0) & (kept < lost) & slack)
+        stuck = moved & (size > 0) & (kept < lost) & slack
+    return GradientFlow(moved, kept, stuck, {name: _share(g, size) for name, g in _remedies(model, raw, x, at_y)})
+
+
+LEAK = 0.1
+"""The share that stands for leaky gradients."""
+
+
+def _share(at_raw: Tensor, size: Tensor) -> Tensor:
+    """``|gradient at raw| / |gradient at y|``, 1 where y has none."""
+    return torch.where(size > 0, at_raw.norm(dim=-1) / size, 1)
+
+
+def _remedies(model: HardNet, raw: Tensor, x: Any, at_y: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The gradient at raw under each mode that the model does not use, by the option that asks for it."""
+    options = model.layer.options
+    if not model.leak:
+        leaky = leak_gradient(model.layer(raw, x), raw, LEAK)
+        yield f"leak={LEAK}", torch.autograd.grad(leaky, raw, at_y)[0]
+    mode = getattr(options, "gradient", None)
+    if mode is not None:
+        other = "exact" if mode == "tangent" else "tangent"
+        given = {own.name: getattr(options, own.name) for own in fields(options)} | {"gradient": other}
+        try:
+            twin = type(model.layer)(model.constraint, **given)
+        except OptionError:  # rows that give way have one gradient
+            return
+        yield f"gradient={other!r}", torch.autograd.grad(twin(raw, x), raw, at_y)[0]

@@ -46,7 +46,7 @@ def save(model: HardNet, path: str | Path, *, example: Any = None) -> None:
     """
     if not isinstance(model, HardNet):
         raise OptionError(sentence("model", "a HardNet", type(model).__name__))
-    code = function_names(describe(model.constraint))
+    code = [*function_names(describe(model.constraint)), *_code_options(plain(model.layer.options))]
     if code and example is None:
         expected = (
             f"an input x, since '{code[0]}' is a function, which a file can only know by its numbers at an example"
@@ -114,6 +114,12 @@ def _assemble(
     if layer is None:
         remedy = "register it with hn.register(LayerClass) before loading"
         raise FileError(f"{folder}: saved with method {header['method']!r}, which this program lacks; {remedy}")
+    code = _code_options(header["options"])
+    if code:
+        remedy = "pass as net a whole HardNet that was built with it"
+        raise FileError(
+            f"{folder}: saved with a function as its option '{code[0]}', which a file does not hold; {remedy}"
+        )
     try:
         constraint = rebuild(header["constraint"], own) if constraint is None else constraint
         return HardNet(net, constraint, layer(constraint, **header["options"]), leak=header["leak"])
@@ -122,6 +128,11 @@ def _assemble(
     except (HardNetError, KeyError, TypeError, AttributeError, ValueError) as error:
         kind = "" if isinstance(error, HardNetError) else f"{type(error).__name__}: "
         raise FileError(f"{folder}: the saved model cannot be built again; {kind}{error}") from error
+
+
+def _code_options(options: dict[str, Any]) -> list[str]:
+    """The options that were functions or modules, which stand in a file by their kind alone: ``<function>``."""
+    return [name for name, value in options.items() if isinstance(value, str) and value.startswith("<")]
 
 
 def _require_same_layer(model: HardNet, header: dict[str, Any], folder: Path) -> None:
@@ -187,9 +198,8 @@ def _require_same_numbers(model: HardNet, header: dict[str, Any], tensors: dict[
         raise FileError(f"{folder}: the constraint is not the one saved; at the saved example, {error}") from error
     for name, value in now.items():
         if name in saved and not same(saved[name], value):
-            raise FileError(
-                f"{folder}: the constraint is not the one saved; it gives other numbers at the saved example"
-            )
+            what = "metric" if name == f"{EXAMPLE}metric" else "constraint"
+            raise FileError(f"{folder}: the {what} is not the one saved; it gives other numbers at the saved example")
 
 
 def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
@@ -198,6 +208,7 @@ def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
         raw = model(example, enforce=False)
         n = model.constraint.dim or model.layer(raw, example).shape[-1]
         found = fingerprint(model.constraint, example, raw.new_zeros(*raw.shape[:-1], n))
+        found |= model.layer.code_at(raw, example)
     return {f"{EXAMPLE}{name}": value for name, value in found.items()}
 
 

@@ -91,8 +91,10 @@ def project_affine(
     if A.shape[-2] == 0:
         return raw.expand(*batch, raw.shape[-1])
     project = partial(_route, on_infeasible=on_infeasible, on_invalid=on_invalid)
-    euclidean = metric is None
-    y = project(raw, A, lower, upper, shared) if euclidean else in_metric(raw, A, lower, upper, metric, project)
+    if metric is None:
+        y = project(raw, A, lower, upper, shared)
+    else:
+        y = in_metric(raw, A, lower, upper, metric, project, on_invalid)
     y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
     return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
 

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, OptionError, ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import (
+    ConvergenceError,
+    OptionError,
+    ShapeError,
+    UnsupportedSetError,
+    in_samples,
+    sample_indices,
+    sentence,
+)
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron_fixed import within_unit_rows
 from hardnet.functional.samples import refuse
@@ -27,7 +35,9 @@ Bound = Tensor | None
 Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
 
 
-def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor, project: Project) -> Tensor:
+def in_metric(
+    raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor, project: Project, on_invalid: str = "raise"
+) -> Tensor:
     """``argmin (y - raw)'W(y - raw)  subject to  lower <= A y <= upper`` by `project` in other variables.
 
     Args:
@@ -37,6 +47,7 @@ def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor
         upper: Like `lower`.
         metric: W: positive ``(n,)`` or ``(*batch, n)``, or positive definite ``(n, n)`` or ``(*batch, n, n)``.
         project: The Euclidean projection.
+        on_invalid: What a metric that is none gives where a look is free: an error, or NaN for that sample alone.
     """
     require_like("metric", metric, raw)
     n, (raw_, A_, W) = raw.shape[-1], (part.double() for part in (raw, A, metric))
@@ -44,13 +55,13 @@ def in_metric(raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor
     if metric.dim() == 0 or metric.shape[-1] != n:
         raise ShapeError(sentence("metric", f"shape (*batch, {n}) or (*batch, {n}, {n})", tuple(metric.shape)))
     if _diagonal(metric, raw, n):
-        _refuse_metric(metric, ~(W > 0).all(-1))
+        _refuse_metric(~(W > 0).all(-1), on_invalid)
         root = W.sqrt()
         forward, rows = root * raw_, A_ / root.unsqueeze(-2)
         back = lambda z: z / root
     else:
         L, info = torch.linalg.cholesky_ex((W + W.mT) / 2)
-        _refuse_metric(metric, info != 0)
+        _refuse_metric(info != 0, on_invalid)
         L = torch.where((info != 0)[..., None, None], torch.nan, L)
         forward = (L.mT @ raw_.unsqueeze(-1)).squeeze(-1)
         rows = torch.linalg.solve_triangular(L, A_.mT, upper=False).mT
@@ -66,9 +77,10 @@ def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
     return metric.dim() == 1 or metric.shape[-2] != n or (metric.shape == raw.shape and metric.dim() > 2)
 
 
-def _refuse_metric(metric: Tensor, bad: Tensor) -> None:
-    if may_look(metric) and bool(bad.any()):
-        got = "one that is not, or NaN"
+def _refuse_metric(bad: Tensor, on_invalid: str) -> None:
+    """Raise for the samples ``(*batch)`` whose W is no metric, where a look is free."""
+    if on_invalid == "raise" and may_look(bad) and bool(bad.any()):
+        got = f"one that is not, or NaN{in_samples(sample_indices(bad) if bad.dim() else [])}"
         raise OptionError(sentence("metric", "positive numbers or a positive definite matrix", got))
 
 

@@ -82,6 +82,8 @@ def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **optio
             raise UnsupportedSetError("method: expected a layer built on this constraint, got one built on another set")
         return method
     name = _choose(constraint)[0] if method == "auto" else method
+    if method == "auto" and options.get("metric") is not None and constraint.polyhedral:
+        name = "projection"  # the only one with a metric
     if name not in LAYERS:
         raise UnsupportedSetError(f"method: expected 'auto' or one of {', '.join(LAYERS)}, got {name!r}")
     return LAYERS[name](constraint, **options)

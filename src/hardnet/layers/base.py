@@ -98,6 +98,10 @@ class Layer(nn.Module):
             with torch.device("cpu"):  # whatever the default device is; tables follow the device of the set
                 self.refactor()
 
+    def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
+        """What options that are functions of x give at x, by name: all that a file can know of them."""
+        return {}
+
     def _follow(self, raw: Tensor) -> None:
         """Move what the layer keeps of the set to the device of raw and the dtype it is enforced in."""
         for name, value in self._buffers.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hardnet.errors import OptionError, sentence
@@ -25,7 +25,21 @@ class LayerOptions:
 
     def __str__(self) -> str:
         """``name=value, ...``: as a call of the constructor would spell them."""
-        return ", ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+        return ", ".join(f"{own.name}={_spoken(getattr(self, own.name))}" for own in fields(self))
+
+
+LONGEST = 8
+"""Numbers up to which an option is written out."""
+
+
+def _spoken(value: Any) -> str:
+    """A value in a few words: many numbers by their shape, code by its kind."""
+    if isinstance(value, tuple) and (len(value) > LONGEST or any(isinstance(row, tuple) for row in value)):
+        inner = f", {len(value[0])}" if isinstance(value[0], tuple) else ","
+        return f"({len(value)}{inner})"
+    if callable(value):
+        return "function of x" if not hasattr(value, "parameters") else f"{type(value).__name__} of x"
+    return repr(value)
 
 
 def option(default: Any, expected: str, holds: Callable[[Any], bool], clean: Callable[[Any], Any] | None = None) -> Any:
@@ -88,6 +102,16 @@ def vector(default: None = None) -> Any:
     )
 
 
+def metric() -> Any:
+    """None, n positive numbers, n rows of n numbers, or a function or module of x that returns one of these."""
+    return option(
+        None,
+        "positive numbers (n), a matrix (n, n), or a function or module of x",
+        lambda value: value is None or callable(value) or _rectangular(value),
+        lambda value: value if value is None or callable(value) else _nested(value),
+    )
+
+
 def take_options(method: str, record: type[LayerOptions], given: dict[str, Any]) -> LayerOptions:
     """The record with the given values; an option that it lacks is refused by name, with those that it has."""
     names = [own.name for own in fields(record)]
@@ -119,6 +143,20 @@ def _number(value: Any) -> bool:
 def _listed(value: Any) -> bool:
     """Whether this is a list or a tuple."""
     return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _rectangular(value: Any) -> bool:
+    """Whether these are finite numbers, or rows of them of one length."""
+    rows = _entries(value)
+    if not all(_listed(row) for row in rows):
+        rows = [rows]
+    numbers = all(_number(entry) and math.isfinite(entry) for row in rows for entry in row)
+    return len(rows) > 0 and numbers and len({len(row) for row in rows}) == 1 and len(rows) in (1, len(rows[0]))
+
+
+def _nested(value: Any) -> tuple[Any, ...]:
+    """The same as tuples of floats."""
+    return tuple(_nested(entry) if _listed(entry) else float(entry) for entry in _entries(value))
 
 
 def _entries(value: Any) -> Sequence[Any]:

@@ -14,7 +14,8 @@ from hardnet.functional.shared_rows import LEAST_ROWS, prepare_rows
 from hardnet.kernels.limits import MOST_BOX_ROWS
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import known_equalities
-from hardnet.layers.options import LayerOptions, choice, flag
+from hardnet.layers.metric import Metric
+from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, look_or_nan, mode
 from hardnet.rows import BoxedRows
 from hardnet.sets.base import ConstraintSet
@@ -37,6 +38,9 @@ class Projection(Layer):
         on_invalid: What NaN or lower > upper give: an error that names the samples, or ``"nan"`` for these alone.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
         gradient: ``"exact"``, or ``"tangent"``, which also lets through what pulls a violated row back inside.
+        metric: W of ``min (y - raw)'W(y - raw)``: n positive numbers (a diagonal), a positive definite matrix
+            ``(n, n)``, or a function or module of x that returns ``(*batch, n)`` or ``(*batch, n, n)``; a module is
+            trained with the network. None is the identity.
     """
 
     name = "projection"
@@ -51,6 +55,7 @@ class Projection(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
         strict: bool = flag(default=False)
         gradient: Literal["exact", "tangent"] = choice("exact", "tangent")
+        metric: Any = metric()  # noqa: RUF009  a field, like the others
 
     options: Options
     shared: SharedRows | None = None
@@ -62,6 +67,9 @@ class Projection(Layer):
         if constraint.relaxed and (given.strict or given.gradient != "exact" or given.on_infeasible == "nearest"):
             expected = "strict=False, gradient='exact' and no compromise beside rows that give way"
             raise OptionError(sentence("options", expected, str(given), "leave them out"))
+        if constraint.relaxed and given.metric is not None:
+            raise OptionError(sentence("metric", "none beside rows that give way", "one", "leave it out"))
+        self.metric = None if given.metric is None else Metric(given.metric, constraint.dim)
         self.refresh()
 
     @classmethod
@@ -73,7 +81,11 @@ class Projection(Layer):
 
     def refactor(self) -> None:
         """Factorise a constant A of many rows; any other is factorised at each call, where that pays."""
-        self.shared = shared_rows_of(self.constraint)
+        self.shared = shared_rows_of(self.constraint) if self.metric is None else None
+
+    def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
+        """What the metric is at x, where it is a function."""
+        return {} if self.metric is None or not self.metric.code else {"metric": self.metric(raw, x)}
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
@@ -83,6 +95,8 @@ class Projection(Layer):
             "gradient": self.options.gradient,
             "strict": self.options.strict,
         }
+        if self.metric is not None:
+            options["metric"] = self.metric(raw, x)
         if self.shared is not None and mode() not in GRAPHS:  # compiled code takes a fixed program
             options["shared"] = self.shared
         return nearest_point(self.constraint, raw, x, **options)

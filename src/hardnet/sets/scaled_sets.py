@@ -12,7 +12,7 @@ from hardnet.functional.conic import project_intersection
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows, times
-from hardnet.sets.affine import affine_residual, affine_scale, interval_residual, interval_scale
+from hardnet.sets.affine import Affine, affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.box import Box
 from hardnet.sets.curved import CurvedSet
@@ -172,7 +172,7 @@ class ScaledRows(ScaledSet):
 
     def _coordinates(self, like: Tensor) -> int | None:
         """How many of the first rows are coordinates of a box; None where only x knows."""
-        if not self.keep_box or type(self.constraint).structure is ConstraintSet.structure:
+        if not self.keep_box or type(self.constraint).structure in (ConstraintSet.structure, Affine.structure):
             return 0
         return like.shape[-1] if isinstance(self.constraint, Box | Simplex) else None
 

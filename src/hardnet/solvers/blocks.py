@@ -86,10 +86,14 @@ class SecondOrder(NamedTuple):
         K = torch.cat([row.expand(*batch, *row.shape[-2:]) for row in rows], dim=-2)
         return SecondOrderImage(K, torch.cat([offset.expand(*batch, offset.shape[-1]) for offset in offsets], dim=-1))
 
+    def excess(self, y: Tensor) -> Tensor:
+        """``|A y + b| - c'y - d``, one row."""
+        z = self.image().value(y)
+        return torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]
+
     def residual(self, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""
-        z = self.image().value(y)
-        return (torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]).clamp_min(0)
+        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
@@ -111,12 +115,16 @@ class SemiDefinite(NamedTuple):
         """The packed matrix in the semidefinite cone."""
         return SemiDefiniteImage(pack(self.F).mT, pack(self.F0))
 
-    def residual(self, y: Tensor) -> Tensor:
-        """``relu(-lambda_min)``, one row; NaN where y is."""
+    def excess(self, y: Tensor) -> Tensor:
+        """``-lambda_min``, one row; NaN where y is."""
         packed = self.image().value(y)
         finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
         matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
-        return torch.where(finite, (-torch.linalg.eigvalsh(matrix)[..., :1]).clamp_min(0), torch.nan)
+        return torch.where(finite, -torch.linalg.eigvalsh(matrix)[..., :1], torch.nan)
+
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(-lambda_min)``, one row; NaN where y is."""
+        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
@@ -141,9 +149,13 @@ class Quadratics(NamedTuple):
         """The value in ``(-inf, 0]``."""
         return QuadraticImage((self.P + self.P.mT) / 2, self.q, self.r)
 
+    def excess(self, y: Tensor) -> Tensor:
+        """``1/2 y'Py + q'y + r``, one row."""
+        return self.image().value(y)
+
     def residual(self, y: Tensor) -> Tensor:
         """``relu(1/2 y'Py + q'y + r)``, one row."""
-        return self.image().value(y).clamp_min(0)
+        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """The same sum over absolute values, one row."""

@@ -1,0 +1,104 @@
+"""What a network can be told of its own constraint: the rows of C(x) and how far each is from a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.rows import BoxedRows, join, times
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.curved import CurvedSet
+from hardnet.sets.judgement import members
+from hardnet.solvers.blocks import Intervals
+
+FAR = 1e6
+"""A bound farther away than this many units counts as being there: an absent one too."""
+
+
+def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[Any], Tensor] = 0.0) -> Tensor:
+    """``(a_i / |a_i|, asinh((upper_i - a_i p) / |a_i|), asinh((a_i p - lower_i) / |a_i|))`` of C(x) at a point p.
+
+    Unit rows, and the distance from p to each bound, positive inside; asinh keeps near and far bounds apart. A row
+    that does not depend on x says nothing to a network and is left out, its distances are not; an equality has one
+    distance. A curved set is taken as its tangent at p. Gradients flow to x and to learned numbers.
+
+    ``net(torch.cat([x, hn.features(constraint, x)], -1))`` sees the constraint that its output will be moved into.
+
+    Args:
+        constraint: Any set with affine rows, curved sets, and ``&`` of these.
+        x: The input of the set; its first tensor tells batch, dtype and device.
+        at: The point p: a number, ``(n,)``, ``(*batch, n)``, or a function of x, such as a nominal control.
+
+    Returns:
+        ``(*batch, count)``; the count is the same for every x.
+    """
+    point = _point(constraint, x, at)
+    found = [_of_member(part, own, point) for part, own in members(constraint, constraint.numbers(x, point))]
+    return join(found).expand(*point.shape[:-1], -1)
+
+
+def _point(constraint: ConstraintSet, x: Any, at: Any) -> Tensor:
+    """P as ``(*batch, n)``, in the dtype of x."""
+    like = next((leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    if like is None:
+        raise ShapeError(sentence("x", "an input with a floating-point tensor in it", type(x).__name__))
+    value = torch.as_tensor(at(x) if callable(at) else at, dtype=like.dtype, device=like.device)
+    n = constraint.dim or (value.shape[-1] if value.dim() else None)
+    if n is None:
+        remedy = "pass at= with one entry for each"
+        raise ShapeError(sentence("constraint", "a set that knows its number of outputs", "functions of x", remedy))
+    return value.expand(*like.shape[:-1], n)
+
+
+def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
+    """The features of a set that is no intersection."""
+    if part.polyhedral or part.relaxed:
+        moves = not part.polyhedral or part.fixed_matrix(point) is None
+        return _of_rows(part.structure(numbers, point), point, moves)
+    block = part.block(numbers) if isinstance(part, CurvedSet) else None
+    if block is None or isinstance(block, Intervals):
+        expected = "affine rows or a curved set with a block"
+        raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))
+    excess, slope = _linearise(block.excess, point)
+    length = _length(slope)
+    return join([slope / length, _near(-excess / length)])
+
+
+def _of_rows(rows: BoxedRows, point: Tensor, moves: bool) -> Tensor:
+    """Distances to a box, unit rows where they depend on x, and distances to these."""
+    length = _length(rows.A).squeeze(-1)
+    value = times(rows.A, point)
+    parts = [_near((value - rows.lower) / length)] if rows.lower is not None else []
+    if rows.upper is not None and not (rows.equality and all(rows.equality)):
+        parts.append(_near((rows.upper - value) / length))
+    parts += [] if rows.box_lower is None else [_near(point - rows.box_lower)]
+    parts += [] if rows.box_upper is None else [_near(rows.box_upper - point)]
+    if moves:
+        parts.append((rows.A / _length(rows.A)).flatten(-2))
+    return join(parts)
+
+
+def _length(vectors: Tensor) -> Tensor:
+    """``|a|`` along the last dimension, kept; 1 where it is 0."""
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return torch.where(length > 0, length, 1)
+
+
+def _near(distance: Tensor) -> Tensor:
+    """``asinh`` of a distance, cut off at `FAR`."""
+    return torch.asinh(distance.clamp(-FAR, FAR))
+
+
+def _linearise(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """The value ``(*batch, 1)`` of a function at a point ``(*batch, n)``, and its slope ``(*batch, n)``."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaf = point if point.requires_grad else point.detach().clone().requires_grad_()
+        value = function(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=keep)
+    return (value, slope) if keep else (value.detach(), slope)

@@ -1,0 +1,69 @@
+"""The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
+from hardnet.modes import HALF
+
+
+class Metric(nn.Module):
+    """W at x, in the dtype and on the device of raw: a diagonal ``(n,)`` or ``(*batch, n)``, or a matrix.
+
+    A module is a part of this one, so that it is trained, moved and saved with the layer. A constant is kept in
+    float64 and is no part of the state dict: it is one of the options, which travel beside it.
+
+    Args:
+        value: Rows of numbers, n numbers, or a function or module of x.
+        dim: n, or None where only the data tells.
+    """
+
+    constant: Tensor | None
+
+    def __init__(self, value: Any, dim: int | None) -> None:
+        super().__init__()
+        self.code = callable(value)
+        self.function: Callable[[Any], Tensor] | None = value if self.code else None
+        constant = None if self.code else torch.tensor(value, dtype=torch.float64, device="cpu")
+        if constant is not None:
+            _require_metric(constant, dim)
+        self.register_buffer("constant", constant, persistent=False)
+
+    def forward(self, raw: Tensor, x: Any) -> Tensor:
+        """W beside raw ``(*batch, n)``; the values of a function have raw's batch in front, and are told by that."""
+        if self.constant is not None:
+            return self.constant.to(raw)
+        assert self.function is not None
+        W = self.function(x)
+        if not isinstance(W, Tensor):
+            raise DTypeError(sentence("metric", "a function that returns a tensor", type(W).__name__))
+        W = W.to(raw.dtype) if W.dtype in HALF else W
+        n, diagonal = raw.shape[-1], W.dim() == raw.dim()
+        if W.shape[-1:] != (n,) or not (diagonal or (W.dim() == raw.dim() + 1 and W.shape[-2] == n)):
+            batch = ", ".join(map(str, raw.shape[:-1]))
+            expected = f"shape ({batch}, {n}) or ({batch}, {n}, {n}) from a function of x"
+            raise ShapeError(sentence("metric", expected, tuple(W.shape)))
+        # n diagonals beside n samples look like a matrix
+        return torch.diag_embed(W) if diagonal and W.shape[-2:-1] == (n,) else W
+
+    def extra_repr(self) -> str:
+        """Its shape, or where it comes from."""
+        return "function of x" if self.constant is None else str(tuple(self.constant.shape))
+
+
+def _require_metric(W: Tensor, dim: int | None) -> None:
+    """Refuse a constant that is no metric on n outputs."""
+    if dim is not None and W.shape[-1] != dim:
+        raise ShapeError(sentence("metric", f"({dim},) or ({dim}, {dim}) numbers", tuple(W.shape)))
+    if W.dim() == 1:
+        sound = bool((W > 0).all())
+    else:
+        symmetric = bool((W - W.mT).abs().amax() <= 1e-6 * W.abs().amax())  # as a matrix written in float32 is
+        sound = symmetric and int(torch.linalg.cholesky_ex(W)[1]) == 0
+    if not sound:
+        raise OptionError(sentence("metric", "positive numbers, or a symmetric positive definite matrix", "others"))
