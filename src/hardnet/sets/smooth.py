@@ -1,34 +1,21 @@
-"""Smooth constraints given by functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``."""
+"""Smooth constraints given by two functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.sets.base import ConstraintSet
-from hardnet.shapes import fit
+from hardnet.functional.nonlinear import call
+from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction, NonlinearNumbers, fit_rows
 
-SmoothFunction = Callable[[Tensor, Any], Tensor]
-"""(y, x) -> values, for one sample ``(n,)`` and for batches ``(*batch, n)`` alike."""
-
-
-def fit_rows(name: str, value: Tensor, y: Tensor) -> Tensor:
-    """The values of a function as ``(*batch, rows)`` for the batch of y ``(*batch, n)``, or a `ShapeError`."""
-    return fit(name, value, y, ("rows",), moving=True).expand(*y.shape[:-1], -1)
+SmoothFunction = NonlinearFunction
 
 
-class SmoothNumbers(NamedTuple):
-    """The input x itself: functions have no other numbers."""
-
-    x: Any
-
-
-class Smooth(ConstraintSet):
-    """``inequality(y, x) <= 0``, ``equality(y, x) = 0``, convex or not.
+class Smooth(Nonlinear):
+    """`Nonlinear` with the rows of ``inequality(y, x) <= 0`` above those of ``equality(y, x) = 0``.
 
     Args:
         dim: n.
@@ -40,39 +27,28 @@ class Smooth(ConstraintSet):
     def __init__(
         self,
         dim: int,
-        inequality: SmoothFunction | None = None,
-        equality: SmoothFunction | None = None,
+        inequality: NonlinearFunction | None = None,
+        equality: NonlinearFunction | None = None,
         *,
         name: str | None = None,
     ) -> None:
-        super().__init__(name)
         if inequality is None and equality is None:
             raise ShapeError(sentence("inequality, equality", "at least one function", "none"))
-        self._sizes["n"], self.inequality, self.equality = dim, inequality, equality
+        super().__init__(inequality or equality, dim=dim, upper=0.0, name=name)  # pyright: ignore[reportArgumentType]
+        self.inequality, self.equality = inequality, equality
 
-    @property
-    def dim(self) -> int:
-        """The number of outputs n."""
-        return self._sizes["n"]
+    def values(self, y: Tensor, x: Any) -> Tensor:
+        """Both functions, one beside the other."""
+        named = (("inequality", self.inequality), ("equality", self.equality))
+        return torch.cat([fit_rows(name, call(own, y, x), y) for name, own in named if own is not None], dim=-1)
 
-    @property
-    def constant(self) -> bool:
-        """Never: functions may depend on x."""
-        return False
-
-    def numbers(self, x: Any, like: Tensor) -> SmoothNumbers:
-        """The input."""
-        return SmoothNumbers(x)
-
-    def residual(self, numbers: SmoothNumbers, y: Tensor) -> Tensor:
-        """``relu(inequality)`` and ``|equality|``."""
-        rows = []
-        if self.inequality is not None:
-            rows.append(fit_rows("inequality", self.inequality(y, numbers.x), y).clamp_min(0))
-        if self.equality is not None:
-            rows.append(fit_rows("equality", self.equality(y, numbers.x), y).abs())
-        return torch.cat(rows, dim=-1)
-
-    def scale(self, numbers: SmoothNumbers, y: Tensor) -> Tensor:
-        """``1 + max |y|`` for every row: the terms inside a function are not known."""
-        return (1 + y.abs().amax(dim=-1, keepdim=True)).expand_as(self.residual(numbers, y))
+    def numbers(self, x: Any, like: Tensor) -> NonlinearNumbers:
+        """Upper bounds of 0, and lower bounds of 0 for the equalities alone."""
+        m = self._count(x, like)
+        if "q" not in self._sizes:
+            with torch.no_grad():
+                own = None if self.inequality is None else call(self.inequality, torch.zeros_like(like), x)
+            self._sizes["q"] = 0 if own is None else own.shape[-1]
+        lower = like.new_zeros(m)
+        lower[: self._sizes["q"]] = -torch.inf
+        return NonlinearNumbers(x, lower, like.new_zeros(m))

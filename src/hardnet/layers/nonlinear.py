@@ -1,0 +1,148 @@
+"""Nonlinear rows: the nearest point, or a near one, that satisfies ``lower(x) <= g(y, x) <= upper(x)``."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentence
+from hardnet.functional.nonlinear import apply_policy, project_rows_and_functions
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.options import LayerOptions, choice, number, vector
+from hardnet.rows import BoxedRows, join, join_rows
+from hardnet.sets.base import ConstraintSet
+from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
+from hardnet.solvers.nonlinear import NonlinearSolution, NonlinearStatus
+
+MOST_NEAREST = 200
+"""Most outputs for which ``mode="auto"`` looks for the nearest point."""
+
+
+class NonlinearLayer(Layer):
+    """``y = argmin |y - raw|  s.t.  lower(x) <= g(y, x) <= upper(x)`` beside affine rows: a KKT point.
+
+    Sequential quadratic programming with the exact Hessian of the Lagrangian, started from a retraction by Gauss-Newton
+    steps, each of them an exact projection onto linearised rows. A sample stops by itself. What is promised is what was
+    evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
+
+    Args:
+        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`.
+        mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
+            to 200 outputs.
+        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
+            (the least violated point found; its gradient is zero), ``"raw"``.
+        gradient: ``"exact"`` (implicit, with the curvature), ``"projector"`` (onto the tangent space, without it), or
+            ``"auto"``: exact for the nearest point. A retraction has only the second.
+        tol: Violation that is allowed, relative to the scale of each row; in float32 at least 16 roundings.
+        start: A point ``(n,)`` where the iteration starts for every sample; by default at raw.
+    """
+
+    name = "nonlinear"
+    accepts = "nonlinear rows lower(x) <= g(y, x) <= upper(x), beside affine rows"
+    guarantee = Guarantee.TOLERANCE
+
+    @dataclass(frozen=True)
+    class Options(LayerOptions):
+        """The options above."""
+
+        mode: Literal["auto", "nearest", "retract"] = choice("auto", "nearest", "retract")
+        on_failure: Literal["raise", "nan", "best", "raw"] = choice("raise", "nan", "best", "raw")
+        gradient: Literal["auto", "exact", "projector"] = choice("auto", "exact", "projector")
+        tol: float = number(1e-10, above=0)
+        start: tuple[float, ...] | None = vector()
+
+    options: Options
+
+    def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
+        super().__init__(constraint, **options)
+        n, start = constraint.dim, self.options.start
+        if start is not None and n is not None and len(start) != n:
+            raise ShapeError(sentence("start", f"{n} numbers, one per output", len(start)))
+        if self.options.mode == "retract" and self.options.gradient == "exact":
+            remedy = "use mode='nearest', or gradient='projector'"
+            raise OptionError(sentence("gradient", "'auto' or 'projector' for a retraction", "'exact'", remedy))
+
+    @classmethod
+    def refusal(cls, constraint: ConstraintSet) -> str | None:
+        """Only nonlinear and affine rows."""
+        for part in constraint.parts:
+            if not (isinstance(part, Nonlinear) or (part.polyhedral and not part.relaxed)):
+                label = type(part).__name__
+                return f"{label} has neither affine rows nor a g; write it as hn.Nonlinear, or use method='cvx' alone"
+        return None
+
+    def mode(self, n: int) -> Literal["nearest", "retract"]:
+        """What ``"auto"`` stands for with n outputs."""
+        if self.options.mode != "auto":
+            return self.options.mode
+        return "nearest" if n <= MOST_NEAREST else "retract"
+
+    def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
+        """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
+        y, found = self._call(raw, x, None)
+        y = apply_policy(y, raw, found, self.options.on_failure)
+        self._warn(found)
+        return y
+
+    def solve(self, raw: Tensor, x: Any = None, *, start: Tensor | None = None) -> NonlinearSolution:
+        """The point with its status, multipliers, violation and residual; nothing is raised.
+
+        Args:
+            raw: ``(*batch, n)``.
+            x: The input.
+            start: Where the iteration starts, ``(*batch, n)``; by default that of the options, or raw.
+        """
+        with torch.no_grad():
+            return self._call(raw.detach(), x, start)[1]
+
+    def _call(self, raw: Tensor, x: Any, start: Tensor | None) -> tuple[Tensor, NonlinearSolution]:
+        """Y and its solution."""
+        functions, lower, upper, rows = split_rows(self.constraint, self.constraint.numbers(x, raw), raw)
+        mode = self.mode(raw.shape[-1])
+        exact = self.options.gradient != "projector" and mode == "nearest"
+        if start is None and self.options.start is not None:
+            start = raw.new_tensor(self.options.start)
+        return project_rows_and_functions(
+            raw,
+            functions,
+            x,
+            lower=lower,
+            upper=upper,
+            rows=rows,
+            mode=mode,
+            gradient="exact" if exact else "projector",
+            tol=self.options.tol,
+            start=start,
+        )
+
+    def _warn(self, found: NonlinearSolution) -> None:
+        """Say once that some samples hold their rows but are not shown to be the nearest, or isolated, points."""
+        weak = (found.status == NonlinearStatus.FEASIBLE_ONLY) | (found.status == NonlinearStatus.DEGENERATE)
+        if bool(weak.any()):
+            text = f"{int(weak.sum())} of {weak.numel()} samples satisfy their rows, but are no regular nearest points"
+            warnings.warn(f"{text}; layer.solve(raw, x).status says which", NotConvergedWarning, stacklevel=4)
+
+
+def split_rows(
+    constraint: ConstraintSet, numbers: Any, raw: Tensor
+) -> tuple[list[Nonlinear], Tensor | None, Tensor | None, BoxedRows | None]:
+    """The nonlinear members, their bounds one below the other, and the affine rows of the others."""
+    own = list(zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True))
+    curved = [(part, part_numbers) for part, part_numbers in own if isinstance(part, Nonlinear)]
+    straight = [part.structure(part_numbers, raw) for part, part_numbers in own if not isinstance(part, Nonlinear)]
+    bounds = [_bounds(part, part_numbers, raw) for part, part_numbers in curved]
+    lower = join([bound[0] for bound in bounds]) if bounds else None
+    upper = join([bound[1] for bound in bounds]) if bounds else None
+    return [part for part, _ in curved], lower, upper, join_rows(straight) if straight else None
+
+
+def _bounds(part: Nonlinear, numbers: NonlinearNumbers, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Both bounds, infinite where absent."""
+    m = part.row_count(numbers, raw)
+    lower = raw.new_full((m,), -torch.inf) if numbers.lower is None else numbers.lower
+    upper = raw.new_full((m,), torch.inf) if numbers.upper is None else numbers.upper
+    return lower, upper

@@ -1,0 +1,121 @@
+"""Nonlinear rows: ``lower(x) <= g(y, x) <= upper(x)``, convex or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.functional.inputs import fit
+from hardnet.functional.nonlinear import call, jacobian_of
+from hardnet.sets.affine import interval_residual, interval_scale
+from hardnet.sets.base import ConstraintSet, Number
+
+NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
+"""``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``, for any batch dimensions, also none."""
+
+
+def fit_rows(name: str, value: Any, y: Tensor) -> Tensor:
+    """The values of a function as ``(*batch, rows)`` for the batch of y ``(*batch, n)``, or an error."""
+    if not isinstance(value, Tensor):
+        raise DTypeError(sentence(name, "a function that returns a tensor", type(value).__name__))
+    return fit(name, value, y, ("rows",), moving=True).expand(*y.shape[:-1], -1)
+
+
+class NonlinearNumbers(NamedTuple):
+    """The input x itself, and the bounds, ``(m,)`` or ``(*batch, m)`` or None."""
+
+    x: Any
+    lower: Tensor | None
+    upper: Tensor | None
+
+
+class Nonlinear(ConstraintSet):
+    """``lower(x) <= g(y, x) <= upper(x)``; an absent bound is infinite, ``lower == upper`` is an equality.
+
+    g is written for y ``(*batch, n)`` with any batch dimensions in front, and treats samples apart: it works on the
+    last dimension alone (``y.square().sum(-1, keepdim=True)``). It is called in float64 whatever the dtype of the
+    model, beside x in float64; the parameters of a module follow, tensors of a function are written ``A.to(y)``. Every other
+    set with affine rows may stand beside it: ``hn.Nonlinear(...) & hn.Box(...) & hn.Equality(...)``.
+
+    Args:
+        g: ``(y, x) -> (*batch, m)``, of torch operations; a function or a module, which may be learned.
+        dim: n.
+        lower: ``(m,)`` or a number for all rows, or a function of x that returns ``(*batch, m)``.
+        upper: Like `lower`.
+        jacobian: ``(y, x) -> (*batch, m, n)``, the derivative of g in y, itself differentiable; by default g is
+            differentiated by torch.
+        name: What errors and certificates call these rows.
+    """
+
+    def __init__(
+        self,
+        g: NonlinearFunction,
+        *,
+        dim: int,
+        lower: Number | None = None,
+        upper: Number | None = None,
+        jacobian: NonlinearFunction | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        for argument, function in (("g", g), ("jacobian", jacobian)):
+            if not callable(function) and (argument == "g" or function is not None):
+                raise DTypeError(sentence(argument, "a function (y, x) -> values", type(function).__name__))
+        if lower is None and upper is None:
+            raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
+        if not (isinstance(dim, int) and dim >= 1):
+            raise ShapeError(sentence("dim", "the number of outputs, at least 1", repr(dim)))
+        self.g, self.jacobian = g, jacobian
+        self._sizes["n"] = dim
+        self.take("lower", lower, ("m",), "lower")
+        self.take("upper", upper, ("m",), "upper")
+        self._check_bounds()
+
+    @property
+    def dim(self) -> int:
+        """The number of outputs n."""
+        return self._sizes["n"]
+
+    @property
+    def constant(self) -> bool:
+        """Never: a function may depend on x."""
+        return False
+
+    def values(self, y: Tensor, x: Any) -> Tensor:
+        """``g(y, x)``, ``(*batch, m)``, with the parameters of a module in the dtype of y."""
+        return fit_rows("g", call(self.g, y, x), y)
+
+    def derivative(self, y: Tensor, x: Any) -> Tensor:
+        """The Jacobian that was given, ``(*batch, m, n)``."""
+        return call(self.jacobian, y, x)  # pyright: ignore[reportArgumentType]
+
+    def row_count(self, numbers: Any, like: Tensor) -> int:
+        """M, as g says it."""
+        return self._count(numbers.x, like)
+
+    def numbers(self, x: Any, like: Tensor) -> NonlinearNumbers:
+        """X, ``lower(x), upper(x)``."""
+        m = self._count(x, like)
+        bounds = (self.number(side, x, like, m=m) if self.has(side) else None for side in ("lower", "upper"))
+        return NonlinearNumbers(x, *bounds)
+
+    def residual(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
+        """``relu(g - upper) + relu(lower - g)``."""
+        return interval_residual(self.values(y, numbers.x), numbers.lower, numbers.upper)
+
+    def scale(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
+        """``|dg_i/dy|_1 |y|_inf + |lower| + |upper|``: what a change of y by one rounding amounts to, row by row."""
+        given = None if self.jacobian is None else self.derivative
+        J = jacobian_of(self.values, given, y, numbers.x)
+        return interval_scale(J.abs().sum(-1) * y.abs().amax(-1, keepdim=True), numbers.lower, numbers.upper)
+
+    def _count(self, x: Any, like: Tensor) -> int:
+        """The number of rows, from one call of g; kept, since it is the same at every x."""
+        if "m" not in self._sizes:
+            with torch.no_grad():
+                self._sizes["m"] = self.values(torch.zeros_like(like), x).shape[-1]
+        return self._sizes["m"]

@@ -1,0 +1,261 @@
+"""A point of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest one, or a near one, with its status.
+
+1. A raw output that satisfies its rows is returned as it came.
+2. Rows that look affine around raw are projected onto exactly; the answer counts only if g itself confirms it.
+3. The rest is projected onto the affine rows and retracted (`nonlinear_retract`); for the nearest point that is the
+   start of sequential quadratic programming (`nonlinear_nearest`).
+4. What is reported is evaluated at the point that is returned.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.nonlinear_nearest import approach
+from hardnet.solvers.nonlinear_retract import (
+    FINE,
+    Retracted,
+    fixed_direction,
+    relative_error,
+    retract,
+    row_norms,
+    row_size,
+)
+from hardnet.solvers.nonlinear_rows import Rows
+from hardnet.solvers.projection import project_affine
+from hardnet.solvers.small import product, products, solve_definite
+from hardnet.solvers.solution import Status
+
+Mode = Literal["nearest", "retract"]
+
+COARSE = 1e-3
+"""Relative violation from which the search for the nearest point starts: its own steps do the rest."""
+AFFINE = 1e-12
+"""Part of a row's scale by which it may differ from its linearisation and look affine."""
+SLOW = 0.15
+"""A full step near a regular point leaves less than this part of the violation; a cusp or a double root more."""
+DEPENDENT = 1e-10
+"""Least pivot of the unit gradients of active rows; below it they are dependent."""
+
+
+class NonlinearStatus(IntEnum):
+    """How one sample ended (stored as int8).
+
+    OK: the rows hold to the tolerance and, for the nearest point, the KKT conditions too. FEASIBLE_ONLY: the rows
+    hold, the KKT conditions do not. NOT_CONVERGED: the rows do not hold. INFEASIBLE_LOCAL: nor can any small move
+    reduce their violation. DEGENERATE: the rows hold, but gradients of active rows are dependent, or the point is not
+    isolated. INVALID: NaN or infinite numbers, or lower > upper.
+    """
+
+    OK = 0
+    FEASIBLE_ONLY = 1
+    NOT_CONVERGED = 2
+    INFEASIBLE_LOCAL = 3
+    DEGENERATE = 4
+    INVALID = 5
+
+
+class NonlinearSolution(NamedTuple):
+    """The outcome of a batch, sample by sample.
+
+    Attributes:
+        y: ``(B, n)``; the best point found where no status says that the rows hold, raw where INVALID.
+        dual: Multipliers ``(B, m + k)``, positive at the upper bound; 0 from a retraction.
+        status: `NonlinearStatus`, ``(B,)`` int8.
+        iterations: ``(B,)``.
+        violation: The largest violation relative to its row's scale, ``(B,)``.
+        residual: The larger of ``|y - raw + J'dual| / (1 + |y - raw|)`` and complementarity, ``(B,)``; 0 from a
+            retraction.
+    """
+
+    y: Tensor
+    dual: Tensor
+    status: Tensor
+    iterations: Tensor
+    violation: Tensor
+    residual: Tensor
+
+
+def solve_nonlinear(
+    rows: Rows,
+    raw: Tensor,
+    *,
+    mode: Mode = "nearest",
+    tolerance: float = 1e-10,
+    start: Tensor | None = None,
+    inside: float = FINE,
+) -> NonlinearSolution:
+    """Solve a flat batch raw ``(B, n)`` in float64.
+
+    Args:
+        rows: The rows.
+        raw: ``(B, n)``.
+        mode: ``"nearest"`` or ``"retract"``.
+        tolerance: Violation relative to a row's scale that counts as none.
+        start: Where to start, ``(B, n)``; by default at raw.
+        inside: Relative violation up to which raw itself is the answer.
+    """
+    with torch.no_grad():
+        first = raw if start is None else start
+        valid = _valid(rows, raw, first)
+        index = valid.nonzero().squeeze(-1)
+        if len(index) == len(raw):
+            return _solve(rows, raw, first, mode, tolerance, inside)
+        part = _solve(rows.take(index), raw[index], first[index], mode, tolerance, inside)
+        return _spread(raw, rows, index, part)
+
+
+def _valid(rows: Rows, raw: Tensor, start: Tensor) -> Tensor:
+    """Finite points and rows there, bounds that are no NaN, in order, not infinite on the wrong side: ``(B,)``."""
+    lower, upper = rows.lower, rows.upper
+    sound = ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+    points = raw.isfinite().all(-1) & start.isfinite().all(-1)
+    finite = torch.where(points.unsqueeze(-1), start, 0.0)
+    return sound & points & rows.value(finite).isfinite().all(-1)
+
+
+def _spread(raw: Tensor, rows: Rows, index: Tensor, part: NonlinearSolution) -> NonlinearSolution:
+    """The whole batch: INVALID outside of `index`."""
+    count = torch.zeros(len(raw), dtype=torch.long, device=raw.device)
+    nan = raw.new_full((len(raw),), torch.nan)
+    status = torch.full_like(count, NonlinearStatus.INVALID, dtype=torch.int8)
+    whole = NonlinearSolution(raw, torch.zeros_like(rows.lower), status, count, nan, nan)
+    return _place(whole, index, part)
+
+
+def _place(whole: NonlinearSolution, index: Tensor, part: NonlinearSolution) -> NonlinearSolution:
+    pairs = zip(whole, part, strict=True)
+    return NonlinearSolution(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in pairs))
+
+
+def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
+    """The samples inside as they came, the affine-looking ones by projection, the rest by iteration."""
+    if len(raw) == 0:
+        return _report(rows, raw, raw, rows.lower.clone(), torch.zeros_like(raw[:, 0]), mode, tolerance)
+    at = rows.evaluate(raw)
+    error, scale = relative_error(rows, at, raw, raw)
+    zero = torch.zeros_like(error)
+    whole = NonlinearSolution(raw, torch.zeros_like(at.value), zero.to(torch.int8), zero.long(), error, zero)
+    todo = (~(error <= inside)).nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return whole
+    some, point = rows.take(todo), raw[todo]
+    straight = _looks_affine(some, point, at.value[todo], at.jacobian[todo], scale[todo]).nonzero().squeeze(-1)
+    if len(straight):
+        chosen = todo[straight]
+        found = _project(rows.take(chosen), raw[chosen], at.value[chosen], at.jacobian[chosen], tolerance)
+        whole = _place(whole, chosen, found)
+        confirmed = torch.zeros(len(raw), dtype=torch.bool, device=raw.device)
+        confirmed[chosen] = found.status == NonlinearStatus.OK
+        todo = todo[~confirmed[todo]]
+    if len(todo) == 0:
+        return whole
+    return _place(whole, todo, _iterate(rows.take(todo), raw[todo], start[todo], mode, tolerance))
+
+
+def _looks_affine(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, scale: Tensor) -> Tensor:
+    """Whether g at two other points is what its linearisation at raw says: ``(b,)``."""
+    same = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
+    for length in (0.7, -1.3):
+        move = length * row_size(raw, raw).clamp_min(0.1) * fixed_direction(raw)
+        there = value + product(jacobian, move)
+        same &= ((rows.value(raw + move) - there).abs() <= AFFINE * scale).all(-1)
+    return same
+
+
+def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance: float) -> NonlinearSolution:
+    """The projection onto the linearised rows; OK where g holds there and has the same derivative."""
+    shift = product(jacobian, raw) - value
+    found = project_affine(raw, jacobian, rows.lower + shift, rows.upper + shift)
+    at = rows.evaluate(found.y)
+    error, _ = relative_error(rows, at, found.y, raw)
+    bent = (at.jacobian - jacobian).abs().amax(-1) > AFFINE * row_norms(jacobian)
+    good = (found.status == Status.SOLVED) & (error <= tolerance) & ~bent.any(-1)
+    status = torch.where(good, int(NonlinearStatus.OK), int(NonlinearStatus.NOT_CONVERGED)).to(torch.int8)
+    return NonlinearSolution(found.y, found.dual, status, found.iterations, error, found.residual)
+
+
+def _iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float) -> NonlinearSolution:
+    """Project onto the affine rows, retract, approach, and report."""
+    y, empty = start, torch.zeros(len(raw), dtype=torch.bool, device=raw.device)
+    if rows.A.shape[-2]:
+        found = project_affine(y, rows.A, rows.lower[:, rows.count :], rows.upper[:, rows.count :])
+        y, empty = found.y, found.status == Status.INFEASIBLE
+    coarse = mode == "nearest"
+    first = _retract_twice(rows, y, raw, tolerance, COARSE if coarse else FINE)
+    if not coarse:
+        found = _report(rows, raw, first.y, torch.zeros_like(rows.lower), first.ratio, mode, tolerance)
+        return _blame(found, first.stationary | empty, first.steps)
+    near = (first.error <= COARSE).nonzero().squeeze(-1)
+    y, dual = first.y.clone(), torch.zeros_like(rows.lower)
+    settled, flat, steps = torch.zeros_like(empty), torch.zeros_like(empty), first.steps.clone()
+    if len(near):
+        second = approach(rows.take(near), first.y[near], raw[near])
+        y[near], dual[near], settled[near], flat[near] = second.y, second.dual, second.settled, second.flat
+        steps[near] += second.steps
+    y = torch.where(settled.unsqueeze(-1), y, first.y)
+    last = retract(rows, y, raw, tolerance=tolerance)
+    near = (first.error <= COARSE).unsqueeze(-1)
+    found = _report(rows, raw, torch.where(near, last.y, first.y), dual, last.ratio, mode, tolerance, settled, flat)
+    return _blame(found, first.stationary | empty, steps + last.steps)
+
+
+def _retract_twice(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float) -> Retracted:
+    """Once with rows of length one; what that leaves violated again in the rows' own units, to the least squares."""
+    first = retract(rows, y, raw, tolerance=tolerance, fine=fine)
+    todo = (~(first.error <= max(tolerance, fine))).nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return first
+    again = retract(rows.take(todo), y[todo], raw[todo], tolerance=tolerance, fine=fine, unit=False)
+    return Retracted(*(old.index_copy(0, todo, new) for old, new in zip(first, again, strict=True)))
+
+
+def _blame(found: NonlinearSolution, stationary: Tensor, steps: Tensor) -> NonlinearSolution:
+    """INFEASIBLE_LOCAL in place of NOT_CONVERGED where the violation was stationary; with the number of steps."""
+    stuck = (found.status == NonlinearStatus.NOT_CONVERGED) & stationary
+    status = torch.where(stuck, int(NonlinearStatus.INFEASIBLE_LOCAL), found.status.long()).to(torch.int8)
+    return found._replace(status=status, iterations=steps)
+
+
+def _report(
+    rows: Rows,
+    raw: Tensor,
+    y: Tensor,
+    dual: Tensor,
+    ratio: Tensor,
+    mode: Mode,
+    tolerance: float,
+    settled: Tensor | None = None,
+    flat: Tensor | None = None,
+) -> NonlinearSolution:
+    """What holds at y, and the status that it amounts to."""
+    at = rows.evaluate(y)
+    error, _ = relative_error(rows, at, y, raw)
+    feasible, away = error <= tolerance, y - raw
+    residual = torch.zeros_like(error)
+    degenerate = (ratio > SLOW) & (error > 10 * FINE)
+    optimal = feasible
+    if mode == "nearest" and settled is not None and flat is not None:
+        size = 1 + away.abs().amax(-1)
+        gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
+        slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
+        residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
+        optimal = settled & (residual <= max(100 * tolerance, 1e-12))
+        degenerate = degenerate | (optimal & (flat | _dependent(rows, at.jacobian, dual)))
+    status = torch.where(optimal, int(NonlinearStatus.OK), int(NonlinearStatus.FEASIBLE_ONLY))
+    status = torch.where(degenerate, int(NonlinearStatus.DEGENERATE), status)
+    status = torch.where(feasible, status, int(NonlinearStatus.NOT_CONVERGED))
+    return NonlinearSolution(y, dual, status.to(torch.int8), torch.zeros_like(status), error, residual)
+
+
+def _dependent(rows: Rows, jacobian: Tensor, dual: Tensor) -> Tensor:
+    """Whether the gradients of the active rows are dependent, ``(b,)``."""
+    active = (rows.equality | (dual != 0)).to(jacobian)
+    unit = jacobian * (active / row_norms(jacobian)).unsqueeze(-1)
+    gram = products(unit, unit.mT).clone()
+    gram.diagonal(dim1=-2, dim2=-1).add_(1 - active)
+    return ~(solve_definite(gram, torch.zeros_like(gram[..., :1]))[1] > DEPENDENT)

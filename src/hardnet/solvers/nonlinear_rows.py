@@ -1,0 +1,222 @@
+"""Rows ``lower <= g(y, x) <= upper`` beside affine rows ``A_lower <= A y <= A_upper``, with the derivatives of g.
+
+One flat batch of samples in float64. g sees y ``(b, n)`` and x of the same samples, and must treat samples apart: its
+derivatives come from one batched backward pass, and samples that have converged leave the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.solvers.small import product
+
+Function = Callable[[Tensor, Any], Tensor]
+"""``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``."""
+
+
+class Input(NamedTuple):
+    """x as its tensors: which of them have one entry for each sample of the flat batch; the others all samples share.
+
+    Attributes:
+        leaves: The parts of x.
+        own: For each whether it is a tensor ``(B, ...)`` with an entry for each sample.
+        spec: How the parts make up x; None where x is its only part.
+    """
+
+    leaves: tuple[Any, ...]
+    own: tuple[bool, ...]
+    spec: Any
+
+    @classmethod
+    def of(cls, x: Any, batch: torch.Size) -> Input:
+        """Tensors whose first dimensions are those of the batch are flattened along them; reals become float64."""
+        leaves, spec = tree_flatten(x)
+        own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
+        flat = [
+            leaf.reshape(batch.numel(), *leaf.shape[len(batch) :]) if mine else leaf
+            for leaf, mine in zip(leaves, own, strict=True)
+        ]
+        real = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in flat]
+        return cls(tuple(real), own, None if isinstance(x, Tensor) else spec)
+
+    def take(self, index: Tensor) -> Input:
+        """The input of some samples."""
+        leaves = tuple(leaf[index] if own else leaf for leaf, own in zip(self.leaves, self.own, strict=True))
+        return self._replace(leaves=leaves)
+
+    def value(self) -> Any:
+        """The input as g takes it."""
+        return self.leaves[0] if self.spec is None else tree_unflatten(list(self.leaves), self.spec)
+
+
+class Derivatives(NamedTuple):
+    """At a point y of b samples: the rows' values ``(b, m)``, their Jacobian ``(b, m, n)``, the nonlinear rows first.
+
+    ``hessian`` is ``sum_i dual_i Hess g_i``, ``(b, n, n)``, where it was asked for, and ``dual`` its multipliers.
+    """
+
+    value: Tensor
+    jacobian: Tensor
+    hessian: Tensor | None = None
+    dual: Tensor | None = None
+
+    def take(self, index: Tensor) -> Derivatives:
+        """Those of some samples."""
+        return Derivatives(*(None if part is None else part[index] for part in self))
+
+
+class Rows(NamedTuple):
+    """The rows of a flat batch.
+
+    Attributes:
+        function: g.
+        derivative: Its Jacobian ``(y, x) -> (*batch, m, n)``, or None to differentiate g.
+        x: The input.
+        count: m, the number of rows of g; affine rows follow them.
+        A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
+        lower: ``(B, m + k)``, infinite where absent.
+        upper: Like `lower`.
+    """
+
+    function: Function
+    derivative: Function | None
+    x: Input
+    count: int
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def equality(self) -> Tensor:
+        """``lower == upper``, ``(B, m + k)``."""
+        return self.lower == self.upper
+
+    def take(self, index: Tensor) -> Rows:
+        """The rows of some samples."""
+        A = self.A if self.A.dim() == 2 else self.A[index]
+        return self._replace(x=self.x.take(index), A=A, lower=self.lower[index], upper=self.upper[index])
+
+    def value(self, y: Tensor) -> Tensor:
+        """``(g(y, x), A y)``, ``(b, m + k)``."""
+        own = self._call(y)
+        if not self.A.shape[-2]:
+            return own
+        return torch.cat([own, product(self.A.expand(len(y), *self.A.shape[-2:]), y)], dim=-1)
+
+    def evaluate(self, y: Tensor, dual: Callable[[Tensor, Tensor], Tensor] | None = None) -> Derivatives:
+        """Values and Jacobian of all rows; with a function of these that gives multipliers its Hessian."""
+        x = self.x.value()
+        with torch.enable_grad():
+            point = y.detach().requires_grad_()
+            own = self._call(point, x)
+            given = None if self.derivative is None else self._given(point, x)
+            jacobian = batched_gradient(own, point) if given is None else given.detach()
+        values, jacobian = own.detach(), jacobian
+        if self.A.shape[-2]:
+            affine = self.A.expand(len(y), *self.A.shape[-2:])
+            values = torch.cat([values, product(affine, y)], dim=-1)
+            jacobian = torch.cat([jacobian, affine], dim=-2)
+        if dual is None:
+            return Derivatives(values, jacobian)
+        weight = dual(values, jacobian)
+        hessian = batched_gradient(self._slope(own, given, point, weight), point)
+        return Derivatives(values, jacobian, (hessian + hessian.mT) / 2, weight)
+
+    def slope(self, point: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """``g`` ``(b, m)`` and ``sum_i dual_i grad_y g_i`` ``(b, n)``, differentiable in the point."""
+        x = self.x.value()
+        with torch.enable_grad():
+            given = None if self.derivative is None else self._given(point, x)
+            own = self._call(point, x)
+            return own, self._slope(own, given, point, dual)
+
+    def _slope(self, own: Tensor, given: Tensor | None, point: Tensor, dual: Tensor) -> Tensor:
+        """``sum_i dual_i grad g_i``, ``(b, n)``, differentiable."""
+        weight = dual[:, : self.count]
+        with torch.enable_grad():
+            if given is None:
+                return _gradient((own * weight).sum(), point, create_graph=True)
+            return (given * weight.unsqueeze(-1)).sum(-2)
+
+    def violation(self, value: Tensor) -> Tensor:
+        """``max(value - upper, lower - value, 0)``, row by row; NaN stays NaN."""
+        return torch.maximum(value - self.upper, self.lower - value).clamp_min(0)
+
+    def missing(self, value: Tensor) -> Tensor:
+        """The change that brings each row to its nearest bound, 0 where it holds: ``(b, m + k)``."""
+        return (self.lower - value).clamp_min(0) - (value - self.upper).clamp_min(0)
+
+    def scale(self, jacobian: Tensor, size: Tensor) -> Tensor:
+        """``|J_i|_1 size + |bounds|`` for outputs of `size` ``(b, 1)``: what rounding of a row is relative to."""
+        bounds = (torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
+        return jacobian.abs().sum(-1) * size + sum(bounds)
+
+    def lagrangian(self, y: Tensor, dual: Tensor) -> Callable[[Tensor], Tensor]:
+        """``v -> sum_i dual_i Hess g_i v``, for vectors ``(b, n)``: one backward pass each."""
+        with torch.enable_grad():
+            point = y.detach().requires_grad_()
+            _, slope = self.slope(point, dual.detach())
+        return lambda vector: _gradient((slope * vector).sum(), point, retain_graph=True)
+
+    def _call(self, y: Tensor, x: Any = None) -> Tensor:
+        value = self.function(y, self.x.value() if x is None else x)
+        if value.shape != (len(y), self.count):
+            expected = f"values of shape ({len(y)}, {self.count}) for y of shape {tuple(y.shape)}"
+            raise ShapeError(sentence("g", expected, tuple(value.shape), "g must treat samples apart"))
+        return value
+
+    def _given(self, y: Tensor, x: Any) -> Tensor:
+        value = self.derivative(y, x)  # pyright: ignore[reportOptionalCall]
+        if value.shape != (len(y), self.count, y.shape[-1]):
+            raise ShapeError(sentence("jacobian", f"shape {(len(y), self.count, y.shape[-1])}", tuple(value.shape)))
+        return value
+
+
+def _gradient(scalar: Tensor, point: Tensor, **options: bool) -> Tensor:
+    """The gradient of a sum over samples; zeros where it does not depend on the point."""
+    if not scalar.requires_grad:
+        return torch.zeros_like(point)
+    found = torch.autograd.grad(scalar, point, allow_unused=True, **options)[0]
+    return torch.zeros_like(point) if found is None else found
+
+
+def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
+    """``d values / d point``, ``(b, m, n)``, of values ``(b, m)`` whose samples do not depend on each other."""
+    b, m = values.shape
+    if not values.requires_grad or m == 0:
+        return point.new_zeros(b, m, point.shape[-1])
+    unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
+    found = torch.autograd.grad(
+        values, point, unit, allow_unused=True, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+    )[0]
+    return point.new_zeros(b, m, point.shape[-1]) if found is None else found.transpose(0, 1)
+
+
+def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
+    """``d function / d y``, ``(*batch, m, n)``, without a graph; y keeps its batch dimensions and its dtype."""
+    with torch.enable_grad():
+        point = y.detach().requires_grad_()
+        values = function(point, x)
+        flat = values.reshape(-1, values.shape[-1])
+        unit = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        unit = unit.unsqueeze(1).expand(-1, len(flat), -1).reshape(len(unit), *values.shape)
+        if not values.requires_grad:
+            return y.new_zeros(*values.shape, y.shape[-1])
+        found = torch.autograd.grad(values, point, unit, allow_unused=True, is_grads_batched=True)[0]
+    return y.new_zeros(*values.shape, y.shape[-1]) if found is None else found.movedim(0, -2)
+
+
+def require_differentiable(function: Function, y: Tensor, x: Any) -> int:
+    """The number of rows of g at one sample y ``(1, n)``; a g without a derivative to y is refused."""
+    with torch.enable_grad():
+        value = function(y.detach().requires_grad_(), x)
+    if not isinstance(value, Tensor) or not (value.requires_grad or value.shape[-1] == 0):
+        got = "values without a derivative" if isinstance(value, Tensor) else type(value).__name__
+        raise DTypeError(sentence("g", "a function of torch operations that can be differentiated", got))
+    return value.shape[-1]
