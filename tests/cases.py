@@ -146,6 +146,27 @@ def far_bound(x: Tensor) -> Tensor:
 MEAN, STD = draw(4, seed=15), draw(4, seed=16).exp()
 
 
+def curved_rows(y: Tensor, x: Tensor) -> Tensor:
+    """(*batch, 2): a product and a sum of squares, neither of them convex together."""
+    return torch.stack([y[..., 0] * y[..., 1] - y[..., 2] + 0.1 * x[..., 0], y.square().sum(-1)], dim=-1)
+
+
+def shell(x: Tensor) -> Tensor:
+    """(*batch, 2)."""
+    return torch.stack([torch.zeros_like(x[..., 0]), 2 + x[..., 1].square()], dim=-1)
+
+
+def saddle_in_a_shell() -> hn.sets.ConstraintSet:
+    """A surface, cut by a shell and by a box."""
+    lower = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return hn.Nonlinear(curved_rows, dim=4, lower=lower, upper=shell) & hn.Box(-torch.ones(4, dtype=torch.float64), 1.5)
+
+
+def ellipsoid_rows(y: Tensor, x: Tensor) -> Tensor:
+    """(*batch, 1)."""
+    return (y * torch.arange(1, 5, dtype=y.dtype, device=y.device)).square().sum(-1, keepdim=True) - 4
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -169,6 +190,15 @@ CASES = [
     Case("cvx-cone", lambda: hn.layers.HardNetCvx(cone()), 4),
     Case("cvx-lmi", lambda: hn.layers.HardNetCvx(matrix_inequality()), 3),
     Case("cvx-mixed", lambda: hn.layers.HardNetCvx(ball_of_x() & hn.Box(-0.6, 0.6) & quadratic()), 4, 2),
+    Case("nonlinear", lambda: hn.layers.NonlinearLayer(saddle_in_a_shell()), 4, 4),
+    Case("nonlinear-inside", lambda: hn.layers.NonlinearLayer(hn.Nonlinear(ellipsoid_rows, dim=4, upper=0.0)), 4),
+    Case(
+        "nonlinear-retract",
+        lambda: hn.layers.NonlinearLayer(saddle_in_a_shell(), mode="retract"),
+        4,
+        4,
+        gradients=False,  # the projector is not the derivative of a retraction
+    ),
     Case("dc3", lambda: hn.layers.DC3(balance()), 3),
     Case("dc3-moving", lambda: hn.layers.DC3(moving_rows()), 4, 4, compiled=True),
     Case("dc3-completion", lambda: hn.layers.DC3(moving_balance(), predicted=[1, 3], dim=4), 2, 4, compiled=True),

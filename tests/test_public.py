@@ -5,7 +5,7 @@ import pytest
 import hardnet as hn
 
 PROMISED = (
-    "Affine Equality Box Simplex Ball Quadratic SecondOrderCone LMI Cvxpy HardNet explain methods check save load "
+    "Affine Equality Box Simplex Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear HardNet explain methods check save load "
     "functional solvers testing errors layers sets metrics"
 ).split()
 
@@ -22,7 +22,7 @@ def test_promised_function(name):
 
 
 def test_promised_methods():
-    promised = "aff aff-eq projection cvx dc3 soft none rayen linsat cdgm cone police kkt-hpinn acnet"
+    promised = "aff aff-eq projection cvx nonlinear dc3 soft none rayen linsat cdgm cone police kkt-hpinn acnet"
     assert set(hn.layers.LAYERS) == set(promised.split())
 
 

@@ -7,6 +7,7 @@ from hardnet.functional.conic import project_intersection
 from hardnet.functional.curved import project_ball, project_psd, project_second_order_cone
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.functional.nearest import project_affine, project_rows
+from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron import solve_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.simplex import project_simplex
@@ -21,6 +22,7 @@ __all__ = [
     "project_box",
     "project_box_rows",
     "project_intersection",
+    "project_nonlinear",
     "project_psd",
     "project_quadratic",
     "project_rows",
@@ -28,4 +30,5 @@ __all__ = [
     "project_simplex",
     "rounding_bound",
     "solve_affine",
+    "solve_nonlinear",
 ]

@@ -189,18 +189,18 @@ def _project(
     if transformed() or forward_mode():
         raise UnsupportedSetError("nonlinear rows run in plain eager code: no vmap, no torch.func, no forward mode")
     batch, n = raw.shape[:-1], raw.shape[-1]
-    point = raw.double().reshape(-1, n)
+    point = raw.double().reshape(batch.numel(), n)
     given = Input.of(x, batch)
     m = _count(g, point, given)
     A, low, high = _dense(rows, raw)
     lower_all = _join(_bound("lower", lower, m, raw, -torch.inf), low, point, -torch.inf, A.shape[-2])
     upper_all = _join(_bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
-    first = None if start is None else start.detach().double().expand_as(raw).reshape(-1, n)
+    first = None if start is None else start.detach().double().expand_as(raw).reshape(batch.numel(), n)
     box = None if rows is None or not rows.boxed else (rows.box_lower, rows.box_upper)
     problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, _flat_box(box, raw))
     y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
     found = NonlinearSolution(y.detach(), *rest)
-    shaped = [part.reshape(*batch, *part.shape[1:]) for part in found]
+    shaped = [part.reshape((*batch, *part.shape[1:])) for part in found]
     y = y.reshape(raw.shape).to(raw.dtype)
     return y, NonlinearSolution(y.detach(), *shaped[1:])
 
@@ -221,13 +221,13 @@ def _dense(rows: BoxedRows | None, raw: Tensor) -> tuple[Tensor, Tensor | None, 
     A, lower, upper = rows.dense()
     A = A.double()
     shared = A.shape[:-2].numel() == 1
-    A = A.reshape(A.shape[-2:]) if shared else A.expand(*raw.shape[:-1], *A.shape[-2:]).reshape(-1, *A.shape[-2:])
-    return A, *(None if bound is None else _spread(bound, raw) for bound in (lower, upper))
+    A = A.reshape(A.shape[-2:]) if shared else A.expand(*raw.shape[:-1], *A.shape[-2:]).flatten(0, -3)
+    return A, None if lower is None else _spread(lower, raw), None if upper is None else _spread(upper, raw)
 
 
 def _spread(bound: Tensor, raw: Tensor) -> Tensor:
     """A bound ``(k,)`` or ``(*batch, k)`` as ``(B, k)`` float64."""
-    return bound.double().expand(*raw.shape[:-1], bound.shape[-1]).reshape(-1, bound.shape[-1])
+    return bound.double().expand(*raw.shape[:-1], bound.shape[-1]).reshape(raw.shape[:-1].numel(), bound.shape[-1])
 
 
 def _flat_box(box: tuple[Tensor | None, Tensor | None] | None, raw: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -246,7 +246,7 @@ def _bound(name: str, bound: Tensor | float | None, m: int, raw: Tensor, absent:
     value = torch.as_tensor(absent if bound is None else bound, dtype=torch.float64, device=raw.device)
     if value.dim() and value.shape[-1] != m:
         raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m}), one entry per row of g", tuple(value.shape)))
-    return value.expand(*raw.shape[:-1], m).reshape(-1, m)
+    return value.expand(*raw.shape[:-1], m).reshape(raw.shape[:-1].numel(), m)
 
 
 def _join(own: Tensor, other: Tensor | None, point: Tensor, absent: float, k: int) -> Tensor:

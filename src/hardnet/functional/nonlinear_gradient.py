@@ -25,6 +25,8 @@ from hardnet.solvers.small import product, products, solve_definite
 
 ROUNDINGS = 16
 """Roundings of y's dtype, relative to its scale, by which a row may be violated after y was rounded to it."""
+DEFINITE = 1e-4
+"""Least pivot of W for which it is trusted to be positive definite."""
 TOUCHING = 1e-8
 """Part of a row's scale within which it touches its bound, where no multiplier says so."""
 DEPENDENT = 1e-13
@@ -112,7 +114,7 @@ class NonlinearProjection(torch.autograd.Function):
         """Solve; keep what the derivative needs."""
         numbers = [part.detach() for part in (lower, upper, A)]
         inputs = tuple(leaf.detach() for leaf in leaves[: problem.inputs])
-        found = problem.solve(problem.rows(*numbers, inputs), raw.detach())
+        found = problem.solve(problem.rows(numbers[0], numbers[1], numbers[2], inputs), raw.detach())
         y = found.y.clone() if found.y is raw else found.y
         ctx.problem = problem
         ctx.save_for_backward(raw, lower, upper, A, *leaves, y, found.dual, found.status)
@@ -120,9 +122,11 @@ class NonlinearProjection(torch.autograd.Function):
         return y, *found[1:]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The implicit derivative; where it is differentiated again, that of Newton's method on the KKT system."""
+        grad = grads[0]
         raw, lower, upper, A, *leaves, y, dual, status = ctx.saved_tensors
+        y = y.detach()  # an output is saved with its own history
         inputs, needed = (raw, lower, upper, A, *leaves), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             return None, *_again(ctx.problem, grad, inputs, needed, y, dual, status)
@@ -143,7 +147,7 @@ def _once(
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = _working(problem, rows, raw, y, dual, status)
     grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
-    p, q = _solve(at, active, grad)
+    p, q = _solve(at, active, grad, status == NonlinearStatus.DEGENERATE)
     count = problem.count
     below, above = _sides(rows, dual, at.value)
     found: list[Tensor | None] = [p, q * below, q * above, None, *(None for _ in leaves)]
@@ -167,7 +171,8 @@ def _working(
     point = torch.where(sound, y, 0.0)
     used = torch.where(exact, dual, 0.0)
     at = rows.evaluate(point, (lambda *_: used) if problem.gradient == "exact" else None)
-    at = Derivatives(*(None if part is None else part.nan_to_num() for part in at))
+    hessian = None if at.hessian is None else at.hessian.nan_to_num()
+    at = Derivatives(at.value.nan_to_num(), at.jacobian.nan_to_num(), hessian)
     scale = rows.scale(at.jacobian, 1 + y.abs().amax(-1, keepdim=True))
     near = torch.minimum((at.value - rows.lower).abs(), (rows.upper - at.value).abs()) <= TOUCHING * scale
     moved = (y != raw).any(-1, keepdim=True)
@@ -182,33 +187,53 @@ def _sides(rows: Rows, dual: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return 1 - at_upper, at_upper
 
 
-def _solve(at: Derivatives, active: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _solve(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor) -> tuple[Tensor, Tensor]:
     """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero off the active rows.
 
-    Dependent rows share q; where W is flat or bent down along the rows its curvature is replaced as in the solver.
+    Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` that has no answer:
+    there dependent rows share q, and curvature that is flat or bent down along the rows is replaced as in the solver.
     """
     norm = row_norms(at.jacobian)
     C = torch.where(active.unsqueeze(-1), at.jacobian / norm.unsqueeze(-1), 0.0)
     right = torch.cat([C.mT, grad.unsqueeze(-1)], dim=-1)
-    solved = right if at.hessian is None else _by_metric(at.hessian, C, active, right)
+    if at.hessian is None:
+        p, q = _by_rows(C, active, right)
+        return p, q / norm
+    W = at.hessian.clone()
+    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    solved, pivot = solve_definite(W, right)
+    p, q = _by_rows(C, active, solved)
+    bad = ~(pivot > DEFINITE)
+    for samples, solver in ((bad & ~degenerate, _by_system), (bad & degenerate, _by_stiffened)):
+        chosen = samples.nonzero().squeeze(-1)
+        if len(chosen):
+            p[chosen], q[chosen] = solver(W[chosen], C[chosen], active[chosen], right[chosen])
+    return p, q / norm
+
+
+def _by_rows(C: Tensor, active: Tensor, solved: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q from ``W^-1 [C', grad]``, by the rows' own system ``C W^-1 C'``."""
     across, free = solved[..., :-1], solved[..., -1]
     gram = products(C, across).clone()
     gram.diagonal(dim1=-2, dim2=-1).add_(torch.where(active, DEPENDENT, 1.0))
     q = solve_definite(gram, product(C, free).unsqueeze(-1))[0].squeeze(-1)
     q = torch.where(active, q, 0.0)
-    return free - product(across, q), q / norm
+    return free - product(across, q), q
 
 
-def _by_metric(hessian: Tensor, C: Tensor, active: Tensor, right: Tensor) -> Tensor:
-    """``W^-1 right``, with W made definite where it is not."""
-    W = hessian.clone()
-    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    solved, pivot = solve_definite(W, right)
-    bad = (~(pivot > 1e-4)).nonzero().squeeze(-1)
-    if len(bad):
-        own = stiffened(W[bad], C[bad], active[bad])[0]
-        solved[bad] = solve_definite(own, right[bad])[0]
-    return solved
+def _by_system(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q from the whole system, by elimination with pivots."""
+    n = W.shape[-1]
+    corner = torch.diag_embed((~active).to(W))
+    K = torch.cat([torch.cat([W, C.mT], -1), torch.cat([C, corner], -1)], -2)
+    grad = torch.cat([right[..., -1], torch.zeros_like(C[..., 0])], -1)
+    solved = torch.linalg.solve_ex(K, grad.unsqueeze(-1)).result.squeeze(-1)
+    return solved[:, :n], torch.where(active, solved[:, n:], 0.0)
+
+
+def _by_stiffened(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q with a W that was made definite."""
+    return _by_rows(C, active, solve_definite(stiffened(W, C, active)[0], right)[0])
 
 
 def _of_numbers(
@@ -277,7 +302,7 @@ def _system(rows: Rows, y: Tensor, dual: Tensor, active: Tensor, curved: bool) -
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         point = y if y.requires_grad else y.detach().requires_grad_()
-        value, slope = rows.slope(point, dual[:, : rows.count])
+        value, slope = rows.slope(point, dual[:, : rows.curved])
         J = batched_gradient(value, point, create_graph=again)
         H = batched_gradient(slope, point, create_graph=again) if curved else 0.0
     J = torch.cat([J, rows.A.expand(len(y), *rows.A.shape[-2:])], dim=-2)
@@ -294,10 +319,10 @@ def _newton(
     """One Newton step on the KKT system from (y, dual); with `curved` False the multipliers have no pull on y."""
     with torch.enable_grad():
         point = y if y.requires_grad else y.detach().requires_grad_()
-        value, slope = rows.slope(point, dual[:, : rows.count])
+        value, slope = rows.slope(point, dual[:, : rows.curved])
     affine = rows.A.expand(len(y), *rows.A.shape[-2:])
     value = torch.cat([value, (affine @ y.unsqueeze(-1)).squeeze(-1)], dim=-1)
-    slope = slope + (affine.mT @ dual[:, rows.count :].unsqueeze(-1)).squeeze(-1)
+    slope = slope + (affine.mT @ dual[:, rows.curved :].unsqueeze(-1)).squeeze(-1)
     off = raw - raw.detach() if not curved else None
     first = y - raw + slope if off is None else -off
     second = torch.where(active, value - bound, 0.0)
@@ -315,7 +340,7 @@ def _real(leaf: Any) -> bool:
 def _held_by(values: list[Tensor]) -> list[Tensor]:
     """The leaf tensors with a gradient that the graphs of these values lead back to."""
     found: dict[int, Tensor] = {}
-    pending = [value.grad_fn for value in values if value.grad_fn is not None]
+    pending: list[Any] = [value.grad_fn for value in values if value.grad_fn is not None]
     found.update({id(value): value for value in values if value.requires_grad and value.grad_fn is None})
     seen = set()
     while pending:

@@ -12,6 +12,7 @@ from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.layers.linsat import LinSAT
+from hardnet.layers.nonlinear import NonlinearLayer
 from hardnet.layers.options import LayerOptions
 from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
@@ -36,6 +37,7 @@ __all__ = [
     "LayerOptions",
     "LinSAT",
     "NoEnforcement",
+    "NonlinearLayer",
     "Police",
     "Projection",
     "Rayen",

@@ -13,6 +13,7 @@ from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.hardnet_eq import HardNetEq
 from hardnet.layers.kkt_hpinn import KKThPINN
 from hardnet.layers.linsat import LinSAT
+from hardnet.layers.nonlinear import NonlinearLayer
 from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
@@ -23,6 +24,7 @@ METHODS: tuple[type[Layer], ...] = (
     HardNetEq,
     Projection,
     HardNetCvx,
+    NonlinearLayer,
     DC3,
     Rayen,
     LinSAT,

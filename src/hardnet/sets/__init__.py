@@ -8,6 +8,7 @@ from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.lmi import LMI
+from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
 from hardnet.sets.relaxed import Relaxed
@@ -29,6 +30,7 @@ __all__ = [
     "Cvxpy",
     "Equality",
     "Intersection",
+    "Nonlinear",
     "Number",
     "Quadratic",
     "Relaxed",

@@ -38,8 +38,8 @@ class Nonlinear(ConstraintSet):
 
     g is written for y ``(*batch, n)`` with any batch dimensions in front, and treats samples apart: it works on the
     last dimension alone (``y.square().sum(-1, keepdim=True)``). It is called in float64 whatever the dtype of the
-    model, beside x in float64; the parameters of a module follow, tensors of a function are written ``A.to(y)``. Every other
-    set with affine rows may stand beside it: ``hn.Nonlinear(...) & hn.Box(...) & hn.Equality(...)``.
+    model, beside x in float64; the parameters of a module follow, tensors of a function are written ``A.to(y)``. Every
+    other set with affine rows may stand beside it: ``hn.Nonlinear(...) & hn.Box(...) & hn.Equality(...)``.
 
     Args:
         g: ``(y, x) -> (*batch, m)``, of torch operations; a function or a module, which may be learned.

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.solvers.nonlinear_direction import DEGENERATE
 from hardnet.solvers.nonlinear_nearest import approach
 from hardnet.solvers.nonlinear_retract import (
     FINE,
@@ -36,6 +37,8 @@ COARSE = 1e-3
 """Relative violation from which the search for the nearest point starts: its own steps do the rest."""
 AFFINE = 1e-12
 """Part of a row's scale by which it may differ from its linearisation and look affine."""
+RESTARTS = 2
+"""Other starts for samples whose rows do not hold after the first."""
 SLOW = 0.15
 """A full step near a regular point leaves less than this part of the violation; a cusp or a double root more."""
 DEPENDENT = 1e-10
@@ -181,12 +184,9 @@ def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance
 
 def _iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float) -> NonlinearSolution:
     """Project onto the affine rows, retract, approach, and report."""
-    y, empty = start, torch.zeros(len(raw), dtype=torch.bool, device=raw.device)
-    if rows.A.shape[-2]:
-        found = project_affine(y, rows.A, rows.lower[:, rows.count :], rows.upper[:, rows.count :])
-        y, empty = found.y, found.status == Status.INFEASIBLE
+    y, empty = _on_affine_rows(rows, start)
     coarse = mode == "nearest"
-    first = _retract_twice(rows, y, raw, tolerance, COARSE if coarse else FINE)
+    first = _reach(rows, y, raw, tolerance, COARSE if coarse else FINE)
     if not coarse:
         found = _report(rows, raw, first.y, torch.zeros_like(rows.lower), first.ratio, mode, tolerance)
         return _blame(found, first.stationary | empty, first.steps)
@@ -204,14 +204,39 @@ def _iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: floa
     return _blame(found, first.stationary | empty, steps + last.steps)
 
 
-def _retract_twice(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float) -> Retracted:
-    """Once with rows of length one; what that leaves violated again in the rows' own units, to the least squares."""
-    first = retract(rows, y, raw, tolerance=tolerance, fine=fine)
-    todo = (~(first.error <= max(tolerance, fine))).nonzero().squeeze(-1)
-    if len(todo) == 0:
-        return first
-    again = retract(rows.take(todo), y[todo], raw[todo], tolerance=tolerance, fine=fine, unit=False)
-    return Retracted(*(old.index_copy(0, todo, new) for old, new in zip(first, again, strict=True)))
+def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float) -> Retracted:
+    """Retract with rows of length one; what that leaves violated again in the rows' own units, to the least squares.
+
+    What is still violated starts anew from points around raw, and keeps the least squares where that is no better.
+    """
+    enough = max(tolerance, fine)
+    found = retract(rows, y, raw, tolerance=tolerance, fine=fine)
+    for attempt in range(1 + RESTARTS):
+        todo = (~(found.error <= enough)).nonzero().squeeze(-1)
+        if len(todo) == 0:
+            break
+        some, point = rows.take(todo), raw[todo]
+        first = y[todo] if attempt == 0 else _elsewhere(some, point, attempt)
+        most = 60 if attempt == 0 else 30
+        again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
+        better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
+        taken = Retracted(*(part[better] for part in again))
+        found = Retracted(*(old.index_copy(0, todo[better], new) for old, new in zip(found, taken, strict=True)))
+    return found
+
+
+def _elsewhere(rows: Rows, raw: Tensor, attempt: int) -> Tensor:
+    """A point about as far from raw as raw is large, in a fixed direction, on the affine rows."""
+    y = raw + row_size(raw, raw).clamp_min(0.1) * fixed_direction(raw, attempt)
+    return _on_affine_rows(rows, y)[0]
+
+
+def _on_affine_rows(rows: Rows, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The projection onto the affine rows alone, and where they have no point."""
+    if not rows.A.shape[-2]:
+        return y, torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    found = project_affine(y, rows.A, rows.lower[:, rows.curved :], rows.upper[:, rows.curved :])
+    return found.y, found.status == Status.INFEASIBLE
 
 
 def _blame(found: NonlinearSolution, stationary: Tensor, steps: Tensor) -> NonlinearSolution:
@@ -245,11 +270,28 @@ def _report(
         slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
         residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
         optimal = settled & (residual <= max(100 * tolerance, 1e-12))
+        flat = _confirmed_flat(rows, y, dual, optimal & flat)
         degenerate = degenerate | (optimal & (flat | _dependent(rows, at.jacobian, dual)))
     status = torch.where(optimal, int(NonlinearStatus.OK), int(NonlinearStatus.FEASIBLE_ONLY))
     status = torch.where(degenerate, int(NonlinearStatus.DEGENERATE), status)
     status = torch.where(feasible, status, int(NonlinearStatus.NOT_CONVERGED))
     return NonlinearSolution(y, dual, status.to(torch.int8), torch.zeros_like(status), error, residual)
+
+
+def _confirmed_flat(rows: Rows, y: Tensor, dual: Tensor, flat: Tensor) -> Tensor:
+    """Which of the samples that looked flat have a curvature of W of at most `DEGENERATE` along their active rows."""
+    todo = flat.nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return flat
+    some, own = rows.take(todo), dual[todo]
+    at = some.evaluate(y[todo], lambda *_: own)
+    unit = at.jacobian * ((some.equality | (own != 0)) / row_norms(at.jacobian)).unsqueeze(-1)
+    eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    across = torch.linalg.pinv(unit, rtol=DEPENDENT) @ unit
+    along = eye - across
+    W: Tensor = eye + at.hessian  # pyright: ignore[reportOperatorIssue]
+    least = torch.linalg.eigvalsh(along @ W @ along + across).amin(-1)
+    return flat.index_copy(0, todo, least <= DEGENERATE)
 
 
 def _dependent(rows: Rows, jacobian: Tensor, dual: Tensor) -> Tensor:

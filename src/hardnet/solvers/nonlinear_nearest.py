@@ -20,6 +20,8 @@ from hardnet.solvers.small import product
 
 SMALL_STEP = 1e-9
 """A step of this part of the sample's size is the last one: what remains is about its square."""
+DISTANT = 1e-3
+"""What the distance to raw adds to the size of a sample: where y is near 0 it is all there is."""
 
 
 class Nearest(NamedTuple):
@@ -45,7 +47,7 @@ def approach(rows: Rows, y: Tensor, raw: Tensor, *, iterations: int = 60) -> Nea
     for _ in range(iterations):
         at, step, dual, flat = direction(rows, y, raw, dual)
         result.steps[index] += 1
-        size = 1 + torch.maximum(y.abs().amax(-1), (y - raw).abs().amax(-1))
+        size = y.abs().amax(-1) + DISTANT * (y - raw).abs().amax(-1)
         last = step.abs().amax(-1) <= SMALL_STEP * size
         weight = torch.maximum(weight, 1.5 * dual.abs())
         y, length = _accept(rows, at, y, raw, step, weight, last)

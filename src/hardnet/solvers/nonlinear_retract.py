@@ -29,6 +29,8 @@ FINE = 1e-14
 """Part of a row's scale to which a violation is driven while steps still bring it down."""
 STATIONARY = 1e-9
 """Share of the violation that a step must promise to remove; below it the point is stationary."""
+NEARLY_STATIONARY = 1e-6
+"""The same share where the iteration ended without an answer."""
 NUDGE = 1e-2
 """Length of a nudge relative to the sample's size, at a stationary point that violates its rows."""
 
@@ -62,7 +64,7 @@ def elastic_rows(rows: Rows, jacobian: Tensor, soft: Tensor | None = None) -> Te
     soft = ELASTIC * row_norms(jacobian) if soft is None else soft
     if not rows.A.shape[-2]:
         return soft
-    return torch.cat([soft[:, : rows.count], torch.zeros_like(soft[:, rows.count :])], dim=-1)
+    return torch.cat([soft[:, : rows.curved], torch.zeros_like(soft[:, rows.curved :])], dim=-1)
 
 
 def relative_error(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +93,7 @@ def retract(
         unit: Whether violations are measured in units of the rows' gradients; else in the rows' own units, so that
             what cannot be satisfied ends at the least sum of squared violations.
     """
-    batch = len(y)
+    batch, whole = len(y), rows
     result = Retracted(
         y.clone(),
         y.new_full((batch,), torch.inf),
@@ -128,6 +130,17 @@ def retract(
         elastic = torch.where(short, elastic * 10, torch.where(length == 1, (elastic / 10).clamp_min(ELASTIC), elastic))
         elastic = torch.where(length > 0, elastic.clamp_max(SOFTEST), elastic)
         before, full = error, length == 1
+    return result if unit else _settle_stationary(whole, result, tolerance)
+
+
+def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:
+    """Violated samples also count as stationary where only a tiny share of the violation could be removed."""
+    todo = (~(result.error <= tolerance)).nonzero().squeeze(-1)
+    if len(todo):
+        some = rows.take(todo)
+        at = some.evaluate(result.y[todo])
+        norm = row_norms(at.jacobian).amax(-1, keepdim=True).expand_as(at.value)
+        result.stationary[todo] |= _damped_share(some, at, norm) <= NEARLY_STATIONARY
     return result
 
 
@@ -141,11 +154,13 @@ def _advance(
     soft = elastic_rows(
         rows, at.jacobian, torch.maximum(norm, least if unit else least.amax(-1, keepdim=True)) * elastic.unsqueeze(-1)
     )
-    step, _ = solve_step(at.jacobian, rows.lower - at.value, rows.upper - at.value, soft)
+    step = solve_step(at.jacobian, rows.lower - at.value, rows.upper - at.value, soft)[0]
     weight = 1 / norm if unit else torch.ones_like(norm)
     current = _merit(rows, at.value, weight)
     promised = _merit(rows, at.value + product(at.jacobian, step), weight)
     stationary = ~(current - promised > STATIONARY * current)
+    if not unit:
+        stationary = stationary | (_damped_share(rows, at, norm) <= STATIONARY)
     slope = torch.where(stationary, -torch.inf, promised - current)  # -inf: nothing is accepted
 
     def merit(point: Tensor, samples: Tensor) -> Tensor:
@@ -157,12 +172,23 @@ def _advance(
     return torch.where(stationary.unsqueeze(-1), nudged, found.y), found.length, stationary
 
 
+def _damped_share(rows: Rows, at: Derivatives, norm: Tensor) -> Tensor:
+    """The share of the violation that a step of a gradient's length promises to remove: 0 at a stationary point."""
+    step = solve_step(at.jacobian, rows.lower - at.value, rows.upper - at.value, elastic_rows(rows, at.jacobian, norm))[
+        0
+    ]
+    weight = torch.ones_like(norm)
+    current = _merit(rows, at.value, weight)
+    promised = _merit(rows, at.value + product(at.jacobian, step), weight)
+    return torch.where(current > 0, 1 - promised / current, 1.0)
+
+
 def _merit(rows: Rows, value: Tensor, weight: Tensor) -> Tensor:
     """``|v|`` with each row in units of its length."""
     return torch.linalg.vector_norm(rows.violation(value) * weight, dim=-1)
 
 
-def fixed_direction(y: Tensor) -> Tensor:
-    """A fixed direction without symmetries, the same for every sample: ``(n,)``."""
+def fixed_direction(y: Tensor, number: int = 0) -> Tensor:
+    """A fixed direction without symmetries, the same for every sample: ``(n,)``, one for each number."""
     place = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
-    return (1.7 * place + 0.3).sin()
+    return ((1.7 + 0.9 * number) * place + 0.3 + number).sin()

@@ -68,7 +68,9 @@ class Derivatives(NamedTuple):
 
     def take(self, index: Tensor) -> Derivatives:
         """Those of some samples."""
-        return Derivatives(*(None if part is None else part[index] for part in self))
+        hessian = None if self.hessian is None else self.hessian[index]
+        dual = None if self.dual is None else self.dual[index]
+        return Derivatives(self.value[index], self.jacobian[index], hessian, dual)
 
 
 class Rows(NamedTuple):
@@ -78,7 +80,7 @@ class Rows(NamedTuple):
         function: g.
         derivative: Its Jacobian ``(y, x) -> (*batch, m, n)``, or None to differentiate g.
         x: The input.
-        count: m, the number of rows of g; affine rows follow them.
+        curved: m, the number of rows of g; affine rows follow them.
         A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
         lower: ``(B, m + k)``, infinite where absent.
         upper: Like `lower`.
@@ -87,7 +89,7 @@ class Rows(NamedTuple):
     function: Function
     derivative: Function | None
     x: Input
-    count: int
+    curved: int
     A: Tensor
     lower: Tensor
     upper: Tensor
@@ -138,7 +140,7 @@ class Rows(NamedTuple):
 
     def _slope(self, own: Tensor, given: Tensor | None, point: Tensor, dual: Tensor) -> Tensor:
         """``sum_i dual_i grad g_i``, ``(b, n)``, differentiable."""
-        weight = dual[:, : self.count]
+        weight = dual[:, : self.curved]
         with torch.enable_grad():
             if given is None:
                 return _gradient((own * weight).sum(), point, create_graph=True)
@@ -162,27 +164,27 @@ class Rows(NamedTuple):
         with torch.enable_grad():
             point = y.detach().requires_grad_()
             _, slope = self.slope(point, dual.detach())
-        return lambda vector: _gradient((slope * vector).sum(), point, retain_graph=True)
+        return lambda vector: _gradient((slope * vector).sum(), point)
 
     def _call(self, y: Tensor, x: Any = None) -> Tensor:
         value = self.function(y, self.x.value() if x is None else x)
-        if value.shape != (len(y), self.count):
-            expected = f"values of shape ({len(y)}, {self.count}) for y of shape {tuple(y.shape)}"
+        if value.shape != (len(y), self.curved):
+            expected = f"values of shape ({len(y)}, {self.curved}) for y of shape {tuple(y.shape)}"
             raise ShapeError(sentence("g", expected, tuple(value.shape), "g must treat samples apart"))
         return value
 
     def _given(self, y: Tensor, x: Any) -> Tensor:
         value = self.derivative(y, x)  # pyright: ignore[reportOptionalCall]
-        if value.shape != (len(y), self.count, y.shape[-1]):
-            raise ShapeError(sentence("jacobian", f"shape {(len(y), self.count, y.shape[-1])}", tuple(value.shape)))
+        if value.shape != (len(y), self.curved, y.shape[-1]):
+            raise ShapeError(sentence("jacobian", f"shape {(len(y), self.curved, y.shape[-1])}", tuple(value.shape)))
         return value
 
 
-def _gradient(scalar: Tensor, point: Tensor, **options: bool) -> Tensor:
+def _gradient(scalar: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
     """The gradient of a sum over samples; zeros where it does not depend on the point."""
     if not scalar.requires_grad:
         return torch.zeros_like(point)
-    found = torch.autograd.grad(scalar, point, allow_unused=True, **options)[0]
+    found = torch.autograd.grad(scalar, point, allow_unused=True, retain_graph=True, create_graph=create_graph)[0]
     return torch.zeros_like(point) if found is None else found
 
 
