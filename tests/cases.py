@@ -191,7 +191,7 @@ CASES = [
     Case("cvx-lmi", lambda: hn.layers.HardNetCvx(matrix_inequality()), 3),
     Case("cvx-mixed", lambda: hn.layers.HardNetCvx(ball_of_x() & hn.Box(-0.6, 0.6) & quadratic()), 4, 2),
     Case("nonlinear", lambda: hn.layers.NonlinearLayer(saddle_in_a_shell()), 4, 4),
-    Case("nonlinear-inside", lambda: hn.layers.NonlinearLayer(hn.Nonlinear(ellipsoid_rows, dim=4, upper=0.0)), 4),
+    Case("nonlinear-inside", lambda: hn.layers.NonlinearLayer(hn.Nonlinear(ellipsoid_rows, dim=4, upper=0.0)), 4, 2),
     Case(
         "nonlinear-retract",
         lambda: hn.layers.NonlinearLayer(saddle_in_a_shell(), mode="retract"),
