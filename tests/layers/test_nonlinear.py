@@ -260,7 +260,7 @@ def test_options_are_checked():
         NonlinearLayer(CIRCLE & hn.Ball(torch.zeros(2, dtype=F64), 1.0))
     layer = NonlinearLayer(CIRCLE)
     assert (layer.mode(200), layer.mode(201)) == ("nearest", "retract")
-    with pytest.raises(UnsupportedSetError, match="no vmap"):
+    with pytest.raises(UnsupportedSetError, match="no transform around nonlinear rows"):
         torch.func.vmap(layer)(draw(3, 2))
 
 

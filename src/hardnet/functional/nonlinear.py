@@ -15,13 +15,12 @@ from hardnet.errors import (
     NonFiniteError,
     SampleError,
     ShapeError,
-    UnsupportedSetError,
     in_samples,
+    sample_indices,
     sentence,
 )
 from hardnet.functional.nonlinear_gradient import Call, NonlinearProjection
-from hardnet.functional.samples import sample_indices
-from hardnet.modes import forward_mode, transformed
+from hardnet.modes import full_precision, outside_compiler, refuse_transforms
 from hardnet.rows import BoxedRows
 from hardnet.solvers.nonlinear import Mode, NonlinearSolution, NonlinearStatus
 from hardnet.solvers.nonlinear_rows import Function, Input, require_differentiable
@@ -171,6 +170,8 @@ def project_rows_and_functions(
     return _project(raw, function, x, jacobian=derivative if known else None, **arguments)
 
 
+@outside_compiler
+@full_precision
 def _project(
     raw: Tensor,
     g: Function,
@@ -186,8 +187,7 @@ def _project(
     start: Tensor | None,
 ) -> tuple[Tensor, NonlinearSolution]:
     """Y with its derivative, in the dtype of raw, and the solution with the batch of raw."""
-    if transformed() or forward_mode():
-        raise UnsupportedSetError("nonlinear rows run in plain eager code: no vmap, no torch.func, no forward mode")
+    refuse_transforms("nonlinear rows")
     batch, n = raw.shape[:-1], raw.shape[-1]
     point = raw.double().reshape(batch.numel(), n)
     given = Input.of(x, batch)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.functional.inputs import fit
 from hardnet.functional.nonlinear import call, jacobian_of
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
+from hardnet.shapes import fit
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
 """``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``, for any batch dimensions, also none."""
@@ -70,6 +70,7 @@ class Nonlinear(ConstraintSet):
         if not (isinstance(dim, int) and dim >= 1):
             raise ShapeError(sentence("dim", "the number of outputs, at least 1", repr(dim)))
         self.g, self.jacobian = g, jacobian
+        self._rows: int | None = None
         self._sizes["n"] = dim
         self.take("lower", lower, ("m",), "lower")
         self.take("upper", upper, ("m",), "upper")
@@ -115,7 +116,7 @@ class Nonlinear(ConstraintSet):
 
     def _count(self, x: Any, like: Tensor) -> int:
         """The number of rows, from one call of g; kept, since it is the same at every x."""
-        if "m" not in self._sizes:
+        if self._rows is None:
             with torch.no_grad():
-                self._sizes["m"] = self.values(torch.zeros_like(like), x).shape[-1]
-        return self._sizes["m"]
+                self._rows = self.values(torch.zeros_like(like), x).shape[-1]
+        return self._rows

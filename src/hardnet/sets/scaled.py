@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, sentence
+from hardnet.functional.nonlinear import call
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
 from hardnet.sets.smooth import Smooth, SmoothFunction
@@ -42,6 +44,8 @@ def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSe
     if isinstance(constraint, Smooth):
         functions = (_compose(function, mean, std) for function in (constraint.inequality, constraint.equality))
         return Smooth(constraint.dim, *functions, name=constraint.name)
+    if isinstance(constraint, Nonlinear):
+        return _nonlinear(constraint, mean, std)
     if isinstance(constraint, Cvxpy):
         return _rebuilt(constraint, mean, std)
     return (ScaledCurved if isinstance(constraint, CurvedSet) else ScaledRows)(constraint, mean, std)
@@ -74,7 +78,15 @@ class SmoothInUnits(InUnits):
 
     def __call__(self, z: Tensor, x: Any) -> Tensor:
         """The values at ``mean + std z``."""
-        return self.function(self.mean.to(z) + self.std.to(z) * z, x)
+        return call(self.function, self.mean.to(z) + self.std.to(z) * z, x)
+
+
+class SlopeInUnits(SmoothInUnits):
+    """The Jacobian of such a function, which the chain rule multiplies by std."""
+
+    def __call__(self, z: Tensor, x: Any) -> Tensor:
+        """The Jacobian at ``mean + std z``, in z."""
+        return super().__call__(z, x) * self.std.to(z)
 
 
 class BuildInUnits(InUnits):
@@ -90,6 +102,14 @@ class BuildInUnits(InUnits):
 def _compose(function: SmoothFunction | None, mean: Number, std: Number) -> SmoothFunction | None:
     """The function in scaled units; None stays None."""
     return None if function is None else SmoothInUnits(function, mean, std)
+
+
+def _nonlinear(constraint: Nonlinear, mean: Number, std: Number) -> Nonlinear:
+    """The rows of g in scaled units, with the same bounds."""
+    bounds = {side: constraint._functions.get(side, getattr(constraint, side, None)) for side in ("lower", "upper")}
+    slope = None if constraint.jacobian is None else SlopeInUnits(constraint.jacobian, mean, std)
+    g = SmoothInUnits(constraint.g, mean, std)
+    return Nonlinear(g, dim=constraint.dim, jacobian=slope, name=constraint.name, **bounds)
 
 
 def _rebuilt(constraint: Cvxpy, mean: Number, std: Number) -> Cvxpy:
