@@ -17,7 +17,9 @@ from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
 from hardnet.kernels.cpu.tiles import VERIFIED, Tile, bound_of, compile_addresses, compiled, sound, summed
 
 ACCURATE = 32.0
-"""Roundings that ``A P' - I`` may have before every sample is corrected at y, and not only those that shrank."""
+"""Roundings that the square of ``A P' - I`` may have: then two applications of the factor leave no more of s."""
+LEFT = 8.0
+"""Roundings of a row's size that one application may leave of s: half of what the certificate allows."""
 
 
 @compiled
@@ -67,6 +69,18 @@ def defect(A: Tile, P: Tile) -> float:
     return worst
 
 
+@compiled
+def leftover(A: Tile, P: Tile, lengths: Tile) -> float:
+    """The length of the longest row of ``A P' - I`` for unit rows."""
+    worst = 0.0
+    for i in range(A.shape[0]):
+        squares = 0.0
+        for k in range(A.shape[0]):
+            squares += ((inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]) ** 2
+        worst = max(worst, squares)
+    return np.sqrt(worst)
+
+
 @summed
 def inner(left: Tile, right: Tile) -> float:
     """``l'r``."""
@@ -87,7 +101,8 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile, P: Tile) -> 
     """The bits of raw for samples without excess; which others need the closed form again, at y, and how many.
 
     The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
-    Where every row feels every output and the factor is accurate, that matters only for outputs that shrank.
+    Where every row feels every output, that matters only for outputs that shrank. Of the excess e the factor leaves
+    ``|(A P' - I) e|``, at most `leftover` times ``|e|``, for unit rows.
 
     Args:
         y: ``(B, n)``, overwritten where a sample has no excess.
@@ -97,14 +112,20 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile, P: Tile) -> 
         A: ``(m, n)``.
         P: Its factor ``(m, n)``.
     """
-    dense, count = is_dense(A) and defect(A, P) <= ACCURATE * np.finfo(A.dtype).eps, 0
+    dense, count, lengths, share = is_dense(A), 0, np.empty(A.shape[0]), np.inf
+    for i in range(A.shape[0]):
+        lengths[i] = length(A[i])
+        share = min(share, np.abs(A[i]).sum() / lengths[i])
+    left, limit = leftover(A, P, lengths), LEFT * np.finfo(A.dtype).eps * share
     for b in range(y.shape[0]):
-        moves = False
+        squares, moves = 0.0, False
         for i in range(excess.shape[1]):
             moves |= excess[b, i] != 0.0
+            squares += (excess[b, i] / lengths[i]) ** 2
         if not moves:
             y[b] = raw[b]
-        inexact = moves and (not dense or shrank(y[b], raw[b]))
+        inaccurate = left * np.sqrt(squares) > limit * np.abs(y[b]).max()
+        inexact = moves and (not dense or inaccurate or shrank(y[b], raw[b]))
         chosen[b] = 1.0 if inexact else 0.0
         count += inexact
     return count
