@@ -58,7 +58,8 @@ class Affine(ConstraintSet):
     """``lower(x) <= A(x) y <= upper(x)``.
 
     An absent bound is infinite; ``lower == upper`` is an equality. Every argument is a tensor (constant), a
-    function of x, or a module of x (learned).
+    function of x, or a module of x (learned). A constant A in compressed rows (``A.to_sparse_csr()``) makes a
+    `SparseAffine`, which never writes it densely.
 
     Args:
         A: ``(m, n)``, or a function of x that returns ``(*batch, m, n)``.
@@ -68,6 +69,14 @@ class Affine(ConstraintSet):
     """
 
     polyhedral = True
+
+    def __new__(cls, A: Any = None, *rest: Any, **named: Any) -> Any:
+        """A set of its own for a sparse A; copies and pickles come without arguments."""
+        if isinstance(A, Tensor) and A.layout is not torch.strided:
+            from hardnet.sets.sparse import sparse_set
+
+            return sparse_set(cls, A, *rest, **named)
+        return super().__new__(cls)
 
     def __init__(
         self, A: Number, *, lower: Number | None = None, upper: Number | None = None, name: str | None = None

@@ -1,0 +1,154 @@
+"""The nearest point under sparse constant rows: interior point guess, then the active rows made tight exactly.
+
+The same conditions as in `hardnet.solvers.shared_rows`, with sparse factors of ``K_JJ`` and one sample after the other:
+rows with a multiplier of the wrong sign leave, violated ones join, until nothing changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.solution import Status
+from hardnet.solvers.sparse_factor import Factor, SparseRows
+from hardnet.solvers.sparse_interior import RIDGE, guess
+
+EXCHANGES = 8
+"""Most exchanges of rows after the guess."""
+SOLVES = 3
+"""One solution and its corrections."""
+SOLVED = 1e-9
+"""The residual up to which a sample counts as solved, in its own unit."""
+SLACK = 1e-12
+"""How far a row may be off its bound and still hold, in the sample's unit."""
+STRICT = 1e-11
+"""Multiplier above which a row is strictly active, in the sample's unit."""
+
+
+class SparseAnswer(NamedTuple):
+    """y ``(B, n)``, dual, side ``(B, m)``, `Status` ``(B,)`` int8 and the scale-free residual ``(B,)``."""
+
+    y: Tensor
+    dual: Tensor
+    side: Tensor
+    status: Tensor
+    residual: Tensor
+
+
+def project_sparse(rows: SparseRows, raw: Tensor, lower: Tensor, upper: Tensor) -> SparseAnswer:
+    """``argmin |y - raw|  s.t.  lower <= A y <= upper`` for raw ``(B, n)`` and bounds ``(B, m)``, float64 on a CPU."""
+    import numpy as np
+
+    numbers = [part.detach().numpy() for part in (raw, lower, upper)]
+    found = [_one(rows, *(part[sample] for part in numbers)) for sample in range(len(raw))]
+    if not found:
+        empty = torch.zeros_like(lower)
+        status = torch.zeros(0, dtype=torch.int8)
+        return SparseAnswer(raw, empty, empty, status, torch.zeros(0, dtype=torch.float64))
+    y, dual, side = (torch.from_numpy(np.stack(part)) for part in list(zip(*found, strict=True))[:3])
+    status = torch.tensor([int(one[3]) for one in found], dtype=torch.int8)
+    return SparseAnswer(y, dual, side, status, torch.tensor([one[4] for one in found], dtype=torch.float64))
+
+
+def split_sparse(rows: SparseRows, grad: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """``g = u + A_J'w`` with ``A_J u = 0``: u ``(B, n)``, and w ``(B, m)`` of the rows as they came."""
+    import numpy as np
+
+    us, ws = [], []
+    for g, own in zip(grad.detach().numpy(), active.numpy(), strict=True):
+        w = _tight(rows, own, rows.A @ g, np.zeros(len(own)))
+        us.append(g - rows.A.T @ w)
+        ws.append(w / rows.length)
+    return torch.from_numpy(np.stack(us)), torch.from_numpy(np.stack(ws))
+
+
+def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, Any, Status, float]:
+    """One sample: y, dual, side, status and residual."""
+    import numpy as np
+
+    nothing = np.zeros_like(lower)
+    if not _valid(raw, lower, upper):
+        return raw + np.nan, nothing + np.nan, nothing, Status.INVALID, np.nan
+    low, high = lower / rows.length, upper / rows.length
+    asked = np.maximum(low, -high)
+    unit = max(abs(raw).max(initial=0.0), np.where(np.isfinite(asked), asked, 0.0).max(initial=0.0)) or 1.0
+    point, low, high = raw / unit, low / unit, high / unit
+    product = rows.A @ point
+    if (np.maximum(product - high, low - product) <= SLACK).all():
+        return raw, nothing, nothing, Status.SOLVED, 0.0
+    dual = _multipliers(rows, product, low, high)
+    y = point - rows.A.T @ dual
+    value = rows.A @ y
+    residual = abs(value - np.clip(value + dual, low, high)).max() / max(1.0, abs(y).max())
+    side = np.where(abs(dual) > STRICT * max(1.0, abs(dual).max()), np.sign(dual), 0.0)
+    if residual <= SOLVED:
+        return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual
+    empty = _proves_empty(rows, dual, low, high, y)
+    status = Status.INFEASIBLE if empty else Status.NOT_CONVERGED
+    return unit * y, dual / rows.length, side, status, residual
+
+
+def _valid(raw: Any, lower: Any, upper: Any) -> bool:
+    import numpy as np
+
+    ordered = (lower <= upper) & (lower < np.inf) & (upper > -np.inf)
+    return bool(np.isfinite(raw).all() and ordered.all())
+
+
+def _multipliers(rows: SparseRows, product: Any, low: Any, high: Any) -> Any:
+    """Multipliers that make the guessed rows tight, exchanged until they are optimal; else those of the guess."""
+    import numpy as np
+
+    tight = low == high
+    if tight.all():
+        return _tight(rows, tight, product - low, np.zeros_like(product))
+    side, first = guess(rows, product, low, high)
+    dual = first
+    for _ in range(EXCHANGES):
+        active = side != 0
+        bound = np.where(side > 0, high, np.where(active, low, 0.0))
+        dual = _tight(rows, active, np.where(active, product - bound, 0.0), np.where(active, dual, 0.0))
+        value = product - rows.gram @ dual
+        stays = active & ((side * dual >= -SLACK) | tight)
+        joins = (value > high + SLACK) * 1.0 - (value < low - SLACK) * 1.0
+        following = np.where(stays, side, np.where(active, 0.0, joins))
+        if (following == side).all():
+            return dual
+        side = following
+    return first
+
+
+def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:
+    """``w`` with ``K_JJ w = target_J``, zero off J, near `start` where it is not unique: ``(m,)``."""
+    import numpy as np
+
+    factor, found = Factor(rows, np.where(active, RIDGE, 0.0), active), start
+    for _ in range(SOLVES):
+        found = found + np.where(active, factor.solve(np.where(active, target - rows.gram @ found, 0.0)), 0.0)
+    return found
+
+
+def _clamped(rows: SparseRows, y: Any, lower: Any, upper: Any) -> Any:
+    """Y within the bounds of rows that are one output, or one output with the sign turned: these hold exactly."""
+    import numpy as np
+
+    alone = (np.diff(rows.A.indptr) == 1) & (rows.length == 1.0)
+    place = rows.A.indices[rows.A.indptr[:-1][alone]]
+    turned = rows.A.data[rows.A.indptr[:-1][alone]] < 0
+    least, most = np.full_like(y, -np.inf), np.full_like(y, np.inf)
+    np.maximum.at(least, place, np.where(turned, -upper[alone], lower[alone]))
+    np.minimum.at(most, place, np.where(turned, -lower[alone], upper[alone]))
+    return np.minimum(np.maximum(y, least), most)
+
+
+def _proves_empty(rows: SparseRows, dual: Any, low: Any, high: Any, y: Any) -> bool:
+    """Farkas: ``A'ray = 0`` while ``sum(high ray+) - sum(low ray-) < 0`` contradicts every y near the sample."""
+    import numpy as np
+
+    ray = dual / max(abs(dual).max(), 1e-300)
+    ray = np.where(abs(ray) > 1e-9, ray, 0.0)
+    bound = np.where(ray > 0, high, low)
+    value = float((ray[ray != 0] * bound[ray != 0]).sum())
+    return value < -1e3 * float(abs(rows.A.T @ ray).sum() + 1e-13 * abs(ray).sum())
