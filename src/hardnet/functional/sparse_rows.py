@@ -1,7 +1,7 @@
 """The projection onto sparse constant rows as one differentiable operation, with its implicit derivative.
 
-With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw receives
-u, the active bounds w. The solver is `hardnet.solvers.sparse_rows`, on a CPU.
+With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw
+receives u, the active bounds w. The solver is `hardnet.solvers.sparse_rows`, on a CPU.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardnet.errors import CROSSED, NOT_FINITE, DeviceError, sentence
-from hardnet.functional.polyhedron_errors import raise_infeasible, warn_not_converged
-from hardnet.functional.samples import reject
-from hardnet.functional.transforms import outside_compiler, refuse_transforms
+from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
+from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.solvers.solution import Status
 from hardnet.solvers.sparse_factor import SparseRows
 from hardnet.solvers.sparse_rows import project_sparse, split_sparse

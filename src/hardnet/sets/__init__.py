@@ -17,6 +17,7 @@ from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
+from hardnet.sets.sparse import SparseAffine
 
 __all__ = [
     "LMI",
@@ -39,5 +40,6 @@ __all__ = [
     "SecondOrderCone",
     "Simplex",
     "Smooth",
+    "SparseAffine",
     "scaled",
 ]

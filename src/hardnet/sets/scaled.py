@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, sentence
+from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, UnsupportedSetError, sentence
 from hardnet.functional.nonlinear import call
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
@@ -21,6 +21,7 @@ from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
 from hardnet.sets.smooth import Smooth, SmoothFunction
+from hardnet.sets.sparse import SparseAffine
 
 
 def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSet:
@@ -37,6 +38,9 @@ def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSe
     """
     if not isinstance(constraint, ConstraintSet):
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
+    if isinstance(constraint, SparseAffine):
+        remedy = "scale its columns by std, and take A mean off its bounds"
+        raise UnsupportedSetError(sentence("constraint", "a set whose rows are dense", "sparse rows", remedy))
     if isinstance(constraint, Intersection):
         return Intersection([scaled(part, mean, std) for part in constraint.parts], name=constraint.name)
     if isinstance(constraint, Relaxed):

@@ -21,6 +21,8 @@ RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
 BLOCK = {"cpu": 1 << 30, "cuda": 64}
 """Columns that are factorised at once: a GPU spends its time in the products of blocks."""
+PART_OF_MEMORY = 32
+"""One chunk of factors takes this part of the memory of a GPU at most."""
 SOLVES = 3
 """One solution and its corrections."""
 
@@ -76,7 +78,9 @@ def factorise(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
     return blocks
 
 
-def solve_shared(K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None) -> Tensor:
+def solve_shared(
+    K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None, solves: int = SOLVES
+) -> Tensor:
     """``w`` with ``K_JJ w_J = target_J``, zero off J: ``(B, k)``.
 
     Args:
@@ -85,21 +89,22 @@ def solve_shared(K: Tensor, active: Tensor, target: Tensor, look: bool, start: T
         target: ``(B, k)``.
         look: Whether the number of active rows may decide the size of the factors.
         start: A first answer, ``(B, k)``; zero by default.
+        solves: One solution and its corrections.
     """
     result = torch.zeros_like(target)
     start = result if start is None else torch.where(active, start, 0.0)
     for samples, size in groups(active, 1) if look else _whole(active):
-        found = _solve(K, active[samples], target[samples], start[samples], size)
+        found = _solve(K, active[samples], target[samples], start[samples], size, solves)
         result = result.index_copy(0, samples, found)
     return result
 
 
-def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int) -> Tensor:
+def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, solves: int) -> Tensor:
     if len(active) == 1:  # one alone takes other routines, which add up in another order
-        return _solve(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size)[:1]
+        return _solve(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size, solves)[:1]
     index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
     factor = factorise(K, index, kept)
-    for _ in range(SOLVES):
+    for _ in range(solves):
         left = torch.where(active, target - multiply(K, found), 0.0)
         if index is None:
             found = found + factor.solve(left)
@@ -122,5 +127,12 @@ def _whole(active: Tensor) -> Iterator[tuple[Tensor, int]]:
     """All samples at full size, in chunks that fit the memory."""
     batch, size = active.shape
     every = torch.arange(batch, device=active.device)
-    for chunk in every.split(max(1, CHUNK_ENTRIES.get(active.device.type, 1 << 27) // size**2)):
+    for chunk in every.split(max(1, _entries(active.device) // size**2)):
         yield chunk, size
+
+
+def _entries(device: torch.device) -> int:
+    """Most numbers of one chunk of factors: on a GPU a part of its memory, since small chunks leave it waiting."""
+    if device.type != "cuda":
+        return CHUNK_ENTRIES["cpu"]
+    return torch.cuda.get_device_properties(device).total_memory // (8 * PART_OF_MEMORY)

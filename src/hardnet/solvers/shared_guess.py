@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.solvers.pivoting import KERNEL_ROWS, pivot
+from hardnet.solvers.pivoting import KERNEL_ROWS, Pivoted, pivot
 from hardnet.solvers.shared_factor import RELAXATION, SOFT, STIFF, SharedRows
 
 
@@ -54,7 +54,7 @@ def pivots_on_chip(rows: SharedRows) -> bool:
     return rows.gram.is_cuda and 0 < len(rows.gram) <= KERNEL_ROWS and gpu.HAS_TRITON
 
 
-def pivoted_sides(rows: SharedRows, product: Tensor, low: Tensor, high: Tensor, slack: Tensor) -> Tensor:
-    """The sides of the active rows by pivoting, `hardnet.solvers.pivoting`: bounds of ``G y``, ``(B, k)``."""
+def pivoted(rows: SharedRows, product: Tensor, low: Tensor, high: Tensor, slack: Tensor) -> Pivoted:
+    """The multipliers by pivoting, `hardnet.solvers.pivoting`, which is exact: bounds of ``G y``, ``(B, k)``."""
     gram = rows.gram.expand(len(product), -1, -1)
-    return pivot(gram, product, low, high, slack, 10 * sum(rows.G.shape) + 50).side
+    return pivot(gram, product, low, high, slack, 10 * sum(rows.G.shape) + 50)

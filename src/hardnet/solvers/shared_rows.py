@@ -19,11 +19,13 @@ from torch import Tensor
 from hardnet.solvers.problem import Problem, multiply
 from hardnet.solvers.shared_blocks import solve_shared
 from hardnet.solvers.shared_factor import Product, SharedRows, multiply_all, on_equalities
-from hardnet.solvers.shared_guess import guess_of, pivoted_sides, pivots_on_chip, sides_of, split_steps, stiffen
+from hardnet.solvers.shared_guess import guess_of, pivoted, pivots_on_chip, sides_of, split_steps, stiffen
 
 FIRST_STEPS = 50
 """Splitting steps of all samples."""
-AGAIN = ((0, 8), (150, 2), (0, 4), (450, 8), (0, 8))
+MORE_STEPS = 60
+"""Stiff ones after them where nobody may look, so that few samples are open afterwards."""
+AGAIN = ((0, 16), (150, 4), (0, 8), (450, 16), (0, 16))
 """Further solutions of the samples that are open, by stiff splitting steps before each; 0: exchange rows instead. Where
 nobody may look, one sample in so many can be solved again."""
 LEAST = 64
@@ -83,7 +85,7 @@ def shared_vjp(grad: Tensor, rows: SharedRows, active: Tensor, look: bool) -> tu
     rows = rows.aligned()
     own = _of_rows(active.to(grad), rows.free, len(rows.G), 0.0) > 0
     start, _ = on_equalities(rows, grad, 0.0)
-    w = solve_shared(rows.gram, own, multiply_all(rows.G, start), look)
+    w = solve_shared(rows.gram, own, multiply_all(rows.G, start), look, solves=2)
     u, held = on_equalities(rows, grad - multiply_all(rows.G.mT, w), 0.0)
     missed = torch.where(own, multiply_all(rows.G, u), 0.0).abs().amax(-1)
     whole = torch.zeros_like(active, dtype=grad.dtype)
@@ -111,16 +113,17 @@ def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
 
 def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
     """The multipliers of every sample, guessed and made exact."""
-    if len(rows.gram) == 0:
+    if len(rows.gram) == 0:  # equalities alone
         return _Found(
             reduced.product, reduced.product, torch.ones(len(reduced.product), device=reduced.product.device) > 0
         )
     if pivots_on_chip(rows):
-        side = pivoted_sides(rows, *reduced)
-        return _solve(rows, reduced, side, torch.zeros_like(side), look, multiply_all)
+        dual, side, _, finished = pivoted(rows, *reduced)
+        return _Found(dual, side, finished)
     low, high = reduced.low - reduced.product, reduced.high - reduced.product
     state = split_steps(rows.soft, low, high, torch.zeros_like(low), FIRST_STEPS)
     state = stiffen(state, low, high)
+    state = state if look else split_steps(rows.stiff, low, high, state, MORE_STEPS)
     found = _solve(rows, reduced, *guess_of(state, low, high), look, multiply_all)
     for steps, share in AGAIN:
         chosen = _open(found.settled, share, look)

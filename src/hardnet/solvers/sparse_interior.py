@@ -20,6 +20,8 @@ ENOUGH = 1e-11
 """Mean product of multiplier and slack, in the sample's unit, at which the active rows can be told."""
 CLOSE = 1e-8
 """How far the products may then be off their bounds and slacks."""
+HUGE = 1e9
+"""Multipliers, in the sample's unit, that only an empty set has."""
 RIDGE = 1e-11
 """Added to the unit diagonal of K, for rows that are dependent."""
 
@@ -32,7 +34,10 @@ class _State(NamedTuple):
 
 
 def guess(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """The sides ``(m,)`` of one sample's active rows and its multipliers ``(m,)``, from ``A raw`` and bounds ``(m,)``."""
+    """The sides of one sample's active rows and its multipliers, from ``A raw`` and the bounds: ``(m,)`` each.
+
+    Under rows that contradict each other the multipliers grow along the contradiction, until they are `HUGE`.
+    """
     import numpy as np
 
     ends, sign = np.stack([high, -low]), np.array([[1.0], [-1.0]])
@@ -48,9 +53,12 @@ def guess(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, Any
         off = np.where(tight, value - low, 0.0)
         mu = float((state.dual * np.where(there, state.slack, 0.0)).sum()) / count
         left = max(abs(missing).max(), abs(off).max())
-        if (mu <= ENOUGH and left <= CLOSE) or mu <= ENOUGH**2:  # below that steps are rounding
+        if (mu <= ENOUGH and left <= CLOSE) or mu <= ENOUGH**2 or abs(dual).max() > HUGE:  # beyond that all is rounding
             break
-        state, held = _step(rows, state, held, missing, off, mu, there, tight)
+        try:
+            state, held = _step(rows, state, held, missing, off, mu, there, tight)
+        except np.linalg.LinAlgError:
+            break
     dual = state.dual[0] - state.dual[1] + held
     side = (state.dual[0] > state.slack[0]) * 1.0 - (state.dual[1] > state.slack[1]) * 1.0
     return np.where(tight, 1.0, side), dual

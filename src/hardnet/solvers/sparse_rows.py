@@ -124,7 +124,11 @@ def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:
     """``w`` with ``K_JJ w = target_J``, zero off J, near `start` where it is not unique: ``(m,)``."""
     import numpy as np
 
-    factor, found = Factor(rows, np.where(active, RIDGE, 0.0), active), start
+    found = start
+    try:
+        factor = Factor(rows, np.where(active, RIDGE, 0.0), active)
+    except np.linalg.LinAlgError:
+        return found + np.nan
     for _ in range(SOLVES):
         found = found + np.where(active, factor.solve(np.where(active, target - rows.gram @ found, 0.0)), 0.0)
     return found
