@@ -77,7 +77,7 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
         side, tight, status = ctx.saved_tensors
         sound = (status == Status.SOLVED).unsqueeze(-1)

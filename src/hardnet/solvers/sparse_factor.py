@@ -44,7 +44,7 @@ def prepare_sparse(crow: Tensor, col: Tensor, values: Tensor, n: int) -> SparseR
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     parts = [part.detach().cpu().numpy() for part in (values.double(), col, crow)]
-    A = scipy.sparse.csr_matrix(tuple(parts), shape=(len(crow) - 1, n))
+    A: Any = scipy.sparse.csr_matrix(tuple(parts), shape=(len(crow) - 1, n))  # pyright: ignore[reportArgumentType, reportCallIssue]
     length = np.sqrt(np.asarray(A.multiply(A).sum(1)).ravel())
     length = np.where(length > 0, length, 1.0)
     A = (scipy.sparse.diags(1 / length) @ A).tocsr()

@@ -73,24 +73,38 @@ def _step(
     ratio = (state.dual / state.slack).sum(0)
     inverse = np.where(tight, RIDGE, 1 / np.maximum(ratio, 1e-14))
     factor = Factor(rows, inverse)
-    centre = np.zeros_like(missing)
-    for turn in range(2):
-        aim = np.where(there, centre - state.dual * np.where(there, state.slack, 0.0), 0.0)
-        rest = np.where(there, (aim - state.dual * missing) / state.slack, 0.0)
-        right = np.where(tight, off, (rest[0] - rest[1]) * inverse)
-        change = factor.solve(right)
-        moved = -(rows.gram @ change)
-        moves = np.stack([moved, -moved])
-        slack = np.where(there, missing - moves, 0.0)
-        dual = np.where(there, (aim - state.dual * slack) / state.slack, 0.0)
-        length = min(_room(state.dual, dual), _room(state.slack, slack))
-        if turn == 0:
-            reached = (state.dual + length * dual) * np.where(there, state.slack + length * slack, 0.0)
-            share = (float(reached.sum()) / max(1, int(there.sum())) / max(mu, 1e-300)) ** 3
-            centre = np.where(there, min(1.0, share) * mu - dual * slack, 0.0)
-    length = min(1.0, 0.995 * length)
+    nothing = np.zeros_like(missing)
+    far, _, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, nothing)
+    reached = (state.dual + far * dual) * np.where(there, state.slack + far * slack, 0.0)
+    share = (float(reached.sum()) / max(1, int(there.sum())) / max(mu, 1e-300)) ** 3
+    centre = np.where(there, min(1.0, share) * mu - dual * slack, 0.0)
+    far, change, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, centre)
+    length = min(1.0, 0.995 * far)
     dual, slack = state.dual + length * dual, np.where(there, state.slack + length * slack, np.inf)
     return _State(dual, slack), held + length * np.where(tight, change, 0.0)
+
+
+def _direction(
+    rows: SparseRows,
+    factor: Factor,
+    inverse: Any,
+    state: _State,
+    missing: Any,
+    off: Any,
+    there: Any,
+    tight: Any,
+    centre: Any,
+) -> tuple[float, Any, Any, Any]:
+    """How far a step can go, and the changes of the rows' multipliers, of both sides' multipliers and of slacks."""
+    import numpy as np
+
+    aim = np.where(there, centre - state.dual * np.where(there, state.slack, 0.0), 0.0)
+    rest = np.where(there, (aim - state.dual * missing) / state.slack, 0.0)
+    change = factor.solve(np.where(tight, off, (rest[0] - rest[1]) * inverse))
+    moved = -(rows.gram @ change)
+    slack = np.where(there, missing - np.stack([moved, -moved]), 0.0)
+    dual = np.where(there, (aim - state.dual * slack) / state.slack, 0.0)
+    return min(_room(state.dual, dual), _room(state.slack, slack)), change, dual, slack
 
 
 def _room(value: Any, change: Any) -> float:
