@@ -31,7 +31,7 @@ from hardnet.functional.samples import (
     raise_infeasible,
     warn_not_converged,
 )
-from hardnet.functional.shared_rows import rows_for
+from hardnet.functional.shared_rows import LEAST_ROWS, rows_for
 from hardnet.modes import HALF, may_look, mode, narrow, outside_compiler
 from hardnet.shapes import check_affine
 from hardnet.solvers.projection import flatten, solve
@@ -163,7 +163,8 @@ def _project(
 ) -> Tensor:
     """Solve, then raise or warn for the samples without an answer where a look is possible."""
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
-    shared = rows_for(raw, A, lower, upper, shared, look)
+    many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
+    shared = rows_for(raw, A, lower, upper, shared, look) if many else None
     y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
     y = narrow(y, raw.dtype, on_invalid)
     if not look:

@@ -35,13 +35,14 @@ def prepare_rows(A: Tensor, equality: Tensor | None = None) -> SharedRows | None
 def rows_for(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, given: SharedRows | None, look: bool
 ) -> SharedRows | None:
-    """The factors that this call takes: those `given`, or its own where A is one matrix for a batch that pays for them.
+    """The factors that this call takes: those `given`, or its own for a batch that pays for them.
 
-    Without a look the equalities of a bare call are not known: they are rows among others.
+    A is one matrix with at least `LEAST_ROWS` rows. Without a look the equalities of a bare call are not known: they
+    are rows among others.
     """
     m, n = A.shape[-2:]
     batch = torch.broadcast_shapes(raw.shape[:-1], *(part.shape[:-1] for part in (lower, upper) if part is not None))
-    if A.shape[:-2].numel() != 1 or m < LEAST_ROWS or (raw.is_cuda and max(m, n) <= MOST_ON_CHIP):
+    if raw.is_cuda and max(m, n) <= MOST_ON_CHIP:
         return None
     if batch.numel() < (1 if raw.is_cuda else LEAST_SAMPLES):
         return None

@@ -76,7 +76,7 @@ class _Sparse(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # pyright: ignore[reportArgumentType]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
         side, tight, status = ctx.saved_tensors
