@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+import hardnet
+
 
 def environment(device: torch.device | str, seed: int | None = None) -> dict[str, Any]:
     """What a figure was made with; `revision` is None outside of a checkout, `seed` where a result lists its own."""
@@ -66,12 +68,5 @@ def processor() -> str:
 
 def _versions(device: torch.device) -> dict[str, str]:
     """Python, torch, hardnet; on a GPU also Triton, which compiles the kernels."""
-    known = {"python": platform.python_version(), "torch": torch.__version__, "hardnet": _version()}
+    known = {"python": platform.python_version(), "torch": torch.__version__, "hardnet": hardnet.__version__}
     return known | {"triton": metadata.version("triton")} if device.type == "cuda" and find_spec("triton") else known
-
-
-def _version() -> str:
-    try:
-        return metadata.version("hardnet")
-    except metadata.PackageNotFoundError:
-        return "from source"

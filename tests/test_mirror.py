@@ -1,0 +1,111 @@
+"""Tests mirror the sources: ``src/hardnet/room/module.py`` is tested by ``tests/room/test_module.py``.
+
+`ELSEWHERE` lists the modules that are tested under the name of another file, by that file. A new module needs a test of
+its own name, or a line here that says where its tests stand.
+"""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES, TESTS = ROOT / "src" / "hardnet", ROOT / "tests"
+ELSEWHERE = {
+    "experiments/test_cli.py": "cli/common cli/experiments cli/library cli/machine experiments/demo experiments/doctor "
+    "experiments/inputs experiments/warmup",
+    "experiments/test_figures.py": "experiments/pictures experiments/style",
+    "experiments/test_limits.py": "experiments/optimal",
+    "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
+    "experiments/test_tables.py": "experiments/paper",
+    "functional/test_affine.py": "functional/affine_factors functional/affine_formulas shapes",
+    "functional/test_affine_strict.py": "functional/strict",
+    "functional/test_box_rows.py": "functional/box_rows_gradient",
+    "functional/test_cones.py": "functional/curved solvers/cones",
+    "functional/test_intersection.py": "functional/conic",
+    "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
+    "functional/test_polyhedron.py": "functional/samples",
+    "functional/test_polyhedron_fixed.py": "solvers/fixed solvers/single",
+    "functional/test_polyhedron_gradient.py": "solvers/active",
+    "functional/test_quadratic.py": "solvers/quadratic_root",
+    "functional/test_simplex_ball_box.py": "functional/box functional/simplex",
+    "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
+    "kernels/gpu/common kernels/gpu/gram kernels/limits",
+    "kernels/test_affine_shared.py": "kernels/gpu/affine_shared kernels/gpu/shared_launch",
+    "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_constant kernels/cpu/affine_few "
+    "kernels/cpu/affine_shared kernels/cpu/launch",
+    "kernels/test_cpu_modes.py": "kernels/cpu/tiles modes",
+    "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_launch kernels/gpu/affine_rows "
+    "kernels/gpu/affine_threads kernels/gpu/launching",
+    "kernels/test_nearest_box.py": "kernels/cpu/nearest_box",
+    "kernels/test_nearest_box_gpu.py": "kernels/gpu/nearest_box",
+    "kernels/test_nearest_cpu.py": "kernels/cpu/nearest kernels/cpu/nearest_few kernels/cpu/nearest_program "
+    "kernels/cpu/nearest_tiles",
+    "kernels/test_nearest_gpu.py": "kernels/gpu/nearest kernels/gpu/nearest_few kernels/gpu/nearest_program",
+    "kernels/test_pivoting.py": "kernels/gpu/pivoting solvers/pivoting",
+    "kernels/test_projection.py": "kernels/gpu/projection",
+    "kernels/test_projection_backward.py": "kernels/gpu/projection_backward",
+    "layers/test_dc3.py": "functional/completion functional/dc3",
+    "layers/test_hardnet_aff.py": "layers/constant_rows layers/equality_rows",
+    "layers/test_hardnet_cvx.py": "functional/program layers/projection",
+    "layers/test_options.py": "layers/auto layers/invalid",
+    "layers/test_rayen.py": "solvers/blocks solvers/images solvers/interior solvers/interior_cone",
+    "layers/test_soft.py": "layers/base",
+    "problems/test_data.py": "problems/base",
+    "problems/test_unicycle.py": "problems/barrier",
+    "sets/test_affine_sets.py": "sets/affine sets/box sets/intersection",
+    "sets/test_constants.py": "sets/base sets/description",
+    "sets/test_curved.py": "sets/ball sets/lmi sets/quadratic sets/simplex sets/smooth sets/soc",
+    "sets/test_relaxed.py": "functional/relaxed",
+    "sets/test_scaled.py": "sets/scaled_sets",
+    "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_factor solvers/box_interior solvers/box_problem",
+    "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
+    "solvers/conic_newton solvers/proximal solvers/stack",
+    "solvers/test_elimination.py": "functional/stepwise solvers/orthogonal",
+    "solvers/test_polyhedron_mates.py": "solvers/compiled",
+    "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
+    "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "
+    "solvers/projection_steps",
+    "test_certificate.py": "metrics sets/judge_rows sets/judgement",
+    "test_contract.py": "testing/poison testing/promise",
+    "test_gradients.py": "functional/derivatives",
+    "test_public.py": "errors",
+    "test_storage.py": "sets/fingerprint",
+    "train/test_stacked.py": "train/normalisation train/stacked_module",
+    "train/test_training.py": "train/batches train/loop",
+}
+"""Test file: the modules that it tests, without their ending."""
+MODULES = {
+    path.relative_to(SOURCES).with_suffix("").as_posix()
+    for path in SOURCES.rglob("*.py")
+    if path.name not in ("__init__.py", "__main__.py")
+}
+LISTED = {module: place for place, modules in ELSEWHERE.items() for module in modules.split()}
+
+
+def mirrored(module: str) -> bool:
+    """Whether there is a test file of the module's own name."""
+    path = TESTS / module
+    return path.with_name(f"test_{path.name}.py").exists()
+
+
+def untested(modules: set[str]) -> list[str]:
+    """The modules without a test file of their name or a line in the table."""
+    return sorted(module for module in modules if not mirrored(module) and module not in LISTED)
+
+
+def test_every_module_has_its_tests():
+    assert not untested(MODULES), "write tests/room/test_module.py, or say in ELSEWHERE where the tests stand"
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_the_table_names_tests_and_modules_that_exist(place):
+    assert (TESTS / place).exists()
+    assert not [module for module in ELSEWHERE[place].split() if module not in MODULES], "gone: take it off the table"
+
+
+def test_no_module_stands_in_the_table_twice():
+    assert len(LISTED) == sum(len(modules.split()) for modules in ELSEWHERE.values())
+
+
+def test_the_rule_can_fail():
+    assert untested({"sets/no_such_module", "model"}) == ["sets/no_such_module"]
