@@ -23,6 +23,7 @@ ELSEWHERE = {
     "functional/test_cones.py": "functional/curved solvers/cones",
     "functional/test_intersection.py": "functional/conic",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
+    "functional/test_nonlinear.py": "functional/nonlinear_gradient",
     "functional/test_polyhedron.py": "functional/samples",
     "functional/test_polyhedron_fixed.py": "solvers/fixed solvers/single",
     "functional/test_polyhedron_gradient.py": "solvers/active",
@@ -61,6 +62,8 @@ ELSEWHERE = {
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "functional/stepwise solvers/orthogonal",
+    "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_nearest solvers/nonlinear_retract "
+    "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_step solvers/small",
     "solvers/test_polyhedron_mates.py": "solvers/compiled",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "
