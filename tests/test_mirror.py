@@ -58,6 +58,7 @@ ELSEWHERE = {
     "sets/test_curved.py": "sets/ball sets/lmi sets/quadratic sets/simplex sets/smooth sets/soc",
     "sets/test_relaxed.py": "functional/relaxed",
     "sets/test_scaled.py": "sets/scaled_sets",
+    "sets/test_sparse.py": "functional/sparse_rows solvers/sparse_factor solvers/sparse_interior solvers/sparse_rows",
     "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_factor solvers/box_interior solvers/box_problem",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
