@@ -2,7 +2,7 @@
 
 Every tool is called in bursts, one tool after the other, round after round, so that a disturbance of the machine meets
 all of them alike; a time is the median over all rounds. Our last revision runs from an archive of its sources.
-Where more processes than cores want to run, long calls are interrupted and short ones are not: measure on a quiet machine.
+With more processes than cores, long calls are interrupted and short ones are not: measure on a quiet machine.
 """
 
 from __future__ import annotations
