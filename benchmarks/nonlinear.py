@@ -1,0 +1,206 @@
+"""Nonlinear rows: how many raw outputs end on the set, how far, and what retraction, nearest point and backward cost.
+
+Times are those of the processor that the calling process spent (one thread), the least of a few rounds on a CPU; on a
+GPU wall time. Raw outputs are drawn anew for each family: around a point of the set, or around 0, with the noise named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import hardnet as hn
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
+from hardnet.solvers.nonlinear import NonlinearStatus
+
+ROUNDS, SEED = 2, 0
+HORIZON, STEP = 10, 0.2
+
+
+class Family(NamedTuple):
+    """A set with raw outputs ``(B, n)`` and the input ``(B, d)`` or None."""
+
+    constraint: hn.sets.ConstraintSet
+    raw: Tensor
+    x: Tensor | None = None
+
+
+def rows(g: Callable[..., Tensor], n: int, **options: Any) -> hn.Nonlinear:
+    """The equalities g = 0."""
+    return hn.Nonlinear(g, dim=n, lower=0.0, upper=0.0, **options)
+
+
+def ellipsoid(y: Tensor, x: Any) -> Tensor:
+    """Axes 3, 1 and 1/2."""
+    return (y / y.new_tensor([3.0, 1.0, 0.5])).square().sum(-1, keepdim=True) - 1
+
+
+def hyperbola(y: Tensor, x: Any) -> Tensor:
+    """``y1 y2 = 1``."""
+    return y[..., :1] * y[..., 1:] - 1
+
+
+def torus(y: Tensor, x: Any) -> Tensor:
+    """Radii 2 and 1/2."""
+    around = torch.linalg.vector_norm(y[..., :2], dim=-1, keepdim=True)
+    return (around - 2).square() + y[..., 2:].square() - 0.25
+
+
+def parabola(y: Tensor, x: Tensor) -> Tensor:
+    """``(y1 / 2)^2 + x^2 + y2 = 0``."""
+    return (y[..., :1] / 2).square() + x.square() + y[..., 1:]
+
+
+def rotation(y: Tensor, x: Any) -> Tensor:
+    """``Q'Q = I`` for nine outputs, six rows."""
+    Q = y.unflatten(-1, (3, 3))
+    upper = torch.triu_indices(3, 3, device=y.device)
+    return (Q.mT @ Q - torch.eye(3, dtype=y.dtype, device=y.device))[..., upper[0], upper[1]]
+
+
+def column(y: Tensor, x: Tensor) -> Tensor:
+    """Balances of an extractive distillation column: nine outputs, six rows, three of them bilinear."""
+    y1, y2, y3, y4, y5, y6, y7, y8, y9 = y.unbind(-1)
+    x1, x2, x3 = x.unbind(-1)
+    own = [x1 + x2 - y1 - y2, 0.697616946 * x1 - y1 * y3 - y2 * y6, 0.302383054 * x1 - y1 * y4 - y2 * y7]
+    return torch.stack([*own, y3 + y4 + y5 - 1, y6 + y7 + y8 - 1, x3 * y1 - y9], dim=-1)
+
+
+def unicycle(y: Tensor, x: Tensor) -> Tensor:
+    """Ten steps of a unicycle from x ``(..., 3)``: outputs are states ``(10, 3)``, then speeds and turning rates."""
+    states, inputs = y[..., : 3 * HORIZON].unflatten(-1, (-1, 3)), y[..., 3 * HORIZON :].unflatten(-1, (-1, 2))
+    before = torch.cat([x.unsqueeze(-2), states[..., :-1, :]], dim=-2)
+    angle, speed = before[..., 2], inputs[..., 0]
+    rate = torch.stack([speed * angle.cos(), speed * angle.sin(), inputs[..., 1]], dim=-1)
+    return (states - before - STEP * rate).flatten(-2)
+
+
+def keep_out(y: Tensor, x: Tensor) -> Tensor:
+    """``q'Qq - 1 >= 0`` at each of ten positions q."""
+    q = y[..., : 3 * HORIZON].unflatten(-1, (-1, 3))[..., :2]
+    return (q.square() * q.new_tensor([0.51020408, 0.90702948])).sum(-1) - 1
+
+
+def planning(count: int, generator: torch.Generator) -> Family:
+    """A unicycle that goes round an obstacle: 50 outputs, 30 equalities, 10 curved and 20 plain limits."""
+    draw = torch.rand(8 * count, 3, generator=generator, dtype=torch.float64)
+    start = draw.new_tensor([-4.0, -2.4, -0.45]) + draw * draw.new_tensor([1.8, 4.8, 0.9])
+    outside = (start[:, :2].square() * start.new_tensor([0.51020408, 0.90702948])).sum(-1) > 1.2
+    start = start[outside][:count]
+    share = torch.linspace(1 / HORIZON, 1, HORIZON, dtype=torch.float64).unsqueeze(-1)
+    way = start.unsqueeze(-2) * (1 - share)
+    guess = torch.cat([way.flatten(-2), torch.ones(count, 2 * HORIZON, dtype=torch.float64)], dim=-1)
+    raw = guess + 0.3 * torch.randn(guess.shape, generator=generator, dtype=torch.float64)
+    limit = torch.full((3 * HORIZON,), torch.inf, dtype=torch.float64)
+    low = torch.cat([-limit, raw.new_tensor([0.0, -1.5]).repeat(HORIZON)])
+    high = torch.cat([limit, raw.new_tensor([2.0, 1.5]).repeat(HORIZON)])
+    n = raw.shape[-1]
+    constraint = rows(unicycle, n) & hn.Nonlinear(keep_out, dim=n, lower=0.0) & hn.Box(low, high)
+    return Family(constraint, raw, start)
+
+
+def quadratics(count: int, noise: float, generator: torch.Generator) -> Family:
+    """50 quadratic equalities on 100 outputs, with their Jacobian, around a point of the set."""
+    A = torch.randn(50, 100, 100, generator=generator, dtype=torch.float64) / 100
+    c = torch.randn(50, 100, generator=generator, dtype=torch.float64) / 10
+    S = A + A.mT
+
+    def g(y: Tensor, x: Tensor) -> Tensor:
+        return torch.einsum("bi,mij,bj->bm", y, A.to(y), y) + y @ c.to(y).mT - x
+
+    def slope(y: Tensor, x: Tensor) -> Tensor:
+        return torch.einsum("mij,bj->bmi", S.to(y), y) + c.to(y)
+
+    point = torch.randn(count, 100, generator=generator, dtype=torch.float64)
+    x = g(point, torch.zeros(1, dtype=torch.float64))
+    raw = point + noise * torch.randn(count, 100, generator=generator, dtype=torch.float64)
+    return Family(rows(g, 100, jacobian=slope), raw, x)
+
+
+def families(scale: float = 1.0) -> dict[str, Family]:
+    """All of them; `scale` shrinks the batches, for tests."""
+    generator = torch.Generator().manual_seed(SEED)
+    many, few = max(2, int(1000 * scale)), max(2, int(100 * scale))
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    feed = torch.tensor([0.363557425, 1.312977767, 2.5], dtype=torch.float64).expand(many, 3)
+    usual = torch.tensor([0.2, 1.5, 0.1, 0.9, 0.05, 0.1, 0.05, 0.8, 0.3], dtype=torch.float64)
+    return {
+        "ellipsoid, noise 2": Family(rows(ellipsoid, 3), 2 * draw(many, 3)),
+        "hyperbola, noise 2": Family(rows(hyperbola, 2), 2 * draw(many, 2)),
+        "torus, noise 2": Family(rows(torus, 3), 2 * draw(many, 3)),
+        "parabola, noise 2": Family(rows(parabola, 2), 2 * draw(many, 2), torch.rand(many, 1, dtype=torch.float64)),
+        "rotation, noise 0.3": Family(rows(rotation, 9), torch.eye(3).double().flatten() + 0.3 * draw(many, 9)),
+        "column, noise 0.2": Family(rows(column, 9), usual + 0.2 * draw(many, 9), feed),
+        "unicycle, noise 0.3": planning(few, generator),
+        "quadratics, noise 0.3": quadratics(max(2, int(64 * scale)), 0.3, generator),
+        "quadratics, noise 1": quadratics(max(2, int(64 * scale)), 1.0, generator),
+    }
+
+
+def timed(work: Callable[[], Any], device: str, rounds: int) -> tuple[float, Any]:
+    """The least milliseconds of a few rounds, and the last result."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    best, result = float("inf"), None
+    for _ in range(rounds):
+        first = clock()
+        result = work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, clock() - first)
+    return 1e3 * best, result
+
+
+def measure(family: Family, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Times and shares of one family."""
+    constraint, raw = family.constraint.to(device), family.raw.to(device)
+    x = None if family.x is None else family.x.to(device)
+    layers = {
+        mode: hn.layers.NonlinearLayer(constraint, mode=mode, on_failure="best") for mode in ("retract", "nearest")
+    }
+    found: dict[str, Any] = {"samples": len(raw), "outputs": raw.shape[-1]}
+    away = {}
+    for mode, layer in layers.items():
+        found[f"{mode} ms"], solution = timed(lambda own=layer: own.solve(raw, x), device, rounds)
+        status = solution.status
+        feasible = (status != NonlinearStatus.NOT_CONVERGED) & (status != NonlinearStatus.INFEASIBLE_LOCAL)
+        found[f"{mode} feasible"] = feasible.double().mean().item()
+        found[f"{mode} ok"] = (status == NonlinearStatus.OK).double().mean().item()
+        found[f"{mode} violation"] = constraint.violation(solution.y, x)[feasible].amax().item()
+        away[mode] = torch.where(feasible, torch.linalg.vector_norm(solution.y - raw, dim=-1), torch.nan)
+    ratio = (away["retract"] / away["nearest"].clamp_min(1e-9)).nan_to_num(1.0)
+    found["farther, mean"], found["farther, most"] = ratio.mean().item(), ratio.amax().item()
+    leaf = raw.clone().requires_grad_()
+    y = layers["nearest"](leaf, x)
+    found["backward ms"] = timed(lambda: torch.autograd.grad(y.sum(), leaf, retain_graph=True), device, rounds)[0]
+    return found
+
+
+def main_table(device: str, out: Path | None, scale: float = 1.0, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Measure all families, print them, and write them."""
+    results = {}
+    for name, family in families(scale).items():
+        results[name] = measure(family, device, rounds)
+        print(name, results[name], flush=True)
+    shown = (
+        "retract ms",
+        "nearest ms",
+        "backward ms",
+        "nearest ok",
+        "retract feasible",
+        "farther, mean",
+        "farther, most",
+    )
+    lines = [[name, *(f"{row[key]:.4g}" for key in shown)] for name, row in results.items()]
+    print(table_text(["family", *shown], lines))
+    content = {"environment": environment(device, SEED), "clock": "wall" if device == "cuda" else "process"}
+    content |= {"families": results}
+    if out is not None:
+        write_json(out, content, indent=1)
+    return content
