@@ -164,7 +164,12 @@ class Rows(NamedTuple):
         with torch.enable_grad():
             point = y.detach().requires_grad_()
             _, slope = self.slope(point, dual.detach())
-        return lambda vector: _gradient((slope * vector).sum(), point)
+
+        def apply(vector: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return _gradient((slope * vector).sum(), point)
+
+        return apply
 
     def _call(self, y: Tensor, x: Any = None) -> Tensor:
         value = self.function(y, self.x.value() if x is None else x)
