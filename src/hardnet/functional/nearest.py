@@ -30,6 +30,7 @@ from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.samples import CHOICES, Gradient, check_options
+from hardnet.functional.shared_rows import LEAST_ROWS
 from hardnet.kernels.cpu import nearest as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.kernels.limits import MOST_BOX_ROWS, MOST_FEW_ROWS
@@ -46,7 +47,10 @@ def structure_of(rows: BoxedRows) -> str:
     if rows.boxed:
         kept = f"a box and {m} row{'s' if m > 1 else ''}"
         return f"{kept}: solved in the multipliers of the rows" if m <= MOST_BOX_ROWS else f"{kept}: dense rows"
-    return f"{m} row{'s' if m > 1 else ''}: " + ("a fixed program" if m <= MOST_FEW_ROWS else "the general solver")
+    many = "the general solver"
+    if m >= LEAST_ROWS and rows.A.dim() == 2:
+        many = "the general solver, with shared factors in batches that pay for them"
+    return f"{m} row{'s' if m > 1 else ''}: " + ("a fixed program" if m <= MOST_FEW_ROWS else many)
 
 
 def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:

@@ -96,11 +96,10 @@ class SparseAffine(ConstraintSet):
     ) -> Tensor:
         """The exact projection, by sparse factors that are made once."""
         policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        return project_sparse_affine(raw, self._prepared(), numbers.lower, numbers.upper, **policies)
+        return project_sparse_affine(raw, self._prepared(numbers.values), numbers.lower, numbers.upper, **policies)
 
-    def _prepared(self) -> SparseRows:
-        """The factors of the entries as they are now: a move or a load brings another buffer."""
-        values = self.get_buffer("values")
+    def _prepared(self, values: Tensor) -> SparseRows:
+        """The factors of the entries as they are now: a move or a load brings another tensor."""
         if self._factors is None or self._factors[0] is not values:
             rows = prepare_sparse(self.get_buffer("crow"), self.get_buffer("col"), values, self._sizes["n"])
             self._factors = values, rows
