@@ -1,5 +1,6 @@
 """Two processes that share every batch end with the numbers of one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,18 +23,60 @@ with joined(torch.device("cpu")) as world:
 """
 
 
+SHARDED = """
+import sys, torch
+torch.set_num_threads(1)
+import hardnet as hn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+constraints = {
+    "constant rows": hn.Affine(torch.randn(2, 4), lower=-0.1, upper=0.1),
+    "rows of x": hn.Affine(lambda x: x.reshape(-1, 1, 4), upper=lambda x: x[:, :1].abs() + 0.1),
+    "box and a row": hn.Box(-torch.ones(4), torch.ones(4)) & hn.Equality(torch.ones(1, 4), torch.ones(1)),
+}
+x = torch.randn(16, 4)
+for name, constraint in constraints.items():
+    model = hn.HardNet(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)), constraint)
+    fully_shard(model.net, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for cast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            raw, y = model(x, enforce=False), model(x)
+        assert raw.dtype == torch.bfloat16, (name, raw.dtype)
+        assert y.dtype == (torch.float32 if cast else torch.bfloat16), (name, y.dtype)
+        assert hn.check(constraint, y.detach(), x).ok, name
+        y.float().square().sum().backward()
+        assert all(parameter.grad.full_tensor().isfinite().all() for parameter in model.parameters()), name
+        optimizer.step()
+        optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shares_cover_the_batch_once(size):
     rows = [row for rank in range(size) for row in range(30)[World(rank, size).share(4, 14)]]
     assert rows == list(range(4, 14))
 
 
-def test_two_processes_equal_one(tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
+def run_on_two_processes(worker, folder):
+    script = folder / "worker.py"
+    script.write_text(worker)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    subprocess.run([*command, str(script), str(tmp_path)], env=environment, check=True, timeout=600)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*command, str(script), str(folder)], env=environment, capture_output=True, timeout=900)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def test_sharded_weights_in_half_precision_keep_the_rows(tmp_path):
+    """FSDP2's mixed precision and autocast: the network in bfloat16, the constraint in float32."""
+    run_on_two_processes(SHARDED, tmp_path)
+
+
+def test_two_processes_equal_one(tmp_path):
+    run_on_two_processes(WORKER, tmp_path)
     whole = toy.training()
     whole.run()
     for rank in range(2):
