@@ -135,7 +135,9 @@ def families(scale: float = 1.0) -> dict[str, Family]:
         "ellipsoid, noise 2": Family(rows(ellipsoid, 3), 2 * draw(many, 3)),
         "hyperbola, noise 2": Family(rows(hyperbola, 2), 2 * draw(many, 2)),
         "torus, noise 2": Family(rows(torus, 3), 2 * draw(many, 3)),
-        "parabola, noise 2": Family(rows(parabola, 2), 2 * draw(many, 2), torch.rand(many, 1, dtype=torch.float64)),
+        "parabola, noise 2": Family(
+            rows(parabola, 2), 2 * draw(many, 2), torch.rand(many, 1, generator=generator, dtype=torch.float64)
+        ),
         "rotation, noise 0.3": Family(rows(rotation, 9), torch.eye(3).double().flatten() + 0.3 * draw(many, 9)),
         "column, noise 0.2": Family(rows(column, 9), usual + 0.2 * draw(many, 9), feed),
         "unicycle, noise 0.3": planning(few, generator),

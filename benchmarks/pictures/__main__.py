@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.pictures import explained, guides, results
+from benchmarks.pictures import curved, explained, guides, results
 from benchmarks.pictures.style import Draw, save
 
-PICTURES: dict[str, Draw] = {**explained.PICTURES, **results.PICTURES, **guides.PICTURES}
+PICTURES: dict[str, Draw] = {**explained.PICTURES, **curved.PICTURES, **results.PICTURES, **guides.PICTURES}
 
 
 def main() -> None:
