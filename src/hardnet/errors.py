@@ -50,7 +50,7 @@ class SampleError(HardNetError):
     def __init__(self, message: str, samples: Sequence[object] = ()) -> None:
         """Keep the message and the indices of the samples it speaks of."""
         super().__init__(message)
-        self.samples = list(samples)
+        self.samples: list[object] = list(samples)
 
 
 class ShapeError(HardNetError, ValueError):
@@ -95,8 +95,8 @@ class InfeasibleError(SampleError, ValueError):
     ) -> None:
         """Keep the samples and, for each of them, its conflicting rows and their names."""
         super().__init__(message, samples)
-        self.rows = [list(conflict) for conflict in rows]
-        self.names = [list(conflict) for conflict in names]
+        self.rows: list[list[int]] = [list(conflict) for conflict in rows]
+        self.names: list[list[str]] = [list(conflict) for conflict in names]
 
     def named(self, names: Sequence[str]) -> InfeasibleError:
         """The same error with the names of its rows, given those of all rows of the set."""

@@ -56,8 +56,8 @@ class HardNet(nn.Module):
         like = next((value for value in net.parameters() if value.is_floating_point()), None)
         if like is not None:
             constraint.follow(like)  # here, so that a compiled model finds its factors in the right dtype
-        self.layer = build_layer(constraint, method, **options)
-        self.net = self.layer.prepare(net)
+        self.layer: Layer = build_layer(constraint, method, **options)
+        self.net: nn.Module = self.layer.prepare(net)
         self._width = self.layer.raw_dim  # None where only the data tells
         self.leak = leak
 

@@ -27,6 +27,40 @@ def smooth():
     return hn.sets.Smooth(4, inequality=curve, equality=plane, name="curve")
 
 
+def nonlinear():
+    return hn.Nonlinear(products, dim=4, lower=wide_below, upper=[3.0, 4.0], jacobian=slopes, name="products")
+
+
+def learned_function():
+    torch.manual_seed(0)
+    return hn.Nonlinear(Bowl(), dim=4, upper=1.0, name="bowl")
+
+
+class Bowl(torch.nn.Module):
+    """``sum_i w_i y_i^2``, with learned weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(draw(4, seed=5).exp())
+
+    def forward(self, y, x):
+        return (self.weight * y.square()).sum(-1, keepdim=True)
+
+
+def products(y, x):
+    return torch.stack([y[..., 0] * y[..., 1], y[..., 2] * y[..., 3]], dim=-1)
+
+
+def slopes(y, x):
+    zero = torch.zeros_like(y[..., 0])
+    rows = ([y[..., 1], y[..., 0], zero, zero], [zero, zero, y[..., 3], y[..., 2]])
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def wide_below(x):
+    return -1 - x[..., :2].square()
+
+
 def curve(y, x):
     return y.square().sum(-1, keepdim=True) - x[..., :1]
 
@@ -59,6 +93,8 @@ SETS = {
     "relaxed": giving_way,
     "relaxed-box": lambda: hn.Relaxed(hn.Box(0.0, 1.0) & hn.Simplex(4), weight=torch.arange(1.0, 10.0)),
     "smooth": smooth,
+    "nonlinear": nonlinear,
+    "learned-function": learned_function,
     "polyhedron": lambda: (
         hn.Box(-1.0, 2.0) & hn.Affine(draw(2, 4, seed=5), upper=wide) & hn.Box(upper=1.5) & hn.Simplex(4, name="shares")
     ),
@@ -112,7 +148,7 @@ def test_names_are_kept(kind):
     assert rewritten.dim == constraint.dim or constraint.dim is None
 
 
-ENFORCED = [kind for kind in SETS if kind not in ("smooth", "region")]
+ENFORCED = [kind for kind in SETS if kind not in ("smooth", "nonlinear", "learned-function", "region")]
 
 
 @pytest.mark.parametrize("kind", ENFORCED)
@@ -187,6 +223,17 @@ def test_scaled_sets_are_saved_copied_and_pickled(tmp_path):
     assert torch.equal(again(x), model(x))
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
     pickle.loads(pickle.dumps(hn.scaled(smooth(), 0.0, 1.0)))
+
+
+def test_functions_of_y_keep_their_slopes_and_weights():
+    x, z, mean, std = data(4)
+    rewritten = hn.scaled(nonlinear(), mean, std)
+    slope = torch.autograd.functional.jacobian(lambda z: rewritten.g(z, x[0]), z[0])
+    assert torch.allclose(rewritten.derivative(z, x)[0], slope)
+    bowl = hn.scaled(learned_function(), mean, std)
+    bowl.violation(9 + z, x).sum().backward()
+    assert [weight.grad is not None for weight in bowl.parameters()] == [True]
+    pickle.loads(pickle.dumps(rewritten))
 
 
 def test_cvxpy_sets_in_scaled_units():

@@ -36,11 +36,15 @@ class Program:
         shapes: The shape of each parameter, by name.
     """
 
+    y: Any
+    raw: Any
+    options: dict[str, Any]
+
     def __init__(self, build: Callable[..., Any], dim: int, shapes: dict[str, tuple[int, ...]]) -> None:
         cp, layer = _import()
         self.y, self.raw = cp.Variable(dim), cp.Parameter(dim)
-        self.parameters = {name: cp.Parameter(shape) for name, shape in shapes.items()}
-        self.constraints = _constraints(build, self.y, self.parameters)
+        self.parameters: dict[str, Any] = {name: cp.Parameter(shape) for name, shape in shapes.items()}
+        self.constraints: list[Any] = _constraints(build, self.y, self.parameters)
         problem = cp.Problem(cp.Minimize(cp.norm(self.y - self.raw)), self.constraints)
         if not problem.is_dcp(dpp=True):
             got = "a problem that is not convex" if not problem.is_dcp() else "a problem that is convex but not DPP"
@@ -51,7 +55,7 @@ class Program:
         if unused:
             got = f"{', '.join(unused)} in no constraint"
             raise UnsupportedSetError(sentence("parameters", "each in some constraint", got, "leave it out"))
-        self.layer = layer(problem, parameters=[self.raw, *self.parameters.values()], variables=[self.y])
+        self.layer: Any = layer(problem, parameters=[self.raw, *self.parameters.values()], variables=[self.y])
         self.options = MATRICES if max(self.layer.ctx.cone_dims.psd, default=0) >= 4 else SOLVER
 
     def violations(self, numbers: Sequence[Tensor], y: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hardnet.certificate import check
 from hardnet.errors import BoundsError, HardNetError, InfeasibleError, MissingExtraError, OptionError, sentence
 from hardnet.layers.auto import build_layer
+from hardnet.layers.base import Layer
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.box import Box
 
@@ -66,6 +67,11 @@ class SafetyFilter(gymnasium.ActionWrapper):
         options: Options of the method's layer.
     """
 
+    layer: Layer
+    dtype: torch.dtype
+    fallback: Any
+    state: Callable[[Any], Any] | None
+
     def __init__(
         self,
         env: gymnasium.Env[Any, Any],
@@ -88,7 +94,7 @@ class SafetyFilter(gymnasium.ActionWrapper):
         origin = constraint.origin()
         self.dtype = torch.float64 if origin is None else origin.dtype
         self.fallback, self.state = fallback, state
-        self.report = SafetyReport()
+        self.report: SafetyReport = SafetyReport()
         self._observation: Any = None
         self._last: dict[str, Any] = {}
 

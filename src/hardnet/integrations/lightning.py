@@ -44,6 +44,9 @@ class ConstraintMonitor(Callback):
         prefix: What stands in front of every name.
     """
 
+    every_n_steps: int
+    prefix: str
+
     def __init__(self, every_n_steps: int = 50, prefix: str = "hardnet") -> None:
         super().__init__()
         if every_n_steps < 1:

@@ -51,6 +51,9 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         loss_: The mean squared error of each epoch, in scaled units.
     """
 
+    mean_: Tensor
+    std_: Tensor
+
     def __init__(
         self,
         constraint: ConstraintSet,
@@ -86,7 +89,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
             raise OptionError(sentence("constraint", "a set", type(self.constraint).__name__, "hn.Box(0.0, 1.0), ..."))
         X, y = validate_data(self, X, y, dtype="float64", multi_output=True, y_numeric=True)  # pyright: ignore[reportGeneralTypeIssues]
         inputs, targets = (torch.tensor(part, dtype=torch.float64) for part in (X, y))
-        self.single_ = targets.dim() == 1
+        self.single_: bool = targets.dim() == 1
         targets = targets.reshape(len(targets), -1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
@@ -118,14 +121,14 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
     def _build(self, inputs: Tensor, targets: Tensor) -> None:
         """The scales of the data, the network, and the layers in both units."""
         self.mean_, self.std_ = _moments(targets)
-        self.constraint_ = copy.deepcopy(self.constraint).double()
+        self.constraint_: ConstraintSet = copy.deepcopy(self.constraint).double()
         options = self.options or {}
         layer = build_layer(scaled(self.constraint_, self.mean_, self.std_), self.method, **options)
         outputs = targets.shape[1] if layer.raw_dim is None else layer.raw_dim
         make = self.net or self._default_net
         net = _Standardised(make(inputs.shape[1], outputs), *_moments(inputs)).double()
-        self.model_ = HardNet(net, layer.constraint, layer)
-        self.layer_ = _polish(build_layer(self.constraint_, self.method, **options), layer)
+        self.model_: HardNet = HardNet(net, layer.constraint, layer)
+        self.layer_: Layer | None = _polish(build_layer(self.constraint_, self.method, **options), layer)
 
     def _default_net(self, inputs: int, outputs: int) -> nn.Module:
         """Linear layers with SiLU between."""

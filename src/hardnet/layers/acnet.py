@@ -48,6 +48,9 @@ class ACnet(Layer):
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
+    from_linear: Transform | None
+    to_linear: Transform | None
+
     name = "acnet"
     accepts = "equalities C(x) y = b(x) with independent rows, linear after a change of variables"
     guarantee = Guarantee.EXACT
@@ -81,7 +84,7 @@ class ACnet(Layer):
             raise OptionError(sentence("from_linear, to_linear", "a function and its inverse, or neither", got))
         self.from_linear, self.to_linear = from_linear, to_linear
         residuals, dim = self.options.residuals, self.options.dim
-        self.dim = constraint.dim if dim is None else dim
+        self.dim: int | None = constraint.dim if dim is None else dim
         direct = None if residuals is None or self.dim is None else _complement(residuals, self.dim)
         partition = choose_columns(constraint, self.dim, known_equalities(constraint), direct)
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice

@@ -62,7 +62,7 @@ class CDGM(TableLayer):
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
         n = constraint.dim or 0
-        self.order = list(range(n)) if self.options.order is None else list(self.options.order)
+        self.order: list[int] = list(range(n)) if self.options.order is None else list(self.options.order)
         if sorted(self.order) != list(range(n)):
             raise ShapeError(sentence("order", f"a permutation of 0 to {n - 1}", self.order))
         self.refresh()

@@ -77,10 +77,10 @@ class DC3(Layer):
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
         chosen = self.options
-        self.dim = constraint.dim if chosen.dim is None else chosen.dim
+        self.dim: int | None = constraint.dim if chosen.dim is None else chosen.dim
         equalities, predicted = known_equalities(constraint), chosen.predicted
         by_default = predicted is not None or bool(equalities)
-        self.completion = by_default if chosen.completion is None else chosen.completion
+        self.completion: bool = by_default if chosen.completion is None else chosen.completion
         partition = choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
         self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
         self.register_buffer("completed", partition.completed)

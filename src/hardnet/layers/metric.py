@@ -27,7 +27,7 @@ class Metric(nn.Module):
 
     def __init__(self, value: Any, dim: int | None) -> None:
         super().__init__()
-        self.code = callable(value)
+        self.code: bool = callable(value)
         self.function: Callable[[Any], Tensor] | None = value if self.code else None
         constant = None if self.code else torch.tensor(value, dtype=torch.float64, device="cpu")
         if constant is not None:

@@ -69,7 +69,7 @@ class Projection(Layer):
             raise OptionError(sentence("options", expected, str(given), "leave them out"))
         if constraint.relaxed and given.metric is not None:
             raise OptionError(sentence("metric", "none beside rows that give way", "one", "leave it out"))
-        self.metric = None if given.metric is None else Metric(given.metric, constraint.dim)
+        self.metric: Metric | None = None if given.metric is None else Metric(given.metric, constraint.dim)
         self.refresh()
 
     @classmethod

@@ -42,6 +42,18 @@ class OwnProblem(Problem):
         capture: Whether steps may be captured on a GPU: loss, constraint and network must not look at values.
     """
 
+    name: str
+    output_dim: int
+    has_target: bool
+    hidden: Hidden
+    batch_size: int
+    soft_weight: float
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    input_dim: int
+    encoded_dim: int
+
     objective = "objective"
     dc3 = None
 
@@ -70,7 +82,7 @@ class OwnProblem(Problem):
         if dim is None:
             raise ShapeError(sentence("output_dim", "the number of outputs", None, "this constraint does not know it"))
         self.name, self.output_dim, self.network = name, dim, network
-        self.constraint = copy.deepcopy(constraint).double()
+        self.constraint: ConstraintSet = copy.deepcopy(constraint).double()
         self.input_dim = self.encoded_dim = inputs.shape[1]
         self.has_target, self.of_sample = target is not None, loss
         self.hidden, self.batch_size, self.soft_weight = hidden or Hidden(), batch_size, soft_weight

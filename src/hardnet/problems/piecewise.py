@@ -81,16 +81,19 @@ class Piecewise(Problem):
         box: Whether every piece has a lower and an upper bound, rather than one of them.
     """
 
+    validation: Tensor
+    test: Tensor
+
     objective = "mse"
     input_dim = encoded_dim = output_dim = 1
     batch_size = 500
-    soft_weight = 10.0
+    soft_weight: float = 10.0
 
     def __init__(self, name: str, points: int, span: float, *, box: bool = False) -> None:
         self.name = name
-        self.train = torch.from_numpy(random_state(17).uniform(-span, span, (points, 1)))
+        self.train: Tensor = torch.from_numpy(random_state(17).uniform(-span, span, (points, 1)))
         self.validation = self.test = torch.linspace(-2, 2, 401, dtype=torch.float64).unsqueeze(-1)
-        self.target = BOX_TARGET if box else TARGET
+        self.target: Pieces = BOX_TARGET if box else TARGET
         self.warm_epochs = 100 if box else 0
         self.dc3 = DC3Settings(steps=10, step_size=1e-2, flipped_lower=box)
         if box:

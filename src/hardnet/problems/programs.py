@@ -72,11 +72,17 @@ class Programs(Problem):
         dc3_order: Whether to draw in the order of the DC3 paper, which gives other numbers.
     """
 
+    encoded_dim: int
+    p: Tensor
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
     objective = "objective"
     batch_size = 200
-    soft_weight = 10.0
+    soft_weight: float = 10.0
     warm_epochs = 100
-    hidden = Hidden(batch_norm=True, dropout=0.2)
+    hidden: Hidden = Hidden(batch_norm=True, dropout=0.2)
 
     def __init__(
         self,
@@ -94,11 +100,11 @@ class Programs(Problem):
         self.input_dim = self.encoded_dim = equalities
         self.output_dim = variables
         self.Q, self.p = torch.from_numpy(drawn.Q), torch.from_numpy(drawn.p)
-        self.inequalities = Affine(torch.from_numpy(drawn.A), upper=torch.from_numpy(drawn.b))
-        self.equalities = Equality(torch.from_numpy(drawn.C), _right_hand_side)
+        self.inequalities: Affine = Affine(torch.from_numpy(drawn.A), upper=torch.from_numpy(drawn.b))
+        self.equalities: Equality = Equality(torch.from_numpy(drawn.C), _right_hand_side)
         self.constraint = self.inequalities & self.equalities
-        self.rows = torch.cat([torch.from_numpy(drawn.A), torch.from_numpy(drawn.C)])
-        self.b = torch.from_numpy(drawn.b)
+        self.rows: Tensor = torch.cat([torch.from_numpy(drawn.A), torch.from_numpy(drawn.C)])
+        self.b: Tensor = torch.from_numpy(drawn.b)
         self.train, self.validation, self.test = split(torch.from_numpy(drawn.X))
         self.dc3 = DC3Settings(steps=10, step_size=1e-7, predicted=tuple(drawn.predicted.tolist()))
 

@@ -57,20 +57,25 @@ class Unicycle(Problem):
     still once its second is over, so one flat loop serves the whole batch without looking at the data.
     """
 
+    barriers: Barriers
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
     objective = "cost"
     name = "cbf"
     input_dim, encoded_dim, output_dim = 5, 6, 2
     batch_size = 100
-    soft_weight = 0.01
-    loss_cap = 20000.0
+    soft_weight: float = 0.01
+    loss_cap: float = 20000.0
     loop_budget = 80
     dc3 = DC3Settings(steps=5, step_size=1e-7, test_steps=5)
 
     def __init__(self) -> None:
         self.constraint = self.barriers = Barriers()
         self.train, self.validation, self.test = split(initial_states())
-        self.state_weight = torch.tensor([100.0, 100.0, 0.0, 0.1, 0.1], dtype=torch.float64)
-        self.control_weight = 0.1
+        self.state_weight: Tensor = torch.tensor([100.0, 100.0, 0.0, 0.1, 0.1], dtype=torch.float64)
+        self.control_weight: float = 0.1
 
     def encode(self, x: Tensor) -> Tensor:
         """``(p_x, p_y, cos heading, sin heading, speed, turning rate)``."""

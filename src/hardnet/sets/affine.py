@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -152,7 +152,7 @@ class Equality(Affine):
         name: What errors and certificates call these rows.
     """
 
-    stored_as = {"b": "lower"}
+    stored_as: ClassVar[dict[str, str]] = {"b": "lower"}
     declares_equalities = True
 
     def __init__(self, A: Number, b: Number, *, name: str | None = None) -> None:

@@ -49,6 +49,7 @@ class Arguments(Constants):
     number, ``(*batch, 1)`` will do as well. The letter n stands for the outputs.
     """
 
+    empty: frozenset[str]
     stored_as: ClassVar[dict[str, str]] = {}
     """Constructor arguments that are stored under another attribute."""
 
@@ -99,6 +100,12 @@ class Arguments(Constants):
     def has(self, name: str) -> bool:
         """Whether the argument was given at all."""
         return name in self._functions or getattr(self, name, None) is not None
+
+    def source(self, name: str) -> Any:
+        """The argument as it was given, so that a set like this one can be built from it; None for nothing."""
+        if name in self._functions:
+            return self._functions[name]
+        return self._written[name].tolist() if name in self._written else getattr(self, name, None)
 
     def fixed(self, name: str) -> Tensor | None:
         """The argument where it is a constant that asks for no gradient, else None."""

@@ -50,7 +50,7 @@ class Cvxpy(ConstraintSet):
         self._sizes["n"] = dim
         for parameter, value in (parameters or {}).items():
             self._take_parameter(parameter, value)
-        self.names = list(self._shapes)
+        self.names: list[str] = list(self._shapes)
         self._program: Program | None = Program(build, dim, self._shapes)
 
     def _take_parameter(self, name: str, value: Any) -> None:
@@ -67,11 +67,7 @@ class Cvxpy(ConstraintSet):
 
     def sources(self) -> dict[str, tuple[Number, tuple[int, ...]]]:
         """The parameters as they were given, each with its shape, so that a set like this one can be built."""
-        given = {name: self._functions.get(_stored(name)) for name in self.names}
-        return {
-            name: (getattr(self, _stored(name)) if function is None else function, self._shapes[name])
-            for name, function in given.items()
-        }
+        return {name: (self.source(_stored(name)), self._shapes[name]) for name in self.names}
 
     @property
     def dim(self) -> int:

@@ -36,7 +36,7 @@ class Intersection(ConstraintSet):
         known = {member.dim for member in flat if member.dim is not None}
         if len(known) > 1:
             raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
-        self.members = nn.ModuleList(flat)
+        self.members: nn.ModuleList = nn.ModuleList(flat)
 
     @property
     def parts(self) -> list[ConstraintSet]:

@@ -51,6 +51,9 @@ class Nonlinear(ConstraintSet):
         name: What errors and certificates call these rows.
     """
 
+    g: NonlinearFunction
+    jacobian: NonlinearFunction | None
+
     def __init__(
         self,
         g: NonlinearFunction,

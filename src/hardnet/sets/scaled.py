@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, UnsupportedSetError, sentence
 from hardnet.functional.nonlinear import call
@@ -17,10 +17,10 @@ from hardnet.sets.base import ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
-from hardnet.sets.nonlinear import Nonlinear
+from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction
 from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
-from hardnet.sets.smooth import Smooth, SmoothFunction
+from hardnet.sets.smooth import Smooth
 from hardnet.sets.sparse import SparseAffine
 
 
@@ -65,6 +65,9 @@ def _rows(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSet
 class InUnits:
     """``function(mean + std z, ...)``: a function of y as one of z; an object, so that it can be pickled."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, function: Any, mean: Number, std: Number) -> None:
         for name, value in (("mean", mean), ("std", std)):
             if callable(value) and not isinstance(value, Tensor):
@@ -103,17 +106,34 @@ class BuildInUnits(InUnits):
         return self.function(self.mean.numpy() + cvxpy.multiply(self.std.numpy(), z), **parameters)
 
 
-def _compose(function: SmoothFunction | None, mean: Number, std: Number) -> SmoothFunction | None:
+class ModuleInUnits(nn.Module):
+    """A module that is a function of y and x, which stays a part of the set and is learned."""
+
+    def __init__(self, inner: SmoothInUnits) -> None:
+        super().__init__()
+        self.inner, self.module = inner, inner.function
+
+    def forward(self, z: Tensor, x: Any) -> Tensor:
+        """What it gives at ``mean + std z``."""
+        return self.inner(z, x)
+
+
+def _compose(
+    function: NonlinearFunction | None, mean: Number, std: Number, kind: type[SmoothInUnits] = SmoothInUnits
+) -> NonlinearFunction | None:
     """The function in scaled units; None stays None."""
-    return None if function is None else SmoothInUnits(function, mean, std)
+    if function is None:
+        return None
+    inner = kind(function, mean, std)
+    return ModuleInUnits(inner) if isinstance(function, nn.Module) else inner
 
 
 def _nonlinear(constraint: Nonlinear, mean: Number, std: Number) -> Nonlinear:
-    """The rows of g in scaled units, with the same bounds."""
-    bounds = {side: constraint._functions.get(side, getattr(constraint, side, None)) for side in ("lower", "upper")}
-    slope = None if constraint.jacobian is None else SlopeInUnits(constraint.jacobian, mean, std)
-    g = SmoothInUnits(constraint.g, mean, std)
-    return Nonlinear(g, dim=constraint.dim, jacobian=slope, name=constraint.name, **bounds)
+    """The same bounds on a function of z."""
+    g, jacobian = _compose(constraint.g, mean, std), _compose(constraint.jacobian, mean, std, SlopeInUnits)
+    assert g is not None
+    bounds = {side: constraint.source(side) for side in ("lower", "upper")}
+    return Nonlinear(g, dim=constraint.dim, jacobian=jacobian, name=constraint.name, **bounds)
 
 
 def _rebuilt(constraint: Cvxpy, mean: Number, std: Number) -> Cvxpy:

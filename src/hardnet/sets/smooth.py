@@ -24,6 +24,9 @@ class Smooth(Nonlinear):
         name: What errors and certificates call these rows.
     """
 
+    inequality: NonlinearFunction | None
+    equality: NonlinearFunction | None
+
     def __init__(
         self,
         dim: int,

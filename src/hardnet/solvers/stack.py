@@ -68,9 +68,12 @@ class Stack:
         y: Any point ``(B, n)``: it tells how many rows each image has.
     """
 
+    images: list[Image]
+    dim: int
+
     def __init__(self, images: Sequence[Image], y: Tensor) -> None:
         self.images, self.dim = list(images), y.shape[-1]
-        self.sizes = [image.value(y[:1]).shape[-1] for image in self.images]
+        self.sizes: list[int] = [image.value(y[:1]).shape[-1] for image in self.images]
 
     def value(self, y: Tensor) -> Tensor:
         """``G(y)``, ``(B, r)``."""
@@ -167,6 +170,10 @@ class Saddle:
         linear: The rows, of which only the tight ones count.
     """
 
+    L: Tensor
+    U: Tensor
+    Vt: Tensor
+
     def __init__(self, W: Tensor, linear: Linear) -> None:
         self.L, _ = torch.linalg.cholesky_ex(W)
         C = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
@@ -174,8 +181,8 @@ class Saddle:
         usable = reduced.isfinite().all(-1).all(-1)[:, None, None]  # LAPACK refuses a whole batch for one NaN
         self.U, S, self.Vt = torch.linalg.svd(torch.where(usable, reduced, 0.0), full_matrices=False)
         cut = max(reduced.shape[-2:]) * 8 * torch.finfo(S.dtype).eps * S.amax(-1, keepdim=True)
-        self.pseudo = torch.where(cut < S, 1 / S.clamp_min(torch.finfo(S.dtype).tiny), 0.0)
-        self.basis = torch.where((cut < S).unsqueeze(-2), self.U, 0.0)
+        self.pseudo: Tensor = torch.where(cut < S, 1 / S.clamp_min(torch.finfo(S.dtype).tiny), 0.0)
+        self.basis: Tensor = torch.where((cut < S).unsqueeze(-2), self.U, 0.0)
 
     def down(self, b: Tensor) -> Tensor:
         """``L^-1 b``."""

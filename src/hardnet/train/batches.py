@@ -23,10 +23,15 @@ class Batches:
         net: The network whose dropout masks are to be drawn.
     """
 
+    samples: Tensor
+    streams: Sequence[torch.Generator]
+    net: StackedMLP | StackedModule
+    masks: list[Tensor]
+
     def __init__(self, samples: Tensor, streams: Sequence[Generator], net: StackedMLP | StackedModule) -> None:
         self.samples, self.streams, self.net = samples, streams, net
         device, count = samples.device, samples.shape[0]
-        self.order = torch.zeros(len(streams), count, dtype=torch.long, device=device)
+        self.order: Tensor = torch.zeros(len(streams), count, dtype=torch.long, device=device)
         widths = net.sizes[1:-1] if net.dropouts else ()
         self.masks = [torch.ones(len(streams), count, width, dtype=torch.bool, device=device) for width in widths]
         self._drawer = Generator(device)

@@ -50,15 +50,19 @@ class CapturedSteps:
         seconds: Spent on compiling and capturing so far.
     """
 
+    seconds: float
+    taken: Tensor
+    summed: Tensor
+
     def __init__(self, training: Training) -> None:
         self.training = training
-        self.task = with_compiled_loop(training.task)
+        self.task: Task = with_compiled_loop(training.task)
         self.seconds = 0.0
         self.budget = training.task.loop_budget
         device = training.batches.samples.device
         self.taken = torch.zeros((), dtype=torch.long, device=device)
         self.summed = torch.zeros(len(training.streams), dtype=torch.float64, device=device)
-        self.skip = torch.zeros((), dtype=torch.float32, device=device)
+        self.skip: Tensor = torch.zeros((), dtype=torch.float32, device=device)
         # Fused Adam leaves parameters and step counts alone where this number on the device is 1.
         training.optimizer.found_inf = self.skip  # pyright: ignore[reportAttributeAccessIssue]
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
@@ -118,7 +122,7 @@ class CapturedSteps:
     def _lengthen(self) -> None:
         if self.budget >= LONGEST or self.task.loop_budget == 1:
             raise ConvergenceError(f"training: a sample needs more than {self.budget} steps of its inner loop")
-        self.budget = int(self.budget * GROWTH) + 1
+        self.budget: int = int(self.budget * GROWTH) + 1
         self._graphs.clear()
 
     def _capture(self, key: Key) -> torch.cuda.CUDAGraph:

@@ -137,18 +137,27 @@ class Training:
         world: The processes that share the batches.
     """
 
+    task: Task
+    model: HardNet
+    streams: list[torch.Generator]
+    settings: Settings
+    optimizer: torch.optim.Optimizer
+    clipping: Clipping | None
+    epoch: int
+    seconds: float
+
     def __init__(
         self, task: Task, model: HardNet, streams: Sequence[Generator], settings: Settings, world: World | None = None
     ) -> None:
         self.task, self.model, self.streams, self.settings = task, model, list(streams), settings
-        self.world = world or World()
+        self.world: World = world or World()
         self.world.synchronise_statistics(model)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters: list[torch.nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.parameters, settings)
         device = task.train.device
         self.clipping = None if settings.clip is None else Clipping(settings.clip, len(self.streams), device)
-        self.batches = Batches(task.train, self.streams, stacked_net(model))
-        self.history = History()
+        self.batches: Batches = Batches(task.train, self.streams, stacked_net(model))
+        self.history: History = History()
         self.epoch = 0
         self.seconds = 0.0
         self._steps = self._choose_steps()

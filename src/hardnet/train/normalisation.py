@@ -20,12 +20,15 @@ class StackedBatchNorm(nn.Module):
         total: Adds a tensor up over the processes that share a batch; nothing where one process holds it all.
     """
 
+    eps: float
+    momentum: float
+
     def __init__(self, seeds: int, width: int, dtype: torch.dtype, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         self.eps, self.momentum = eps, momentum
         self.total: Total | None = None
-        self.weight = nn.Parameter(torch.ones(seeds, 1, width, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(seeds, 1, width, dtype=dtype))
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(seeds, 1, width, dtype=dtype))
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(seeds, 1, width, dtype=dtype))
         self.register_buffer("running_mean", torch.zeros(seeds, 1, width, dtype=dtype))
         self.register_buffer("running_var", torch.ones(seeds, 1, width, dtype=dtype))
         self.running_mean: Tensor

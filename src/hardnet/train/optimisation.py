@@ -62,9 +62,12 @@ class Clipping:
         mean: ``(seeds,)``, the running mean of the norms that were applied; zero before the first step.
     """
 
+    factor: float
+    seeds: int
+
     def __init__(self, factor: float, seeds: int, device: torch.device) -> None:
         self.factor, self.seeds = factor, seeds
-        self.mean = torch.zeros(seeds, dtype=torch.float64, device=device)
+        self.mean: Tensor = torch.zeros(seeds, dtype=torch.float64, device=device)
 
     def __call__(self, parameters: list[nn.Parameter], skip: Tensor | None = None) -> None:
         """Cut the gradients in place; a step that is to be skipped leaves the running mean alone."""

@@ -53,8 +53,8 @@ class StackedLinear(nn.Module):
 
     def __init__(self, linears: Sequence[WeightBias]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.stack([weight.T for weight, _ in linears]).contiguous())
-        self.bias = nn.Parameter(torch.stack([bias for _, bias in linears]).unsqueeze(1))
+        self.weight: nn.Parameter = nn.Parameter(torch.stack([weight.T for weight, _ in linears]).contiguous())
+        self.bias: nn.Parameter = nn.Parameter(torch.stack([bias for _, bias in linears]).unsqueeze(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(seeds, batch, in)`` to ``(seeds, batch, out)``."""
@@ -98,6 +98,12 @@ class StackedMLP(nn.Module):
         dtype: Of weights and outputs.
     """
 
+    dropouts: nn.ModuleList
+    sizes: tuple[int, ...]
+    seeds: int
+    encode: Encode | None
+    activation: str
+
     def __init__(
         self,
         sizes: Sequence[int],
@@ -119,12 +125,12 @@ class StackedMLP(nn.Module):
         if len(rates) != len(sizes) - 2:
             raise ShapeError(sentence("dropout", f"one share, or {len(sizes) - 2} of them", len(rates)))
         by_seed = [initial_linears(sizes, stream, dtype) for stream in streams]
-        self.linears = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
+        self.linears: nn.ModuleList = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
         norms = [StackedBatchNorm(len(streams), width, dtype) for width in sizes[1:-1]] if batch_norm else []
-        self.norms = nn.ModuleList(norms)
+        self.norms: nn.ModuleList = nn.ModuleList(norms)
         self.dropouts = nn.ModuleList(StackedDropout(rate) for rate in rates) if any(rates) else nn.ModuleList()
         zero = torch.zeros(sizes[-1], sizes[0], dtype=dtype), torch.zeros(sizes[-1], dtype=dtype)
-        self.skip = StackedLinear([zero] * len(streams)) if skip else None
+        self.skip: StackedLinear | None = StackedLinear([zero] * len(streams)) if skip else None
         self.sizes, self.seeds, self.encode, self.activation = tuple(sizes), len(streams), encode, activation
 
     def forward(self, x: Tensor) -> Tensor:

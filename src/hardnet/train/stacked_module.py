@@ -28,6 +28,11 @@ class StackedModule(nn.Module):
         dtype: Of weights and outputs.
     """
 
+    seeds: int
+    encode: Encode | None
+    norms: nn.ModuleList
+    dropouts: nn.ModuleList
+
     def __init__(
         self,
         build: Callable[[], nn.Module],

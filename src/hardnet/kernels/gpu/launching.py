@@ -21,6 +21,9 @@ class Launcher:
     The kernel's parameters are tensors, then numbers, then what is fixed at compilation.
     """
 
+    kernel: Any
+    constants: dict[str, Any]
+
     def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         """Nothing is compiled yet.
 
@@ -29,7 +32,7 @@ class Launcher:
             constants: Its compile-time arguments, and options of the compiler such as ``num_warps``.
         """
         self.kernel, self.constants = kernel, constants
-        self.ordered = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.ordered: tuple[Any, ...] = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def launch(self, grid: Grid, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...]) -> None:
