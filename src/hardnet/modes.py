@@ -102,13 +102,13 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
-        for part in (*arguments, *options.values()):
-            if isinstance(part, Tensor):
-                if not torch.is_autocast_enabled(part.device.type):
-                    break
-                with torch.autocast(part.device.type, enabled=False):
-                    return function(*arguments, **options)
-        return function(*arguments, **options)
+        part = arguments[0] if arguments else None
+        if not isinstance(part, Tensor):
+            part = next((part for part in (*arguments, *options.values()) if isinstance(part, Tensor)), None)
+        if part is None or not torch.is_autocast_enabled(part.device.type):
+            return function(*arguments, **options)
+        with torch.autocast(part.device.type, enabled=False):
+            return function(*arguments, **options)
 
     return run
 

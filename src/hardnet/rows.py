@@ -32,6 +32,7 @@ class Batch(NamedTuple):
         factor: ``A⁺'`` where the caller keeps it, like A.
         shape: The batch as it was given, for answers and for errors that name samples.
         memory: Whether all are plain memory, which kernels may read and nothing transforms.
+        trivial: Whether there is nothing to enforce: no sample, no row, or no bound.
     """
 
     raw: Tensor
@@ -41,11 +42,7 @@ class Batch(NamedTuple):
     factor: Tensor | None = None
     shape: torch.Size = torch.Size()
     memory: bool = False
-
-    @property
-    def trivial(self) -> bool:
-        """Whether there is nothing to enforce: no sample, no row, or no bound."""
-        return 0 in self.raw.shape or self.A.shape[-2] == 0 or (self.lower is None and self.upper is None)
+    trivial: bool = False
 
     def take(self, index: Tensor) -> Batch:
         """The samples of an index ``(k,)``, as a batch of k."""
@@ -80,25 +77,26 @@ def take_rows(
             raise ShapeError(sentence("factor", expected, tuple(factor.shape), "call factorize(A)"))
     parts = ((raw, 1, False), (A, 2, True), (low, 1, True), (high, 1, True), (factor, 2, True))
     flat: Any = [None if part is None else _flat(part, batch, core, share) for part, core, share in parts]
-    return Batch(*flat, shape=batch, memory=plain(*flat))
+    trivial = 0 in batch or 0 in A.shape[-2:] or (lower is None and upper is None)
+    return Batch(*flat, shape=batch, memory=plain(*flat), trivial=trivial)
 
 
 def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
     """Whether these need no further check and no other shape; what is odd about others `check_affine` says.
 
     That is raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` with a factor of its shape or none, bounds ``(B, m)`` or
-    ``(m,)`` or None, plain and of one dtype on one device.
+    ``(m,)`` or one None, plain, not empty, and of one dtype on one device.
     """
-    if not plain(raw, A, lower, upper, factor):
+    if not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
         return False
     dtype, device, size, rows = raw.dtype, raw.device, raw.shape, A.shape
-    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3:
+    if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or 0 in size or 0 in rows:
         return False
-    m = rows[-2]
+    m, own = rows[-2], (size[0], rows[-2])
     if rows[-1] != size[1] or (len(rows) == 3 and rows[0] != size[0]) or (factor is not None and factor.shape != rows):
         return False
     for bound in (lower, upper):
-        if bound is not None and bound.shape != (size[0], m) and bound.shape != (m,):
+        if bound is not None and bound.shape != own and bound.shape != (m,):
             return False
     for part in (A, lower, upper, factor):
         if part is not None and (part.dtype != dtype or part.device != device):

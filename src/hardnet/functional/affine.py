@@ -101,7 +101,8 @@ def enforce_affine(
     if on_invalid not in POLICIES:
         raise OptionError(sentence("on_invalid", "'raise' or 'nan'", repr(on_invalid)))
     rows = take_rows(raw, A, lower, upper, factor)
-    _check_factor(A, factor)
+    if factor is not None or A.shape[-2] > A.shape[-1]:
+        _check_factor(A, factor)
     if rows.trivial:
         return raw.expand(*rows.shape, A.shape[-1])
     y = closed_form(rows, on_invalid == "raise")
@@ -145,7 +146,7 @@ def closed_form(rows: Batch, refuse: bool) -> Tensor:
             return by_formula(*rows[:4])
         if around == "func":
             return ClosedForm.apply("torch", None, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
-    named = rows.shape if refuse and may_look(rows.raw) else None
+    named = rows.shape if refuse and (rows.raw.is_cpu if rows.memory else may_look(rows.raw)) else None
     path = choose(rows)
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4]):
         return ClosedForm.apply(path, named, True, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]

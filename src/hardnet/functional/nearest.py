@@ -145,20 +145,21 @@ def _few(
     if rows.trivial:
         return raw.expand(*rows.shape, raw.shape[-1])
     found = _fixed_program(rows, gradient)
-    y, bad = found.y, (found.status != int(Status.SOLVED)).unsqueeze(-1)
+    y, bad = found.y, found.status != int(Status.SOLVED)
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
     if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
         # the value of raw, with the derivative of y, which moves along the equalities
-        y = torch.where(_holds(rows) & ~bad, keep_value(y, rows.raw), y)
+        y = torch.where(_holds(rows), keep_value(y, rows.raw), y)
     if not look:
-        y = torch.where(bad, torch.nan, y)
+        y = torch.where(bad.unsqueeze(-1), torch.nan, y)
     if rows.raw is not raw:
-        y, bad = y.reshape(*rows.shape, raw.shape[-1]), bad.reshape(*rows.shape, 1)
+        y = y.reshape(*rows.shape, raw.shape[-1])
         y = narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
     if not look or not bool(bad.any()):
         return y
     policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    return torch.where(bad, polyhedron.project_affine(raw, A, lower, upper, **policies), y)
+    settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
+    return torch.where(bad.reshape(*rows.shape, 1), settled, y)
 
 
 def _holds(rows: Batch) -> Tensor:
@@ -196,7 +197,7 @@ def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
         y, dual, status, residual = NearestByKernel.apply(*rows[:4], tangent, backend)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         y, dual, status, residual = backend.forward(rows)
-    return Nearest(y, dual, status.squeeze(-1).to(torch.int8), residual.squeeze(-1))
+    return Nearest(y, dual, status.to(torch.int8), residual)
 
 
 class NearestByKernel(torch.autograd.Function):

@@ -24,11 +24,11 @@ def takes(rows: Batch) -> bool:
 
 
 def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B, 1)`` in the dtype of raw."""
+    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)`` in the dtype of raw."""
     raw, A, lower, upper = rows[:4]
     shape = torch.Size((raw.shape[0], *A.shape[-2:]))
     raw = dense(raw, raw)
-    y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0], 1))
+    y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0]))
     status, residual = ended.unbind()
     outputs = [y, dual, status, residual]
     launch(_kernel(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, _matrices(A, shape))

@@ -36,12 +36,12 @@ def takes(rows: Batch) -> bool:
 
 
 def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B, 1)``; see `hardnet.kernels.cpu.nearest`."""
+    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``; see `hardnet.kernels.cpu.nearest`."""
     raw, A, lower, upper = rows[:4]
     raw, A = dense(raw, raw), dense(A, raw)
     batch, m = raw.shape[0], A.shape[-2]
-    y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch, 1)
-    status = torch.empty(batch, 1, dtype=torch.int8, device=raw.device)
+    y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch)
+    status = torch.empty(batch, dtype=torch.int8, device=raw.device)
     outputs = (y, dual, status, residual)
     _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, False, False)
     return outputs
