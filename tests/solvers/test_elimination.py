@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from hardnet.errors import InfeasibleError, UnsupportedSetError
-from hardnet.functional.stepwise import Step, clamp_in_order
-from hardnet.solvers.elimination import eliminate, require_consistent, right_hand_sides, unmet_conditions
+from hardnet.solvers.elimination import (
+    Step,
+    clamp_in_order,
+    eliminate,
+    require_consistent,
+    right_hand_sides,
+    unmet_conditions,
+)
 
 F64 = torch.float64
 NONE = torch.zeros(2, dtype=torch.bool)
