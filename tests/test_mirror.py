@@ -62,7 +62,7 @@ ELSEWHERE = {
     "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_factor solvers/box_interior solvers/box_problem",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
-    "solvers/test_elimination.py": "functional/stepwise solvers/orthogonal",
+    "solvers/test_elimination.py": "solvers/orthogonal",
     "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_nearest solvers/nonlinear_retract "
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_step solvers/small",
     "solvers/test_polyhedron_mates.py": "solvers/compiled",
