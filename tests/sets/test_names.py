@@ -79,3 +79,8 @@ def test_sets_say_what_they_hold():
     assert "name='rows', A=(2, 3), upper=function of x" in text
     assert "lower=0.0, upper=Linear of x" in text
     assert "dim=4, total=1.0" in repr(hn.Simplex(4))
+
+
+def test_a_set_of_functions_prints_its_name_size_and_bounds():
+    products = hn.Nonlinear(lambda y, x: y, dim=3, upper=1.0, name="products")
+    assert repr(products) == "Nonlinear(dim=3, name='products', upper=1.0)"

@@ -84,6 +84,10 @@ class Nonlinear(ConstraintSet):
         """The number of outputs n."""
         return self._sizes["n"]
 
+    def extra_repr(self) -> str:
+        """N, the name, and the bounds on g."""
+        return f"dim={self.dim}, {super().extra_repr()}"
+
     @property
     def constant(self) -> bool:
         """Never: a function may depend on x."""
