@@ -14,12 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.errors import ConvergenceError
 from hardnet.experiments.optimal import CONTROL_LIMIT, _barrier_rows, _casadi, _dynamics, _ipopt
 from hardnet.problems import Policy
+from hardnet.problems.barrier import nominal_control
 from hardnet.problems.unicycle import TIME_STEP, Rollout, Unicycle
 
 AREA = CONTROL_LIMIT * TIME_STEP
 """``|u| * length`` of a sub-step at most."""
+
+
+HOLDS = 1e-8
+"""The solver's own tolerance on a barrier row, over one second."""
 
 
 class Run(NamedTuple):
@@ -30,12 +36,14 @@ class Run(NamedTuple):
         lengths: ``(sub-steps,)``, in seconds.
         ends: ``(sub-steps,)``: whether the sub-step is the last of its step of 0.02 s.
         cost: Of the whole second.
+        violation: The largest violation of a barrier, integrated over it.
     """
 
     controls: Tensor
     lengths: Tensor
     ends: Tensor
     cost: float
+    violation: float = 0.0
 
 
 @torch.no_grad()
@@ -55,14 +63,18 @@ def runs_of(problem: Unicycle, policy: Policy, x: Tensor) -> list[Run]:
     asked, clock = torch.stack(controls[1:], 1), torch.stack(clocks[:-1], 1)  # the first call only measures a shape
     longest = AREA / asked.abs().amax(-1)
     lengths = torch.minimum(clock, longest)
+    taken = lengths > 0
     return [
-        Run(asked[i][lengths[i] > 0], lengths[i][lengths[i] > 0], (clock <= longest)[i][lengths[i] > 0], cost)
-        for i, cost in enumerate(end.total[:, 0].tolist())
+        Run(asked[i][taken[i]], lengths[i][taken[i]], (clock <= longest)[i][taken[i]], *totals)
+        for i, totals in enumerate(zip(end.total[:, 0].tolist(), end.total[:, 1:].amax(-1).tolist(), strict=True))
     ]
 
 
 def improve(problem: Unicycle, x: Tensor, run: Run) -> Run:
-    """The best controls with the run's own pattern of sub-steps, from the run; the run itself where none is better."""
+    """The best controls with the run's own pattern of sub-steps, from the run; the run itself where none is better.
+
+    What the solver finds counts only as the simulator replays it: its cost, and no barrier broken by more than `HOLDS`.
+    """
     casadi = _casadi()
     program, bounds = _program(casadi, problem, run)
     solve = _ipopt(program, 1e-8)
@@ -70,8 +82,19 @@ def improve(problem: Unicycle, x: Tensor, run: Run) -> Run:
     if not solve.stats()["success"] or float(end["f"]) >= run.cost:
         return run
     count = len(run.lengths)
-    numbers = torch.from_numpy(end["x"].full().ravel())
-    return Run(numbers[: 2 * count].reshape(count, 2), numbers[2 * count : 3 * count], run.ends, float(end["f"]))
+    found = replayed(problem, x, torch.from_numpy(end["x"].full().ravel())[: 2 * count].reshape(count, 2))
+    return found if found is not None and found.cost < run.cost else run
+
+
+def replayed(problem: Unicycle, x: Tensor, controls: Tensor) -> Run | None:
+    """The run that these controls give in the simulator, one in each sub-step; None where a barrier breaks."""
+    step = iter([*controls, *controls[-1:].expand(len(controls), -1)])
+    policy: Policy = lambda state: next(step).unsqueeze(0) - nominal_control(state)
+    try:
+        run = runs_of(problem, policy, x.unsqueeze(0))[0]
+    except (StopIteration, ConvergenceError):
+        return None
+    return run if run.violation <= HOLDS and len(run.lengths) == len(controls) else None
 
 
 def _program(casadi: Any, problem: Unicycle, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,3 +141,26 @@ def _guess(x: Tensor, run: Run) -> Tensor:
         x = x + length * torch.cat([rate, control])
         states.append(x)
     return torch.cat([run.controls.flatten(), run.lengths, torch.stack(states).flatten()])
+
+
+def cut(run: Run, pieces: tuple[int, ...]) -> Run:
+    """The run of 50 whole steps with the first of them cut into so many sub-steps each, as a pattern to start from.
+
+    A cut sub-step takes the simulator's shortest way there: equal lengths, the larger control at ``2 / length``.
+    """
+    controls, lengths, ends = [], [], []
+    for step, control in enumerate(run.controls):
+        count = pieces[step] if step < len(pieces) else 1
+        needed = AREA / (TIME_STEP / count)
+        scale = needed / float(control.abs().max()) if count > 1 else 1.0
+        controls += [control * scale] * (count - 1) + [control]
+        lengths += [TIME_STEP / count] * count
+        ends += [False] * (count - 1) + [True]
+    numbers = torch.tensor(lengths, dtype=run.controls.dtype)
+    return Run(torch.stack(controls), numbers, torch.tensor(ends), float("inf"))
+
+
+def path_of(x: Tensor, run: Run) -> list[list[float]]:
+    """Positions along a run from x ``(5,)``, rounded for drawing."""
+    states = _guess(x, run)[3 * len(run.lengths) :].reshape(-1, 5)
+    return [[round(number, 4) for number in state[:2].tolist()] for state in (x, *states)]
