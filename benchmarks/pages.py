@@ -64,10 +64,16 @@ def _made(results: list[Result]) -> str:
     """Device, versions, date and seeds of a table, from its result files."""
     stamp = results[0].environment
     seeds, epochs = results[0].seeds, results[0].epochs
+    others = [result for result in results if result.recipe != results[0].recipe]
+    other = "".join(
+        f" The {result.recipe} recipe: {result.epochs} epochs, {result.environment['device']}, "
+        f"{result.environment['date']}."
+        for result in others[:1]
+    )
     return (
         f"Mean (standard deviation) over seeds {seeds[0]}-{seeds[-1]}, {epochs} epochs; the paper's numbers in "
         f"brackets. {stamp['device']}, torch {stamp['versions']['torch']}, {stamp['date']}. T_train is for all "
-        "seeds together; † breaks the constraints."
+        f"seeds together; † breaks the constraints.{other}"
     )
 
 

@@ -41,12 +41,11 @@ def paper(palette: Palette) -> Figure:
         centre, spread = published(problem)["aff"][metric]
         panel.errorbar([0], [centre], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
         ticks = [f"paper\n{centre:g}"]
-        for method, name, colour in (
-            ("aff", "closed form", palette.bad),
-            ("projection", "projection", palette.good),
-            ("projection-best", "best recipe", palette.other),
+        for path, name, colour in (
+            (f"paper/{problem}/aff.json", "closed form", palette.bad),
+            (f"paper/{problem}/projection.json", "projection", palette.good),
+            (f"paper/best/{problem}/projection.json", "best recipe", palette.other),
         ):
-            path = f"paper/{problem}/{method}.json"
             if (RESULTS / path).exists():
                 values = read(path)["metrics"][metric]
                 panel.plot([len(ticks)] * len(values), values, "o", color=colour, alpha=0.75, markersize=5)
@@ -64,7 +63,7 @@ def best(panel: Axes, problem: str, palette: Palette) -> None:
         value = read(f"limits/limits-{problem}.json")["limit"]["value"]
         panel.axhline(value, color=palette.other, linewidth=1, linestyle=":")
         place = {"xytext": (2, 4), "textcoords": "offset points", "color": palette.other, "fontsize": 8}
-        panel.annotate(f"IPOPT {value:.5g}", (-0.5, value), **place)
+        panel.annotate(f"best known {value:.5g}", (-0.5, value), **place)
 
 
 def peers(palette: Palette) -> Figure:
