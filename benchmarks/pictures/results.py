@@ -35,12 +35,12 @@ COMPARED = {
 
 
 def paper(palette: Palette) -> Figure:
-    """The published value, and each seed of our closed form and of the exact projection; lower is better."""
-    figure, axes = panels(palette, 3, 2.7)
+    """The published value, and each seed of our closed form, the exact projection and the best recipe; lower is better."""
+    figure, axes = panels(palette, 3, 2.9)
     for panel, (problem, (title, label, metric)) in zip(axes, COMPARED.items(), strict=True):
         centre, spread = published(problem)["aff"][metric]
         panel.errorbar([0], [centre], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
-        ticks = [f"paper\n{centre:g}"]
+        ticks = [f"{centre:g}\npaper"]
         for path, name, colour in (
             (f"paper/{problem}/aff.json", "closed form", palette.bad),
             (f"paper/{problem}/projection.json", "projection", palette.good),
@@ -49,7 +49,7 @@ def paper(palette: Palette) -> Figure:
             if (RESULTS / path).exists():
                 values = read(path)["metrics"][metric]
                 panel.plot([len(ticks)] * len(values), values, "o", color=colour, alpha=0.75, markersize=5)
-                ticks.append(f"{name}\n{mean(values):.5g}")
+                ticks.append(f"{mean(values):.5g}\n" + name.replace(" ", "\n"))
         best(panel, problem, palette)
         panel.set_xticks(range(len(ticks)), ticks, fontsize=8)
         panel.set(xlim=(-0.5, len(ticks) - 0.5), title=title, ylabel=label)

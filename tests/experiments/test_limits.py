@@ -15,9 +15,7 @@ from hardnet.problems import PROBLEMS, Programs, Unicycle
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("opt", -14.277), ("opt-dc3", -11.592), ("opt-convex", -15.047)]
-)
+@pytest.mark.parametrize(("name", "value"), [("opt", -14.277), ("opt-dc3", -11.592), ("opt-convex", -15.047)])
 def test_the_shipped_limits(name, value):
     content = limits.load(name)
     assert content is not None
