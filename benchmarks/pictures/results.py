@@ -35,7 +35,7 @@ COMPARED = {
 
 
 def paper(palette: Palette) -> Figure:
-    """The published value, and each seed of our closed form, the exact projection and the best recipe; lower is better."""
+    """The published value, and each seed of closed form, exact projection and best recipe; lower is better."""
     figure, axes = panels(palette, 3, 2.9)
     for panel, (problem, (title, label, metric)) in zip(axes, COMPARED.items(), strict=True):
         centre, spread = published(problem)["aff"][metric]
