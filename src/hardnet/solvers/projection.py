@@ -38,6 +38,7 @@ from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.single import solve_single
 from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.touch_up import Project
 
 
 def project_affine(
@@ -91,11 +92,13 @@ def solve(
     backend: str = "auto",
     look: bool = True,
     shared: SharedRows | None = None,
+    again: bool = True,
 ) -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in.
 
     Without a `look` at any value the host never waits for the device: every sample takes the same program, and what
-    that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`.
+    that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`. Rows that
+    rounding left violated are met `again`.
     """
     size = A.abs().amax(-1)
     valid = _valid(raw, size, lower, upper)
@@ -104,7 +107,8 @@ def solve(
     units = measure(raw, size, lower, upper)
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
     rows = shift_rows(A, units.row)
-    found = _in_units(_choose(Batch(shift(raw, -units.sample), rows, low, high), backend, look, shared), units, raw)
+    batch = Batch(shift(raw, -units.sample), rows, low, high)
+    found = _in_units(_choose(batch, backend, look, shared, _again if again else None), units, raw)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
@@ -124,13 +128,19 @@ def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     return found._replace(y=y, dual=dual)
 
 
-def _choose(rows: Batch, backend: str, look: bool, shared: SharedRows | None) -> Outcome:
+def _again(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest points of a batch of corrections, NaN where there is none."""
+    found = solve(raw, A, lower, upper, again=False)
+    return torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
+
+
+def _choose(rows: Batch, backend: str, look: bool, shared: SharedRows | None, again: Project | None) -> Outcome:
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
         return _one_row(rows)
     if backend == "auto" and _fits_kernel(rows.A):
         return _by_kernel(rows, look)
-    return solve_in_steps(rows, backend, shared) if look else _fixed_program(rows, shared)
+    return solve_in_steps(rows, backend, shared, again) if look else _fixed_program(rows, shared)
 
 
 def _fits_kernel(A: Tensor) -> bool:

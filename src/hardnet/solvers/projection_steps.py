@@ -24,6 +24,7 @@ from hardnet.solvers.proximal import compromise
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.solution import Status
+from hardnet.solvers.touch_up import Project, touch_up
 
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes its row strictly active."""
@@ -46,8 +47,10 @@ class Outcome(NamedTuple):
     residual: Tensor
 
 
-def solve_in_steps(rows: Batch, backend: str, shared: SharedRows | None = None) -> Outcome:
-    """Project a flat batch by launches over all samples at once."""
+def solve_in_steps(
+    rows: Batch, backend: str, shared: SharedRows | None = None, again: Project | None = None
+) -> Outcome:
+    """Project a flat batch by launches over all samples at once; `again` projects what needs its last digits."""
     problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
     todo = outside.nonzero().squeeze(-1)
@@ -58,6 +61,10 @@ def solve_in_steps(rows: Batch, backend: str, shared: SharedRows | None = None) 
         found = place(_answer(problem, backend, shared), rest, _unchanged(problem.take(rest)))
     else:
         found = place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
+    if again is not None:
+        y = touch_up(problem, found.y, found.status == Status.SOLVED, again)
+        moved = (y != found.y).any(-1).to(found.iterations.dtype)
+        found = found._replace(y=y, iterations=torch.maximum(found.iterations, moved))
     m, n = problem.size
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
