@@ -14,7 +14,7 @@ ELSEWHERE = {
     "experiments/test_cli.py": "cli/common cli/experiments cli/library cli/machine experiments/demo experiments/doctor "
     "experiments/inputs experiments/warmup",
     "experiments/test_figures.py": "experiments/pictures experiments/style",
-    "experiments/test_limits.py": "experiments/optimal",
+    "experiments/test_limits.py": "experiments/optimal experiments/substeps",
     "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
     "experiments/test_tables.py": "experiments/paper",
     "functional/test_affine.py": "functional/affine_factors functional/affine_formulas shapes",
