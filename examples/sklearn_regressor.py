@@ -30,11 +30,11 @@ def data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     """Fit, check the guarantee on fresh inputs, and cross-validate like any estimator."""
     X, y = data(400, seed=0)
-    regressor = HardNetRegressor(plants(), epochs=60, random_state=0).fit(X, y)
+    regressor = HardNetRegressor(plants(), epochs=30, random_state=0).fit(X, y)
     fresh, _ = data(1000, seed=1)
     print(regressor.check(fresh))
     print("totals:", np.abs(regressor.predict(fresh).sum(1) - fresh[:, 0]).max(), "MW off at most")
-    print("R2 in 3 folds:", cross_val_score(regressor, X, y, cv=3).round(3))
+    print("R2 in 2 folds:", cross_val_score(regressor, X, y, cv=2).round(3))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main() -> None:
     value, net = Lyapunov(2), nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 2))
     model = hn.HardNet(net, value.decrease(), method="aff")
     optimizer = torch.optim.Adam([*model.parameters(), *value.parameters()], lr=5e-3)
-    for _ in range(300):
+    for _ in range(150):
         x = 4 * torch.rand(256, 2) - 2
         pendulum = torch.stack([x[:, 1], -torch.sin(x[:, 0]) - 0.3 * x[:, 1]], dim=-1)
         loss = (model(x) - pendulum).square().mean()

@@ -133,7 +133,7 @@ def test_an_iteration_without_a_fixed_program_is_not_exported():
         torch.export.export(model, (x,))
 
 
-@pytest.mark.parametrize("name", ITERATING)
+@pytest.mark.parametrize("name", [name for name in ITERATING if name != "quadratic"])  # tests/functional compiles that
 def test_what_iterates_compiles(name):
     model, x = hn.HardNet(network().double(), ITERATING[name]()), draw(3, 4)
     compiled = torch.compile(model, backend="aot_eager")

@@ -134,15 +134,17 @@ def test_methods_that_cannot_express_a_problem_say_why(tmp_path):
     assert not (tmp_path / "named").exists()
 
 
-def test_among_all_methods_one_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch):
+def test_one_of_several_that_fails_says_so_and_does_not_stop_the_rest(tmp_path, monkeypatch):
     broken = specs.Method("broken", "broken", specs.by_name("aff"))
     monkeypatch.setattr(broken.__class__, "settings", _refuse(broken, specs.Method.settings))
     monkeypatch.setattr(specs, "choose_methods", lambda names: [broken, specs.all_methods()["nn"]])
     options = {"seeds": "1", "epochs": 1, "device": "cpu", "recipe": "published"}
     paths = reproduce(request("pwc", methods="all", **options, out=tmp_path / "all"))
-    assert [path.stem for path in paths] == ["nn"]
+    assert [path.stem for path in paths] == ["broken", "nn"]
+    assert [read_result(path).failure for path in paths] == ["out of luck", ""]
+    monkeypatch.setattr(specs, "choose_methods", lambda names: [broken])
     with pytest.raises(HardNetError, match="out of luck"):
-        reproduce(request("pwc", methods="broken", **options, out=tmp_path / "named"))
+        reproduce(request("pwc", methods="broken", **options, out=tmp_path / "alone"))
 
 
 def _refuse(broken, settings):

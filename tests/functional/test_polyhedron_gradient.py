@@ -201,8 +201,8 @@ def test_the_compromise_on_an_empty_set_passes_gradcheck():
     def nearest(raw, A, lower, upper):
         return project_affine(raw, A, lower, upper, on_infeasible="nearest")
 
-    assert gradcheck(nearest, leaves(raw, A, middle, middle + 0.1))
-    assert gradcheck(nearest, leaves(raw, A[0], middle, middle + 0.1))
+    assert gradcheck(nearest, leaves(raw, A, middle, middle + 0.1), fast_mode=True)
+    assert gradcheck(nearest, leaves(raw, A[0], middle, middle + 0.1), fast_mode=True)
 
 
 @pytest.mark.parametrize("m", [3, 6, 12])
