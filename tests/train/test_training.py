@@ -101,5 +101,5 @@ def test_counts_must_be_positive(name):
 
 def test_a_model_without_a_stacked_network_is_refused():
     model = torch.nn.Linear(2, 1, dtype=torch.float64)
-    with pytest.raises(HardNetError, match="model: expected a model around a StackedMLP or .*, got Linear"):
+    with pytest.raises(HardNetError, match=r"model: expected a model around a StackedMLP or .*, got Linear"):
         Training(toy.Toy(), model, streams_of([1]), Settings(1, 1))
