@@ -16,10 +16,10 @@ OLDEST_TORCH ?= torch==2.11.*
 demo: $(VENV)/experiments-ready wheel
 	$(BIN)/hardnet demo
 
-# one core compiles the kernels that all tests share while the other looks at the sources
+# one core compiles the kernels that all tests share while the other looks at the sources; then a worker has a thread
 test: $(VENV)/dev-ready wheel
 	$(MAKE) -j 2 lint warm
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=10
 
 warm:
 	$(BIN)/hardnet warmup > /dev/null
