@@ -23,7 +23,7 @@ ELSEWHERE = {
     "functional/test_cones.py": "functional/curved solvers/cones",
     "functional/test_intersection.py": "functional/conic",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
-    "functional/test_nonlinear.py": "functional/nonlinear_gradient",
+    "functional/test_nonlinear.py": "functional/nonlinear_gradient solvers/nonlinear_kkt",
     "functional/test_polyhedron.py": "functional/samples",
     "functional/test_polyhedron_fixed.py": "solvers/fixed solvers/single",
     "functional/test_polyhedron_gradient.py": "solvers/active",

@@ -18,19 +18,14 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear import NonlinearSolution, NonlinearStatus, solve_nonlinear
-from hardnet.solvers.nonlinear_direction import stiffened
-from hardnet.solvers.nonlinear_retract import FINE, relative_error, row_norms
+from hardnet.solvers.nonlinear_kkt import solve_kkt
+from hardnet.solvers.nonlinear_retract import FINE, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Function, Input, Rows, batched_gradient
-from hardnet.solvers.small import product, products, solve_definite
 
 ROUNDINGS = 16
 """Roundings of y's dtype, relative to its scale, by which a row may be violated after y was rounded to it."""
-DEFINITE = 1e-4
-"""Least pivot of W for which it is trusted to be positive definite."""
 TOUCHING = 1e-8
 """Part of a row's scale within which it touches its bound, where no multiplier says so."""
-DEPENDENT = 1e-13
-"""What keeps dependent active rows solvable, relative to unit rows: they share the multiplier q."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def _once(
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = _working(problem, rows, raw, y, dual, status)
     grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
-    p, q = _solve(at, active, grad, status == NonlinearStatus.DEGENERATE)
+    p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE)
     count = problem.count
     below, above = _sides(rows, dual, at.value)
     found: list[Tensor | None] = [p, q * below, q * above, None, *(None for _ in leaves)]
@@ -185,55 +180,6 @@ def _sides(rows: Rows, dual: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     at_upper = torch.where(dual == 0, rows.upper - value <= value - rows.lower, dual > 0).to(value)
     at_upper = torch.where(rows.equality, 0.5, at_upper)
     return 1 - at_upper, at_upper
-
-
-def _solve(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor) -> tuple[Tensor, Tensor]:
-    """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero off the active rows.
-
-    Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` that has no answer:
-    there dependent rows share q, and curvature that is flat or bent down along the rows is replaced as in the solver.
-    """
-    norm = row_norms(at.jacobian)
-    C = torch.where(active.unsqueeze(-1), at.jacobian / norm.unsqueeze(-1), 0.0)
-    right = torch.cat([C.mT, grad.unsqueeze(-1)], dim=-1)
-    if at.hessian is None:
-        p, q = _by_rows(C, active, right)
-        return p, q / norm
-    W = at.hessian.clone()
-    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    solved, pivot = solve_definite(W, right)
-    p, q = _by_rows(C, active, solved)
-    bad = ~(pivot > DEFINITE)
-    for samples, solver in ((bad & ~degenerate, _by_system), (bad & degenerate, _by_stiffened)):
-        chosen = samples.nonzero().squeeze(-1)
-        if len(chosen):
-            p[chosen], q[chosen] = solver(W[chosen], C[chosen], active[chosen], right[chosen])
-    return p, q / norm
-
-
-def _by_rows(C: Tensor, active: Tensor, solved: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q from ``W^-1 [C', grad]``, by the rows' own system ``C W^-1 C'``."""
-    across, free = solved[..., :-1], solved[..., -1]
-    gram = products(C, across).clone()
-    gram.diagonal(dim1=-2, dim2=-1).add_(torch.where(active, DEPENDENT, 1.0))
-    q = solve_definite(gram, product(C, free).unsqueeze(-1))[0].squeeze(-1)
-    q = torch.where(active, q, 0.0)
-    return free - product(across, q), q
-
-
-def _by_system(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q from the whole system, by elimination with pivots."""
-    n = W.shape[-1]
-    corner = torch.diag_embed((~active).to(W))
-    K = torch.cat([torch.cat([W, C.mT], -1), torch.cat([C, corner], -1)], -2)
-    grad = torch.cat([right[..., -1], torch.zeros_like(C[..., 0])], -1)
-    solved = torch.linalg.solve_ex(K, grad.unsqueeze(-1)).result.squeeze(-1)
-    return solved[:, :n], torch.where(active, solved[:, n:], 0.0)
-
-
-def _by_stiffened(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q with a W that was made definite."""
-    return _by_rows(C, active, solve_definite(stiffened(W, C, active)[0], right)[0])
 
 
 def _of_numbers(
