@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
+from benchmarks.nonlinear import column, hyperbola, parabola, rotation, torus
 
 F64 = torch.float64
 
@@ -23,33 +24,6 @@ def sphere(y: Tensor, x: Any) -> Tensor:
 
 def ellipse(y: Tensor, x: Any) -> Tensor:
     return (y[..., :1] / 3).square() + y[..., 1:].square() - 1
-
-
-def hyperbola(y: Tensor, x: Any) -> Tensor:
-    return y[..., :1] * y[..., 1:] - 1
-
-
-def torus(y: Tensor, x: Any) -> Tensor:
-    around = torch.linalg.vector_norm(y[..., :2], dim=-1, keepdim=True)
-    return (around - 2).square() + y[..., 2:].square() - 0.25
-
-
-def parabola(y: Tensor, x: Tensor) -> Tensor:
-    return (y[..., :1] / 2).square() + x.square() + y[..., 1:]
-
-
-def rotation(y: Tensor, x: Any) -> Tensor:
-    Q = y.unflatten(-1, (3, 3))
-    upper = torch.triu_indices(3, 3)
-    return (Q.mT @ Q - torch.eye(3, dtype=y.dtype))[..., upper[0], upper[1]]
-
-
-def column(y: Tensor, x: Tensor) -> Tensor:
-    """An extractive distillation column: mass balances and the split of two feeds."""
-    y1, y2, y3, y4, y5, y6, y7, y8, y9 = y.unbind(-1)
-    x1, x2, x3 = x.unbind(-1)
-    rows = [x1 + x2 - y1 - y2, 0.697616946 * x1 - y1 * y3 - y2 * y6, 0.302383054 * x1 - y1 * y4 - y2 * y7]
-    return torch.stack([*rows, y3 + y4 + y5 - 1, y6 + y7 + y8 - 1, x3 * y1 - y9], dim=-1)
 
 
 def kepler(y: Tensor, x: Any) -> Tensor:
