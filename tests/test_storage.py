@@ -122,6 +122,27 @@ def test_what_is_refused_keeps_its_weights(tmp_path, wrong, whole):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_load_that_is_interrupted_leaves_the_weights(tmp_path, monkeypatch):
+    build = lambda: hn.Affine(matrix_of, upper=bound_of)
+    hn.save(hn.HardNet(network(), build()), tmp_path / "model", example=draw(9, 4))
+    model = hn.HardNet(network(), build())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    changed = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hardnet.storage._require_same_numbers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hn.load(tmp_path / "model", model)
+    weights = model.state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in weights.items())
+    assert all(torch.equal(value, changed[name]) for name, value in weights.items())
+
+
 def test_another_constant_is_refused(tmp_path):
     hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
     other = hn.Affine(draw(2, 4, seed=8), upper=0.1) & hn.Equality(draw(1, 4, seed=3), 0.2)

@@ -164,7 +164,7 @@ def _restored_when_refused(model: HardNet) -> Iterator[None]:
     before = {name: value.clone() for name, value in own.items() if not is_lazy(value)}
     try:
         yield
-    except Exception:
+    except BaseException:  # Ctrl-C too must not leave half of a file in the network
         with torch.no_grad():
             for name, value in before.items():
                 own[name].copy_(value)
