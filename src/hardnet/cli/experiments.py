@@ -1,4 +1,4 @@
-"""hardnet demo | reproduce | report: the paper's experiments."""
+"""hardnet demo | reproduce | suite | report: the paper's experiments, and other papers' benchmarks."""
 
 from __future__ import annotations
 
@@ -58,6 +58,49 @@ def reproduce(
         return
     with bars() as shown:
         paths = run(asked, shown)
+    typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
+
+
+@app.command()
+def suite(
+    name: Annotated[str, typer.Argument(help="dc3, pinet, snarenet, fsnet, hardnetpp or acopf.")],
+    size: Annotated[str | None, typer.Option(help="Comma-separated cases or groups of them; all by default.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated names; those of the recipes by default.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="A range or a list; those of each case by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Those of the recipes by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the results, one flat file each.")] = Path("runs/suites"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    references: Annotated[
+        bool,
+        typer.Option("--references", help="Solve the test instances exactly instead, and write their optima to --out."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the methods on another paper's benchmark, and compare them as that paper does."""
+    from hardnet.experiments.suites.references import write_references
+    from hardnet.experiments.suites.run import run_suite, suite_request
+    from hardnet.experiments.suites.tables import read_suites, suite_note, suite_table
+    from hardnet.experiments.tables import markdown
+    from hardnet.train import bars
+
+    options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
+    asked = suite_request(name, size=size, **options, out=out, resume=resume)
+    if references:
+        solved = write_references(asked.cases, out, (lambda line: None) if as_json else typer.echo)
+        if as_json:
+            print_json([str(path) for path in solved])
+        return
+    if as_json:
+        print_json([str(path) for path in run_suite(asked)])
+        return
+    with bars() as shown:
+        paths = run_suite(asked, shown)
+    wanted = {case.name for case in asked.cases}
+    for case, results in read_suites(out).items():
+        if case in wanted:
+            table = suite_table(case, results)
+            typer.echo(f"\n{table.title}\n\n{markdown(table)}\n{suite_note(case, results)}\n")
     typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
 
 

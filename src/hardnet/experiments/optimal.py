@@ -12,6 +12,7 @@ from torch import Tensor
 from hardnet.errors import MissingExtraError
 from hardnet.problems.barrier import ALPHA, ARM, KAPPA, OBSTACLES
 from hardnet.problems.programs import Programs
+from hardnet.problems.suites import SuitePrograms
 from hardnet.problems.unicycle import STEPS, TIME_STEP, Unicycle
 
 CONTROL_LIMIT = 100.0
@@ -25,11 +26,13 @@ class Optimum(NamedTuple):
         value: ``(samples,)``.
         point: ``(samples, n)``: where it is attained.
         milliseconds: Mean processor time of one solve.
+        solver: Its name, as tables print it.
     """
 
     value: Tensor
     point: Tensor
     milliseconds: float
+    solver: str = "IPOPT"
 
 
 def _casadi() -> Any:
@@ -47,7 +50,7 @@ def _ipopt(program: dict[str, Any], tolerance: float) -> Any:
     return _casadi().nlpsol("solve", "ipopt", program, options)
 
 
-def optimal_programs(problem: Programs, x: Tensor) -> Optimum:
+def optimal_programs(problem: Programs | SuitePrograms, x: Tensor) -> Optimum:
     """``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x`` from the feasible start ``C⁺ x``, one x at a time."""
     casadi = _casadi()
     like = torch.zeros_like(problem.Q)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hardnet.layers.hardnet_aff import HardNetAff
 from hardnet.model import HardNet
 from hardnet.problems import Piecewise, Policy, Problem, Programs, Unicycle, gradient_path
+from hardnet.problems.suites import SuiteProblem
 from hardnet.problems.unicycle import Rollout
 from hardnet.train import stacked_net
 
@@ -42,6 +43,13 @@ def _(problem: Piecewise, policy: Policy, seeds: int) -> dict[str, Tensor]:
 def _(problem: Programs, policy: Policy, seeds: int) -> dict[str, Tensor]:
     """The objective of every test instance by the first seed: ``(samples,)``."""
     return {"per_sample": problem.value(policy(problem.test.expand(seeds, -1, -1))[0])}
+
+
+@drawn.register
+def _(problem: SuiteProblem, policy: Policy, seeds: int) -> dict[str, Tensor]:
+    """The objective of every test instance by the first seed: ``(samples,)``."""
+    x = problem.inputs(problem.test)
+    return {"per_sample": problem.value(policy(x.expand(seeds, -1, -1))[0], x)}
 
 
 @drawn.register

@@ -39,6 +39,8 @@ class Recipe:
         epochs: Of a run; None for the published number.
         chosen: How its numbers were found.
         needs_gpu: Whether a CPU would take hours, so that it is run there only when it is asked for by name.
+        label: What tables put behind the name of the method; by default the name of the recipe, if it is not the
+            published one.
     """
 
     name: str
@@ -49,6 +51,13 @@ class Recipe:
     epochs: int | None = None
     chosen: str = ""
     needs_gpu: bool = False
+    label: str | None = None
+
+    @property
+    def behind(self) -> str:
+        """What stands behind the name of the method."""
+        usual = "" if self.name == PUBLISHED else f", {self.name} recipe"
+        return usual if self.label is None else self.label
 
     def adapt(self, settings: Settings) -> Settings:
         """The published settings with those of the recipe in their place."""

@@ -16,8 +16,11 @@ from hardnet.experiments.recipes import BEST
 from hardnet.experiments.results import RUN, Result, read_result
 from hardnet.experiments.specs import PAPER
 from hardnet.experiments.style import CSS
+from hardnet.experiments.suites import find_case
+from hardnet.experiments.suites.tables import read_suites, suite_note, suite_table
 from hardnet.files import write_atomically
 from hardnet.problems import PROBLEMS, Piecewise
+from hardnet.problems.suites import reference
 
 ABOUT: dict[str, str] = {
     "pwc": "A function on [-2, 2] from 50 samples on [-1.2, 1.2]; outside them only the constraints speak.",
@@ -53,6 +56,17 @@ class Section:
     drawings: list[tuple[str, str]]
     """File name without ending, and SVG text."""
 
+    @property
+    def title(self) -> str:
+        """What the section is about, in a few words."""
+        return self.table.title if self.table else tables.TITLES.get(self.name, self.name)
+
+    @property
+    def about(self) -> str:
+        """What was asked for, in a sentence."""
+        known = find_case(self.name)
+        return ABOUT.get(self.name, "") if known is None else known[0].about
+
 
 def write_report(runs_dir: Path, out: Path | None = None) -> Path:
     """Write the page, and beside it the tables as Markdown and the figures as SVG and PNG.
@@ -86,6 +100,7 @@ def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
         results = [read_result(file) for folder in (runs_dir, runs_dir / BEST) for file in _result_files(folder / name)]
         if results:
             runs[name] = sorted(results, key=lambda r: (r.recipe == BEST, _place(r.method, order)))
+    runs |= read_suites(runs_dir)
     if not runs:
         raise FileError(f"{runs_dir}: no results here; expected files like pwc/aff.json, as 'hardnet reproduce' writes")
     return runs
@@ -109,7 +124,8 @@ def _place(method: str, order: list[str]) -> int:
 
 
 def _section(name: str, results: list[Result], folder: Path) -> Section:
-    table = None if name == "gradient" else tables.build(name, results)
+    build = tables.build if find_case(name) is None else suite_table
+    table = None if name == "gradient" else build(name, results)
     drawings = [
         (label, figures.save(draw, size, folder / f"{name}-{label}")) for label, draw, size in _drawings(name, results)
     ]
@@ -121,7 +137,7 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
     drawn: list[tuple[str, figures.Draw, tuple[float, float]]] = []
     shown = {key for result in results for part in result.figures.values() if isinstance(part, dict) for key in part}
     problem = PROBLEMS[name]() if name in PROBLEMS else None
-    known = limits.load(name)
+    known = _known_limits(name)
     if isinstance(problem, Piecewise) and "y" in shown:
         drawn.append(("functions", figures.learned_functions(problem, results), (9.6, 4.6)))
     if "trajectory" in shown:
@@ -141,6 +157,15 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
     return drawn
 
 
+def _known_limits(name: str) -> dict[str, Any] | None:
+    """The recorded limits of a problem, or the recorded optima of a case of a suite, in one form."""
+    known = reference(name)
+    if known is None:
+        return limits.load(name)
+    mean = statistics.fmean(known["optimum"])
+    return {"limit": {"value": mean}, "rows": [{"method": "optimizer", "per_sample": known["optimum"]}]}
+
+
 def markdown_tables(sections: Sequence[Section]) -> str:
     """All tables in Markdown."""
     parts = [
@@ -153,6 +178,8 @@ def markdown_tables(sections: Sequence[Section]) -> str:
 
 def note(section: Section, where: str) -> str:
     """How to read the table; `where` the paper's numbers stand."""
+    if find_case(section.name) is not None:
+        return suite_note(section.name, section.results)
     first = section.results[0]
     devices = ", ".join(
         sorted({str(result.environment.get("device", "an unknown device")) for result in section.results})
@@ -171,7 +198,7 @@ def note(section: Section, where: str) -> str:
 
 
 def _page(sections: Sequence[Section]) -> str:
-    links = "".join(f"<a href='#{s.name}'>{html.escape(tables.TITLES.get(s.name, s.name))}</a>" for s in sections)
+    links = "".join(f"<a href='#{s.name}'>{html.escape(s.title)}</a>" for s in sections)
     body = "".join(_html_section(section) for section in sections)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -207,8 +234,7 @@ def _html_section(section: Section) -> str:
     if section.table:
         below = f"<p class='note'>{html.escape(note(section, 'in small print'))}</p>"
         table = f"<div class='scroll'>{tables.as_html(section.table)}</div>{below}"
-    title = html.escape(tables.TITLES.get(section.name, section.name))
-    about = html.escape(ABOUT.get(section.name, ""))
+    title, about = html.escape(section.title), html.escape(section.about)
     head = f"<h2>{title} <code>{section.name}</code></h2><p>{about}</p>"
     return f"<section id='{section.name}'>{head}{table}{images}</section>"
 

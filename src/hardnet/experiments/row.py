@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from hardnet.errors import FileError
 from hardnet.experiments.pictures import gradient_paths, picture
 from hardnet.experiments.recipes import AS_PUBLISHED, Recipe
-from hardnet.experiments.results import Result, read_result, write_result
+from hardnet.experiments.results import RUN, Result, read_result, write_result
 from hardnet.experiments.specs import Method
 from hardnet.experiments.stamp import environment
 from hardnet.experiments.timing import time_all
@@ -34,7 +34,9 @@ from hardnet.train import (
 )
 
 CHECKPOINT_SECONDS = 5.0
-"""Seconds between two checkpoints, so that a killed run loses little."""
+"""Least seconds between two checkpoints, so that a killed run loses little."""
+CHECKPOINT_RATE = 2e6
+"""Parameters for which a second of training should pass before the next checkpoint: large ones take long to write."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Row:
         resume: Whether to go on with what the folder holds.
         device: Where to train.
         recipe: How to train.
+        prefix: What the names of its files begin with, where the folder holds several problems.
+        keep: Whether the checkpoint stays as the trained weights when the result is written.
     """
 
     name: str
@@ -61,21 +65,33 @@ class Row:
     resume: bool
     device: torch.device
     recipe: Recipe = AS_PUBLISHED
+    prefix: str = ""
+    keep: bool = True
+
+    @property
+    def described(self) -> Path:
+        """The file that says what was asked for."""
+        return self.folder / f"{self.prefix}{RUN}"
 
     @property
     def result(self) -> Path:
         """The result file."""
-        return self.folder / f"{self.method.name}.json"
+        return self.folder / f"{self.prefix}{self.method.name}.json"
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint; it stays as the trained weights."""
-        return self.folder / f"{self.method.name}.safetensors"
+        """The checkpoint; it stays as the trained weights unless the row says otherwise."""
+        return self.folder / f"{self.prefix}{self.method.name}.safetensors"
 
     @property
     def label(self) -> str:
         """As the tables print it."""
-        return self.method.label if self.recipe is AS_PUBLISHED else f"{self.method.label}, {self.recipe.name} recipe"
+        return f"{self.method.label}{self.recipe.behind}"
+
+    @property
+    def differs(self) -> str:
+        """What its recipe changes of the published training, with the epochs of this run."""
+        return (replace(self.recipe, epochs=self.epochs) if self.recipe.epochs else self.recipe).differs
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -94,13 +110,15 @@ class Row:
         made = self._paths() if self.problem is None else self._train(self.problem, display, world, interrupted)
         if world.rank == 0:
             write_result(self.result, made)
+            if not self.keep:
+                self.checkpoint.unlink(missing_ok=True)
         world.wait()
         return self.result
 
     def give_up(self, error: Exception) -> Path:
         """Write a result file that says why the run failed."""
         row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
-        told = self.recipe.name, self.recipe.differs, str(error)
+        told = self.recipe.name, self.differs, str(error)
         write_result(self.result, Result(*row, {}, {}, {}, {}, environment(self.device), *told))
         return self.result
 
@@ -126,7 +144,7 @@ class Row:
         display.begin(f"{self.name} {self.label}", training)
         if not training.run(_Watcher(self.checkpoint, identity, display, world, interrupted)):
             raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
-        if world.rank == 0:
+        if world.rank == 0 and self.keep:
             save_checkpoint(training, self.checkpoint, identity)
         return self._result(problem, training, {"first": first, "last": picture(problem, model)})
 
@@ -135,7 +153,7 @@ class Row:
         timing = seconds | {"test_ms": time_of_test(training.model, problem.inputs(problem.test))}
         row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
         measured = final_metrics(problem, training), asdict(training.history), timing, figures
-        return Result(*row, *measured, environment(self.device), self.recipe.name, self.recipe.differs)
+        return Result(*row, *measured, environment(self.device), self.recipe.name, self.differs)
 
     def _paths(self) -> Result:
         row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
@@ -160,7 +178,8 @@ class _Watcher:
     def __call__(self, training: Training) -> bool:
         self.display.update(training)
         stop = self.world.any(self.interrupted(), training.batches.samples.device)
-        due = time.monotonic() - self.saved >= CHECKPOINT_SECONDS
+        count = sum(parameter.numel() for parameter in training.parameters)
+        due = time.monotonic() - self.saved >= max(CHECKPOINT_SECONDS, count / CHECKPOINT_RATE)
         if (stop or due) and self.world.rank == 0:
             save_checkpoint(training, self.path, self.identity)
             self.saved = time.monotonic()

@@ -16,7 +16,7 @@ from hardnet.errors import FileError, HardNetError, sentence
 from hardnet.experiments import specs
 from hardnet.experiments.inputs import own_problem
 from hardnet.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
-from hardnet.experiments.results import RUN, read_json, write_json
+from hardnet.experiments.results import read_json, write_json
 from hardnet.experiments.row import Row
 from hardnet.experiments.specs import Method
 from hardnet.files import sole_run
@@ -113,10 +113,21 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
 
     Under ``torchrun`` every process calls this, and the first one writes.
     """
-    with joined(asked.device) as world, _stop_on_interrupt() as interrupted:
+
+    def rows(shown: Display) -> list[Row]:
+        return [row for name in asked.experiments for row in _rows(asked, name, shown)]
+
+    return run_rows(rows, asked.out, asked.device, display)
+
+
+def run_rows(
+    made: Callable[[Display], list[Row]], out: Path, device: torch.device, display: Display | None = None
+) -> list[Path]:
+    """Run the rows that `made` makes, one after the other, in a folder that no other run uses meanwhile."""
+    with joined(device) as world, _stop_on_interrupt() as interrupted:
         shown = display if display is not None and world.rank == 0 else Silence()
-        rows = [row for name in asked.experiments for row in _rows(asked, name, shown)]
-        with sole_run(asked.out) if world.rank == 0 else nullcontext():
+        rows = made(shown)
+        with sole_run(out) if world.rank == 0 else nullcontext():
             _claim_folders(rows, world)
             alone = len(rows) == 1
             return [_attempt(row, alone, shown, partial(row.run, shown, world, interrupted)) for row in rows]
@@ -183,21 +194,21 @@ def _claim_folders(rows: list[Row], world: World) -> None:
     for row in rows:
         _refuse_other_run(row)
     world.wait()
-    for folder, row in {row.folder: row for row in rows}.items():
+    for described, row in {row.described: row for row in rows}.items():
         if world.rank == 0:
-            write_json(folder / RUN, row.identity)
+            write_json(described, row.identity)
     world.wait()
 
 
 def _refuse_other_run(row: Row) -> None:
-    described = row.folder / RUN
+    described = row.described
     if row.folder.exists() and not row.folder.is_dir():
         raise FileError(f"{row.folder}: a file stands where the results should go; choose another --out")
     if described.exists():
         held = read_json(described)
         if held != row.identity:
             raise FileError(f"{row.folder}: holds another run ({held}); choose another --out")
-    elif row.folder.exists() and any(row.folder.iterdir()):
+    elif row.folder.exists() and any(row.folder.glob(f"{row.prefix}*")):
         raise FileError(f"{row.folder}: holds files of something else; choose another --out")
     if not row.resume and (row.result.exists() or row.checkpoint.exists()):
         raise FileError(f"{row.folder}: holds a run of '{row.method.name}'; use --resume or another --out")

@@ -98,11 +98,12 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     limit: dict[str, Any] | None
+    heading: str = ""
 
     @property
     def title(self) -> str:
         """What the table is about."""
-        return TITLES.get(self.problem, self.problem)
+        return self.heading or TITLES.get(self.problem, self.problem)
 
     def header(self) -> list[str]:
         """Titles of the columns, the distance to the limit after the first where there is one."""
@@ -179,7 +180,7 @@ def theirs(row: Row, column: Column) -> str:
     if not any(pairs):
         return ""
     if len(pairs) == 1 and pairs[0]:
-        return f"{_plain(pairs[0][0])} ({_plain(pairs[0][1])})"
+        return " ".join([_plain(pairs[0][0]), *(f"({_plain(deviation)})" for deviation in pairs[0][1:])])
     return " / ".join(_plain(pair[0]) if pair else ABSENT for pair in pairs)
 
 

@@ -1,0 +1,97 @@
+"""A suite as data: its cases, how each is trained, what its tables show, and what was published.
+
+Read by the runner, the tables and the report of this folder; the files beside this one make them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torch import Tensor
+
+from hardnet.errors import HardNetError, sentence
+from hardnet.experiments.optimal import Optimum
+from hardnet.experiments.recipes import Recipe
+from hardnet.experiments.tables import Column
+from hardnet.problems.suites import SuiteProblem
+
+METHODS = ("soft", "dc3", "aff", "projection")
+"""What is trained on rows that are affine unless a recipe says otherwise."""
+GAP = Column("gap", ("gap",))
+GAP_MAX = Column("largest gap", ("gap_max",))
+WORST = Column("worst violation", ("worst_violation",), violation=True)
+TIMES = (Column("T_test (ms)", ("test_ms",)), Column("T_train (s)", ("train_s",)))
+"""Columns for every suite: relative gap, mean and of the worst sample; violation of the worst sample; times."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of a suite.
+
+    Attributes:
+        name: Of the problem and of its result files; it begins with the name of the suite.
+        title: As the tables print it.
+        build: Makes the problem.
+        recipes: How it is trained; the methods that are asked for by name take the first.
+        solve: Finds the exact optimum of inputs ``(samples, input_dim)``; only for ``--references``.
+        sizes: What ``--size`` may call it, besides its own name without that of the suite: groups such as "small".
+        seeds: Trained unless others are asked for.
+    """
+
+    name: str
+    title: str
+    build: Callable[[], SuiteProblem]
+    recipes: tuple[Recipe, ...]
+    solve: Callable[[Any, Tensor], Optimum]
+    sizes: tuple[str, ...] = ()
+    seeds: str = "1-5"
+
+    @property
+    def short(self) -> str:
+        """Its name within the suite."""
+        return self.name.split("-", 1)[1]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases that are compared in the same way.
+
+    Attributes:
+        name: As the command line spells it.
+        title: What it is, in a few words.
+        about: What is compared, and how its metrics are defined, in a sentence or two.
+        cases: In the order of the tables.
+        columns: Of the tables; metrics are those of `hardnet.problems.suites.SuiteProblem.evaluate`.
+    """
+
+    name: str
+    title: str
+    about: str
+    cases: tuple[Case, ...]
+    columns: tuple[Column, ...]
+
+    def choose(self, sizes: str | None) -> list[Case]:
+        """The cases of a comma-separated list of sizes; all of them by default."""
+        if sizes is None or sizes == "all":
+            return list(self.cases)
+        asked = [size.strip() for size in sizes.split(",")]
+        known = list(dict.fromkeys(name for case in self.cases for name in (case.short, *case.sizes)))
+        unknown = [size for size in asked if size not in known]
+        if unknown:
+            raise HardNetError(sentence("--size", f"'all' or some of {', '.join(known)}", ", ".join(unknown)))
+        return [case for case in self.cases if {case.short, *case.sizes} & set(asked)]
+
+
+@cache
+def published(suite: str) -> dict[str, Any]:
+    """Published numbers of a suite: ``source``, and ``cases``: rows ``{label, metrics: {name: [mean, deviation]}}``.
+
+    They are other people's measurements on other hardware, and every table marks them so.
+    """
+    file = resources.files("hardnet.experiments") / "data" / "suites" / f"{suite}.json"
+    return json.loads(file.read_text()) if file.is_file() else {"source": "", "cases": {}}

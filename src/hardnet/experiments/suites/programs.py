@@ -1,0 +1,39 @@
+"""How DC3's and Pinet's programs are trained, and how their test instances are solved exactly."""
+
+from __future__ import annotations
+
+from hardnet.experiments.optimal import optimal_programs
+from hardnet.experiments.recipes import Recipe
+from hardnet.experiments.suites.base import METHODS
+from hardnet.problems import Hidden
+
+_SETTINGS = {
+    "displacement": 0.1,
+    "learning_rate": 2e-3,
+    "schedule": "cosine",
+    "weight_decay": 0.1,
+    "batch_size": 512,
+    "warm_epochs": 0,
+}
+_CHOSEN = "Settings of an earlier study of the same programs; the runs of these tables selected nothing."
+WIDE = Recipe(
+    "wide",
+    METHODS,
+    Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True),
+    _SETTINGS,
+    epochs=100,
+    chosen=_CHOSEN,
+    label="",
+)
+"""For 100 variables: the solution map is piecewise affine, so a linear path stands beside a wide network."""
+WIDER = Recipe(
+    "wide",
+    METHODS,
+    Hidden((4096, 4096), dropout=(0.2, 0.0), activation="silu", skip=True),
+    _SETTINGS,
+    epochs=24,
+    chosen=_CHOSEN,
+    label="",
+)
+"""For 1000 variables."""
+solve_convex = solve_nonconvex = solve_large = optimal_programs

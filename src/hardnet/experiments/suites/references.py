@@ -1,0 +1,57 @@
+"""Exact optima of a suite's test instances, by the solvers of the extras: ``hardnet suite NAME --references``.
+
+The files stand in ``src/hardnet/problems/suites/data`` and are part of the repository, so that a machine without the
+solvers can judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.errors import ConvergenceError
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
+from hardnet.experiments.suites.base import Case
+
+SOLVERS = {"ipopt": "casadi", "clarabel": "clarabel"}
+"""The package of each solver, by the name that a function of `Case.solve` carries."""
+
+
+def write_references(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> list[Path]:
+    """Solve every test instance of the cases, and write one file each under `out`."""
+    paths = []
+    for case in cases:
+        path = out / f"{case.name}.json"
+        content = solve_case(case)
+        write_json(path, content)
+        mean = sum(content["optimum"]) / len(content["optimum"])
+        say(f"{case.name}: mean optimum {mean:.5f}, worst violation {content['worst_violation']:.1e}, {path}")
+        paths.append(path)
+    return paths
+
+
+def solve_case(case: Case) -> dict[str, Any]:
+    """The optima of a case with what made them; refused where an instance was not solved."""
+    problem = case.build()
+    x = problem.inputs(problem.test)
+    best = case.solve(problem, x)
+    if not best.value.isfinite().all():
+        open_samples = (~best.value.isfinite()).sum().item()
+        raise ConvergenceError(f"{case.name}: {open_samples} of {len(x)} test instances were not solved")
+    metrics = problem.evaluate(lambda _: best.point, problem.test)
+    made = environment(torch.device("cpu"))
+    versions = {name: metadata.version(name) for name in ("numpy", "casadi", "clarabel")}
+    return {
+        "case": case.name,
+        "solver": best.solver,
+        "checksum": problem.checksum,
+        "worst_violation": metrics["worst_violation"].item(),
+        "milliseconds": round(best.milliseconds, 3),
+        "environment": made | {"versions": made["versions"] | versions},
+        "optimum": best.value.tolist(),
+    }

@@ -1,0 +1,104 @@
+"""Run a suite: its cases, recipes and methods as rows of the same machinery as the paper's experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hardnet.errors import HardNetError
+from hardnet.experiments import specs
+from hardnet.experiments.recipes import Recipe
+from hardnet.experiments.row import Row
+from hardnet.experiments.run import choose_device, run_rows
+from hardnet.experiments.specs import Method
+from hardnet.experiments.suites import find_suite
+from hardnet.experiments.suites.base import Case, Suite
+from hardnet.problems import Problem
+from hardnet.train import Display
+
+
+@dataclass(frozen=True)
+class SuiteRequest:
+    """What to run, already checked.
+
+    Attributes:
+        suite: The suite.
+        cases: Of the sizes that were asked for.
+        methods: Those that were asked for; None for those of the recipes.
+        seeds: Those that were asked for; None for those of the cases.
+        epochs: Of every run; None for those of the recipes.
+        device: Where to train.
+        out: The folder of the result files ``CASE.METHOD.json``.
+        resume: Whether to go on with what the folder holds.
+    """
+
+    suite: Suite
+    cases: list[Case]
+    methods: list[Method] | None
+    seeds: list[int] | None
+    epochs: int | None
+    device: torch.device
+    out: Path
+    resume: bool = False
+
+
+def suite_request(
+    name: str,
+    *,
+    size: str | None = None,
+    methods: str | None = None,
+    seeds: str | None = None,
+    epochs: int | None = None,
+    device: str = "auto",
+    out: str | Path = "runs/suites",
+    resume: bool = False,
+) -> SuiteRequest:
+    """Check what was asked for before anything is run or written."""
+    suite = find_suite(name)
+    specs.choose_epochs(epochs, "", quick=False)
+    rows = None if methods is None else specs.choose_methods(methods)
+    chosen = None if seeds is None else specs.choose_seeds(seeds)
+    return SuiteRequest(suite, suite.choose(size), rows, chosen, epochs, choose_device(device), Path(out), resume)
+
+
+def run_suite(asked: SuiteRequest, display: Display | None = None) -> list[Path]:
+    """Train everything that was asked for; the paths of the result files."""
+    return run_rows(lambda shown: _rows(asked, shown), asked.out, asked.device, display)
+
+
+def _rows(asked: SuiteRequest, display: Display) -> list[Row]:
+    """One row per case, recipe and method that can express the case; the others are named with their reasons."""
+    rows = []
+    for case in asked.cases:
+        problem = case.build().to(asked.device)
+        for recipe in case.recipes:
+            rows += [_row(asked, case, problem, recipe, m) for m in _methods(asked, case, problem, recipe, display)]
+    return rows
+
+
+def _methods(asked: SuiteRequest, case: Case, problem: Problem, recipe: Recipe, display: Display) -> list[Method]:
+    """Those that were asked for take the first recipe, and others that name them; by default each names its own."""
+    own = [specs.all_methods()[name] for name in recipe.methods or ()]
+    wanted = asked.methods or own
+    if asked.methods is not None and recipe is not case.recipes[0]:
+        wanted = [method for method in own if method in asked.methods or method.name in {m.name for m in asked.methods}]
+    able = []
+    for method in wanted:
+        reason = specs.refusal(method, problem)
+        if reason is None:
+            able.append(method)
+        elif asked.methods is not None and len(asked.cases) == 1:
+            raise HardNetError(f"{case.name}: {reason}")
+        else:
+            display.note(f"{case.name} {method.name}: left out, {reason}")
+    return able
+
+
+def _row(asked: SuiteRequest, case: Case, problem: Problem, recipe: Recipe, method: Method) -> Row:
+    seeds = asked.seeds or specs.choose_seeds(case.seeds)
+    epochs = specs.choose_epochs(asked.epochs, case.name, quick=False, usual=recipe.epochs)
+    named = "" if recipe is case.recipes[0] else f"{recipe.name}."
+    how = asked.resume, asked.device, recipe, f"{case.name}.{named}", False
+    return Row(case.name, problem, method, seeds, epochs, asked.out, *how)
