@@ -87,7 +87,7 @@ def suite(
     options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
     asked = suite_request(name, size=size, **options, out=out, resume=resume)
     if references:
-        solved = write_references(asked.cases, out, (lambda line: None) if as_json else typer.echo)
+        solved = write_references(asked.cases, out, asked.device, (lambda line: None) if as_json else typer.echo)
         if as_json:
             print_json([str(path) for path in solved])
         return

@@ -53,6 +53,7 @@ def _ipopt(program: dict[str, Any], tolerance: float) -> Any:
 def optimal_programs(problem: Programs | SuitePrograms, x: Tensor) -> Optimum:
     """``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x`` from the feasible start ``C⁺ x``, one x at a time."""
     casadi = _casadi()
+    problem, x = problem.to("cpu"), x.cpu()
     like = torch.zeros_like(problem.Q)
     A, _, b = problem.inequalities.affine(None, like)
     C = problem.equalities.affine(x[0], like).A

@@ -23,6 +23,7 @@ from hardnet.problems import Problem
 from hardnet.train import (
     Display,
     InterruptedRunError,
+    Settings,
     StackedMLP,
     StackedModule,
     Training,
@@ -135,7 +136,7 @@ class Row:
             torch.compiler.reset()  # the compiled loops of earlier rows count against torch's limit on variants
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams, self.recipe).to(self.device)
-        settings = self.recipe.adapt(self.method.settings(problem, self.epochs, model.layer.guarantee))
+        settings = self.settings(problem, model)
         training = Training(problem, model, streams, settings, world)
         first = picture(problem, model)
         identity = self.identity | {"method": self.method.name}
@@ -147,6 +148,12 @@ class Row:
         if world.rank == 0 and self.keep:
             save_checkpoint(training, self.checkpoint, identity)
         return self._result(problem, training, {"first": first, "last": picture(problem, model)})
+
+    def settings(self, problem: Problem, model: HardNet) -> Settings:
+        """Those of the recipe; a network that emits something else than outputs (a completion) has no displacement."""
+        settings = self.recipe.adapt(self.method.settings(problem, self.epochs, model.layer.guarantee))
+        emits_outputs = model.layer.raw_dim in (None, problem.output_dim)
+        return settings if emits_outputs else replace(settings, displacement=0.0)
 
     def _result(self, problem: Problem, training: Training, figures: dict[str, Any]) -> Result:
         seconds = {"train_s": training.seconds, "setup_s": training.setup_seconds}

@@ -36,6 +36,7 @@ class Hidden:
         dropout: The share of units dropped after every block, or one share per block.
         activation: ``"relu"`` or ``"silu"``.
         skip: Whether a linear map of the input is added to the output: ``raw = W x + net(x)``.
+        kaiming: Whether weights start Kaiming-normal, as published; else as torch draws them, 2.4 times smaller.
     """
 
     sizes: tuple[int, ...] = (200, 200)
@@ -43,6 +44,7 @@ class Hidden:
     dropout: float | tuple[float, ...] = 0.0
     activation: str = "relu"
     skip: bool = False
+    kaiming: bool = True
 
 
 @dataclass(frozen=True)

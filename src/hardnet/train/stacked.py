@@ -26,10 +26,12 @@ def streams_of(seeds: Sequence[int]) -> list[Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def initial_linears(sizes: Sequence[int], stream: Generator, dtype: torch.dtype) -> list[WeightBias]:
+def initial_linears(
+    sizes: Sequence[int], stream: Generator, dtype: torch.dtype, kaiming: bool = True
+) -> list[WeightBias]:
     """The weights ``(out, in)`` and biases ``(out,)`` that torch would give the Linear layers of one seed.
 
-    First every layer draws torch's default weight and bias in order, then every weight is drawn again,
+    First every layer draws torch's default weight and bias in order, then, if `kaiming`, every weight is drawn again,
     Kaiming-normal (fan-in, gain sqrt 2). The draws equal those after ``torch.manual_seed`` without touching
     the global generator.
     """
@@ -39,7 +41,7 @@ def initial_linears(sizes: Sequence[int], stream: Generator, dtype: torch.dtype)
         bound = 1 / math.sqrt(fan_in)
         bias = torch.empty(fan_out, dtype=dtype).uniform_(-bound, bound, generator=stream)
         linears.append((weight, bias))
-    for weight, _ in linears:
+    for weight, _ in linears if kaiming else ():
         nn.init.kaiming_normal_(weight, generator=stream)
     return linears
 
@@ -94,6 +96,7 @@ class StackedMLP(nn.Module):
             layer.
         activation: ``"relu"`` or ``"silu"``.
         skip: Whether a linear map of the features, zero at first, is added to the output.
+        kaiming: Whether weights start Kaiming-normal; else as torch draws them, 2.4 times smaller.
         encode: Maps x to the features that the first layer takes.
         dtype: Of weights and outputs.
     """
@@ -113,6 +116,7 @@ class StackedMLP(nn.Module):
         dropout: float | Sequence[float] = 0.0,
         activation: str = "relu",
         skip: bool = False,
+        kaiming: bool = True,
         encode: Encode | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
@@ -124,7 +128,7 @@ class StackedMLP(nn.Module):
         rates = [dropout] * (len(sizes) - 2) if isinstance(dropout, int | float) else list(dropout)
         if len(rates) != len(sizes) - 2:
             raise ShapeError(sentence("dropout", f"one share, or {len(sizes) - 2} of them", len(rates)))
-        by_seed = [initial_linears(sizes, stream, dtype) for stream in streams]
+        by_seed = [initial_linears(sizes, stream, dtype, kaiming) for stream in streams]
         self.linears: nn.ModuleList = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
         norms = [StackedBatchNorm(len(streams), width, dtype) for width in sizes[1:-1]] if batch_norm else []
         self.norms: nn.ModuleList = nn.ModuleList(norms)

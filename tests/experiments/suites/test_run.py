@@ -14,7 +14,14 @@ from hardnet.experiments.tables import Column
 from hardnet.problems import Hidden
 from hardnet.problems.suites import SuitePrograms
 
-TINY = Recipe("tiny", ("soft", "aff", "projection"), Hidden((8,)), {"batch_size": 16}, epochs=2, label="")
+TINY = Recipe(
+    "tiny",
+    ("soft", "dc3", "aff", "projection"),
+    Hidden((8,), kaiming=False),
+    {"batch_size": 16, "displacement": 0.1},
+    epochs=2,
+    label="",
+)
 
 
 def case(name, **options):
@@ -43,15 +50,15 @@ def run(out, **options):
 def test_results_are_flat_files_and_read_back_in_order(toy, tmp_path):
     paths = run(tmp_path)
     assert [path.name for path in paths] == [
-        f"toy-{case}.{method}.json" for case in ("one", "two") for method in ("soft", "aff", "projection")
+        f"toy-{case}.{method}.json" for case in ("one", "two") for method in ("soft", "dc3", "aff", "projection")
     ]
     assert not list(tmp_path.glob("*.safetensors")), "only results stay"
     found = read_suites(tmp_path)
     assert {name: [result.method for result in results] for name, results in found.items()} == {
-        "toy-one": ["soft", "aff", "projection"],
-        "toy-two": ["soft", "aff", "projection"],
+        "toy-one": ["soft", "dc3", "aff", "projection"],
+        "toy-two": ["soft", "dc3", "aff", "projection"],
     }
-    exact = found["toy-one"][2]
+    exact = found["toy-one"][3]
     assert exact.label == "HardNet-Cvx (exact projection)"
     assert (exact.seeds, exact.epochs) == ([1, 2], 2)
     assert max(exact.metrics["worst_violation"]) < 1e-12

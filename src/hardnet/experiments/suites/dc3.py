@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import WIDE, solve_convex, solve_nonconvex
+from hardnet.experiments.suites.programs import SWEEP, WIDE, optimal_programs, solve_convex
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuitePrograms
 
@@ -20,7 +20,7 @@ def _sweep(equalities: int, inequalities: int) -> Case:
         name,
         f"simple, {equalities} equalities and {inequalities} inequalities",
         partial(SuitePrograms, name, equalities=equalities, inequalities=inequalities),
-        (WIDE,),
+        (SWEEP,),
         solve_convex,
         ("sweep",),
         seeds="1",
@@ -39,7 +39,7 @@ SUITE = Suite(
             "nonconvex",
             partial(SuitePrograms, "dc3-nonconvex", convex=False),
             (WIDE,),
-            solve_nonconvex,
+            optimal_programs,
             ("main",),
         ),
         *(_sweep(*sizes) for sizes in SWEEPS),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hardnet.experiments.optimal import optimal_programs
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import METHODS
+from hardnet.experiments.suites.clarabel import solve_convex
+from hardnet.experiments.suites.interior import solve_interior
 from hardnet.problems import Hidden
 
 _SETTINGS = {
@@ -19,21 +23,24 @@ _CHOSEN = "Settings of an earlier study of the same programs; the runs of these 
 WIDE = Recipe(
     "wide",
     METHODS,
-    Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True),
+    Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False),
     _SETTINGS,
     epochs=100,
     chosen=_CHOSEN,
     label="",
 )
 """For 100 variables: the solution map is piecewise affine, so a linear path stands beside a wide network."""
+SWEEP = replace(WIDE, methods=("dc3", "projection"))
+"""For the sweeps over sizes."""
 WIDER = Recipe(
     "wide",
     METHODS,
-    Hidden((4096, 4096), dropout=(0.2, 0.0), activation="silu", skip=True),
+    Hidden((4096, 4096), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False),
     _SETTINGS,
     epochs=24,
     chosen=_CHOSEN,
     label="",
 )
 """For 1000 variables."""
-solve_convex = solve_nonconvex = solve_large = optimal_programs
+
+__all__ = ["SWEEP", "WIDE", "WIDER", "optimal_programs", "solve_convex", "solve_interior"]

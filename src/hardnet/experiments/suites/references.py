@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
 from hardnet.experiments.suites.base import Case
 
-SOLVERS = {"ipopt": "casadi", "clarabel": "clarabel"}
-"""The package of each solver, by the name that a function of `Case.solve` carries."""
+SOLVERS = ("numpy", "casadi", "clarabel")
+"""Packages whose versions a file tells, where they are installed."""
 
 
-def write_references(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> list[Path]:
-    """Solve every test instance of the cases, and write one file each under `out`."""
+def write_references(cases: Sequence[Case], out: Path, device: torch.device, say: Callable[[str], None]) -> list[Path]:
+    """Solve all test instances of the cases, one file each under `out`; Clarabel and IPOPT stay on the CPU."""
     paths = []
     for case in cases:
         path = out / f"{case.name}.json"
-        content = solve_case(case)
+        content = solve_case(case, device)
         write_json(path, content)
         mean = sum(content["optimum"]) / len(content["optimum"])
         say(f"{case.name}: mean optimum {mean:.5f}, worst violation {content['worst_violation']:.1e}, {path}")
@@ -35,17 +36,17 @@ def write_references(cases: Sequence[Case], out: Path, say: Callable[[str], None
     return paths
 
 
-def solve_case(case: Case) -> dict[str, Any]:
+def solve_case(case: Case, device: torch.device) -> dict[str, Any]:
     """The optima of a case with what made them; refused where an instance was not solved."""
-    problem = case.build()
+    problem = case.build().to(device)
     x = problem.inputs(problem.test)
     best = case.solve(problem, x)
     if not best.value.isfinite().all():
         open_samples = (~best.value.isfinite()).sum().item()
         raise ConvergenceError(f"{case.name}: {open_samples} of {len(x)} test instances were not solved")
-    metrics = problem.evaluate(lambda _: best.point, problem.test)
-    made = environment(torch.device("cpu"))
-    versions = {name: metadata.version(name) for name in ("numpy", "casadi", "clarabel")}
+    metrics = problem.evaluate(lambda _: best.point.to(device), problem.test)
+    made = environment(best.point.device)
+    versions = {name: metadata.version(name) for name in SOLVERS if find_spec(name)}
     return {
         "case": case.name,
         "solver": best.solver,

@@ -1,0 +1,109 @@
+"""How the recipes of the suites of programs were chosen: variants by their gap on the validation split.
+
+``python -m benchmarks.recipes dc3-nonconvex [--only NAME,NAME] [--epochs N] [--device cuda] [--out FILE]``. The optima
+of the validation rows are found by `hardnet.experiments.suites.interior`; test rows are not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardnet.experiments import specs
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.recipes import Recipe
+from hardnet.experiments.results import write_json
+from hardnet.experiments.row import build_model
+from hardnet.experiments.run import choose_device
+from hardnet.experiments.stamp import environment
+from hardnet.experiments.suites import find_case
+from hardnet.experiments.suites.interior import solve_interior
+from hardnet.problems.suites import SuitePrograms
+from hardnet.train import Training, streams_of
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "recipe": {},
+    "kaiming": {"hidden": {"kaiming": True}},
+    "rate/2": {"settings": {"learning_rate": 1e-3}},
+    "rate*2": {"settings": {"learning_rate": 4e-3}},
+    "decay 0": {"settings": {"weight_decay": 0.0}},
+    "decay 0.03": {"settings": {"weight_decay": 0.03}},
+    "decay 0.3": {"settings": {"weight_decay": 0.3}},
+    "no dropout": {"hidden": {"dropout": 0.0}},
+    "dropout 0.1": {"hidden": {"dropout": (0.1, 0.0)}},
+    "dropout 0.4": {"hidden": {"dropout": (0.4, 0.0)}},
+    "displacement 0.03": {"settings": {"displacement": 0.03}},
+    "displacement 0.3": {"settings": {"displacement": 0.3}},
+    "displacement 1": {"settings": {"displacement": 1.0}},
+    "tangent": {"options": {"gradient": "tangent"}},
+    "batch 256": {"settings": {"batch_size": 256}},
+    "epochs*2": {"epochs": 2.0},
+    "width/2": {"width": 0.5},
+    "width*2": {"width": 2.0},
+}
+"""What each variant changes of the recipe; `epochs` and `width` are factors."""
+
+
+def varied(recipe: Recipe, change: dict[str, Any]) -> Recipe:
+    """The recipe with the change of a variant."""
+    assert recipe.hidden is not None
+    assert recipe.epochs is not None
+    hidden = replace(recipe.hidden, **change.get("hidden", {}))
+    sizes = tuple(int(size * change.get("width", 1.0)) for size in hidden.sizes)
+    settings, options = recipe.settings | change.get("settings", {}), recipe.options | change.get("options", {})
+    epochs = int(recipe.epochs * change.get("epochs", 1.0))
+    return replace(recipe, hidden=replace(hidden, sizes=sizes), settings=settings, options=options, epochs=epochs)
+
+
+def trained(problem: SuitePrograms, recipe: Recipe, optimum: torch.Tensor, seeds: list[int]) -> dict[str, float]:
+    """Relative gap on the validation rows and seconds of training, mean over the seeds."""
+    method, streams = specs.all_methods()["projection"], streams_of(seeds)
+    model = build_model(problem, method, streams, recipe).to(problem.train.device)
+    settings = recipe.adapt(method.settings(problem, recipe.epochs or 1, model.layer.guarantee))
+    training = Training(problem, model, streams, replace(settings, judge_every=recipe.epochs))
+    training.run()
+    x = problem.inputs(problem.validation)
+    with torch.no_grad():
+        value = problem.value(model.eval()(training.stacked(x)), x)
+    gap = ((value - optimum) / optimum.abs()).mean().item()
+    return {"gap": gap, "train_s": training.seconds, "setup_s": training.setup_seconds}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train every variant and print the gaps."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
+    parser.add_argument("case")
+    parser.add_argument("--only", help="comma-separated variants; all by default")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--seeds", default="101")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args(arguments)
+    device, known = choose_device(asked.device), find_case(asked.case)
+    if known is None:
+        parser.error(f"{asked.case}: a case of no suite")
+    problem = known[1].build().to(device)
+    recipe = known[1].recipes[0]
+    if asked.epochs:
+        recipe = replace(recipe, epochs=asked.epochs)
+    assert isinstance(problem, SuitePrograms)
+    optimum = solve_interior(problem, problem.inputs(problem.validation)).value
+    names = list(VARIANTS) if asked.only is None else asked.only.split(",")
+    rows = []
+    for name in names:
+        torch.compiler.reset()
+        row = trained(problem, varied(recipe, VARIANTS[name]), optimum, specs.choose_seeds(asked.seeds))
+        rows.append({"variant": name} | row)
+        print(name, row, flush=True)
+    print(table_text(list(rows[0]), [list(row.values()) for row in rows]))
+    if asked.out:
+        told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, int(asked.seeds))}
+        write_json(asked.out, told | {"rows": rows}, indent=1)
+
+
+if __name__ == "__main__":
+    main()

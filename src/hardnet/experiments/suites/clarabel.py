@@ -1,0 +1,42 @@
+"""Convex programs by Clarabel, one instance at a time; only for ``--references``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.errors import MissingExtraError
+from hardnet.experiments.optimal import Optimum
+from hardnet.problems.suites import SuitePrograms
+
+TOLERANCE = 1e-11
+"""Of the gap and of the rows, asked of the solver."""
+
+
+def solve_convex(problem: SuitePrograms, x: Tensor) -> Optimum:
+    """``min 1/2 y'Qy + p'y  s.t.  C y = x, A y <= b`` for every row of x."""
+    try:
+        import clarabel
+        from scipy import sparse
+    except ImportError as error:
+        raise MissingExtraError("clarabel", "offline") from error
+    problem, x, began = problem.to("cpu"), x.cpu(), time.process_time()
+    rows = sparse.csc_matrix(torch.cat([problem.equalities.A, problem.inequalities.A]).numpy())
+    Q, p = sparse.csc_matrix(sparse.diags_array(problem.Q.numpy())), problem.p.numpy()
+    cones = [clarabel.ZeroConeT(problem.input_dim), clarabel.NonnegativeConeT(len(problem.b))]
+    bounds = torch.cat([x, problem.b.expand(len(x), -1)], 1).numpy()
+    found = [clarabel.DefaultSolver(Q, p, rows, bound, cones, _settings(clarabel)).solve() for bound in bounds]
+    points = torch.tensor([answer.x for answer in found], dtype=x.dtype)
+    solved = torch.tensor([answer.status == clarabel.SolverStatus.Solved for answer in found])
+    value = problem.value(points, x).where(solved, torch.inf)
+    return Optimum(value, points, 1e3 * (time.process_time() - began) / len(x), "Clarabel")
+
+
+def _settings(clarabel: Any) -> Any:
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TOLERANCE
+    return settings
