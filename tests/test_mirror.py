@@ -16,7 +16,7 @@ ELSEWHERE = {
     "experiments/test_figures.py": "experiments/pictures experiments/style",
     "experiments/test_limits.py": "experiments/optimal experiments/substeps",
     "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
-    "experiments/suites/test_interior.py": "experiments/suites/clarabel experiments/suites/references",
+    "experiments/suites/test_interior.py": "experiments/suites/convex experiments/suites/references",
     "experiments/suites/test_run.py": "experiments/suites/base experiments/suites/dc3 experiments/suites/pinet "
     "experiments/suites/programs experiments/suites/tables",
     "experiments/test_tables.py": "experiments/paper",

@@ -8,7 +8,7 @@ import torch
 from hardnet.errors import ConvergenceError
 from hardnet.experiments.optimal import Optimum, optimal_programs
 from hardnet.experiments.suites.base import Case
-from hardnet.experiments.suites.clarabel import solve_convex
+from hardnet.experiments.suites.convex import solve_convex
 from hardnet.experiments.suites.interior import solve_interior
 from hardnet.experiments.suites.references import write_references
 from hardnet.problems.suites import SuitePrograms

@@ -63,7 +63,7 @@ class _State(NamedTuple):
 def solve_interior(problem: SuitePrograms, x: Tensor) -> Optimum:
     """The stationary points that Newton's method reaches from ``C⁺ x``; infinite where it did not converge."""
     began, chunk = time.process_time(), CHUNK if not x.is_cuda else 10 * CHUNK
-    C, A = problem.equalities.A, problem.inequalities.A
+    C, A = problem.C, problem.A
     basis = torch.linalg.qr(C.mT, mode="complete").Q[:, len(C) :]
     inverse = torch.linalg.pinv(C)
     values, points = [], []

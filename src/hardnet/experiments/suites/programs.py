@@ -7,7 +7,7 @@ from dataclasses import replace
 from hardnet.experiments.optimal import optimal_programs
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import METHODS
-from hardnet.experiments.suites.clarabel import solve_convex
+from hardnet.experiments.suites.convex import solve_convex
 from hardnet.experiments.suites.interior import solve_interior
 from hardnet.problems import Hidden
 

@@ -53,11 +53,13 @@ class SuitePrograms(SuiteProblem):
         drawn = draw(variables, inequalities, equalities, samples, dc3_order=True)
         self.name, self.output_dim, self.convex = name, variables, convex
         self.Q, self.p = torch.from_numpy(drawn.Q), torch.from_numpy(drawn.p)
-        A, self.b, C = (torch.from_numpy(part) for part in (drawn.A, drawn.b, drawn.C))
-        self.inequalities: Affine = Affine(A, upper=self.b)
-        self.equalities: Equality = Equality(C, _right_hand_side)
+        self.A: Tensor = torch.from_numpy(drawn.A)
+        self.b: Tensor = torch.from_numpy(drawn.b)
+        self.C: Tensor = torch.from_numpy(drawn.C)
+        self.inequalities: Affine = Affine(self.A, upper=self.b)
+        self.equalities: Equality = Equality(self.C, _right_hand_side)
         self.constraint = self.inequalities & self.equalities
-        self.rows: Tensor = torch.cat([A, C])
+        self.rows: Tensor = torch.cat([self.A, self.C])
         self.dc3 = DC3Settings(
             steps=10, test_steps=10, step_size=1e-7, predicted=tuple(drawn.predicted.tolist()), tolerance=1e-4
         )

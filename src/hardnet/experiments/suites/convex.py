@@ -18,13 +18,9 @@ TOLERANCE = 1e-11
 
 def solve_convex(problem: SuitePrograms, x: Tensor) -> Optimum:
     """``min 1/2 y'Qy + p'y  s.t.  C y = x, A y <= b`` for every row of x."""
-    try:
-        import clarabel
-        from scipy import sparse
-    except ImportError as error:
-        raise MissingExtraError("clarabel", "offline") from error
+    clarabel, sparse = _packages()
     problem, x, began = problem.to("cpu"), x.cpu(), time.process_time()
-    rows = sparse.csc_matrix(torch.cat([problem.equalities.A, problem.inequalities.A]).numpy())
+    rows = sparse.csc_matrix(torch.cat([problem.C, problem.A]).numpy())
     Q, p = sparse.csc_matrix(sparse.diags_array(problem.Q.numpy())), problem.p.numpy()
     cones = [clarabel.ZeroConeT(problem.input_dim), clarabel.NonnegativeConeT(len(problem.b))]
     bounds = torch.cat([x, problem.b.expand(len(x), -1)], 1).numpy()
@@ -33,6 +29,16 @@ def solve_convex(problem: SuitePrograms, x: Tensor) -> Optimum:
     solved = torch.tensor([answer.status == clarabel.SolverStatus.Solved for answer in found])
     value = problem.value(points, x).where(solved, torch.inf)
     return Optimum(value, points, 1e3 * (time.process_time() - began) / len(x), "Clarabel")
+
+
+def _packages() -> tuple[Any, Any]:
+    """Clarabel, and the sparse matrices that it takes."""
+    try:
+        import clarabel
+        from scipy import sparse
+    except ImportError as error:
+        raise MissingExtraError("clarabel", "offline") from error
+    return clarabel, sparse
 
 
 def _settings(clarabel: Any) -> Any:
