@@ -43,9 +43,9 @@ def _casadi() -> Any:
     return casadi
 
 
-def _ipopt(program: dict[str, Any], tolerance: float) -> Any:
-    """A silent IPOPT for one symbolic program."""
-    options = {"ipopt.print_level": 0, "print_time": False, "ipopt.sb": "yes", "ipopt.tol": tolerance}
+def _ipopt(program: dict[str, Any], tolerance: float, **more: Any) -> Any:
+    """A silent IPOPT for one symbolic program; `more` are options of CasADi."""
+    options = {"ipopt.print_level": 0, "print_time": False, "ipopt.sb": "yes", "ipopt.tol": tolerance} | more
     options["ipopt.bound_relax_factor"] = 0.0  # so that the optimum is feasible, not nearly so
     return _casadi().nlpsol("solve", "ipopt", program, options)
 

@@ -21,6 +21,7 @@ WORDS = {
     "displacement": "{} ‖y - raw‖² in the loss",
     "clip": "gradients cut at {} times their running mean",
     "batch_size": "batches of {}",
+    "soft_weight": "penalty weight {}",
     "warm_epochs": "{} warm epochs",
 }
 """How a setting is said; those that only concern the record are left out."""
@@ -39,6 +40,8 @@ class Recipe:
         epochs: Of a run; None for the published number.
         chosen: How its numbers were found.
         needs_gpu: Whether a CPU would take hours, so that it is run there only when it is asked for by name.
+        loose: Whether training enforces the equalities alone, in closed form, and penalises the other rows by the
+            problem's `soft_weight`; the method enforces all rows from then on. For layers that iterate for long.
         label: What tables put behind the name of the method; by default the name of the recipe, if it is not the
             published one.
     """
@@ -51,6 +54,7 @@ class Recipe:
     epochs: int | None = None
     chosen: str = ""
     needs_gpu: bool = False
+    loose: bool = False
     label: str | None = None
 
     @property
@@ -72,6 +76,8 @@ class Recipe:
         """What is different from the published training, in words; empty where nothing is."""
         parts = [WORDS[name].format(value) for name, value in self.settings.items() if name in WORDS]
         parts += [f"{name} {value}" for name, value in self.options.items()]
+        if self.loose:
+            parts.append("trained behind the equalities with the other rows penalised, all enforced at the end")
         if self.hidden is not None:
             parts.insert(0, _in_words(self.hidden))
         return ", ".join(parts + ([f"{self.epochs} epochs"] if self.epochs else []))

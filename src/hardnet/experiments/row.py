@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from hardnet.errors import FileError
+from hardnet.errors import FileError, HardNetError
 from hardnet.experiments.pictures import gradient_paths, picture
 from hardnet.experiments.recipes import AS_PUBLISHED, Recipe
 from hardnet.experiments.results import RUN, Result, read_result, write_result
@@ -20,6 +22,7 @@ from hardnet.experiments.stamp import environment
 from hardnet.experiments.timing import time_all
 from hardnet.model import HardNet
 from hardnet.problems import Problem
+from hardnet.sets import Equality
 from hardnet.train import (
     Display,
     InterruptedRunError,
@@ -137,8 +140,8 @@ class Row:
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams, self.recipe).to(self.device)
         settings = self.settings(problem, model)
-        training = Training(problem, model, streams, settings, world)
-        first = picture(problem, model)
+        training = Training(problem, behind_equalities(model) if self.recipe.loose else model, streams, settings, world)
+        first = picture(problem, training.model)
         identity = self.identity | {"method": self.method.name}
         if self.resume and self.checkpoint.exists():
             load_checkpoint(training, self.checkpoint, identity)
@@ -147,6 +150,7 @@ class Row:
             raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
         if world.rank == 0 and self.keep:
             save_checkpoint(training, self.checkpoint, identity)
+        training.model = model  # the same network, behind all rows
         return self._result(problem, training, {"first": first, "last": picture(problem, model)})
 
     def settings(self, problem: Problem, model: HardNet) -> Settings:
@@ -197,6 +201,14 @@ def build_model(problem: Problem, method: Method, streams: list[Generator], reci
     """The network of the recipe, one per seed, in front of the method's layer."""
     layer = method.build(problem, **recipe.options)
     return HardNet(_network(problem, streams, recipe, layer.raw_dim or problem.output_dim), problem.constraint, layer)
+
+
+def behind_equalities(model: HardNet) -> HardNet:
+    """The same network behind the equalities of its constraint alone, ``y = raw - C⁺(C raw - d)``."""
+    equalities = [part for part in model.constraint.parts if isinstance(part, Equality)]
+    if not equalities or model.layer.raw_dim not in (None, model.constraint.dim):
+        raise HardNetError("a loose recipe needs equalities, and a method whose network emits the outputs themselves")
+    return HardNet(model.net, reduce(and_, equalities), "aff").to(next(model.parameters()).device)
 
 
 def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs: int) -> StackedMLP | StackedModule:

@@ -33,12 +33,14 @@ class Coefficients(NamedTuple):
     predicted: Any  # (n - equalities,), the variables that DC3 predicts
 
 
-def draw(n: int, inequalities: int, equalities: int, samples: int, *, dc3_order: bool = False) -> Coefficients:
+def draw(
+    n: int, inequalities: int, equalities: int, samples: int, *, dc3_order: bool = False, seed: int = 17
+) -> Coefficients:
     """Draw a family of programs as published: in this paper's order, or in that of the DC3 paper.
 
     ``b = sum_j |(A C⁺)_ij|`` makes ``C⁺ x`` feasible for every x in the unit box.
     """
-    random = random_state(17)
+    random = random_state(seed)
     import numpy as np  # random_state has said so if it is missing
 
     Q, p = random.random_sample(n), random.random_sample(n)

@@ -1,0 +1,122 @@
+"""How SnareNet's and FSNet's curved rows are trained, and the exact optima of all their programs by IPOPT.
+
+The suites beside this file read both; the optima are for ``hardnet suite snarenet --references`` and fsnet's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardnet.experiments.optimal import Optimum, _casadi, _ipopt, _solve_all
+from hardnet.experiments.recipes import Recipe
+from hardnet.problems import Hidden
+from hardnet.problems.suites.separable import ConeRows, Separable
+
+TOLERANCE = 1e-10
+_NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True)
+_SETTINGS = {
+    "learning_rate": 2e-3,
+    "schedule": "cosine",
+    "weight_decay": 0.1,
+    "batch_size": 512,
+    "warm_epochs": 0,
+    "soft_weight": 3.0,
+}
+_CHOSEN = (
+    "Network and optimizer as for the affine programs; the penalty weight of 1, 3, 10, 100 by the gap of 48 validation "
+    "samples of snarenet-qcqp50 with a network of width 512 after 40 epochs."
+)
+LOOSE = Recipe(
+    "loose",
+    ("nonlinear",),
+    _NETWORK,
+    _SETTINGS | {"capture": True},
+    {"mode": "nearest", "on_failure": "best"},
+    epochs=150,
+    chosen=_CHOSEN,
+    needs_gpu=True,
+    loose=True,
+    label="",
+)
+"""Curved rows: what a penalty is off, projected onto the rows, is of second order, so that the layer may wait."""
+PENALISED = Recipe("penalised", ("soft",), _NETWORK, _SETTINGS, epochs=150, chosen=_CHOSEN, needs_gpu=True, label="")
+"""The same network with the penalty alone."""
+
+
+def solve_separable(problem: Separable, x: Tensor) -> Optimum:
+    """The best run of IPOPT per sample: from ``C⁺ x``, and from zero too where the program is smooth and not convex.
+
+    Where the program is not convex this is a local optimum: the best known one.
+    """
+    casadi = _casadi()
+    C = problem.equalities.affine(x[0], torch.zeros_like(problem.Q)).A
+    y, parameter = casadi.MX.sym("y", problem.output_dim), casadi.MX.sym("x", problem.input_dim)
+    rows = _rows(casadi, problem, y, parameter)
+    gaps = casadi.mtimes(C.numpy(), y) - parameter
+    program = {"x": y, "p": parameter, "f": _value(casadi, problem, y), "g": casadi.vertcat(rows, gaps)}
+    solver = _ipopt(program, TOLERANCE, **_second_order(casadi, problem, program))
+    bounds: dict[str, Any] = {"lbg": [-casadi.inf] * rows.shape[0] + [0.0] * len(C), "ubg": 0.0}
+    if problem.box is not None:
+        bounds |= {"lbx": -problem.box, "ubx": problem.box}
+    return _solve_all(x, _starts(problem, C, x), lambda p, guess: solver(x0=guess, p=p, **bounds), solver)
+
+
+def _starts(problem: Separable, C: Tensor, x: Tensor) -> list[Tensor]:
+    """``C⁺ x``, and zero where another start may lead elsewhere and |y| has a derivative."""
+    start = x @ torch.linalg.pinv(C).T
+    return [start] if problem.curve == "identity" or problem.weight else [start, torch.zeros_like(start)]
+
+
+def _value(casadi: Any, problem: Separable, y: Any) -> Any:
+    """The objective in symbols."""
+    value = 0.5 * casadi.dot(problem.Q.numpy(), y**2) + casadi.dot(problem.p.numpy(), _curve(casadi, problem.curve, y))
+    return value + problem.weight * casadi.norm_2(y) if problem.weight else value
+
+
+def _curve(casadi: Any, name: str, y: Any) -> Any:
+    return y if name == "identity" else getattr(casadi, name)(y)
+
+
+def _rows(casadi: Any, problem: Separable, y: Any, x: Any) -> Any:
+    """``rows(y) - bound(x)`` in symbols."""
+    own, bound = problem.rows, problem.bound.numpy()
+    if isinstance(own, ConeRows):
+        return _lengths(casadi, own, y) - casadi.mtimes(own.c.numpy(), y) - bound
+    rows = casadi.mtimes(own.G.numpy(), _curve(casadi, own.curve, y))
+    if own.H is not None:
+        rows = rows + casadi.mtimes(own.H.numpy(), y**2)
+    return rows - (bound * casadi.cos(x) if problem.follows else bound)
+
+
+def _lengths(casadi: Any, cones: ConeRows, y: Any) -> Any:
+    """``|A_i y + b_i|`` of every cone; CasADi stores matrices by columns, so that a column is a cone."""
+    m, k = cones.b.shape
+    inside = casadi.reshape(casadi.mtimes(cones.A.flatten(0, 1).numpy(), y) + cones.b.flatten().numpy(), k, m)
+    return casadi.sqrt(casadi.sum1(inside**2)).T
+
+
+def _second_order(casadi: Any, problem: Separable, program: dict[str, Any]) -> dict[str, Any]:
+    """The second derivative of the Lagrangian, written out where CasADi's own takes a second a sample: for cones.
+
+    ``Q + sum_i w_i (A_i'A_i - g_i g_i' / l_i²)`` with ``l_i = |A_i y + b_i|``, ``w_i = multiplier_i / l_i`` and
+    ``g_i = A_i'(A_i y + b_i)``.
+    """
+    cones, y = problem.rows, program["x"]
+    if not isinstance(cones, ConeRows):
+        return {}
+    A = cones.A
+    m, _, n = A.shape
+    gram, shift = A.mT @ A, (A.mT @ cones.b.unsqueeze(-1)).squeeze(-1)
+    weight, multipliers = casadi.MX.sym("weight"), casadi.MX.sym("multipliers", program["g"].shape[0])
+    lengths = _lengths(casadi, cones, y)
+    w = multipliers[:m] / lengths
+    pulls = casadi.reshape(casadi.mtimes(gram.flatten(0, 1).numpy(), y) + shift.flatten().numpy(), n, m)
+    bend = casadi.reshape(casadi.mtimes(gram.flatten(1).T.contiguous().numpy(), w), n, n)
+    second = weight * casadi.diag(problem.Q.numpy()) + bend
+    second -= casadi.mtimes(pulls, casadi.repmat(w / lengths**2, 1, n) * pulls.T)
+    names = ["x", "p", "lam_f", "lam_g"], ["second"]
+    given = [y, program["p"], weight, multipliers]
+    return {"hess_lag": casadi.Function("second", given, [casadi.triu(casadi.densify(second))], *names)}

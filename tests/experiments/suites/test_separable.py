@@ -1,0 +1,101 @@
+"""SnareNet's and FSNet's optima against other solvers, and a training whose exact layer waits for the end."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import hardnet as hn
+from hardnet.errors import HardNetError
+from hardnet.experiments import specs
+from hardnet.experiments.results import read_result
+from hardnet.experiments.row import Row, behind_equalities, build_model
+from hardnet.experiments.suites import find_suite
+from hardnet.experiments.suites.separable import LOOSE, solve_separable
+from hardnet.problems import Hidden
+from hardnet.problems.suites import reference
+from hardnet.problems.suites.fsnet import FSNet
+from hardnet.train import Silence, World, streams_of
+from tests.problems.suites.test_separable import small
+
+CASES = [case for name in ("snarenet", "fsnet") for case in find_suite(name).cases]
+LIMITS = {
+    "snarenet-noncvx": -11.678,
+    "snarenet-qcqp10": -28.434,
+    "snarenet-qcqp50": -16.254,
+}
+"""Mean optima of the test sets."""
+
+
+def only(problem, count):
+    problem.test = problem.test[:count]
+    return problem.inputs(problem.test)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_recorded_optima_are_below_a_feasible_point_and_are_found_again(case):
+    pytest.importorskip("casadi")
+    known = reference(case.name)
+    if known is None:
+        pytest.skip("nobody solved it yet")
+    problem = case.build()
+    x = only(problem, 2)
+    found = solve_separable(problem, x)
+    recorded = problem.test[:, -1]
+    assert (found.value - recorded).abs().max() < 1e-6, "IPOPT to 1e-10 in units of the objective, twice"
+    assert problem.evaluate(lambda _: found.point, problem.test)["worst_violation"] < 1e-9
+    start = x @ torch.linalg.pinv(problem.C).T
+    inside = problem.constraint.violation(start, x).amax(-1) < 1e-9
+    assert (recorded < problem.value(start, x))[inside].all()
+    assert torch.tensor(known["optimum"]).mean().item() == pytest.approx(LIMITS[case.name], abs=6e-4)
+
+
+def test_a_convex_optimum_is_the_projection_in_the_metric_of_its_objective():
+    """``1/2 y'Qy + p'y`` is half the squared distance from ``-p / Q`` in the metric Q, up to a constant."""
+    pytest.importorskip("casadi")
+    problem = FSNet("convex", "qp")
+    x = only(problem, 2)
+    raw = (-problem.p / problem.Q).expand(2, -1)
+    rows = torch.cat([problem.rows.G, problem.C, torch.eye(100, dtype=torch.float64)])
+    side = torch.full((2, 100), 5.0, dtype=torch.float64)
+    lower = torch.cat([torch.full((2, 50), -torch.inf, dtype=torch.float64), x, -side], -1)
+    upper = torch.cat([problem.bound.expand(2, -1), x, side], -1)
+    y = hn.functional.project_affine(raw, rows, lower, upper, metric=problem.Q)
+    torch.testing.assert_close(solve_separable(problem, x).value, problem.value(y, x), rtol=0, atol=1e-6)
+
+
+def test_cones_have_the_second_derivative_that_casadi_derives(monkeypatch):
+    pytest.importorskip("casadi")
+    problem = small("cones", box=5.0, curve="identity")
+    x = problem.inputs(problem.test)
+    written = solve_separable(problem, x)
+    monkeypatch.setattr("hardnet.experiments.suites.separable._second_order", lambda *given: {})
+    torch.testing.assert_close(written.value, solve_separable(problem, x).value, rtol=0, atol=1e-7)
+
+
+TINY = replace(
+    LOOSE, hidden=Hidden((16,), activation="silu", skip=True), epochs=20, settings=LOOSE.settings | {"batch_size": 10}
+)
+
+
+@pytest.mark.parametrize("kind", ["sine", "squares"])
+def test_a_loose_training_ends_with_every_row_enforced(tmp_path, kind):
+    problem = small(kind, box=2.0)
+    row = Row(
+        "small", problem, specs.all_methods()["nonlinear"], [1, 2], 20, tmp_path, False, torch.device("cpu"), TINY
+    )
+    found = read_result(row.run(Silence(), World(), lambda: False))
+    assert max(found.metrics["worst_violation"]) < 1e-9
+    first, last = found.history["loss"][0], found.history["loss"][-1]
+    assert all(before > after for before, after in zip(first, last, strict=True)), "the loss falls"
+    assert "all enforced at the end" in found.differs
+
+
+def test_the_network_is_trained_behind_its_equalities_alone():
+    problem = small("squares")
+    model = build_model(problem, specs.all_methods()["nonlinear"], streams_of([1]), TINY)
+    loose, x = behind_equalities(model), problem.inputs(problem.train).unsqueeze(0)
+    assert loose.net is model.net
+    assert problem.residuals(loose(x), x)[0].max() < 1e-13
+    with pytest.raises(HardNetError, match="needs equalities"):
+        behind_equalities(hn.HardNet(torch.nn.Linear(2, 6), hn.Box(-1.0, 1.0)))
