@@ -16,7 +16,7 @@ from hardnet.problems import Hidden
 from hardnet.problems.suites.separable import ConeRows, Separable
 
 TOLERANCE = 1e-10
-_NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True)
+_NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False)
 _SETTINGS = {
     "learning_rate": 2e-3,
     "schedule": "cosine",
