@@ -12,6 +12,9 @@ from hardnet.errors import FileError
 from hardnet.experiments import tables
 from hardnet.experiments.report import read_runs
 from hardnet.experiments.results import Result
+from hardnet.experiments.suites import find_suite, known_suites
+from hardnet.experiments.suites.base import Case, Suite
+from hardnet.experiments.suites.tables import read_suites, suite_note, suite_table
 from hardnet.files import write_atomically
 
 MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
@@ -24,6 +27,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
         "results": lambda: paper_tables(runs, tuple(runs)),
         "speed": lambda: speed_tables(results / "bench", RECORDS),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
+        "suites": lambda: suite_pages(results / "suites"),
     }
 
 
@@ -58,6 +62,26 @@ def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
             heading = f"**{table.title}** (`hardnet reproduce {name}`)"
             parts.append(f"{heading}\n\n{tables.markdown(table)}\n{_made(runs[name])}\n")
     return "\n".join(parts)
+
+
+def suite_pages(folder: Path) -> str:
+    """Every suite with what it is, its sizes, and the tables of its recorded runs."""
+    found = read_suites(folder)
+    return "\n".join(_suite_page(find_suite(name), found) for name in known_suites())
+
+
+def _suite_page(suite: Suite, found: dict[str, list[Result]]) -> str:
+    sizes = ", ".join(f"`{name}`" for name in suite.sizes())
+    head = f"## {suite.title}\n\n{suite.about} Sizes: {sizes}.\n"
+    own = [(case, found[case.name]) for case in suite.cases if case.name in found]
+    parts = [f"\n{_case_table(suite.name, case, results)}" for case, results in own]
+    return "".join([head, *(parts or ["\nNo run is recorded yet.\n"])])
+
+
+def _case_table(suite: str, case: Case, results: list[Result]) -> str:
+    table = suite_table(case.name, results)
+    heading = f"**{table.title}** (`hardnet suite {suite} --size {case.short}`)"
+    return f"{heading}\n\n{tables.markdown(table)}\n{suite_note(case.name, results)}\n"
 
 
 def _made(results: list[Result]) -> str:

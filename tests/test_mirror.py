@@ -18,7 +18,7 @@ ELSEWHERE = {
     "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
     "experiments/suites/test_interior.py": "experiments/suites/convex experiments/suites/references",
     "experiments/suites/test_run.py": "experiments/suites/base experiments/suites/dc3 experiments/suites/pinet "
-    "experiments/suites/programs experiments/suites/tables",
+    "experiments/suites/programs",
     "experiments/suites/test_separable.py": "experiments/suites/fsnet experiments/suites/snarenet",
     "experiments/test_tables.py": "experiments/paper",
     "functional/test_affine.py": "functional/affine_factors functional/affine_formulas shapes",

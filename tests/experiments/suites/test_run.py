@@ -86,7 +86,7 @@ def test_a_group_of_sizes_is_all_its_cases(toy):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"size": "three"}, "--size: expected 'all' or some of one, both, two, got three"),
+        ({"size": "three"}, "--size: expected 'all' or some of both, one, two, got three"),
         ({"methods": "magic"}, "--methods: expected"),
         ({"epochs": 0}, "--epochs: expected at least 1"),
         ({"size": "one", "methods": "police"}, "toy-one: "),

@@ -75,12 +75,17 @@ class Suite:
     cases: tuple[Case, ...]
     columns: tuple[Column, ...]
 
+    def sizes(self) -> list[str]:
+        """What ``--size`` takes: the groups, then the cases."""
+        groups = [name for case in self.cases for name in case.sizes]
+        return list(dict.fromkeys([*groups, *(case.short for case in self.cases)]))
+
     def choose(self, sizes: str | None) -> list[Case]:
         """The cases of a comma-separated list of sizes; all of them by default."""
         if sizes is None or sizes == "all":
             return list(self.cases)
         asked = [size.strip() for size in sizes.split(",")]
-        known = list(dict.fromkeys(name for case in self.cases for name in (case.short, *case.sizes)))
+        known = self.sizes()
         unknown = [size for size in asked if size not in known]
         if unknown:
             raise HardNetError(sentence("--size", f"'all' or some of {', '.join(known)}", ", ".join(unknown)))
