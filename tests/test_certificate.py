@@ -1,5 +1,6 @@
 """The certificate speaks the truth: in float64, per sample, also about NaN and rounding."""
 
+import weakref
 from fractions import Fraction
 from math import isnan, log2
 
@@ -237,6 +238,48 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.numel())
         return result
+
+
+class Memory(TorchDispatchMode):
+    """The bytes of the tensors that operations made and that are still alive: now, and at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.most, self.seen = 0, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known | self.seen:
+                self._follow(tensor.untyped_storage())
+        return result
+
+    def _follow(self, storage):
+        where, size = storage.data_ptr(), storage.nbytes()
+        self.seen.add(where)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, where, size)
+
+    def _forget(self, where, size):
+        self.seen.discard(where)
+        self.now -= size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_memory_beside_y_is_that_of_the_answer(dtype):
+    """The violations in float64, and blocks of a fixed size; twice that where what is allowed is written out."""
+    for samples, n in ((64, 100_000), (16_384, 400)):
+        y = torch.full((samples, n), 0.5, dtype=dtype)
+        constraint = hn.Box(0.0, 1.0) & hn.Affine(torch.ones(1, n, dtype=dtype), upper=0.5 * n)
+        answer, blocks = 8 * samples * (n + 1), 8 * (1 << 21)
+        with Memory() as memory:
+            certificate = hn.check(constraint, y)
+            assert certificate.ok
+            assert memory.most <= 1.25 * answer + blocks
+            assert len(certificate.by_name()) == n + 1
+            assert memory.most <= 2.25 * answer + blocks
 
 
 @pytest.mark.parametrize("samples", [1, 3])

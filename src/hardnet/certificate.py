@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from hardnet.errors import BoundsError, sentence
 from hardnet.modes import widen
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.judge_records import Allowed
 from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
@@ -61,7 +62,8 @@ class Certificate:
 
     Attributes:
         violation: How far each row is violated, ``(*batch, rows)`` float64; inf beyond the range of float64.
-        tolerance: What counts as satisfied for each row, ``(*batch, rows)`` float64.
+        satisfied: Whether every row of a sample holds, ``(*batch)`` bool.
+        allowed: What `tolerance` is made from, row by row.
         row_rounding: What `rounding` is for the rows that are no coordinates.
         names: The name of each row.
         coordinates: Rows that compare one output with a bound of its own, ``(rows,)`` bool.
@@ -71,21 +73,26 @@ class Certificate:
     """
 
     violation: Tensor
-    tolerance: Tensor
+    satisfied: Tensor
+    allowed: list[Allowed]
     row_rounding: Tensor
     names: list[str]
     coordinates: Tensor
     slack: Tensor | None = None
 
+    @property
+    def tolerance(self) -> Tensor:
+        """What counts as satisfied for each row, ``(*batch, rows)`` float64; written out anew at every call."""
+        tolerance = torch.empty_like(self.violation)
+        places = tolerance.reshape(-1, len(self.names)).split([part.row.shape[-1] for part in self.allowed], dim=-1)
+        for part, place in zip(self.allowed, places, strict=True):
+            torch.add(part.sample, part.row, out=place)
+        return tolerance
+
     @cached_property
     def holds(self) -> Tensor:
         """Whether each row holds, ``(*batch, rows)`` bool; what is not finite never does."""
         return self.violation <= self.tolerance  # a tolerance is finite
-
-    @cached_property
-    def satisfied(self) -> Tensor:
-        """Whether every row of a sample holds, ``(*batch)`` bool."""
-        return self.holds.all(dim=-1)
 
     @property
     def max_violation(self) -> float:
@@ -111,7 +118,7 @@ class Certificate:
     @property
     def exact_box(self) -> Tensor:
         """Whether the outputs of a sample are inside their own bounds exactly, not to rounding: ``(*batch)`` bool."""
-        return (self.violation[..., self.coordinates] == 0).all(dim=-1)
+        return ((self.violation == 0) | ~self.coordinates).all(dim=-1)
 
     def by_name(self) -> dict[str, RowReport]:
         """The largest violation of each row, and the share of samples that satisfy it."""
@@ -119,7 +126,7 @@ class Certificate:
         violation, holds = self.violation.reshape(-1, rows), self.holds.reshape(-1, rows)
         if not len(violation):
             return dict.fromkeys(self.names, RowReport(0.0, 1.0))
-        pairs = zip(violation.amax(0).tolist(), holds.double().mean(0).tolist(), strict=True)
+        pairs = zip(violation.amax(0).tolist(), (holds.sum(0) / len(holds)).tolist(), strict=True)
         return {name: RowReport(*pair) for name, pair in zip(self.names, pairs, strict=True)}
 
     @property
@@ -142,12 +149,15 @@ class Certificate:
     def _worst(self) -> list[str]:
         """The rows furthest beyond their tolerance, the first few in words."""
         rows, batch = len(self.names), self.violation.shape[:-1]
-        excess = torch.where(self.holds, -torch.inf, (self.violation - self.tolerance).nan_to_num(nan=torch.inf))
-        worst, sample = excess.reshape(-1, rows).max(0)
-        order = [row for row in worst.argsort(descending=True, stable=True).tolist() if worst[row] > -torch.inf]
+        broken = (~self.holds).reshape(-1, rows).any(0).nonzero().squeeze(-1)
+        violation, tolerance = (field.reshape(-1, rows)[:, broken] for field in (self.violation, self.tolerance))
+        beyond = torch.where(violation <= tolerance, -torch.inf, (violation - tolerance).nan_to_num(nan=torch.inf))
+        worst, sample = beyond.max(0)
+        order = worst.argsort(descending=True, stable=True).tolist()
         text = []
-        for row in order[:WORST]:
-            at = tuple(int(i) for i in torch.unravel_index(sample[row], batch)) if batch else ()
+        for place in order[:WORST]:
+            row = int(broken[place])
+            at = tuple(int(i) for i in torch.unravel_index(sample[place], batch)) if batch else ()
             text.append(f"{self.names[row]} of sample {at} by {self.violation[(*at, row)].item():.3g}")
         return text if len(order) <= WORST else [*text, f"{len(order) - WORST} more rows"]
 
@@ -176,16 +186,27 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
         judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
         names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
+        violation, rounding = (field.reshape(*y.shape[:-1], field.shape[-1]) for field in judgement[:2])
+        satisfied = judgement.satisfied.reshape(y.shape[:-1])
+        certificate = Certificate(violation, satisfied, judgement.allowed, rounding, names, coordinates)
         if given is None:
-            return Certificate(*judgement, names, coordinates)
-        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], judgement.violation)
-        if tolerance is None:
-            scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
-            judgement = judgement._replace(tolerance=judgement.tolerance + torch.where(slack > 0, SLACK * scale, 0))
-        return Certificate(*judgement, names, coordinates, slack)
+            return certificate
+        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], violation)
+        if tolerance is not None:
+            return replace(certificate, slack=slack)
+        scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
+        return _with_slack(certificate, slack, scale)
 
 
 def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:
     """The size of the slack of every row, ``(*batch, rows)``; 0 for rows that may not give way."""
     zeros = [like.new_zeros(*like.shape[:-1], count) for count in counts]
     return torch.cat([zero if own is None else own.abs() for own, zero in zip(given, zeros, strict=True)], dim=-1)
+
+
+def _with_slack(certificate: Certificate, slack: Tensor, scale: Tensor) -> Certificate:
+    """The certificate with the slack of its rows, which is known to `SLACK` of their `scale`."""
+    tolerance = certificate.tolerance + torch.where(slack > 0, SLACK * scale, 0)
+    allowed = [Allowed.exactly(tolerance.reshape(-1, len(certificate.names)))]
+    satisfied = (certificate.violation <= tolerance).all(dim=-1)
+    return replace(certificate, satisfied=satisfied, allowed=allowed, slack=slack)

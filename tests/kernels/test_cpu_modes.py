@@ -287,7 +287,8 @@ print(numbers.item())
 def test_a_change_of_what_a_kernel_calls_is_compiled(tmp_path):
     package = shutil.copytree(Path(hardnet.__file__).parent, tmp_path / "hardnet", ignore=lambda *_: ["__pycache__"])
     (package / "kernels" / "cpu" / "entry.py").write_text(KERNEL)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     answer = lambda: subprocess.check_output([sys.executable, "-c", RESULT], env=environment, text=True, timeout=600)
     assert answer() == "1.0\n"
     tiles = package / "kernels" / "cpu" / "tiles.py"

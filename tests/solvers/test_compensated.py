@@ -49,7 +49,9 @@ KINDS = ["plain", "cancel", "mixed", "huge", "tiny", "subnormal", "ones"]
 def test_the_error_is_within_its_bound(kind, n):
     a, lower, upper, y = rows(kind, n, 8, seed=n)
     value, rounding = long_excess(a, lower, upper, y)
-    plain, plain_rounding = (field.diagonal() for field in plain_excess(a, lower, upper, y))
+    plain, plain_rounding = (
+        field.diagonal() for field in plain_excess(a, lower, upper, y, a.abs().sum(-1) * y.abs().amax(-1, keepdim=True))
+    )
     for k in range(len(a)):
         exact = exact_excess(a[k].tolist(), lower[k].item(), upper[k].item(), y[k].tolist())
         if abs(exact) < 2**1023:
@@ -73,6 +75,16 @@ def test_one_row_for_all_points():
     a, lower, upper, y = rows("plain", 9, 20, seed=3)
     alone = long_excess(a[:1].expand(20, 9).contiguous(), lower, upper, y)
     torch.testing.assert_close(long_excess(a[:1], lower, upper, y), alone, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("huge", [2.0**996, 2.0**500])
+@pytest.mark.parametrize("swap", [False, True])
+def test_scaling_that_underflows_is_part_of_the_bound(huge, swap):
+    """Outputs of 2^996 scale one of 2^-100 below the range of float64, where a row may read that one alone."""
+    a, y = torch.tensor([[0.0, 2.0**299]], dtype=D), torch.tensor([[huge, 2.0**-100]], dtype=D)
+    a, y = (y, a) if swap else (a, y)
+    value, rounding = long_excess(a, torch.zeros(1, dtype=D) - torch.inf, torch.ones(1, dtype=D), y)
+    assert abs(Fraction(value.item()) - exact_excess(*a.tolist(), -torch.inf, 1.0, *y.tolist())) <= rounding.item()
 
 
 def test_one_sided_rows_and_bounds_that_nothing_meets():

@@ -1,6 +1,7 @@
 """Checkpoints: killed at any moment, a run goes on bit for bit; anything else is refused."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,13 +51,24 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, stop):
     assert_same(toy.numbers(whole), toy.numbers(second))
 
 
+@pytest.fixture
+def one_thread():
+    """As many as the worker has: sums in another order have other bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_killed_without_warning_it_resumes_bit_for_bit(tmp_path):
     path = tmp_path / "c.safetensors"
     command = [sys.executable, "-c", WORKER, str(path)]
-    worker = subprocess.Popen(command, env={"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"})
-    _wait_for(path, worker)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+        _wait_for(path, worker)
+        worker.send_signal(signal.SIGKILL)
     resumed = toy.training(epochs=100000)
     load_checkpoint(resumed, path, IDENTITY)
     end = resumed.epoch + 3
@@ -67,10 +79,14 @@ def test_killed_without_warning_it_resumes_bit_for_bit(tmp_path):
 
 
 def _wait_for(path, worker):
-    deadline = time.monotonic() + 60
+    """Until there is a file, and a little longer; a worker that ended before fails the test in its own words."""
+    deadline = time.monotonic() + 300
     while not path.exists() and worker.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.2)
+    if worker.poll() is not None:
+        pytest.fail(f"the worker ended by itself: {worker.stderr.read()}")
+    assert path.exists(), "the worker wrote nothing in time"
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def run_on_two_processes(worker, folder):
     script.write_text(worker)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, str(script), str(folder)], env=environment, capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
 

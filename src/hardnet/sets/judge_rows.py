@@ -1,84 +1,84 @@
 """How far y violates a polyhedron ``lower <= A y <= upper, box_lower <= y <= box_upper``: block by block of samples.
 
 A block stays in the cache, so that a certificate costs little more than reading y and writing the answer, and never
-needs a matrix for a box.
+needs a matrix for a box. `judgement.py` calls it for every member of a set that is a polyhedron.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from hardnet.rows import BoxedRows
-from hardnet.solvers.compensated import largest, long_excess, plain_excess
+from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
+from hardnet.solvers.compensated import Excess, largest, long_excess, plain_excess
+from hardnet.solvers.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
 
-BLOCK = 1 << 16
-"""Entries of y (and of its own A) that are judged at a time on a CPU; a GPU takes all."""
-
-
-class Judgement(NamedTuple):
-    """What a certificate says of the rows of a set.
-
-    Attributes:
-        violation: How far each row is violated, ``(*batch, rows)`` float64.
-        tolerance: What counts as satisfied, ``(*batch, rows)`` float64.
-        rounding: A bound on the error of `violation`, ``(*batch, rows that are no coordinates)`` float64. A coordinate
-            is one subtraction, which is off by `UNIT` of its result.
-    """
-
-    violation: Tensor
-    tolerance: Tensor
-    rounding: Tensor
+CACHE = 1 << 16
+"""Entries of y that fit into the cache of a CPU: a box is judged in such blocks."""
+BLOCK = 1 << 19
+"""Entries of y (and of its own A) whose general rows are judged at a time on a CPU: many for each operation."""
+DEVICE = 1 << 24
+"""Both on other devices."""
 
 
-class Tolerance(NamedTuple):
-    """What counts as satisfied.
-
-    Attributes:
-        absolute: The same number for every row; None for the relative one.
-        relative: In units of the size of the terms of a row.
-        floor: What is added to the size of every output where all bounds of a row are 0: then nothing else says
-            what is small, and what a method leaves of an exact 0 is a rounding of a rounding.
-    """
-
-    absolute: float | None
-    relative: float
-    floor: float
-
-    def of(self, scale: Tensor) -> Tensor:
-        """The tolerance of rows whose terms have the size `scale`; terms beyond float64 count as its largest number."""
-        greatest = torch.finfo(torch.float64).max
-        if self.absolute is not None:
-            return torch.full_like(scale, min(self.absolute, greatest))
-        return self.relative * scale.clamp_max(greatest)
-
-
-def judge_rows(rows: BoxedRows, y: Tensor, tolerance: Tolerance, out: Judgement) -> None:
-    """Write what holds for y ``(B, n)`` into `out` ``(B, rows)``: the coordinates of a box first, then general rows.
+def judge_rows(
+    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None = None
+) -> None:
+    """Write what holds for y ``(B, n)`` into `out`: the coordinates of a box first, then general rows.
 
     Args:
         rows: Numbers in any floating dtype, without batch dimensions or with one of length B.
-        y: Outputs in any floating dtype.
+        points: The outputs.
         tolerance: What counts as satisfied.
-        out: A flat record in float64.
+        out: The record of these rows; its list of what is allowed grows.
+        given: The tolerance ``(B, rows)`` itself, where the set has a scale of its own.
     """
-    count, n = y.shape
-    m = rows.A.shape[-2]
-    own = n * (m if rows.A.dim() == 3 else 1)
-    step = max(1, BLOCK // max(own, 1)) if y.device.type == "cpu" else max(count, 1)
-    for start in range(0, count, step):
-        samples = slice(start, min(start + step, count))
-        block = rows.map(partial(_block, samples=samples))
-        points = _Points.of(y[samples].double())
-        boxed = n if rows.boxed else 0
-        violation, allowed, rounding = (field[samples] for field in out)
-        if boxed:
-            _judge_box(block, points, tolerance, violation[:, :n], allowed[:, :n])
-        if m:
-            _judge_general(block, points, tolerance, Judgement(violation[:, boxed:], allowed[:, boxed:], rounding))
+    boxed = points.given.shape[-1] if rows.boxed else 0
+    if boxed:
+        _judge_coordinates(rows, points, tolerance, out, None if given is None else given[:, :boxed])
+    if rows.A.shape[-2]:
+        own = out._replace(violation=out.violation[:, boxed:])
+        _judge_general(rows, points, tolerance, own, None if given is None else given[:, boxed:])
+
+
+def _judge_coordinates(
+    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None
+) -> None:
+    """The box, block by block."""
+    n = points.given.shape[-1]
+    box = _box_tolerance(rows, points.size, tolerance) if given is None else Allowed.exactly(given)
+    out.allowed.append(box)
+    for samples in _blocks(points.given, n, CACHE):
+        violation = out.violation[samples, :n]
+        if not _judge_box(rows.map(partial(_block, samples=samples)), points.block(samples), violation):
+            out.satisfied[samples] &= (violation <= box.of(samples)).all(-1)
+
+
+def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None) -> None:
+    """The other rows, block by block; what all samples share is prepared once."""
+    (count, n), m = points.given.shape, rows.A.shape[-2]
+    allowed = points.size.new_empty(count, m) if given is None else given
+    out.allowed.append(Allowed.exactly(allowed))
+    shared = _Matrix(rows.A.double(), count) if rows.A.dim() == 2 else None
+    for samples in _blocks(points.given, n if shared else n * m, BLOCK):
+        block, own = rows.map(partial(_block, samples=samples)), points.block(samples)
+        matrix = shared or _Matrix(block.A, 1)
+        if given is None:
+            allowed[samples] = _general_tolerance(block, matrix, own.size, tolerance)
+        found = _judge_block(block, matrix, own, allowed[samples])
+        out.violation[samples], out.rounding[samples] = found
+        out.satisfied[samples] &= (found.value <= allowed[samples]).all(-1)
+
+
+def _blocks(y: Tensor, entries: int, most: int) -> Iterator[slice]:
+    """The samples of y, as many at a time as have `most` entries together."""
+    step = max(1, (most if y.device.type == "cpu" else DEVICE) // max(entries, 1))
+    for start in range(0, len(y), step):
+        yield slice(start, min(start + step, len(y)))
 
 
 def _block(number: Tensor, core: int, samples: slice) -> Tensor:
@@ -86,93 +86,125 @@ def _block(number: Tensor, core: int, samples: slice) -> Tensor:
     return (number[samples] if number.dim() > core else number).double()
 
 
-class _Points(NamedTuple):
-    """Outputs of a block, with zeros in the place of what is not finite.
+class _Matrix:
+    """General rows ``(m, n)`` or ``(b, m, n)`` in float64: what can be said of them without y.
 
     Attributes:
-        given: The outputs themselves, ``(b, n)``.
-        y: Finite outputs, ``(b, n)``.
-        size: ``|y|_inf``, ``(b, 1)``.
-        finite: Whether all outputs of a sample are finite, ``(b, 1)``; None where that is so for all samples.
+        A: With zeros in rows that are not finite.
+        sound: Which rows are finite, ``(m,)`` or ``(b, m)``; None where all are.
+        weight: ``|a|_1``, ``(m,)`` or ``(b, m)``.
     """
 
-    given: Tensor
-    y: Tensor
-    size: Tensor
-    finite: Tensor | None
+    def __init__(self, A: Tensor, samples: int) -> None:
+        sound = largest(A).isfinite()
+        self.sound = None if bool(sound.all()) else sound
+        self.A = A if self.sound is None else torch.where(sound.unsqueeze(-1), A, 0)
+        self.weight = self.A.abs().sum(-1)
+        self._samples = samples
 
-    @classmethod
-    def of(cls, given: Tensor) -> _Points:
-        """Clean the outputs."""
-        size = largest(given).unsqueeze(-1)
-        finite = size.isfinite()
-        if bool(finite.all()):
-            return cls(given, given, size, None)
-        y = torch.where(given.isfinite(), given, 0)
-        return cls(given, y, largest(y).unsqueeze(-1), finite)
+    @cached_property
+    def sliced(self) -> SlicedRows | None:
+        """The rows in slices, where that takes no more memory than the samples that share them; else None."""
+        m, n = self.A.shape[-2:]
+        shared = self.A.dim() == 2 and n <= WIDEST and self._samples >= slice_count(n) * m
+        return slice_rows(self.A) if shared else None
 
 
-def _judge_box(rows: BoxedRows, points: _Points, tolerance: Tolerance, violation: Tensor, allowed: Tensor) -> None:
-    """``max(y - upper, lower - y, 0)``: one subtraction, whose sign is exact; only a finite output is inside."""
-    y = points.given
-    sides = [] if rows.box_upper is None else [y - rows.box_upper]
-    sides += [] if rows.box_lower is None else [rows.box_lower - y]
+def _box_tolerance(rows: BoxedRows, size: Tensor, tolerance: Tolerance) -> Allowed:
+    """``|y|_inf + |lower| + |upper|`` relative, as the sum of what a sample and what a coordinate allows."""
+    n = rows.A.shape[-1]
+    if tolerance.absolute is not None:
+        return Allowed(tolerance.of(size), size.new_zeros(n))
+    bounds = _bound_sizes(rows.box_lower, rows.box_upper)
+    anchor = torch.where(bounds > 0, bounds, tolerance.floor)
+    return Allowed(tolerance.of(size), tolerance.of(anchor).expand(*bounds.shape[:-1], n))
+
+
+def _general_tolerance(rows: BoxedRows, matrix: _Matrix, size: Tensor, tolerance: Tolerance) -> Tensor:
+    """``|a|_1 |y|_inf + |lower| + |upper|`` relative, ``(b, m)``."""
+    bounds = _bound_sizes(rows.lower, rows.upper)
+    anchor = torch.where(bounds > 0, bounds, tolerance.floor * matrix.weight)
+    return tolerance.of(matrix.weight * size + anchor)
+
+
+def _judge_box(rows: BoxedRows, points: Points, violation: Tensor) -> bool:
+    """``max(y - upper, lower - y, 0)``: one subtraction, whose sign is exact; only a finite output is inside.
+
+    Returns whether all outputs are inside, as those that a layer enforced are: then nothing is subtracted.
+    """
+    y, lower, upper = points.given, rows.box_lower, rows.box_upper
+    if points.finite is None and torch.equal(torch.clamp(y, lower, upper), y) and not _crossed(lower, upper):
+        violation.zero_()
+        return True
+    sides = [] if upper is None else [y - upper]
+    sides += [] if lower is None else [lower - y]
     torch.clamp_min(sides[0] if len(sides) == 1 else torch.maximum(*sides), 0, out=violation)
     if points.finite is not None:
         violation.copy_(torch.where(y.isfinite(), violation, y.abs()))
-    if tolerance.absolute is not None:
-        allowed.copy_(tolerance.of(points.size))
-    else:  # the sum of two tolerances, so that no temporary of the size of y is needed
-        bounds = _bound_sizes(rows.box_lower, rows.box_upper)
-        anchor = torch.where(bounds > 0, bounds, tolerance.floor)
-        torch.add(tolerance.of(points.size), tolerance.of(anchor), out=allowed)
+    return False
 
 
-def _judge_general(rows: BoxedRows, points: _Points, tolerance: Tolerance, out: Judgement) -> None:
-    """``max(A y - upper, lower - A y, 0)``, in long arithmetic where the plain one leaves it open.
+def _crossed(lower: Tensor | None, upper: Tensor | None) -> bool:
+    """Whether some lower bound is above its upper bound, so that `clamp` says nothing of the lower one."""
+    return lower is not None and upper is not None and bool((lower > upper).any())
+
+
+def _judge_block(rows: BoxedRows, matrix: _Matrix, points: Points, allowed: Tensor) -> Excess:
+    """``max(A y - upper, lower - A y, 0)`` and its rounding, in long arithmetic where the plain one leaves it open.
 
     Open are the rows that are neither inside nor violated by more than the rounding of the plain sum. A row is violated
     where a number or an output that it reads is not finite.
     """
-    sound = rows.A.abs().amax(-1).isfinite()
-    A = rows.A if bool(sound.all()) else torch.where(sound.unsqueeze(-1), rows.A, 0)
-    absent = A.new_full(A.shape[-2:-1], torch.inf)
-    lower = -absent if rows.lower is None else rows.lower
-    upper = absent if rows.upper is None else rows.upper
-    weight, bounds = A.abs().sum(-1), _bound_sizes(rows.lower, rows.upper)
-    anchor = torch.where(bounds > 0, bounds, tolerance.floor * weight)
-    out.tolerance.copy_(tolerance.of(weight * points.size + anchor))
-    excess, rounding = plain_excess(A, lower, upper, points.y)
+    absent = matrix.A.new_full(matrix.A.shape[-2:-1], torch.inf)
+    bounds = -absent if rows.lower is None else rows.lower, absent if rows.upper is None else rows.upper
+    y = points.y
+    excess, rounding = plain_excess(matrix.A, *bounds, y, matrix.weight * points.size)
     inside = excess < -rounding
     rounding.masked_fill_(inside, 0)
-    _sum_again(~(inside | (excess > out.tolerance + rounding)), A, lower, upper, points.y, (excess, rounding))
-    torch.clamp_min(excess, 0, out=out.violation)
-    out.rounding.copy_(rounding)
-    if points.finite is not None or A is not rows.A:
-        readable = sound if points.finite is None else sound & points.finite
-        out.violation.copy_(torch.where(readable, out.violation, not_finite(points.given)))
+    left = ~(inside | (excess > allowed + rounding))
+    if bool(left.any()):
+        rest = bounds, points._replace(given=y), Excess(excess, rounding)
+        if matrix.sliced is None:
+            _sum_pairs_again(left, matrix.A, *rest)
+        else:
+            _sum_shared_again(left, matrix.sliced, *rest)
+    excess.clamp_min_(0)
+    if points.finite is None and matrix.sound is None:
+        return Excess(excess, rounding)
+    readable = [part for part in (points.finite, matrix.sound) if part is not None]
+    sound = readable[0] if len(readable) == 1 else readable[0] & readable[1]
+    return Excess(torch.where(sound, excess, not_finite(points.given)), rounding)
 
 
-def _sum_again(left: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, found: tuple[Tensor, Tensor]) -> None:
-    """Write excess and rounding of the rows `left` ``(b, m)`` anew; samples of a shared row go together."""
+def _sum_shared_again(
+    left: Tensor, sliced: SlicedRows, bounds: tuple[Tensor, Tensor], points: Points, found: Excess
+) -> None:
+    """Write excess and rounding of the rows `left` ``(b, m)`` anew, where all samples share them."""
+    rows, samples = left.any(0).nonzero().squeeze(-1), left.any(1).nonzero().squeeze(-1)
+    whole = len(samples) == len(left)
+    y, size = (points.given, points.size) if whole else (points.given[samples], points.size[samples])
+    place = samples.unsqueeze(-1), rows
+    lower, upper = (side[rows] if side.dim() == 1 else side[place] for side in bounds)
+    for field, value in zip(found, sliced_excess(sliced.some(rows), lower, upper, y, size), strict=True):
+        field[place] = torch.where(left[place], value, field[place])
+
+
+def _sum_pairs_again(left: Tensor, A: Tensor, bounds: tuple[Tensor, Tensor], points: Points, found: Excess) -> None:
+    """The same pair by pair of a row and a sample; samples of a shared row go together."""
+    step = max(1, CACHE // A.shape[-1])
     if A.dim() == 3:
         sample, row = left.nonzero(as_tuple=True)
-        pieces = [(sample, row, A[sample, row])] if len(sample) else []
+        pieces = ((s, r, A[s, r]) for s, r in zip(sample.split(step), row.split(step), strict=True))
     else:
         rows = left.any(0).nonzero().squeeze(-1).tolist()
-        pieces = [(left[:, k].nonzero().squeeze(-1), k, A[k : k + 1]) for k in rows]
+        pieces = ((left[:, k].nonzero().squeeze(-1), k, A[k : k + 1]) for k in rows)
     for sample, row, a in pieces:
-        low, high = (side[row].expand(len(sample)) if side.dim() == 1 else side[sample, row] for side in (lower, upper))
-        for field, value in zip(found, long_excess(a, low, high, y[sample]), strict=True):
+        low, high = (side[row].expand(len(sample)) if side.dim() == 1 else side[sample, row] for side in bounds)
+        for field, value in zip(found, long_excess(a, low, high, points.given[sample]), strict=True):
             field[sample, row] = value
 
 
 def _bound_sizes(lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``|lower| + |upper|`` over the finite bounds; one of them is given."""
-    sides = [torch.where(side.isfinite(), side.abs(), 0) for side in (lower, upper) if side is not None]
+    sides = [torch.where(side.isfinite(), side.abs(), 0).double() for side in (lower, upper) if side is not None]
     return sum(sides[1:], sides[0])
-
-
-def not_finite(y: Tensor) -> Tensor:
-    """The violation where something is not finite: NaN where an output is, else infinite; ``(*batch, 1)``."""
-    return y.abs().amax(-1, keepdim=True) + torch.inf

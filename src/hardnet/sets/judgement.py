@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from hardnet.sets.affine import Affine
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.box import Box
 from hardnet.sets.intersection import Intersection
-from hardnet.sets.judge_rows import Judgement, Tolerance, judge_rows, not_finite
+from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
+from hardnet.sets.judge_rows import judge_rows
 from hardnet.sets.relaxed import loosened
 from hardnet.sets.simplex import Simplex
 from hardnet.solvers.compensated import UNIT
@@ -32,6 +33,14 @@ SCALES_OF_ROWS = (Affine.scale, Box.scale, Simplex.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 
+class Curved(NamedTuple):
+    """What is said of the rows of a curved member, ``(*batch, rows)`` each."""
+
+    violation: Tensor
+    tolerance: Tensor
+    rounding: Tensor
+
+
 def judge(
     constraint: ConstraintSet,
     numbers: Any,
@@ -39,7 +48,7 @@ def judge(
     tolerance: float | None,
     slack: list[Tensor | None] | None = None,
 ) -> tuple[Judgement, Tensor]:
-    """Judge y ``(*batch, n)`` by the numbers of C(x): the record, and which rows are coordinates, ``(rows,)`` bool.
+    """Judge y ``(*batch, n)`` by the numbers of C(x): the flat record, and which rows are coordinates ``(rows,)``.
 
     Args:
         constraint: The set.
@@ -48,7 +57,7 @@ def judge(
         tolerance: What counts as satisfied, for every row; None for `ROUNDINGS` eps relative to its terms.
         slack: For each member by how much its bounds have given way, ``(*batch, rows)``, or None.
     """
-    eps, batch = torch.finfo(y.dtype).eps, y.shape[:-1]
+    eps, batch, flat = torch.finfo(y.dtype).eps, y.shape[:-1], y.reshape(-1, y.shape[-1])
     allowed = Tolerance(tolerance, ROUNDINGS * eps, eps)
     parts = list(members(constraint, numbers))
     pieces = [
@@ -59,12 +68,18 @@ def judge(
     ]
     counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
     general = [_general_rows(piece) for piece in pieces]
-    flat = [y.new_empty(batch.numel(), sum(k), dtype=torch.float64) for k in (counts, counts, general)]
-    fields = zip(flat[0].split(counts, -1), flat[1].split(counts, -1), flat[2].split(general, -1), strict=True)
-    for (part, own), piece, out in zip(parts, pieces, fields, strict=True):
-        _write(part, own, piece, y, allowed, Judgement(*out))
+    violation, rounding = (flat.new_empty(len(flat), sum(k), dtype=torch.float64) for k in (counts, general))
+    whole = Judgement(violation, rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
+    points = Points.of(flat)
+    fields = zip(violation.split(counts, -1), rounding.split(general, -1), strict=True)
+    for (part, own), piece, (own_violation, own_rounding) in zip(parts, pieces, fields, strict=True):
+        out = whole._replace(violation=own_violation, rounding=own_rounding)
+        if isinstance(piece, BoxedRows):
+            judge_rows(piece, points, allowed, out, _own_tolerance(part, own, y, allowed))
+        else:
+            _copy(piece, out)
     coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
-    return Judgement(*(field.reshape(*batch, field.shape[-1]) for field in flat)), coordinates.to(y.device)
+    return whole, coordinates.to(y.device)
 
 
 def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[ConstraintSet, Any]]:
@@ -75,19 +90,22 @@ def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[Constrain
         yield constraint, numbers
 
 
-def _write(
-    part: ConstraintSet, numbers: Any, piece: BoxedRows | Judgement, y: Tensor, allowed: Tolerance, out: Judgement
-) -> None:
-    """Write what one member says into its rows of the flat record ``(B, rows)``."""
-    if isinstance(piece, Judgement):
-        for own, field in zip(piece, out, strict=True):
-            field.copy_(own.reshape(field.shape))
-        return
-    judge_rows(piece, y.reshape(-1, y.shape[-1]), allowed, out)
-    if type(part).scale not in SCALES_OF_ROWS and allowed.absolute is None:
-        finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
-        scale = _anchored(part, numbers, finite, part.scale(numbers, finite), allowed.floor)
-        out.tolerance.copy_(allowed.of(scale).expand(*y.shape[:-1], -1).reshape(out.tolerance.shape))
+def _copy(piece: Curved, out: Judgement) -> None:
+    """Write what a curved member says into its rows of the flat record."""
+    violation, tolerance, rounding = (field.reshape(len(out.violation), -1) for field in piece)
+    out.violation.copy_(violation)
+    out.rounding.copy_(rounding)
+    out.satisfied.logical_and_((violation <= tolerance).all(-1))
+    out.allowed.append(Allowed.exactly(tolerance))
+
+
+def _own_tolerance(part: ConstraintSet, numbers: Any, y: Tensor, allowed: Tolerance) -> Tensor | None:
+    """The tolerance ``(B, rows)`` of a polyhedron whose scale is not that of its rows; None where it is."""
+    if type(part).scale in SCALES_OF_ROWS or allowed.absolute is not None:
+        return None
+    finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
+    scale = _anchored(part, numbers, finite, part.scale(numbers, finite), allowed.floor)
+    return allowed.of(scale).expand(*y.shape[:-1], -1).reshape(y.shape[:-1].numel(), -1)
 
 
 def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
@@ -98,17 +116,17 @@ def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
     return number.expand(*batch, *own).reshape(batch.numel(), *own)
 
 
-def _coordinates(piece: BoxedRows | Judgement) -> int:
+def _coordinates(piece: BoxedRows | Curved) -> int:
     """How many rows compare one output with a bound of its own."""
     return piece.A.shape[-1] if isinstance(piece, BoxedRows) and piece.boxed else 0
 
 
-def _general_rows(piece: BoxedRows | Judgement) -> int:
+def _general_rows(piece: BoxedRows | Curved) -> int:
     """How many other rows there are."""
     return piece.A.shape[-2] if isinstance(piece, BoxedRows) else piece.violation.shape[-1]
 
 
-def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Judgement:
+def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Curved:
     """The residual of the set in float64, which adds up and multiplies along n and the widest of its numbers.
 
     Its rounding is bounded by ``4 (n + that width + 8)`` times `UNIT`, relative to the size of the terms: twice what
@@ -126,7 +144,7 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
     scale = part.scale(cleaned, finite).expand_as(violation)
     allowed = tolerance.of(_anchored(part, cleaned, finite, scale, tolerance.floor))
     width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
-    return Judgement(violation, allowed, 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+    return Curved(violation, allowed, 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
 
 
 def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, scale: Tensor, floor: float) -> Tensor:

@@ -33,7 +33,7 @@ class Excess(NamedTuple):
     rounding: Tensor
 
 
-def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
+def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tensor) -> Excess:
     """The excess of all rows at all points by one matrix product in float64.
 
     A sum of n products in any order is off by at most ``n u sum |a_i y_i| <= n u |a|_1 |y|_inf``; each use of `UNIT`
@@ -44,9 +44,9 @@ def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
         lower: ``(m,)`` or ``(B, m)``, -inf where absent.
         upper: Like `lower`, inf where absent.
         y: ``(B, n)``, finite.
+        size: ``|a|_1 |y|_inf``, ``(B, m)``.
     """
     value = y @ A.mT if A.dim() == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
-    size = A.abs().sum(-1) * largest(y).unsqueeze(-1)
     excess = torch.maximum(value - upper, lower - value)
     n = y.shape[-1] + 4
     return Excess(excess, n * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
@@ -61,41 +61,63 @@ def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
         upper: ``(K,)``, inf where absent.
         y: ``(K, n)``, finite.
     """
-    row_exponent, point_exponent = _exponent(a), _exponent(y)
-    exponent = row_exponent + point_exponent
-    high, low, size = _dot(_shift(a, -row_exponent.unsqueeze(-1)), _shift(y, -point_exponent.unsqueeze(-1)))
-    own_lower, own_upper = _shift(lower, -exponent), _shift(upper, -exponent)
+    row_exponent, point_exponent = moderate_exponent(a), moderate_exponent(y)
+    exponent, n = row_exponent + point_exponent, a.shape[-1]
+    a, y = shift(a, -row_exponent.unsqueeze(-1)), shift(y, -point_exponent.unsqueeze(-1))
+    lost = n * (1 + largest(a) + largest(y)) if bool(exponent.any()) else n  # scaling may underflow, products too
+    return against_bounds(_dot(a, y), lower, upper, exponent, n, lost)
+
+
+def against_bounds(
+    total: tuple[Tensor, Tensor, Tensor],
+    lower: Tensor,
+    upper: Tensor,
+    exponent: Tensor,
+    n: int,
+    lost: Tensor | float,
+) -> Excess:
+    """The excess of sums ``(high + low) 2^exponent`` of n terms.
+
+    The errors of n products are at most ``u size`` together, what two layers leave is less; both are added in plain
+    float64, which loses ``n u`` of them. Four times that covers the terms of higher order.
+
+    Args:
+        total: The sums as high and low, and the size of their terms.
+        lower: -inf where absent.
+        upper: inf where absent.
+        exponent: By which the sums are scaled.
+        n: How many terms a sum has.
+        lost: What underflow may have taken from the sums, in units of `TINY`.
+    """
+    high, low, size = total
+    own_lower, own_upper = shift(lower, -exponent), shift(upper, -exponent)
     above = torch.where(upper.isfinite(), _add(high, low, -own_upper), -upper)
     below = torch.where(lower.isfinite(), _add(-high, -low, own_lower), lower)
     excess = torch.maximum(above, below)
     for bound, own in ((lower, own_lower), (upper, own_upper)):
         size = size + torch.where(bound.isfinite(), own.abs(), 0)
-    rounding = _long_bound(a.shape[-1]) * size + 2 * UNIT * _finite_size(excess) + 16 * (a.shape[-1] + 4) * TINY
-    return Excess(_shift(excess, exponent), _shift(rounding, exponent) + 4 * TINY)
-
-
-def _long_bound(n: int) -> float:
-    """The error of `_dot` and `_add`, relative to the size of the terms.
-
-    The errors of n products are at most ``u size`` together, what two layers leave is less; both are added in plain
-    float64, which loses ``n u`` of them. Four times that covers the terms of higher order.
-    """
-    return 4 * (n + 8) * UNIT**2
+    relative = 4 * (n + 8) * UNIT**2
+    rounding = relative * size + 2 * UNIT * _finite_size(excess) + 16 * (lost + 4) * TINY
+    return Excess(shift(excess, exponent), shift(rounding, exponent) + 4 * TINY)
 
 
 def _dot(a: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``a'y`` of rows ``(K, n)`` as the unevaluated sum of two numbers, and ``sum |a_i y_i|``: each ``(K,)``.
+    """``a'y`` of rows ``(K, n)`` as the unevaluated sum of two numbers, and ``sum |a_i y_i|``: each ``(K,)``."""
+    return exact_sum(*two_product(a, y))
 
-    Adding and subtracting a power of two rounds every product to a multiple of the same unit; where the power is above
-    twice the sum of their sizes, all sums of the rounded products are exact, in any order. Two such layers leave next
-    to nothing to be added with roundings.
+
+def exact_sum(rest: Tensor, error: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of terms ``(..., count)`` and their errors as two numbers, and the sum of their sizes: each ``(...)``.
+
+    Adding and subtracting a power of two rounds every term to a multiple of the same unit; where the power is above
+    twice the sum of their sizes, all sums of the rounded terms are exact, in any order. Two such layers leave next to
+    nothing to be added with roundings.
     """
-    rest, error = two_product(a, y)
     size = rest.abs().sum(-1)
-    layer = _power(torch.frexp(size).exponent.long().clamp_min(-900) + 2).unsqueeze(-1)
+    layer = power(torch.frexp(size).exponent.long().clamp_min(-900) + 2).unsqueeze(-1)
     sums = []
-    for power in (layer, layer * 2.0 ** (ceil(log2(rest.shape[-1])) - 50)):
-        rounded = (rest + power).sub_(power)
+    for unit in (layer, layer * 2.0 ** (ceil(log2(rest.shape[-1])) - 50)):
+        rounded = (rest + unit).sub_(unit)
         rest = rest - rounded
         sums.append(rounded.sum(-1))
     low = (rest if error is None else rest.add_(error)).sum(-1)
@@ -133,7 +155,7 @@ def _split(a: Tensor) -> tuple[Tensor, Tensor]:
     return high, a - high
 
 
-def _exponent(rows: Tensor) -> Tensor:
+def moderate_exponent(rows: Tensor) -> Tensor:
     """The exponent e of each row's largest entry, below ``2^e`` in absolute value: ``(K,)``; 0 where it is moderate."""
     exponent = torch.frexp(largest(rows)).exponent.long()
     return torch.where(exponent.abs() < MODERATE, 0, exponent)
@@ -144,16 +166,16 @@ def largest(rows: Tensor) -> Tensor:
     return torch.maximum(rows.amax(-1), -rows.amin(-1))
 
 
-def _shift(a: Tensor, exponent: Tensor) -> Tensor:
+def shift(a: Tensor, exponent: Tensor) -> Tensor:
     """``a 2^exponent`` in three steps, since a power of two beyond 2^1023 is no float64; exact unless it underflows."""
     if not bool(exponent.any()):
         return a
     third = torch.div(exponent, 3, rounding_mode="floor")
-    small, rest = _power(third), _power(exponent - 2 * third)
+    small, rest = power(third), power(exponent - 2 * third)
     return a * small * small * rest
 
 
-def _power(exponent: Tensor) -> Tensor:
+def power(exponent: Tensor) -> Tensor:
     """``2^exponent`` as float64, for exponents from -1022 to 1023, from its bits: exp2 need not be exact."""
     return ((exponent + 1023) << 52).view(torch.float64)
 

@@ -1,0 +1,18 @@
+"""What holds for every test: the processes that it starts import the hardnet that it imports."""
+
+import os
+from pathlib import Path
+
+import hardnet
+
+SOURCES = Path(hardnet.__file__).parents[1]
+
+
+def pytest_configure():
+    """Put the folder of hardnet in front of PYTHONPATH, with absolute paths, unless it is installed.
+
+    Tests may run from sources (``PYTHONPATH=src``) in a folder of their own, where a relative path leads nowhere.
+    """
+    given = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    own = [] if SOURCES.name == "site-packages" else [str(SOURCES)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *given]))
