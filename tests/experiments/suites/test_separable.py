@@ -24,6 +24,9 @@ LIMITS = {
     "snarenet-qcqp10": -28.434,
     "snarenet-qcqp50": -16.254,
     "snarenet-qcqp100": -13.197,
+    "fsnet-convex-qp": -36.104,
+    "fsnet-convex-qcqp": -26.834,
+    "fsnet-nonconvex-qp": -19.668,
 }
 """Mean optima of the test sets."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
 from hardnet.experiments.suites.programs import WIDE
-from hardnet.experiments.suites.separable import LOOSE, PENALISED, solve_separable
+from hardnet.experiments.suites.separable import LOOSE, LOOSER, PENALISED, solve_separable
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.fsnet import FSNet, Rows, Shape
 
@@ -28,9 +28,9 @@ SUITE = Suite(
         _case("convex", "qp", WIDE),
         _case("convex", "qcqp", LOOSE, PENALISED),
         _case("convex", "socp", LOOSE, PENALISED),
-        _case("nonconvex", "qp", LOOSE, PENALISED),
-        _case("nonconvex", "qcqp", LOOSE, PENALISED),
-        _case("nonsmooth", "qp", LOOSE, PENALISED),
+        _case("nonconvex", "qp", LOOSER, PENALISED),
+        _case("nonconvex", "qcqp", LOOSER, PENALISED),
+        _case("nonsmooth", "qp", LOOSER, PENALISED),
     ),
     (
         Column("objective", ("objective",)),
