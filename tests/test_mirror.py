@@ -25,7 +25,7 @@ ELSEWHERE = {
     "functional/test_affine_strict.py": "functional/strict",
     "functional/test_box_rows.py": "functional/box_rows_gradient",
     "functional/test_cones.py": "functional/curved solvers/cones",
-    "functional/test_intersection.py": "functional/conic",
+    "functional/test_intersection.py": "functional/conic functional/conic_gradient functional/conic_operator",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_gradient solvers/nonlinear_kkt",
     "functional/test_polyhedron.py": "functional/samples",
@@ -64,6 +64,8 @@ ELSEWHERE = {
     "sets/test_scaled.py": "sets/scaled_sets",
     "sets/test_sparse.py": "functional/sparse_rows solvers/sparse_factor solvers/sparse_interior solvers/sparse_rows",
     "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_factor solvers/box_interior solvers/box_problem",
+    "solvers/test_conic_fixed.py": "solvers/barrier_cones solvers/barrier_matrices solvers/barriers "
+    "solvers/cone_images solvers/conic_interior solvers/eigen solvers/quadratic_image solvers/saddle",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "solvers/orthogonal",

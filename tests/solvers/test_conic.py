@@ -19,7 +19,7 @@ def leading(block):
 
 
 def stack_of(blocks, y):
-    return Stack([leading(block).image() for block in blocks], y)
+    return Stack([leading(block).image() for block in blocks], y.shape[-1])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -5,14 +5,19 @@ Tensors may carry batch dimensions or not; the solver flattens them to one, of l
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.solvers.cone_images import SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.cones import order, pack, unpack
-from hardnet.solvers.images import Image, IntervalImage, QuadraticImage, SecondOrderImage, SemiDefiniteImage
+from hardnet.solvers.images import Image, IntervalImage
+from hardnet.solvers.quadratic_image import QuadraticImage
+from hardnet.solvers.quadratic_root import power_of_two
 
 
 def convex(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -38,6 +43,29 @@ def _all_finite(*fields: Tensor) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*good)).all(0)
 
 
+def _runs(blocks: Sequence[Block]) -> Iterator[tuple[type[Block], list[Any]]]:
+    """Neighbours of one kind and of one size, which are worked on together."""
+    for (kind, *_), run in groupby(blocks, key=lambda block: (type(block), *(part.shape for part in block))):
+        yield kind, list(run)
+
+
+def valid(blocks: Sequence[Block]) -> Tensor:
+    """Samples whose numbers describe a convex set, ``(b,)``: as they were given, since roundings go by their dtype."""
+    good = [kind.sound(run) for kind, run in _runs(blocks)]
+    return torch.stack(torch.broadcast_tensors(*good)).all(0)
+
+
+def _stacked(cores: Sequence[int], blocks: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """The fields of blocks of one kind and shape with a group dimension behind the batch: ``(*batch, g, *core)``."""
+    columns = zip(cores, zip(*blocks, strict=True), strict=True)
+    return [torch.stack(fields, dim=fields[0].dim() - core).to(dtype or fields[0].dtype) for core, fields in columns]
+
+
+def images(blocks: Sequence[Block]) -> list[Image]:
+    """The images of all blocks in float64; neighbours of one kind and size share one, so that their order stays."""
+    return [kind.together(run, torch.float64) for kind, run in _runs(blocks)]
+
+
 class Intervals(NamedTuple):
     """``lower <= A y <= upper``: A ``(m, n)``, bounds ``(m,)``, infinite where absent."""
 
@@ -46,14 +74,29 @@ class Intervals(NamedTuple):
     upper: Tensor
     cores = (2, 1, 1)
 
-    def valid(self) -> Tensor:
+    @property
+    def rows(self) -> int:
+        """One for each row of A."""
+        return self.A.shape[-2]
+
+    @classmethod
+    def sound(cls, blocks: Sequence[Intervals]) -> Tensor:
         """A finite, ``lower <= upper``, and no bound infinite on the wrong side, ``(b,)``."""
-        ordered = (self.lower <= self.upper) & (self.lower < torch.inf) & (self.upper > -torch.inf)
-        return _all_finite(self.A) & ordered.all(-1)
+        A, lower, upper = _stacked(cls.cores, blocks)
+        ordered = (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
+        return _all_finite(A) & ordered.flatten(1).all(-1)
 
     def image(self) -> Image:
         """``A y in [lower, upper]``."""
         return IntervalImage(*self)
+
+    @classmethod
+    def together(cls, blocks: Sequence[Intervals], dtype: torch.dtype | None = None) -> Image:
+        """The rows of all, one below the other."""
+        A, lower, upper = zip(*blocks, strict=True)
+        return IntervalImage(
+            *(part.to(dtype or part.dtype) for part in (torch.cat(A, -2), torch.cat(lower, -1), torch.cat(upper, -1)))
+        )
 
     def residual(self, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``, ``(*batch, m)``."""
@@ -74,17 +117,32 @@ class SecondOrder(NamedTuple):
     d: Tensor
     cores = (2, 1, 1, 0)
 
-    def valid(self) -> Tensor:
+    @property
+    def rows(self) -> int:
+        """Those of A, and the height."""
+        return self.A.shape[-2] + 1
+
+    @classmethod
+    def sound(cls, blocks: Sequence[SecondOrder]) -> Tensor:
         """All finite, ``(b,)``."""
-        return _all_finite(*self)
+        return _all_finite(*_stacked(cls.cores, blocks))
 
     def image(self) -> Image:
         """``(A y + b, c'y + d)`` in the second-order cone."""
-        batch = torch.broadcast_shapes(self.A.shape[:-2], self.b.shape[:-1], self.c.shape[:-1], self.d.shape)
-        rows = [self.A, self.c.unsqueeze(-2)]
-        offsets = [self.b, self.d.unsqueeze(-1)]
-        K = torch.cat([row.expand(*batch, *row.shape[-2:]) for row in rows], dim=-2)
-        return SecondOrderImage(K, torch.cat([offset.expand(*batch, offset.shape[-1]) for offset in offsets], dim=-1))
+        return self.together([self])
+
+    @classmethod
+    def together(cls, blocks: Sequence[SecondOrder], dtype: torch.dtype | None = None) -> Image:
+        """Cones of one size as one image."""
+        A, b, c, d = _stacked(cls.cores, blocks, dtype)
+        K = [A, c.unsqueeze(-2)]
+        k = [b, d.unsqueeze(-1)]
+        batch = torch.broadcast_shapes(*(row.shape[:-2] for row in K))
+        own = torch.broadcast_shapes(*(offset.shape[:-1] for offset in k))
+        return SecondOrderImage(
+            torch.cat([row.expand(*batch, *row.shape[-2:]) for row in K], dim=-2),
+            torch.cat([offset.expand(*own, offset.shape[-1]) for offset in k], dim=-1),
+        )
 
     def excess(self, y: Tensor) -> Tensor:
         """``|A y + b| - c'y - d``, one row."""
@@ -107,13 +165,25 @@ class SemiDefinite(NamedTuple):
     F: Tensor
     cores = (2, 3)
 
-    def valid(self) -> Tensor:
+    @property
+    def rows(self) -> int:
+        """The packed entries."""
+        return self.F0.shape[-1] * (self.F0.shape[-1] + 1) // 2
+
+    @classmethod
+    def sound(cls, blocks: Sequence[SemiDefinite]) -> Tensor:
         """All finite, ``(b,)``."""
-        return _all_finite(*self)
+        return _all_finite(*_stacked(cls.cores, blocks))
 
     def image(self) -> Image:
         """The packed matrix in the semidefinite cone."""
-        return SemiDefiniteImage(pack(self.F).mT, pack(self.F0))
+        return self.together([self])
+
+    @classmethod
+    def together(cls, blocks: Sequence[SemiDefinite], dtype: torch.dtype | None = None) -> Image:
+        """Matrices of one order as one image."""
+        F0, F = _stacked(cls.cores, blocks, dtype)
+        return SemiDefiniteImage(pack(F).mT, pack(F0))
 
     def excess(self, y: Tensor) -> Tensor:
         """``-lambda_min``, one row; NaN where y is."""
@@ -139,15 +209,34 @@ class Quadratics(NamedTuple):
     r: Tensor
     cores = (2, 1, 0)
 
-    def valid(self) -> Tensor:
-        """All finite and P positive semidefinite, ``(b,)``."""
-        P = self.P.detach().double()
-        spectrum = torch.linalg.eigvalsh(torch.where(_all_finite(P)[:, None, None], P + P.mT, 0.0))
-        return _all_finite(*self) & convex(spectrum, self.P.dtype)
+    @property
+    def rows(self) -> int:
+        """One."""
+        return 1
+
+    @classmethod
+    def sound(cls, blocks: Sequence[Quadratics]) -> Tensor:
+        """All finite, and every P has a Cholesky factor once rounding is added to its diagonal, ``(b,)``."""
+        P, q, r = _stacked(cls.cores, blocks)
+        finite = _all_finite(P, q, r)
+        exact = torch.where(_all_finite(P)[:, None, None, None], P.detach().double(), 0.0)
+        exact = (exact + exact.mT) / 2
+        largest = exact.abs().sum(-1).amax(-1)
+        rounding = 8 * P.shape[-1] * torch.finfo(P.dtype).eps * largest + torch.finfo(exact.dtype).tiny
+        _, failed = torch.linalg.cholesky_ex(exact + torch.diag_embed(rounding.unsqueeze(-1).expand(exact.shape[:-1])))
+        return finite & (failed == 0).all(-1)
 
     def image(self) -> Image:
         """The value in ``(-inf, 0]``."""
-        return QuadraticImage((self.P + self.P.mT) / 2, self.q, self.r)
+        return self.together([self])
+
+    @classmethod
+    def together(cls, blocks: Sequence[Quadratics], dtype: torch.dtype | None = None) -> Image:
+        """All of them as one image, with the entries of each P of size one."""
+        P, q, r = _stacked(cls.cores, blocks, dtype)
+        bend = power_of_two(P.detach().abs().amax((-2, -1)))
+        P = P / bend[..., None, None]
+        return QuadraticImage((P + P.mT) / 2, bend, q, r)
 
     def excess(self, y: Tensor) -> Tensor:
         """``1/2 y'Py + q'y + r``, one row."""

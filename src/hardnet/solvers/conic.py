@@ -1,8 +1,9 @@
 """Exact Euclidean projection onto intersections of curved sets: ``min 1/2 |y - raw|^2  s.t.  G(y) in K``.
 
-An augmented Lagrangian gets near from anywhere (`conic_lagrangian`); Newton on the optimality conditions finishes to
-rounding and is kept only where it lowers the residual (`conic_newton`). Splitting methods were left out: they need
-hundreds to thousands of iterations for the accuracy at which this finish sets in, where Newton needs about twenty.
+A fixed program, an interior point method and Newton on the active set (`conic_fixed`), solves all samples; on a GPU and
+in graphs that is all. Where a look is free, the samples that it leaves (sets without interior, extreme units) go on to
+an augmented Lagrangian that gets near from anywhere (`conic_lagrangian`) and to Newton steps that are kept only where
+they lower the residual (`conic_newton`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hardnet.solvers.blocks import Block
+from hardnet.modes import may_look
+from hardnet.solvers.blocks import Block, images, valid
 from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
+from hardnet.solvers.conic_fixed import follow_and_polish
 from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.conic_newton import overshoot
 from hardnet.solvers.quadratic_root import power_of_two
@@ -49,19 +52,33 @@ def project_intersection(
         Solution whose `dual` ``(B, r)`` holds the multipliers of the blocks in order.
     """
     raw = raw.detach().double()
-    exact = [type(block)(*(field.detach().double() for field in block)) for block in blocks]
-    stack, valid = Stack([block.image() for block in exact], raw), raw.isfinite().all(-1)
-    for block in blocks:  # as given: how exact P is goes by its dtype
-        valid = valid & block.valid()
-    y, dual = torch.where(valid.unsqueeze(-1), raw, torch.nan), raw.new_zeros(raw.shape[0], sum(stack.sizes))
-    status = torch.where(valid, Status.SOLVED, Status.INVALID).to(torch.int8)
-    iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(valid, 0.0, torch.nan).to(raw)
+    stack = Stack([image.map(Tensor.detach) for image in images(blocks)], raw.shape[-1])
+    sound = raw.isfinite().all(-1) & valid(blocks)
+    y, dual = torch.where(sound.unsqueeze(-1), raw, torch.nan), raw.new_zeros(raw.shape[0], sum(stack.sizes))
+    status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
+    iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
     inside = (miss(stack, raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
-    for index in (valid & ~inside).nonzero().squeeze(-1).split(_chunk(stack, raw)):
-        part = _solve(raw[index], stack.select(raw[index], index), tolerance)
+    outside = sound & ~inside
+    if not may_look(raw):
+        return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, tolerance)
+    for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
+        part = _solve(raw[index], stack.select(index), tolerance)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
+
+
+def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+    """`known` with the samples `outside` solved by the fixed program, which all samples run through."""
+    safe = torch.where(outside.unsqueeze(-1), raw, 0.0)
+    first = follow_and_polish(safe, stack, _unit(safe, safe, stack))
+    found = _judge(first, stack, tolerance)
+    return Solution(*(torch.where(_beside(outside, new), new, old) for new, old in zip(found, known, strict=True)))
+
+
+def _beside(mask: Tensor, field: Tensor) -> Tensor:
+    """A mask ``(B,)`` with the dimensions of `field`."""
+    return mask.reshape(-1, *[1] * (field.dim() - 1))
 
 
 def _chunk(stack: Stack, raw: Tensor) -> int:
@@ -71,7 +88,18 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
 
 
 def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
-    """All samples are outside: solve each in the unit of raw, and those far away once more in the unit of y."""
+    """All samples are outside: the fixed program for all, and the patient solver for those that it leaves."""
+    answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
+    found = _judge(_tidied(raw, stack, answer), stack, tolerance)
+    index = (found.status != Status.SOLVED).nonzero().squeeze(-1)
+    if index.numel() == 0:
+        return found
+    rest = _solve_patiently(raw[index], stack.select(index), tolerance)
+    return Solution(*(old.index_copy(0, index, new) for old, new in zip(found, rest, strict=True)))
+
+
+def _solve_patiently(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+    """Each sample in the unit of raw, and those far away once more in the unit of y."""
     first = stack.nearby(raw)
     guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))
     answer = settle(raw, stack, guess, torch.ones_like(guess.unit), tolerance)
@@ -80,12 +108,21 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
         index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part = come_closer(raw[index], stack.select(raw[index], index), _select(answer, index), tolerance)
+        part = come_closer(raw[index], stack.select(index), _select(answer, index), tolerance)
         answer = _merge(answer, index, part)
+    return _judge(_tidied(raw, stack, answer), stack, tolerance)
+
+
+def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
+    """The answer with a last step inwards where a row is missed by more than rounding."""
     index = ((overshoot(stack, answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
-    if index.numel():
-        part = tidy(raw[index], stack.select(raw[index], index), _select(answer, index))
-        answer = _merge(answer, index, part)
+    if index.numel() == 0:
+        return answer
+    return _merge(answer, index, tidy(raw[index], stack.select(index), _select(answer, index)))
+
+
+def _judge(answer: Answer, stack: Stack, tolerance: float) -> Solution:
+    """The answer with its status: solved where it is optimal and every row holds."""
     y = stack.clamped(answer.y)
     feasible = (miss(stack, y) <= max(FEASIBLE, 1e-3 * tolerance) * stack.size(y)).all(-1)
     status = torch.where(feasible & (answer.residual <= tolerance), Status.SOLVED, Status.NOT_CONVERGED)

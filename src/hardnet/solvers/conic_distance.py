@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: float) -> Answer:
     """The projection in `guess.unit`, with the distance weighted by ``(B, 1)`` numbers: Newton first, then all."""
-    task, factor = _task(raw, stack, guess, weight)
+    task, factor = scaled_task(raw, stack, guess, weight)
     state = start(task, guess.y / guess.unit, guess.dual * factor)
     known = (guess.dual != 0).any(-1).nonzero().squeeze(-1)
     near, steps = finish(task.select(known), select(state, known))
@@ -67,10 +67,11 @@ def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: f
     return Answer(y, state.dual / factor, guess.unit, state.residual, iterations, lost)
 
 
-def _task(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor) -> tuple[Task, Tensor]:
+def scaled_task(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor) -> tuple[Task, Tensor]:
     """The scaled task, and what to multiply plain multipliers by to get its own."""
-    factor = stack.factor(guess.y)
-    return Task(raw / guess.unit, weight, stack.scaled(factor, guess.unit)), factor * weight / guess.unit
+    factors = stack.factors(guess.y)
+    task = Task(raw / guess.unit, weight, stack.scaled(factors, guess.unit))
+    return task, stack.spread(factors, raw) * weight / guess.unit
 
 
 def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tensor, Tensor]:
@@ -107,21 +108,21 @@ def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> 
     guess = Guess(answer.y, answer.dual * part, HALFWAY * unit)
     middle = settle(near, stack, guess, torch.ones_like(unit), tolerance)
     further = _length(raw - middle.y) / _length(near - middle.y)
-    found = settle(raw, stack, *_local(raw, stack, middle.y, middle.dual * further), tolerance)
+    found = settle(raw, stack, *near_y(raw, stack, middle.y, middle.dual * further), tolerance)
     iterations = answer.iterations + middle.iterations + found.iterations
     return found._replace(iterations=iterations, lost=middle.lost & found.lost)
 
 
 def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """Newton with rows of unit size at y, and one step inwards where a row is still missed by more than rounding."""
-    guess, weight = _local(raw, stack, answer.y, answer.dual)
-    task, factor = _task(raw, stack, guess, weight)
+    guess, weight = near_y(raw, stack, answer.y, answer.dual)
+    task, factor = scaled_task(raw, stack, guess, weight)
     state, steps = finish(task, start(task, guess.y / guess.unit, guess.dual * factor))
     y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
     return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)
 
 
-def _local(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Guess, Tensor]:
+def near_y(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Guess, Tensor]:
     """Start from y in its own unit, and the weight that makes multipliers of that size."""
     unit = local_unit(raw, stack, y, dual)
     return Guess(y, dual, unit), power_of_two((unit / _length(raw - y)).clamp_max(1))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.solvers.images import pull_back
 from hardnet.solvers.stack import Look, Stack
 
 
@@ -29,8 +30,7 @@ class Task(NamedTuple):
 
     def select(self, index: Tensor) -> Task:
         """The samples `index` alone."""
-        raw = self.raw[index]
-        return Task(raw, self.weight[index], self.stack.select(raw, index))
+        return Task(self.raw[index], self.weight[index], self.stack.select(index))
 
 
 class State(NamedTuple):
@@ -50,7 +50,7 @@ def start(task: Task, y: Tensor, dual: Tensor) -> State:
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     """``DG(y)' dual``, ``(B, n)``."""
     pieces = zip(stack.images, stack.split(dual), strict=True)
-    pulls = [(image.jacobian(y).mT @ own.unsqueeze(-1)).squeeze(-1) for image, own in pieces]
+    pulls = [pull_back(image.jacobian(y), own) for image, own in pieces]
     return pulls[0] if len(pulls) == 1 else torch.stack(pulls).sum(0)
 
 
@@ -84,6 +84,12 @@ def select(state: State, index: Tensor) -> State:
 def merge(state: State, index: Tensor, part: State) -> State:
     """`state` with the samples `index` replaced by `part`."""
     return State(*(field.index_copy(0, index, new) for field, new in zip(state, part, strict=True)))
+
+
+def choose(mask: Tensor, new: State, old: State) -> State:
+    """`new` for the samples of the mask ``(B,)``, `old` for the others."""
+    pieces = zip(new, old, strict=True)
+    return State(*(torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pieces))
 
 
 def finite(v: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, select
-from hardnet.solvers.stack import Saddle, Stack
+from hardnet.solvers.saddle import Saddle, StiffSaddle
+from hardnet.solvers.stack import Stack
 
 TARGET = 2.0**-52
 """Newton stops here, or where a step no longer halves the residual."""
@@ -40,7 +41,7 @@ def _try_step(task: Task, state: State) -> tuple[State, Tensor, Tensor]:
     return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
 
 
-def step(task: Task, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
+def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSaddle] = Saddle) -> tuple[Tensor, Tensor]:
     """One semismooth Newton step to ``(y, dual)``; multipliers below `noise` ``(B, 1)`` count as zero.
 
     In the eigenbasis of the cone projection's derivative, tight rows get ``C dy = -residual``, the others
@@ -49,13 +50,12 @@ def step(task: Task, state: State, noise: Tensor) -> tuple[Tensor, Tensor]:
     stack = task.stack
     first, second, look = conditions(task, state.y, state.dual)
     linear, frames = stack.linear(state.y, look, noise)
-    saddle = Saddle(linear.hessian(stack.curvature(task.weight, state.dual)), linear)
+    system = saddle(linear.hessian(stack.curvature(task.weight, state.dual)), linear)
     second = stack.rotate(frames, second)
     shift = linear.inverse * second
-    move, drawn = saddle.reduce(-first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1))
-    onto, pushed = saddle.lift(torch.where(linear.tight, -second, torch.zeros_like(second)))
-    move = move + onto
-    change = linear.bend * (linear.rows @ move.unsqueeze(-1)).squeeze(-1) + shift + drawn - pushed
+    right = -first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1)
+    move, force = system.solve(right, torch.where(linear.tight, -second, torch.zeros_like(second)))
+    change = linear.bend * (linear.rows @ move.unsqueeze(-1)).squeeze(-1) + shift + force
     return state.y + move, state.dual + stack.restore(frames, change)
 
 
@@ -79,7 +79,7 @@ def _inward(task: Task, state: State) -> Tensor:
     least = 4 * torch.finfo(missed.dtype).eps  # below it a margin drowns in rounding
     margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
     noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))
-    return step(task._replace(stack=task.stack.tightened(state.y, margin)), state, noise)[0]
+    return step(task._replace(stack=task.stack.tightened(margin)), state, noise)[0]
 
 
 def overshoot(stack: Stack, y: Tensor) -> Tensor:

@@ -65,15 +65,15 @@ class Stack:
 
     Args:
         images: Images of one output dimension n and one batch length (or 1).
-        y: Any point ``(B, n)``: it tells how many rows each image has.
+        dim: n.
     """
 
     images: list[Image]
     dim: int
 
-    def __init__(self, images: Sequence[Image], y: Tensor) -> None:
-        self.images, self.dim = list(images), y.shape[-1]
-        self.sizes: list[int] = [image.value(y[:1]).shape[-1] for image in self.images]
+    def __init__(self, images: Sequence[Image], dim: int) -> None:
+        self.images, self.dim = list(images), dim
+        self.sizes: list[int] = [image.rows for image in self.images]
 
     def value(self, y: Tensor) -> Tensor:
         """``G(y)``, ``(B, r)``."""
@@ -118,10 +118,15 @@ class Stack:
 
     def factor(self, y: Tensor) -> Tensor:
         """The scale of every row, ``(B, r)``: powers of two, so that dividing by it is exact."""
-        factors = [
-            image.factor(y).expand(y.shape[0], size) for image, size in zip(self.images, self.sizes, strict=True)
-        ]
-        return power_of_two(torch.cat(factors, dim=-1))
+        return self.spread(self.factors(y), y)
+
+    def spread(self, factors: Sequence[Tensor], y: Tensor) -> Tensor:
+        """Numbers of each image ``(b, r)`` as one ``(B, r)`` beside y ``(B, n)``."""
+        return _join([factor.expand(y.shape[0], -1) for factor in factors])
+
+    def factors(self, y: Tensor) -> list[Tensor]:
+        """The same for each image, ``(1, r)`` where all samples share it."""
+        return [power_of_two(image.factor(y)) for image in self.images]
 
     def nearby(self, y: Tensor) -> Tensor:
         """One pass of projections onto the images that are bent by themselves: where to start."""
@@ -129,10 +134,10 @@ class Stack:
             y = image.nearby(y)
         return y
 
-    def scaled(self, factor: Tensor, unit: Tensor) -> Stack:
-        """The same set in lengths of `unit` ``(B, 1)``, with row i divided by ``factor_i``, ``(B, r)``."""
-        pieces = zip(self.images, self.split(factor), strict=True)
-        return Stack([image.scaled(own, unit) for image, own in pieces], unit.expand(-1, self.dim))
+    def scaled(self, factors: Sequence[Tensor], unit: Tensor) -> Stack:
+        """The same set in lengths of `unit` ``(B, 1)``, with rows divided by the `factors` of each image."""
+        pieces = zip(self.images, factors, strict=True)
+        return Stack([image.scaled(own, unit) for image, own in pieces], self.dim)
 
     def size(self, y: Tensor) -> Tensor:
         """The terms that each row adds up, ``(B, r)``."""
@@ -144,62 +149,16 @@ class Stack:
             y = image.clamped(y)
         return y
 
-    def tightened(self, y: Tensor, margin: Tensor) -> Stack:
+    def tightened(self, margin: Tensor) -> Stack:
         """Every inequality moved inwards by `margin` ``(B, r)``."""
         pieces = zip(self.images, self.split(margin), strict=True)
-        return Stack([image.tightened(own) for image, own in pieces], y)
+        return Stack([image.tightened(own) for image, own in pieces], self.dim)
 
-    def select(self, y: Tensor, index: Tensor) -> Stack:
+    def select(self, index: Tensor) -> Stack:
         """The samples `index` alone; constants stay as they are."""
         chosen = [image.map(lambda field: field if field.shape[0] == 1 else field[index]) for image in self.images]
-        return Stack(chosen, y)
+        return Stack(chosen, self.dim)
 
     def split(self, v: Tensor) -> list[Tensor]:
         """Cut ``(B, r)`` at the images."""
         return list(v.split(self.sizes, dim=-1))
-
-
-class Saddle:
-    """Solve ``[W C'; C 0] (d, v) = (b, q)`` for the tight rows C of a `Linear`, whatever their rank.
-
-    With ``W = L L'`` and the thin SVD ``L^-1 C' = U S V'``: ``d = L^-T ((I - UU') L^-1 b + U S^+ V' q)`` and
-    ``v = V S^+ (U' L^-1 b - S^+ V' q)``.
-
-    Args:
-        W: Symmetric positive definite, ``(B, n, n)``.
-        linear: The rows, of which only the tight ones count.
-    """
-
-    L: Tensor
-    U: Tensor
-    Vt: Tensor
-
-    def __init__(self, W: Tensor, linear: Linear) -> None:
-        self.L, _ = torch.linalg.cholesky_ex(W)
-        C = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
-        reduced = torch.linalg.solve_triangular(self.L, C.mT, upper=False)
-        usable = reduced.isfinite().all(-1).all(-1)[:, None, None]  # LAPACK refuses a whole batch for one NaN
-        self.U, S, self.Vt = torch.linalg.svd(torch.where(usable, reduced, 0.0), full_matrices=False)
-        cut = max(reduced.shape[-2:]) * 8 * torch.finfo(S.dtype).eps * S.amax(-1, keepdim=True)
-        self.pseudo: Tensor = torch.where(cut < S, 1 / S.clamp_min(torch.finfo(S.dtype).tiny), 0.0)
-        self.basis: Tensor = torch.where((cut < S).unsqueeze(-2), self.U, 0.0)
-
-    def down(self, b: Tensor) -> Tensor:
-        """``L^-1 b``."""
-        return torch.linalg.solve_triangular(self.L, b.unsqueeze(-1), upper=False)
-
-    def up(self, b: Tensor) -> Tensor:
-        """``L^-T b``."""
-        return torch.linalg.solve_triangular(self.L.mT, b, upper=True).squeeze(-1)
-
-    def reduce(self, b: Tensor) -> tuple[Tensor, Tensor]:
-        """``N b`` and ``S^+ C W^-1 b`` (zero on rows that are not tight)."""
-        half = self.down(b)
-        within = self.basis.mT @ half
-        dual = self.Vt.mT @ (self.pseudo.unsqueeze(-1) * (self.U.mT @ half))
-        return self.up(half - self.basis @ within), dual.squeeze(-1)
-
-    def lift(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """``W^-1 C' S^+ q`` and ``S^+ q``."""
-        inner = self.pseudo.unsqueeze(-1) * (self.Vt @ q.unsqueeze(-1))
-        return self.up(self.U @ inner), (self.Vt.mT @ (self.pseudo.unsqueeze(-1) * inner)).squeeze(-1)

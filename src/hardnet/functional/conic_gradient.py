@@ -1,0 +1,111 @@
+"""The derivative of the projection onto blocks, by the implicit function theorem.
+
+At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.cones`),
+
+    W = I + sum_i dual_i D2G_i + rows' diag((1 - delta) / delta) rows   over the rows that bend,
+    C = rows with delta = 0,      N = W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1,
+
+the cotangent of raw is ``u = N g``; that of every number of the set is the gradient of
+``weight . G(y) - dual . DG(y) u`` at fixed y, with ``weight = -Q (S^+ C W^-1 g + bend rows u)``. Called by `conic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hardnet.functional.derivatives import implicit_vjp
+from hardnet.modes import may_look
+from hardnet.solvers.blocks import Block, images
+from hardnet.solvers.conic_distance import local_unit
+from hardnet.solvers.quadratic_root import power_of_two
+from hardnet.solvers.saddle import StiffSaddle
+from hardnet.solvers.stack import Linear, Stack
+
+TIGHT = 1e-10
+"""Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight."""
+FAINT = 1e-3
+"""Multipliers are scaled up to size one from here: below it their own rounding would count as tight."""
+
+
+def gather(kinds: Sequence[type[Block]], flat: Sequence[Tensor]) -> list[Block]:
+    """Cut a flat list of tensors back into blocks."""
+    fields = iter(flat)
+    return [kind(*(next(fields) for _ in kind.cores)) for kind in kinds]
+
+
+def cotangents(
+    grad: Tensor, y: Tensor, dual: Tensor, kinds: Sequence[type[Block]], fields: Sequence[Tensor], needed: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """The cotangents of raw ``(B, n)``, in float64, and of the `needed` fields, each in its own dtype.
+
+    Args:
+        grad: Cotangent of y, ``(B, n)``.
+        y: The answer in float64, ``(B, n)``; samples of NaN get zeros.
+        dual: Multipliers, ``(B, r)``.
+        kinds: The blocks that the fields make up.
+        fields: The numbers of all blocks, each led by B or 1.
+        needed: Which of them want a cotangent.
+    """
+    bad = y.isnan().any(-1, keepdim=True)
+    y, dual = torch.where(bad, 0.0, y), torch.where(bad, 0.0, dual)
+    blocks = gather(kinds, [_sound(field.detach()) for field in fields])
+    u, weight = _adjoint(blocks, y, dual, torch.where(bad, 0.0, grad.double()))
+    return u, _number_grads(kinds, fields, needed, (y, u, weight, dual))
+
+
+def _sound(field: Tensor) -> Tensor:
+    """NaN of invalid samples as zero: LAPACK refuses a whole batch for one of them. Infinite bounds stay."""
+    return torch.where(field.isnan(), torch.zeros_like(field), field)
+
+
+def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The cotangents of raw ``(B, n)`` and of the values G ``(B, r)``.
+
+    Lengths are taken in the unit of y, and the distance is weighted so that the multipliers are of size one too: a
+    weight scales the whole Hessian of the Lagrangian, so u comes out divided by it.
+    """
+    stack = Stack(images(blocks), y.shape[-1])
+    factors, unit = stack.factors(y), local_unit(y, stack, y, dual)
+    factor = stack.spread(factors, y)
+    lean = dual * factor / unit
+    size = lean.abs().amax(-1, keepdim=True)
+    weight = power_of_two(1 / size.clamp_min(FAINT))
+    lean, scaled, point = lean * weight, stack.scaled(factors, unit), y / unit
+    look = scaled.look(scaled.value(point) + lean)
+    tolerance = torch.where(size == 0, torch.inf, TIGHT)  # raw was inside: only equalities are tight
+    linear, frames = scaled.linear(point, look, tolerance)
+    tight = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
+    # u is orthogonal to tight rows, so that their squares change nothing but the condition of the Hessian
+    hessian = linear.hessian(scaled.curvature(weight, lean)) + tight.mT @ tight
+    u, pull = _solve_adjoint(grad, linear, hessian)
+    bent = linear.bend * (linear.rows @ u.unsqueeze(-1)).squeeze(-1)
+    return weight * u, -scaled.restore(frames, pull + bent) / factor
+
+
+def _solve_adjoint(grad: Tensor, linear: Linear, hessian: Tensor) -> tuple[Tensor, Tensor]:
+    """``[W C'; C 0] (u, w) = (g, 0)``: by ranks where a look is free, else by a fixed program."""
+    if may_look(grad):
+        return implicit_vjp(grad, linear.rows, linear.tight, hessian)
+    return StiffSaddle(hessian, linear).solve(grad, torch.zeros_like(linear.delta))
+
+
+def _number_grads(
+    kinds: Sequence[type[Block]],
+    fields: Sequence[Tensor],
+    needed: Sequence[int],
+    at: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> list[Tensor]:
+    """The gradient of ``weight . G(y) - dual . DG(y) u`` to the needed numbers, in their own dtype."""
+    if not needed:
+        return []
+    y, u, weight, dual = at
+    with torch.enable_grad():
+        leaves = [field.detach().requires_grad_(i in needed) for i, field in enumerate(fields)]
+        stack = Stack(images(gather(kinds, leaves)), y.shape[-1])
+        cuts = zip(stack.images, stack.split(weight), stack.split(dual), strict=True)
+        total = torch.stack([image.pairing(y, u, own, lean) for image, own, lean in cuts]).sum()
+    found = torch.autograd.grad(total, [leaves[i] for i in needed])
+    return [gradient.to(fields[i].dtype) for i, gradient in zip(needed, found, strict=True)]

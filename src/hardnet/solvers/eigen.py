@@ -1,0 +1,67 @@
+"""Eigendecompositions of symmetric matrices without a look at a value, for GPUs: cyclic Jacobi in a fixed program.
+
+``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes it. Called by
+`cone_images`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+SWEEPS = 8
+"""Sweeps over all pairs for small matrices: Jacobi converges quadratically, from the fourth sweep on at rounding."""
+
+
+def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
+    """``X = V diag(values) V'`` for symmetric X ``(..., k, k)``; on a CPU by LAPACK, elsewhere by `jacobi`."""
+    if X.device.type == "cpu":
+        return torch.linalg.eigh(X)
+    return jacobi(X)
+
+
+def jacobi(X: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by rotations of ``k / 2`` disjoint pairs at a time; values in no order."""
+    k = X.shape[-1]
+    eye = torch.eye(k, dtype=X.dtype, device=X.device)
+    V = eye.expand_as(X)
+    if k == 1:
+        return X.squeeze(-1), V
+    rounds = _rounds(k, X.device)
+    for _ in range(SWEEPS + k.bit_length()):
+        for first, second in rounds:
+            turn = _rotation(X, first, second, eye)
+            X = turn.mT @ X @ turn
+            V = V @ turn
+    return X.diagonal(dim1=-2, dim2=-1), V
+
+
+def _rotation(X: Tensor, first: Tensor, second: Tensor, eye: Tensor) -> Tensor:
+    """The rotation ``(..., k, k)`` that makes ``X_pq`` zero for the pairs (p, q), by the smaller of two angles."""
+    flat, k = X.flatten(-2), X.shape[-1]
+    p, q, off = (flat.index_select(-1, index) for index in (first * k + first, second * k + second, first * k + second))
+    tiny = torch.finfo(X.dtype).tiny
+    half = (q - p) / 2
+    sign = torch.where(half < 0, -1.0, 1.0)
+    tangent = sign * off / (half.abs() + (half * half + off * off).sqrt()).clamp_min(tiny)
+    cosine = 1 / (1 + tangent * tangent).sqrt()
+    sine = tangent * cosine
+    turn = eye.expand_as(X).flatten(-2)
+    places = torch.cat([first * k + first, second * k + second, first * k + second, second * k + first])
+    return turn.index_copy(-1, places, torch.cat([cosine, cosine, sine, -sine], -1)).unflatten(-1, (k, k))
+
+
+@lru_cache(maxsize=64)
+def _rounds(k: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """All pairs of ``range(k)`` in rounds of disjoint pairs, as a tournament is held; made once for each size."""
+    players = list(range(k)) + ([-1] if k % 2 else [])
+    found, half = [], len(players) // 2
+    with torch.inference_mode(False):
+        for _ in range(len(players) - 1):
+            drawn = [(a, b) for a, b in zip(players[:half], reversed(players[half:]), strict=True) if min(a, b) >= 0]
+            pairs = torch.tensor([sorted(pair) for pair in drawn], device=device)
+            found.append((pairs[:, 0], pairs[:, 1]))
+            players = [players[0], players[-1], *players[1:-1]]
+    return found
