@@ -23,12 +23,12 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
-from hardnet.functional.conic_gradient import cotangents, gather
+from hardnet.functional.conic_gradient import cotangents
 from hardnet.functional.conic_operator import project_compiled
 from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.shapes import broadcast_batch, require_float, require_like
-from hardnet.solvers.blocks import Block, Intervals, Quadratics, images
+from hardnet.solvers.blocks import Block, Intervals, Quadratics, gather, images
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.solution import Solution, Status

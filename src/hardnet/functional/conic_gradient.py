@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.modes import may_look
-from hardnet.solvers.blocks import Block, images
+from hardnet.solvers.blocks import Block, gather, images
 from hardnet.solvers.conic_distance import local_unit
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.saddle import StiffSaddle
@@ -28,12 +28,6 @@ TIGHT = 1e-10
 """Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight."""
 FAINT = 1e-3
 """Multipliers are scaled up to size one from here: below it their own rounding would count as tight."""
-
-
-def gather(kinds: Sequence[type[Block]], flat: Sequence[Tensor]) -> list[Block]:
-    """Cut a flat list of tensors back into blocks."""
-    fields = iter(flat)
-    return [kind(*(next(fields) for _ in kind.cores)) for kind in kinds]
 
 
 def cotangents(

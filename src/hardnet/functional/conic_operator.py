@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.functional.conic_gradient import cotangents, gather
-from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.functional.conic_gradient import cotangents
+from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.solution import Status
 

@@ -253,3 +253,9 @@ class Quadratics(NamedTuple):
 
 Block = Intervals | SecondOrder | SemiDefinite | Quadratics
 """What a convex set is made of."""
+
+
+def gather(kinds: Sequence[type[Block]], flat: Sequence[Tensor]) -> list[Block]:
+    """Cut a flat list of tensors back into blocks."""
+    fields = iter(flat)
+    return [kind(*(next(fields) for _ in kind.cores)) for kind in kinds]

@@ -77,7 +77,7 @@ class StiffSaddle:
 
     def solve(self, b: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """``(d, v)``; v is zero on rows that are not tight."""
-        v = torch.zeros_like(q)
+        d, v = torch.zeros_like(b), torch.zeros_like(q)
         for _ in range(ROUNDS):
             right = b - pull_back(self.C, v - self.stiffness * q)
             d = (self.inverse.mT @ (self.inverse @ right.unsqueeze(-1))).squeeze(-1)
