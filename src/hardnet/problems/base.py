@@ -176,8 +176,11 @@ def both_outputs(answer: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor
 
 
 def moved(y: Tensor, raw: Tensor) -> Tensor:
-    """``|y - raw|^2`` per sample; y counts as a constant, so that the term pulls on raw alone."""
-    return (y.detach() - raw).square().sum(-1)
+    """``|y - raw|^2`` per sample; y counts as a constant, so that the term pulls on raw alone.
+
+    A sample without an answer (NaN, where nobody may look at the layer) is pulled nowhere.
+    """
+    return (y.detach() - raw).nan_to_num(0.0).square().sum(-1)
 
 
 def random_state(seed: int) -> Any:

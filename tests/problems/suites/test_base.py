@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hardnet.errors import FileError
+from hardnet.problems.base import moved
 from hardnet.problems.suites import base
 
 
@@ -47,3 +48,10 @@ def test_optima_of_other_data_are_refused(monkeypatch):
     monkeypatch.setattr(base, "reference", lambda name: {"checksum": "0", "optimum": [0.0]})
     with pytest.raises(FileError, match="are not those of the recorded optima"):
         SuitePrograms("dc3-small", 6, 3, 2, samples=40)
+
+
+def test_a_sample_without_an_answer_pulls_on_nothing():
+    raw = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[0.0, 1.0], [math.nan, math.nan], [1.0, 1.0]], dtype=torch.float64)
+    moved(y, raw).sum().backward()
+    assert raw.grad.tolist() == [[2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
