@@ -1,7 +1,7 @@
 """How the recipes of the suites of programs were chosen: variants by their gap on the validation split.
 
-``python -m benchmarks.recipes dc3-nonconvex [--only NAME,NAME] [--epochs N] [--device cuda] [--out FILE]``. The optima
-of the validation rows are found by `hardnet.experiments.suites.interior`; test rows are not looked at.
+``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. The
+optima of the validation rows are found by `hardnet.experiments.suites.interior`; test rows are not looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hardnet.experiments import specs
-from hardnet.experiments.markdown import table_text
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.results import write_json
 from hardnet.experiments.row import build_model
@@ -39,9 +38,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "displacement 0.03": {"settings": {"displacement": 0.03}},
     "displacement 0.3": {"settings": {"displacement": 0.3}},
     "displacement 1": {"settings": {"displacement": 1.0}},
-    "tangent": {"options": {"gradient": "tangent"}},
     "batch 256": {"settings": {"batch_size": 256}},
+    "epochs*1.5": {"epochs": 1.5},
     "epochs*2": {"epochs": 2.0},
+    "rate/2, epochs*1.5": {"settings": {"learning_rate": 1e-3}, "epochs": 1.5},
+    "rate/2, epochs*1.5, dropout 0.1": {
+        "settings": {"learning_rate": 1e-3},
+        "hidden": {"dropout": (0.1, 0.0)},
+        "epochs": 1.5,
+    },
     "width/2": {"width": 0.5},
     "width*2": {"width": 2.0},
 }
@@ -77,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Train every variant and print the gaps."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("case")
-    parser.add_argument("--only", help="comma-separated variants; all by default")
+    parser.add_argument("--only", help="variants, separated by semicolons; all by default")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--seeds", default="101")
     parser.add_argument("--device", default="auto")
@@ -92,17 +97,19 @@ def main(arguments: list[str] | None = None) -> None:
         recipe = replace(recipe, epochs=asked.epochs)
     assert isinstance(problem, SuitePrograms)
     optimum = solve_interior(problem, problem.inputs(problem.validation)).value
-    names = list(VARIANTS) if asked.only is None else asked.only.split(",")
-    rows = []
+    names = list(VARIANTS) if asked.only is None else asked.only.split(";")
+    rows: list[dict[str, Any]] = []
+    told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, int(asked.seeds))}
     for name in names:
         torch.compiler.reset()
-        row = trained(problem, varied(recipe, VARIANTS[name]), optimum, specs.choose_seeds(asked.seeds))
-        rows.append({"variant": name} | row)
-        print(name, row, flush=True)
-    print(table_text(list(rows[0]), [list(row.values()) for row in rows]))
-    if asked.out:
-        told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, int(asked.seeds))}
-        write_json(asked.out, told | {"rows": rows}, indent=1)
+        try:
+            found = trained(problem, varied(recipe, VARIANTS[name]), optimum, specs.choose_seeds(asked.seeds))
+        except RuntimeError as error:  # one variant that fails does not stop the others
+            found = {"failure": str(error).splitlines()[0]}
+        rows.append({"variant": name} | found)
+        print(rows[-1], flush=True)
+        if asked.out:
+            write_json(asked.out, told | {"rows": rows}, indent=1)
 
 
 if __name__ == "__main__":

@@ -46,3 +46,8 @@ def test_the_revision_is_that_of_a_tracked_file_and_changes_are_marked(tmp_path)
     assert stamp.revision(other) is None
     tracked.write_text("2\n")
     assert stamp.revision(tracked).endswith(" with changes")
+
+
+def test_the_revision_of_a_copy_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv(stamp.REVISION, "abc123")
+    assert stamp.environment("cpu")["revision"] == "abc123"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -16,13 +17,20 @@ import torch
 
 import hardnet
 
+REVISION = "HARDNET_REVISION"
+"""The environment variable that tells the revision where git cannot: on a machine that got a copy of the files."""
+
 
 def environment(device: torch.device | str, seed: int | None = None) -> dict[str, Any]:
-    """What a figure was made with; `revision` is None outside of a checkout, `seed` where a result lists its own."""
+    """What a figure was made with.
+
+    `revision` is None outside of a checkout unless the variable `REVISION` tells it; `seed` is None where a result
+    lists its own.
+    """
     device = torch.device(device)
     return {
         "command": command(),
-        "revision": revision(Path(__file__)),
+        "revision": os.environ.get(REVISION) or revision(Path(__file__)),
         "versions": _versions(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
