@@ -27,6 +27,7 @@ LIMITS = {
     "fsnet-convex-qp": -36.104,
     "fsnet-convex-qcqp": -26.834,
     "fsnet-nonconvex-qp": -19.668,
+    "fsnet-nonsmooth-qp": -18.817,
 }
 """Mean optima of the test sets."""
 

@@ -29,7 +29,6 @@ SUITE = Suite(
         _case("convex", "qcqp", LOOSE, PENALISED),
         _case("convex", "socp", LOOSE, PENALISED),
         _case("nonconvex", "qp", LOOSER, PENALISED),
-        _case("nonconvex", "qcqp", LOOSER, PENALISED),
         _case("nonsmooth", "qp", LOOSER, PENALISED),
     ),
     (
