@@ -264,3 +264,25 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside(seed, dtype):
     assert (y >= 0).all()
     assert (y <= above[:, :n]).all()
     assert (y.double().sum(-1) - 1).abs().max() <= 64 * n * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("angle", [1e-5, 1e-7, 1e-9, 1e-11])
+@pytest.mark.parametrize("n", [3, 4])
+def test_multipliers_that_cancel_excuse_no_violated_row(n, angle, backend):
+    """Around one point: an equality twice, another beside a row at a small angle, and rows that touch the point.
+
+    Such sets are thin or empty to rounding, and the multipliers of the two rows are as large as 1 / angle. What is
+    called solved must hold to the solver's own 1e-12; what does not is said to have not converged.
+    """
+    m, count = 8, 200
+    A, point = draw(count, m, n, seed=1), draw(count, n, seed=2)
+    A[:, 1], A[:, 3] = A[:, 0], A[:, 2] + angle * A[:, 3]
+    value, room = product(A, point), 0.1 * draw(count, m, seed=3).abs()
+    lower, upper = value - room * (torch.arange(m) % 3 == 1), value + room
+    lower[:, 1:3], upper[:, 1:3] = value[:, 1:3], value[:, 1:3]
+    found = project_affine(point + 0.1 * draw(count, n, seed=4), A, lower, upper, backend=backend)
+    solved = found.status == Status.SOLVED
+    assert solved.double().mean() > 0.8
+    size = A.norm(dim=-1) * (1 + found.y.norm(dim=-1, keepdim=True))
+    assert bool((violation(A, lower, upper, found.y) <= 2e-12 * size)[solved].all())

@@ -183,8 +183,11 @@ def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | No
 def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
     """`kkt_residual` less what the rounding of the multipliers alone may leave of ``y - raw + A'dual``: ``(B,)``.
 
-    Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding.
+    Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding. That
+    excuses no violated row.
     """
-    size = multiply(problem.A.abs().mT, dual.abs()).amax(-1)
-    rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / y.abs().amax(-1).clamp_min(1.0)
-    return (kkt_residual(problem, y, dual) - rounding).clamp_min(0.0)
+    size, unit = multiply(problem.A.abs().mT, dual.abs()).amax(-1), y.abs().amax(-1).clamp_min(1.0)
+    rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / unit
+    product = multiply(problem.A, y)
+    violated = (problem.violation(product) / problem.norm).amax(-1) / unit
+    return torch.maximum(kkt_residual(problem, y, dual, product) - rounding, violated).clamp_min(0.0)
