@@ -2,7 +2,7 @@
 
 import torch
 
-from hardnet.kernels.gpu.nearest import nearest_in_box
+from hardnet.kernels.gpu.nearest import answer_in_box, nearest_in_box
 from hardnet.solvers.box_rows import Outcome, flatten, solve
 from tests.solvers.box_families import KINDS, D, box_family
 
@@ -26,6 +26,11 @@ def agree(flat, rounding=EPS):
     assert (found.place != plain.place)[good].any(-1).sum() <= 3
     assert (found.side != plain.side)[good].any(-1).sum() <= 3
     assert (found.residual[good] <= 8 * EPS).all()
+    if rounding == EPS:
+        torch.testing.assert_close(answer_in_box(flat), found.y, rtol=0, atol=0, equal_nan=True)
+    short = tuple(part.float() for part in flat)
+    expected = outcome(tuple(part.double() for part in short), 2.0**-23).y.float()
+    torch.testing.assert_close(answer_in_box(short), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def compare(device, sizes, samples, kinds=KINDS):

@@ -8,7 +8,7 @@ from hardnet.kernels.gpu import nearest as gpu
 from hardnet.rows import take_rows
 from tests.functional.nearest_cases import random_problem
 from tests.kernels.interpreter import interpret
-from tests.kernels.nearest_cases import compare, compare_promises
+from tests.kernels.nearest_cases import compare, compare_answers, compare_promises
 
 ON_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EVERY = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 5), (3, 2), (3, 4), (4, 3), (4, 4), (4, 9), (4, 16)]
@@ -20,6 +20,7 @@ def test_kernels_agree_with_the_formulas_on_the_interpreter():
         "nearest_cases",
         "from hardnet.kernels.gpu import nearest as gpu",
         f"compare(gpu, {shapes}, (torch.float64,)); compare(gpu, [(2, 2)], (torch.float32,)); compare_promises(gpu)",
+        "compare_gradients(gpu, 3, 4, torch.float64, samples=200); compare_answers(gpu)",
     )
 
 
@@ -31,6 +32,7 @@ def test_the_interpreter_is_not_taken_for_a_device():
 def test_kernels_agree_with_the_formulas_on_a_device():
     compare(gpu, EVERY, (torch.float64, torch.float32), device="cuda", samples=500, seeds=(0, 1))
     compare_promises(gpu, "cuda")
+    compare_answers(gpu, "cuda")
 
 
 @ON_DEVICE

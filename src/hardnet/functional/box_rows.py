@@ -35,8 +35,10 @@ from hardnet.functional.samples import (
     warn_not_converged,
 )
 from hardnet.functional.strict import tighten
+from hardnet.kernels.gpu import nearest as gpu
 from hardnet.kernels.limits import MOST_BOX_ROWS
 from hardnet.modes import full_precision, may_look, may_wait, mode, plain
+from hardnet.rows import REALS
 from hardnet.shapes import broadcast_batch, check_affine, check_bound
 from hardnet.solvers.box_rows import Outcome, flatten, solve, solve_or_settle, solve_without_look
 from hardnet.solvers.solution import Status
@@ -89,6 +91,10 @@ def project_box_rows(
     bounds = _check(raw, A, lower, upper, box_lower, box_upper)
     if A.shape[-2] == 0:
         return project_box(raw, *bounds[2:], on_invalid=on_invalid)
+    if not strict and on_infeasible in ("auto", "nan") and _on_a_gpu(raw, A, *bounds):
+        batch, flat = flatten(raw, A, *bounds, dtype=raw.dtype)
+        if gpu.takes_box(flat):
+            return gpu.answer_in_box(flat).reshape(*batch, raw.shape[-1])
     batch, flat = flatten(raw, A, *bounds)
     rounding = torch.finfo(raw.dtype).eps
     eager = plain(raw, A, *bounds)
@@ -99,6 +105,14 @@ def project_box_rows(
         part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )
     return _answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+
+
+def _on_a_gpu(raw: Tensor, *others: Tensor | None) -> bool:
+    """Whether y alone is asked for, without a derivative, in a dtype that the kernel stores."""
+    if not raw.is_cuda or raw.dtype not in REALS:
+        return False
+    recorded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (raw, *others))
+    return not recorded
 
 
 def _hold_exactly(y: Tensor, flat: Inputs, dtype: torch.dtype) -> Tensor:

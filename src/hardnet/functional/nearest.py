@@ -144,22 +144,36 @@ def _few(
         check_options(**given)
     if rows.trivial:
         return raw.expand(*rows.shape, raw.shape[-1])
-    found = _fixed_program(rows, gradient)
-    y, bad = found.y, found.status != int(Status.SOLVED)
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
+    if not look and not _recorded(rows) and gpu.takes(rows):
+        return _as_given(gpu.answer(rows), raw, rows, on_invalid)
+    found = _fixed_program(rows, gradient)
+    y = found.y
     if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
         # the value of raw, with the derivative of y, which moves along the equalities
         y = torch.where(_holds(rows), keep_value(y, rows.raw), y)
-    if not look:
-        y = torch.where(bad.unsqueeze(-1), torch.nan, y)
-    if rows.raw is not raw:
-        y = y.reshape(*rows.shape, raw.shape[-1])
-        y = narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
-    if not look or not bool(bad.any()):
+    y = _as_given(y, raw, rows, on_invalid)
+    if not look:  # NaN where it is not solved
+        return y
+    bad = found.status != int(Status.SOLVED)
+    if not bool(bad.any()):
         return y
     policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
     settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
     return torch.where(bad.reshape(*rows.shape, 1), settled, y)
+
+
+def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:
+    """Y in the shape and the dtype of raw."""
+    if rows.raw is raw:
+        return y
+    y = y.reshape(*rows.shape, raw.shape[-1])
+    return narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
+
+
+def _recorded(rows: Batch) -> bool:
+    """Whether a derivative may be asked for."""
+    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4])
 
 
 def _holds(rows: Batch) -> Tensor:
@@ -193,7 +207,7 @@ def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
         tangent: Whether raw gets back what would pull it inside.
         backend: A module with `forward` and `backward`.
     """
-    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4]):
+    if _recorded(rows):
         y, dual, status, residual = NearestByKernel.apply(*rows[:4], tangent, backend)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         y, dual, status, residual = backend.forward(rows)

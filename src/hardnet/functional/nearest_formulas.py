@@ -23,6 +23,9 @@ ROUNDINGS = 16
 """How many roundings of the dtype a row may be off, relative to ``|a|_1 |y|_inf + |lower| + |upper|``."""
 STATIONARY = 1e-8
 """How far ``raw - A' dual`` may be from y, relative to both: more says that the active rows are not to be trusted."""
+TOUCHES = 8 * torch.finfo(torch.float64).eps
+"""A multiplier that moves its row by less than this part of the row's terms is rounding: the row touches y without it,
+and every route then agrees on the derivative at a vertex where more rows meet than are needed."""
 EMPTY = 64 * torch.finfo(torch.float64).eps
 """What a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
 
@@ -31,7 +34,7 @@ class Nearest(NamedTuple):
     """The nearest point of each sample.
 
     Attributes:
-        y: ``(B, n)``; NaN where the set is empty or its numbers invalid. Differentiable.
+        y: ``(B, n)``; NaN where it is not solved. Differentiable.
         dual: Multipliers, ``raw - y = A' dual``, ``(B, m)``; positive at an upper bound, negative at a lower one. For
             an empty set rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
         status: `hardnet.solvers.solution.Status` ``(B,)`` int8; what is NOT_CONVERGED needs another solver.
@@ -85,8 +88,8 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     y = (x - (step + 0)).to(raw.dtype)
     status, residual = judge(scaled, chosen, y.detach(), step.detach())
     dual = (chosen.dual * scaled.shrink.detach()).to(raw.dtype)
-    good = scaled.valid & ~chosen.empty
-    return Nearest(torch.where(good, y, torch.nan), dual, status, residual.to(raw.dtype))
+    solved = (status == int(Status.SOLVED)).unsqueeze(-1)
+    return Nearest(torch.where(solved, y, torch.nan), dual, status, residual.to(raw.dtype))
 
 
 def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:
@@ -120,7 +123,15 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
     noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds
     small = coordinates(rows)
     dual, empty = solve(small, (small * small).sum(-1), times(rows, raw), lower, upper, noise, slack)
+    dual = torch.where(empty | _holds_its_row(dual, rows, raw, lower, upper), dual, 0.0)
     return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
+
+
+def _holds_its_row(dual: Tensor, rows: Tensor, raw: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Whether a multiplier moves its row by more than rounding of what the row adds up: ``(B, m)``."""
+    length = rows.abs().sum(-1)
+    size = (raw - (rows * dual.unsqueeze(-1)).sum(-2)).abs().amax(-1, keepdim=True)
+    return dual.abs() * length * length > TOUCHES * (length * size + finite_size(lower) + finite_size(upper))
 
 
 def targets(scaled: Scaled, chosen: Chosen) -> Tensor:

@@ -112,8 +112,9 @@ def flatten(
     upper: Tensor | None,
     box_lower: Tensor | None,
     box_upper: Tensor | None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """One flat batch in float64, with a batch of 1 for what all samples share and infinities for absent bounds."""
+    """One flat batch in this dtype, with a batch of 1 for what all samples share and infinities for absent bounds."""
     (k, n), shapes = A.shape[-2:], [raw.shape[:-1], A.shape[:-2]]
     shapes += [bound.shape[:-1] for bound in (lower, upper, box_lower, box_upper) if bound is not None]
     batch = torch.broadcast_shapes(*shapes)
@@ -121,13 +122,13 @@ def flatten(
     def flat(part: Tensor, core: int) -> Tensor:
         own = part.shape[-core:]
         if part.dim() == core:
-            return part.double().unsqueeze(0)
-        return part.double().expand(*batch, *own).reshape(-1, *own)
+            return part.to(dtype).unsqueeze(0)
+        return part.to(dtype).expand(*batch, *own).reshape(-1, *own)
 
     bound = lambda part, size, absent: flat(raw.new_full((size,), absent) if part is None else part, 1)
     rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
     box = bound(box_lower, n, -torch.inf), bound(box_upper, n, torch.inf)
-    return batch, (raw.double().expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)
+    return batch, (raw.to(dtype).expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)
 
 
 def solve(

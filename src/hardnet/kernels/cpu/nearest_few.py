@@ -16,8 +16,7 @@ from numba import carray
 
 from hardnet.kernels.cpu.nearest_program import coordinates, frames, solve
 from hardnet.kernels.cpu.nearest_tiles import (
-    INFEASIBLE,
-    INVALID,
+    SOLVED,
     Work,
     allocate,
     correct,
@@ -165,7 +164,7 @@ def backward(
 def answered(work: Work, ended: Tile, gradient: Tile, at: Tile) -> None:
     """Mark the active rows; samples without an answer have none, and gradients of zero."""
     for lane in range(ended.size):
-        none = (ended[lane] == INFEASIBLE) | (ended[lane] == INVALID)
+        none = ended[lane] != SOLVED
         work.good[lane], work.step[lane] = (0.0, 1.0) if none else (1.0, 0.0)
     for j in range(at.shape[0]):
         for lane in range(ended.size):

@@ -12,7 +12,7 @@ import numpy as np
 from hardnet.kernels.cpu.nearest_program import DEPENDENT, DOUBT, EMPTY
 from hardnet.kernels.cpu.tiles import Tile, compiled, dot, fill, load, load_bound, subtract
 
-ROUNDINGS, STATIONARY = 16.0, 1e-8
+ROUNDINGS, STATIONARY, TOUCHES = 16.0, 1e-8, 8 * 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
 EXPONENT, TWICE_ONE = 0x7FF << 52, 2046 << 52
 """The bits of a float64 that hold its exponent, and twice those of 1: those of ``2^k`` and ``2^-k`` add up to it."""
@@ -216,7 +216,9 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
             goal = work.goal[i, lane] if work.active[i, lane] == 1.0 else min(max(at, low), high)
             missed = abs(at - goal) / (size if size > 0.0 else 1.0)
             residual[lane] = residual[lane] if missed <= residual[lane] else missed  # keeps NaN
-            work.dual[i, lane] = work.dual[i, lane] * work.shrink[i, lane] if work.good[lane] != 0.0 else 0.0
+            weight = work.dual[i, lane]
+            holds = (abs(weight) * terms[lane] * terms[lane] > TOUCHES * size) | (empty[lane] == 1.0)
+            work.dual[i, lane] = weight * work.shrink[i, lane] if holds & (work.good[lane] != 0.0) else 0.0
     for lane in range(lanes):
         size = far[lane] + length[lane]
         moved = drift[lane] / (size if size > 0.0 else 1.0)
@@ -225,4 +227,4 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
         status[lane] = known if work.good[lane] != 0.0 else INVALID
         worst = residual[lane] if moved <= residual[lane] else moved
         residual[lane] = worst if work.good[lane] != 0.0 else 0.0
-        work.good[lane] = work.good[lane] if empty[lane] == 0.0 else 0.0
+        work.good[lane] = 1.0 if status[lane] == SOLVED else 0.0

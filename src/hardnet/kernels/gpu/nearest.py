@@ -6,6 +6,7 @@ Few rows (`nearest_few`), and a box with one row (`nearest_box`). Called by `har
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,18 @@ PER_WARP, MOST_WARPS = 128, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
 
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""raw ``(B, n)``, A ``(1 or B, 1, n)``, lower and upper ``(1 or B, 1)``, those of the box ``(1 or B, n)``, float64."""
+"""raw ``(B, n)``, A ``(1 or B, 1, n)``, lower and upper ``(1 or B, 1)``, those of the box ``(1 or B, n)``."""
+
+
+class Kernel(Enum):
+    """What is computed for few rows: y alone, y and the rest, or the gradients without or with that of A."""
+
+    ANSWER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    BACKWARD_MATRIX = 3
+
+
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
@@ -35,6 +47,15 @@ def takes(rows: Batch) -> bool:
     return fits and gpu.supported(raw.device)
 
 
+def answer(rows: Batch) -> Tensor:
+    """Y ``(B, n)`` alone, NaN where it is not solved: nothing else is computed, allocated or written."""
+    raw, A, lower, upper = rows[:4]
+    raw, A = dense(raw, raw), dense(A, raw)
+    y = torch.empty_like(raw)
+    _launch((y, y, y, y, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.ANSWER)
+    return y
+
+
 def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``; see `hardnet.kernels.cpu.nearest`."""
     raw, A, lower, upper = rows[:4]
@@ -43,7 +64,7 @@ def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch)
     status = torch.empty(batch, dtype=torch.int8, device=raw.device)
     outputs = (y, dual, status, residual)
-    _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, False, False)
+    _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.FORWARD)
     return outputs
 
 
@@ -57,30 +78,26 @@ def backward(
     grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None
     outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
-    _launch((*outputs, dense(gradient, raw), *found, raw, A), lower, upper, int(tangent), True, wants_matrix)
+    kernel = Kernel.BACKWARD_MATRIX if wants_matrix else Kernel.BACKWARD
+    _launch((*outputs, dense(gradient, raw), *found, raw, A), lower, upper, int(tangent), kernel)
     if grad_A is not None and A.dim() == 2:
         grad_A = grad_A.sum(0)
     return grad_raw, grad_A, grad_lower, grad_upper
 
 
 def _launch(
-    tensors: tuple[Tensor, ...],
-    lower: Tensor | None,
-    upper: Tensor | None,
-    number: float,
-    backward: bool,
-    matrix: bool,
+    tensors: tuple[Tensor, ...], lower: Tensor | None, upper: Tensor | None, number: float, kernel: Kernel
 ) -> None:
     """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
     raw, A = tensors[-2:]
     bounds = [raw if bound is None else dense(bound, raw) for bound in (lower, upper)]
     kinds = [0 if bound is None else bound.dim() for bound in (lower, upper)]
-    kernel, samples = launcher(*A.shape[-2:], A.dim() == 3, *kinds, backward, matrix)  # pyright: ignore[reportCallIssue]
-    kernel.launch((-(-raw.shape[0] // samples), 1, 1), (*tensors, *bounds), (raw.shape[0], number))
+    launched, samples = launcher(kernel, *A.shape[-2:], A.dim() == 3, *kinds)
+    launched.launch((-(-raw.shape[0] // samples), 1, 1), (*tensors, *bounds), (raw.shape[0], number))
 
 
 @cache
-def launcher(m: int, n: int, each: bool, lower: int, upper: int, backward: bool, matrix: bool) -> tuple[Any, int]:
+def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int) -> tuple[Any, int]:
     """The kernel for samples of this shape and bounds of these kinds, and the samples of one program."""
     from hardnet.kernels.gpu import nearest_few
     from hardnet.kernels.gpu.launching import Launcher
@@ -90,9 +107,9 @@ def launcher(m: int, n: int, each: bool, lower: int, upper: int, backward: bool,
     constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
     constants["enable_fp_fusion"] = False  # the kernel says where a product is fused
-    if backward:
-        return Launcher(nearest_few.backward, constants | {"MATRIX": matrix}), 32 * warps
-    return Launcher(nearest_few.forward, constants), 32 * warps
+    if kernel in (Kernel.ANSWER, Kernel.FORWARD):
+        return Launcher(nearest_few.forward, constants | {"ANSWER_ONLY": kernel is Kernel.ANSWER}), 32 * warps
+    return Launcher(nearest_few.backward, constants | {"MATRIX": kernel is Kernel.BACKWARD_MATRIX}), 32 * warps
 
 
 def takes_box(flat: Numbers) -> bool:
@@ -102,11 +119,20 @@ def takes_box(flat: Numbers) -> bool:
     return fits and plain(*flat) and gpu.supported(raw.device)
 
 
+def answer_in_box(flat: Numbers) -> Tensor:
+    """Y ``(B, n)`` alone, in the dtype of raw, NaN where it is not solved: read once, and once written."""
+    raw, *others = (dense(part, part) for part in flat)
+    y = torch.empty_like(raw)
+    kernel = box_launcher(True, 1 << (raw.shape[-1] - 1).bit_length(), *(len(part) > 1 for part in others))
+    kernel.launch((len(raw), 1, 1), (y, y, y, y, y, y, raw, *others), (raw.shape[-1], torch.finfo(raw.dtype).eps))
+    return y
+
+
 def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
     """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
 
     Args:
-        flat: All on one device.
+        flat: All on one device, in float64.
         rounding: That of the dtype which the answer will have.
     """
     raw, *others = (dense(part, part) for part in flat)
@@ -116,17 +142,18 @@ def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
         torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
         codes(batch), raw.new_empty(batch),
     )  # fmt: skip
-    kernel = box_launcher(1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
+    kernel = box_launcher(False, 1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
     kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
     return found
 
 
 @cache
-def box_launcher(block: int, *each: bool) -> Any:
+def box_launcher(answer_only: bool, block: int, *each: bool) -> Any:
     """The kernel for up to `block` coordinates; A, lower, upper, low and high are of each sample or of all."""
     from hardnet.kernels.gpu import nearest_box
     from hardnet.kernels.gpu.launching import Launcher
 
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), map(int, each), strict=True))
     warps = min(MOST_WARPS, max(1, block // PER_WARP))
-    return Launcher(nearest_box.forward, constants | {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False})
+    constants |= {"BLOCK": block, "ANSWER_ONLY": answer_only, "num_warps": warps, "enable_fp_fusion": False}
+    return Launcher(nearest_box.forward, constants)

@@ -69,7 +69,7 @@ def _next_breakpoint(p, a, low, high, sign):
 
 @triton.jit
 def _bracket(start, a, low, high, under, over):
-    """Where t must lie: between the first and the last breakpoint, if the row feels no unbounded coordinate.
+    """Where t must lie: no farther from zero than any breakpoint can be, if the row feels no unbounded coordinate.
 
     Infinite ends where that is not so, or where the box allows the row no value between its bounds.
     """
@@ -78,13 +78,10 @@ def _bracket(start, a, low, high, under, over):
     bounded = _every((low > float("-inf")) & (high < float("inf")))
     bottom = tl.sum(tl.where(a > 0.0, a * low, a * high), 0)
     top = tl.sum(tl.where(a > 0.0, a * high, a * low), 0)
-    one, other = (start - high) / tl.where(feels, a, 1.0), (start - low) / tl.where(feels, a, 1.0)
-    first = tl.min(tl.where(feels, tl.minimum(one, other), float("inf")), 0)
-    last = tl.max(tl.where(feels, tl.maximum(one, other), float("-inf")), 0)
-    room = 4.0 * EPS * tl.maximum(tl.abs(first), tl.abs(last))
-    known = bounded & (bottom <= over) & (top >= under)
-    back = tl.where(known & (first - room < 0.0), first - room, float("-inf"))
-    return back, tl.where(known & (last + room > 0.0), last + room, float("inf"))
+    reach = tl.abs(start) + tl.maximum(tl.abs(low), tl.abs(high))
+    farthest = (1.0 + 8.0 * EPS) * tl.max(tl.where(feels, reach / tl.where(feels, tl.abs(a), 1.0), 0.0), 0)
+    known = bounded & (bottom <= over) & (top >= under) & (farthest > 0.0)
+    return tl.where(known, -farthest, float("-inf")), tl.where(known, farthest, float("inf"))
 
 
 @triton.jit
@@ -97,9 +94,11 @@ def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
 def forward(
     y, place, dual, side, status, residual, raw, A, lower, upper, low, high, n, rounding,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ANSWER_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``.
+    """Y ``(B, n)``, NaN where it is not solved; unless `ANSWER_ONLY` place, dual, side, status and residual too.
+
+    Place is ``(B, n)``, dual and side are ``(B, 1)``, status and residual ``(B,)``.
 
     `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all.
     """
@@ -172,8 +171,11 @@ def forward(
     ended = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
     ended = tl.where(valid, ended, INVALID)
 
-    answer = tl.where(ended == SOLVED, answer, float("nan"))
-    tl.store(y + sample * n + columns, answer, mask=mask)
+    rounded = answer.to(y.dtype.element_ty)
+    held = _every(tl.abs(rounded) < float("inf"))  # a short dtype may not hold it
+    tl.store(y + sample * n + columns, tl.where((ended == SOLVED) & held, rounded, float("nan")), mask=mask)
+    if ANSWER_ONLY:
+        return
     code = tl.where(p > most, 1, 0) - tl.where(p < least, 1, 0)
     code = tl.where(least == most, 2, code)
     tl.store(place + sample * n + columns, code.to(tl.int8), mask=mask)

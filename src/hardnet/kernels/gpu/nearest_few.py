@@ -18,7 +18,7 @@ from hardnet.kernels.gpu.affine_threads import _combine, _dots, _load, _load_bou
 from hardnet.kernels.gpu.common import store_from
 from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalise, solve
 
-EMPTY = tl.constexpr(64 * 2.0**-52)
+EMPTY, TOUCHES = tl.constexpr(64 * 2.0**-52), tl.constexpr(8 * 2.0**-52)
 ROUNDINGS, STATIONARY = tl.constexpr(16.0), tl.constexpr(1e-8)
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 EXPONENT, TWICE_ONE = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52)
@@ -32,34 +32,63 @@ def _finite(value):
 
 
 @triton.jit
+def _finite_entries(values, count: tl.constexpr):
+    """Whether all numbers of a sample are finite."""
+    good = tl.abs(values[0]) < float("inf")
+    for i in tl.static_range(1, count):
+        good = good & (tl.abs(values[i]) < float("inf"))
+    return good
+
+
+@triton.jit
+def _in_double(values, count: tl.constexpr):
+    """The same numbers in float64."""
+    wide = ()
+    for i in tl.static_range(count):
+        wide = wide + (values[i].to(tl.float64),)
+    return wide
+
+
+@triton.jit
+def _where(good, values, count: tl.constexpr):
+    """The numbers of good samples, zero for the others."""
+    kept = ()
+    for i in tl.static_range(count):
+        kept = kept + (tl.where(good, values[i], 0.0),)
+    return kept
+
+
+@triton.jit
 def _scale(entries, low, high, m: tl.constexpr, n: tl.constexpr):
-    """Rows and bounds divided by powers of two (zero and free if invalid), their sums, the divisors, who is valid."""
-    valid = low[0] == low[0]
-    shrink = ()
-    for i in tl.static_range(m):
-        size = tl.abs(entries[i * n])
-        for j in tl.static_range(n):
-            size = tl.maximum(size, tl.abs(entries[i * n + j]))
-            valid = valid & (tl.abs(entries[i * n + j]) < float("inf"))
-        exponent = size.to(tl.int64, bitcast=True) & EXPONENT
-        divisor = TWICE_ONE - tl.where((exponent != 0) & valid, exponent, TWICE_ONE // 2)
-        divisor = divisor.to(tl.float64, bitcast=True)
-        shrink = shrink + (divisor,)
-        below, above = low[i] * divisor, high[i] * divisor
-        valid = valid & (below <= above) & (below < float("inf")) & (above > float("-inf"))
+    """Rows and bounds divided by powers of two, in float64; the rows' ``|a|_1``, the divisors, and who is valid.
+
+    Entries come in the dtype of memory, in which the largest and who is finite is found sooner. The numbers of a
+    sample that is not valid mean nothing.
+    """
+    valid = _finite_entries(entries, m * n)
     rows = ()
     sums = ()
     lower = ()
     upper = ()
+    shrink = ()
     for i in tl.static_range(m):
-        total = tl.abs(entries[i * n]) * 0.0
+        size = tl.abs(entries[i * n])
+        for j in tl.static_range(1, n):
+            size = tl.maximum(size, tl.abs(entries[i * n + j]))
+        exponent = size.to(tl.float64).to(tl.int64, bitcast=True) & EXPONENT
+        exponent = tl.where(exponent != 0, exponent, TWICE_ONE // 2)
+        divisor = (-(exponent - TWICE_ONE)).to(tl.float64, bitcast=True)
+        total = divisor * 0.0
         for j in tl.static_range(n):
-            entry = tl.where(valid, entries[i * n + j] * shrink[i], 0.0)
+            entry = entries[i * n + j].to(tl.float64) * divisor
             total += tl.abs(entry)
             rows = rows + (entry,)
-        sums = sums + (tl.where(valid, total, 0.0),)
-        lower = lower + (tl.where(valid, low[i] * shrink[i], float("-inf")),)
-        upper = upper + (tl.where(valid, high[i] * shrink[i], float("inf")),)
+        below, above = low[i] * divisor, high[i] * divisor
+        valid = valid & (below <= above) & (below < float("inf")) & (above > float("-inf"))
+        sums = sums + (total,)
+        lower = lower + (below,)
+        upper = upper + (above,)
+        shrink = shrink + (divisor,)
     return rows, sums, lower, upper, shrink, valid
 
 
@@ -94,25 +123,83 @@ def _active_rows(rows, active, m: tl.constexpr, n: tl.constexpr):
 
 
 @triton.jit
+def _correction(rows, active, goal, x, m: tl.constexpr, n: tl.constexpr):
+    """``A_J^+ (A_J x - t)``, and whether any of its rows is off at all."""
+    chosen = _active_rows(rows, active, m, n)
+    R, L, inverse = orthogonalise(chosen, m, n)
+    products = _dots(chosen, x, m, n)
+    off = products[0] != products[0]
+    left = ()
+    for i in tl.static_range(m):
+        rest = tl.where(active[i], products[i] - goal[i], 0.0)
+        off = off | (rest != 0.0)
+        for k in tl.static_range(i):
+            rest = tl.fma(-L[i * (i - 1) // 2 + k], left[k], rest)
+        left = left + (rest,)
+    steps = ()
+    for i in tl.static_range(m):
+        steps = steps + (left[i] * inverse[i],)
+    return _combine(R, steps, m, n), off
+
+
+@triton.jit
+def _stored(x, f, moves, DTYPE: tl.constexpr, n: tl.constexpr):
+    """The point as it will be stored, which is what is judged: raw itself for a sample that does not move."""
+    point = ()
+    for j in tl.static_range(n):
+        point = point + (tl.where(moves, x[j], f[j]).to(DTYPE).to(tl.float64),)
+    return point
+
+
+@triton.jit
+def _judge(
+    rows, sums, low, high, active, goal, point, far, drift, rounding,
+    m: tl.constexpr, n: tl.constexpr, ANSWER_ONLY: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Whether active rows are at their bounds, the others within theirs, and the step was small; the KKT residual.
+
+    Last the rows' terms, to which their rounding is relative.
+    """
+    length = _largest(point, n) + rounding * far
+    reached = _dots(rows, point, m, n)
+    worst = far * 0.0
+    totals = ()
+    solved = drift <= STATIONARY * (far + length)
+    for i in tl.static_range(m):
+        terms = sums[i] * length + _finite(low[i]) + _finite(high[i])
+        wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
+        missed = tl.abs(reached[i] - wanted)
+        solved = solved & (missed <= ROUNDINGS * rounding * terms)
+        totals = totals + (terms,)
+        if not ANSWER_ONLY:
+            worst = tl.maximum(worst, _ratio(missed, terms, NARROW))
+    if not ANSWER_ONLY:
+        worst = tl.maximum(worst, _ratio(drift, far + length, NARROW))
+    return solved, worst, totals
+
+
+@triton.jit
 def forward(
     y, dual, status, residual, raw, A, lower, upper, batch, rounding,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, EACH: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, EACH: tl.constexpr, ANSWER_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)``; `rounding` is that of the dtype."""
+    """Y ``(B, n)``, NaN where it is not solved; unless `ANSWER_ONLY`, dual ``(B, m)``, status and residual ``(B,)``.
+
+    `rounding` is that of the dtype.
+    """
+    DTYPE: tl.constexpr = y.dtype.element_ty
+    NARROW: tl.constexpr = tl.float32 == DTYPE
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, tl.float64)
-    f = _load(raw, samples, mask, n, n, N, BLOCK, tl.float64)
-    low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
-    high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, DTYPE)
+    given = _load(raw, samples, mask, n, n, N, BLOCK, DTYPE)
+    f = _in_double(given, n)
+    low = _load_bound(lower, samples, mask, float("-inf"), f[0], LOWER, m, M, BLOCK)
+    high = _load_bound(upper, samples, mask, float("inf"), f[0], UPPER, m, M, BLOCK)
     rows, sums, low, high, shrink, valid = _scale(entries, low, high, m, n)
-    for j in tl.static_range(n):
-        valid = valid & (tl.abs(f[j]) < float("inf"))
-    start = ()
-    for j in tl.static_range(n):
-        start = start + (tl.where(valid, f[j], 0.0),)
-    far = _largest(start, n)
+    valid = valid & _finite_entries(given, n)
+    far = _largest(given, n).to(tl.float64)
     size = sums[0]
     bounds = _finite(low[0]) + _finite(high[0])
     for i in tl.static_range(1, m):
@@ -121,64 +208,55 @@ def forward(
     slack = EMPTY * (size * far) + ROUNDINGS * rounding * bounds
     width: tl.constexpr = min(m, n)
     weights, empty = solve(
-        coordinates(rows, m, n), _dots(rows, start, m, n), low, high, DOUBT * (size * far), slack, m, width
+        coordinates(rows, m, n), _dots(rows, f, m, n), low, high, DOUBT * (size * far), slack, m, width
     )
+    good = valid & (empty == 0)
+    moves = good & (good == 0)
     active = ()
-    kept = ()
     goal = ()
-    moves = empty & (empty == 0)
+    kept = weights if ANSWER_ONLY else _where(good, weights, m)  # of an empty set the residual is that of raw
     for i in tl.static_range(m):
-        chosen = ((weights[i] != 0.0) | (low[i] == high[i])) & (empty == 0) & valid
-        active = active + (chosen,)
-        kept = kept + (tl.where(chosen, weights[i], 0.0),)
-        goal = goal + (tl.where(weights[i] > 0.0, high[i], low[i]),)
         moves = moves | (kept[i] != 0.0)
+        active = active + (((weights[i] != 0.0) | (low[i] == high[i])) & good,)
+        goal = goal + (tl.where(weights[i] > 0.0, high[i], low[i]),)
     # x = raw - A_J' dual, then y = x - A_J^+ (A_J x - t)
-    chosen_rows = _active_rows(rows, active, m, n)
-    R, L, inverse = orthogonalise(chosen_rows, m, n)
-    image = _combine(chosen_rows, kept, m, n)
+    image = _combine(rows, kept, m, n)
     x = ()
     for j in tl.static_range(n):
-        x = x + (start[j] - image[j],)
-    products = _dots(chosen_rows, x, m, n)
-    left = ()
-    for i in tl.static_range(m):
-        rest = tl.where(active[i], products[i] - goal[i], 0.0)
-        moves = moves | (rest != 0.0)
-        for k in tl.static_range(i):
-            rest = tl.fma(-L[i * (i - 1) // 2 + k], left[k], rest)
-        left = left + (rest,)
-    steps = ()
-    for i in tl.static_range(m):
-        steps = steps + (left[i] * inverse[i],)
-    step = _combine(R, steps, m, n)
-    point = ()
-    for j in tl.static_range(n):
-        point = point + (tl.where(moves, x[j] - step[j], f[j]).to(y.dtype.element_ty).to(tl.float64),)
-    # the point as it is stored is judged
-    NARROW: tl.constexpr = y.dtype.element_ty == tl.float32
-    length = _largest(point, n) + rounding * far
-    reached = _dots(rows, point, m, n)
-    worst = far * 0.0
-    solved = valid
-    for i in tl.static_range(m):
-        terms = sums[i] * length + _finite(low[i]) + _finite(high[i])
-        wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
-        missed = tl.abs(reached[i] - wanted)
-        solved = solved & (missed <= ROUNDINGS * rounding * terms)
-        worst = tl.maximum(worst, _ratio(missed, terms, NARROW))
-    drift = _largest(step, n)
-    total = far + length
-    solved = solved & (drift <= STATIONARY * total)
-    worst = tl.maximum(worst, _ratio(drift, total, NARROW))
-    known = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
-    multipliers = ()
-    for i in tl.static_range(m):
-        multipliers = multipliers + (tl.where(valid, weights[i] * shrink[i], 0.0),)
-    _store(y, point, valid & (empty == 0), samples, mask, n, BLOCK)
-    _store(dual, multipliers, mask, samples, mask, m, BLOCK)
-    tl.store(status + samples, tl.where(valid, known, INVALID).to(tl.int8), mask=mask)
-    store_from(residual + samples, tl.where(valid, worst, 0.0), mask)
+        x = x + (f[j] - image[j],)
+    drift = far * 0.0
+    point = _stored(x, f, moves, DTYPE, n)
+    solved, worst, terms = _judge(
+        rows, sums, low, high, active, goal, point, far, drift, rounding, m, n, ANSWER_ONLY, NARROW
+    )
+    again = mask & good
+    if NARROW:  # x is right to rounding of float32 unless rows are nearly dependent or raw is far away
+        again = again & (solved == 0)
+    _store(y, point, good & solved, samples, mask, n, BLOCK)
+    if not ANSWER_ONLY:
+        known = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
+        multipliers = ()
+        for i in tl.static_range(m):
+            holds = (tl.abs(weights[i]) * sums[i] * sums[i] > TOUCHES * terms[i]) | empty
+            multipliers = multipliers + (tl.where(valid & holds, weights[i] * shrink[i], 0.0),)
+        _store(dual, multipliers, mask, samples, mask, m, BLOCK)
+        tl.store(status + samples, tl.where(valid, known, INVALID).to(tl.int8), mask=mask)
+        store_from(residual + samples, tl.where(valid, worst, 0.0), mask)
+    if tl.max(again.to(tl.int32), 0) == 1:
+        step, off = _correction(rows, active, goal, x, m, n)
+        drift = _largest(step, n)
+        corrected = ()
+        for j in tl.static_range(n):
+            corrected = corrected + (x[j] - step[j],)
+        point = _stored(corrected, f, moves | off, DTYPE, n)
+        solved, worst, _terms = _judge(
+            rows, sums, low, high, active, goal, point, far, drift, rounding, m, n, ANSWER_ONLY, NARROW
+        )
+        _store(y, point, solved, samples, again, n, BLOCK)
+        if not ANSWER_ONLY:
+            known = tl.where(again & solved, SOLVED, known)
+            tl.store(status + samples, known.to(tl.int8), mask=again)
+            store_from(residual + samples, worst, again)
 
 
 @triton.jit
@@ -190,21 +268,16 @@ def backward(
     """The gradients of `forward`; zero for samples without an answer. `tangent` is 1 or 0."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, tl.float64)
-    low = _load_bound(lower, samples, mask, float("-inf"), entries[0], LOWER, m, M, BLOCK)
-    high = _load_bound(upper, samples, mask, float("inf"), entries[0], UPPER, m, M, BLOCK)
-    rows, _sums, low, high, shrink, _valid = _scale(entries, low, high, m, n)
-    multipliers = _load(dual, samples, mask, m, m, M, BLOCK, tl.float64)
-    ended = tl.load(status + samples, mask=mask, other=3).to(tl.float64)
-    answered = (ended == SOLVED) | (ended == NOT_CONVERGED)
-    loaded = _load(grad_y, samples, mask, n, n, N, BLOCK, tl.float64)
-    place = _load(y, samples, mask, n, n, N, BLOCK, tl.float64)
+    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, y.dtype.element_ty)
     f = _load(raw, samples, mask, n, n, N, BLOCK, tl.float64)
-    g = ()
-    at = ()
-    for j in tl.static_range(n):
-        g = g + (tl.where(answered, loaded[j], 0.0),)
-        at = at + (tl.where(answered, place[j], 0.0),)
+    low = _load_bound(lower, samples, mask, float("-inf"), f[0], LOWER, m, M, BLOCK)
+    high = _load_bound(upper, samples, mask, float("inf"), f[0], UPPER, m, M, BLOCK)
+    scaled, _sums, low, high, divisors, _valid = _scale(entries, low, high, m, n)
+    multipliers = _load(dual, samples, mask, m, m, M, BLOCK, tl.float64)
+    answered = tl.load(status + samples, mask=mask, other=3).to(tl.float64) == SOLVED
+    rows, shrink = _where(answered, scaled, m * n), _where(answered, divisors, m)
+    g = _where(answered, _load(grad_y, samples, mask, n, n, N, BLOCK, tl.float64), n)
+    at = _where(answered, _load(y, samples, mask, n, n, N, BLOCK, tl.float64), n)
     active = ()
     for i in tl.static_range(m):
         active = active + (((multipliers[i] != 0.0) | (low[i] == high[i])) & answered,)
