@@ -189,7 +189,7 @@ def forward(
     `rounding` is that of the dtype.
     """
     DTYPE: tl.constexpr = y.dtype.element_ty
-    NARROW: tl.constexpr = tl.float32 == DTYPE
+    NARROW: tl.constexpr = y.dtype.element_ty == tl.float32
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
     entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, DTYPE)
