@@ -104,7 +104,7 @@ BEST_RECIPES: dict[str, Recipe] = {
     "opt": Recipe(
         BEST,
         ("projection",),
-        Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True),
+        Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False),
         {
             "displacement": 0.1,
             "learning_rate": 2e-3,
