@@ -20,8 +20,8 @@ ELSEWHERE = {
     "experiments/suites/test_run.py": "experiments/suites/base experiments/suites/dc3 experiments/suites/pinet "
     "experiments/suites/programs",
     "experiments/suites/test_separable.py": "experiments/suites/fsnet experiments/suites/snarenet",
-    "experiments/suites/test_unicycle.py": "experiments/suites/hardnetpp experiments/suites/power",
-    "problems/suites/test_grid.py": "problems/suites/acopf",
+    "experiments/suites/test_unicycle.py": "experiments/suites/hardnetpp",
+    "experiments/suites/test_power.py": "experiments/suites/acopf",
     "experiments/test_tables.py": "experiments/paper",
     "functional/test_affine.py": "functional/affine_factors functional/affine_formulas shapes",
     "functional/test_affine_strict.py": "functional/strict",

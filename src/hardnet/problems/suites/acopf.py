@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardnet.errors import ShapeError, sentence
 from hardnet.problems.base import Policy, both_outputs, moved, random_state
 from hardnet.problems.suites.base import SuiteProblem, fingerprint, reference
 from hardnet.problems.suites.grid import Grid
@@ -133,6 +134,10 @@ class Dispatch(SuiteProblem):
         kept = torch.ones(samples, dtype=torch.bool)
         kept[[index for index in known["without"] if index < samples]] = False
         train = int(kept.sum()) - VALIDATION - TEST
+        if train < 1:
+            raise ShapeError(
+                sentence("samples", f"more than {VALIDATION + TEST} loads with a dispatch", int(kept.sum()))
+            )
         test, validation, rest = loads[kept].split([TEST, VALIDATION, train])
         self.take_data(rest, validation, test, fingerprint(test))
         self.varied: Tensor = self.grid.load.nonzero().squeeze(-1)
