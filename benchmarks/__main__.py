@@ -1,4 +1,4 @@
-"""``python -m benchmarks closed-form|nearest-point|device|conditioning|curved|nonlinear|scale|training``; ``--help``."""
+"""``python -m benchmarks closed-form|nearest-point|device|conditioning|curved|nonlinear|scale|training``; `--help`."""
 
 from __future__ import annotations
 

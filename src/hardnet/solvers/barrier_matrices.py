@@ -65,16 +65,14 @@ class MatrixLocal(Local):
     def __init__(self, barrier: MatrixBarrier, y: Tensor, pair: Pair) -> None:
         self.barrier, self.pair = barrier, pair
         self.gap: Tensor = barrier.matrices(barrier.image.value(y)) - pair.s
-        L, R = (torch.linalg.cholesky_ex(X)[0] for X in pair)
-        eye = barrier.eye.expand_as(L)
-        self.L: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
-        self.R: Tensor = torch.linalg.solve_triangular(R, eye, upper=False)
-        self.root: Tensor = R
-        self.inverse: Tensor = self.L.mT @ self.L
+        factors, _ = torch.linalg.cholesky_ex(torch.stack(pair))
+        self.factors: Tensor = torch.linalg.solve_triangular(factors, barrier.eye.expand_as(factors), upper=False)
+        self.root: Tensor = factors[1]
+        self.inverse: Tensor = self.factors[0].mT @ self.factors[0]
 
     def hessian(self) -> Tensor:
         """``tr(F_i Z F_j S^-1)``, as products of ``L^-1 F_i R``."""
-        each = self.L.unsqueeze(-3) @ self.barrier.F @ self.root.unsqueeze(-3)
+        each = self.factors[0].unsqueeze(-3) @ self.barrier.F @ self.root.unsqueeze(-3)
         rows = each.flatten(-2).transpose(1, 2).flatten(2)
         return rows @ rows.mT
 
@@ -97,8 +95,8 @@ class MatrixLocal(Local):
 
     def reach(self, move: Pair) -> Tensor:
         """One over a bound of the largest eigenvalue of ``-L^-1 dS L^-T`` and its like for Z: never too long."""
-        bounds = [self._largest(-factor @ X @ factor.mT) for factor, X in ((self.L, move.s), (self.R, move.z))]
-        return 1 / torch.maximum(*bounds).flatten(1).amax(-1).clamp_min(TINY)
+        bounds = self._largest(-self.factors @ torch.stack(move) @ self.factors.mT)
+        return 1 / bounds.amax(0).flatten(1).amax(-1).clamp_min(TINY)
 
     def _largest(self, X: Tensor) -> Tensor:
         """At least the largest eigenvalue of symmetric X: ``c + tr((X - c I)^p)^(1/p)`` with c below all of them."""
