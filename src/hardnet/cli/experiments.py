@@ -71,6 +71,7 @@ def suite(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the results, one flat file each.")] = Path("runs/suites"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    recipe: Annotated[str | None, typer.Option(help="Comma-separated names; all of each case by default.")] = None,
     references: Annotated[
         bool,
         typer.Option("--references", help="Solve the test instances exactly instead, and write their optima to --out."),
@@ -85,7 +86,7 @@ def suite(
     from hardnet.train import bars
 
     options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
-    asked = suite_request(name, size=size, **options, out=out, resume=resume)
+    asked = suite_request(name, size=size, **options, out=out, resume=resume, recipe=recipe)
     if references:
         solved = write_references(asked.cases, out, asked.device, (lambda line: None) if as_json else typer.echo)
         if as_json:

@@ -208,7 +208,7 @@ def _refuse_other_run(row: Row) -> None:
         held = read_json(described)
         if held != row.identity:
             raise FileError(f"{row.folder}: holds another run ({held}); choose another --out")
-    elif row.folder.exists() and any(row.folder.glob(f"{row.prefix}*")):
+    elif not row.prefix and row.folder.exists() and any(row.folder.iterdir()):  # a flat folder holds many things
         raise FileError(f"{row.folder}: holds files of something else; choose another --out")
     if not row.resume and (row.result.exists() or row.checkpoint.exists()):
         raise FileError(f"{row.folder}: holds a run of '{row.method.name}'; use --resume or another --out")

@@ -1,5 +1,6 @@
 """Running a suite: flat result files, resuming, sizes and what is refused."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -24,9 +25,12 @@ TINY = Recipe(
 )
 
 
+OTHER = replace(TINY, name="other", methods=("projection",), label=", other")
+
+
 def case(name, **options):
     build = partial(SuitePrograms, name, 6, 3, 2, samples=60)
-    return base.Case(name, "a small one", build, (TINY,), lambda problem, x: None, seeds="1-2", **options)
+    return base.Case(name, "a small one", build, (TINY, OTHER), lambda problem, x: None, seeds="1-2", **options)
 
 
 @pytest.fixture
@@ -50,13 +54,15 @@ def run(out, **options):
 def test_results_are_flat_files_and_read_back_in_order(toy, tmp_path):
     paths = run(tmp_path)
     assert [path.name for path in paths] == [
-        f"toy-{case}.{method}.json" for case in ("one", "two") for method in ("soft", "dc3", "aff", "projection")
+        f"toy-{case}.{method}.json"
+        for case in ("one", "two")
+        for method in ("soft", "dc3", "aff", "projection", "other.projection")
     ]
     assert not list(tmp_path.glob("*.safetensors")), "only results stay"
     found = read_suites(tmp_path)
     assert {name: [result.method for result in results] for name, results in found.items()} == {
-        "toy-one": ["soft", "dc3", "aff", "projection"],
-        "toy-two": ["soft", "dc3", "aff", "projection"],
+        "toy-one": ["soft", "dc3", "aff", "projection", "projection"],
+        "toy-two": ["soft", "dc3", "aff", "projection", "projection"],
     }
     exact = found["toy-one"][3]
     assert exact.label == "HardNet-Cvx (exact projection)"
@@ -64,7 +70,7 @@ def test_results_are_flat_files_and_read_back_in_order(toy, tmp_path):
     assert max(exact.metrics["worst_violation"]) < 1e-12
     assert "2 epochs" in suite_note("toy-one", found["toy-one"])
     table = suite_table("toy-one", found["toy-one"])
-    assert [row.label for row in table.rows][-1] == "HardNet-Cvx (exact projection)"
+    assert [row.label for row in table.rows][-1] == "HardNet-Cvx (exact projection), other"
 
 
 def test_a_second_run_resumes_or_is_refused(toy, tmp_path):
@@ -78,6 +84,13 @@ def test_a_second_run_resumes_or_is_refused(toy, tmp_path):
     assert run(tmp_path, size="two", methods="aff"), "the other case is not in the way"
 
 
+def test_a_recipe_can_be_asked_for_alone(toy, tmp_path):
+    (path,) = run(tmp_path, size="one", recipe="other")
+    assert path.name == "toy-one.other.projection.json"
+    assert read_result(path).recipe == "other"
+    assert [path.name for path in run(tmp_path, size="one", methods="aff")] == ["toy-one.aff.json"]
+
+
 def test_a_group_of_sizes_is_all_its_cases(toy):
     assert [case.short for case in toy.choose("both")] == ["one", "two"]
     assert [case.short for case in toy.choose("two")] == ["two"]
@@ -88,6 +101,7 @@ def test_a_group_of_sizes_is_all_its_cases(toy):
     [
         ({"size": "three"}, "--size: expected 'all' or some of both, one, two, got three"),
         ({"methods": "magic"}, "--methods: expected"),
+        ({"recipe": "magic"}, "--recipe: expected some of tiny, other, got magic"),
         ({"epochs": 0}, "--epochs: expected at least 1"),
         ({"size": "one", "methods": "police"}, "toy-one: "),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import SWEEP, WIDE, optimal_programs, solve_convex
+from hardnet.experiments.suites.programs import LONGER, SWEEP, WIDE, optimal_programs, solve_convex
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuitePrograms
 
@@ -33,12 +33,12 @@ SUITE = Suite(
     "min ½ y'Qy + p'y (simple) or ½ y'Qy + p'sin y (nonconvex) subject to A y = x and G y ≤ h: 100 variables, 10000 "
     "instances, the last 833 for testing. Columns max and mean are those of DC3: of every sample, averaged.",
     (
-        Case("dc3-simple", "simple", partial(SuitePrograms, "dc3-simple"), (WIDE,), solve_convex, ("main",)),
+        Case("dc3-simple", "simple", partial(SuitePrograms, "dc3-simple"), (WIDE, LONGER), solve_convex, ("main",)),
         Case(
             "dc3-nonconvex",
             "nonconvex",
             partial(SuitePrograms, "dc3-nonconvex", convex=False),
-            (WIDE,),
+            (WIDE, LONGER),
             optimal_programs,
             ("main",),
         ),

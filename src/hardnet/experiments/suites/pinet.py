@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import WIDE, WIDER, optimal_programs, solve_convex, solve_interior
+from hardnet.experiments.suites.programs import LONGER, WIDE, WIDER, optimal_programs, solve_convex, solve_interior
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuitePrograms
 
@@ -13,7 +13,7 @@ from hardnet.problems.suites import SuitePrograms
 def _small(kind: str) -> Case:
     name, convex = f"pinet-small-{kind}", kind == "convex"
     build = partial(SuitePrograms, name, convex=convex, pinet_split=True)
-    return Case(name, f"small, {kind}", build, (WIDE,), solve_convex if convex else optimal_programs, ("small",))
+    return Case(name, f"small, {kind}", build, (WIDE, LONGER), solve_convex if convex else optimal_programs, ("small",))
 
 
 def _large(kind: str) -> Case:

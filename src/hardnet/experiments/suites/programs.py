@@ -31,6 +31,16 @@ WIDE = Recipe(
     label="",
 )
 """For 100 variables: the solution map is piecewise affine, so a linear path stands beside a wide network."""
+LONGER = replace(
+    WIDE,
+    name="longer",
+    methods=("projection",),
+    settings=_SETTINGS | {"learning_rate": 1e-3},
+    epochs=150,
+    chosen="Half the learning rate, as validation rows chose for the large programs, and half as many epochs more.",
+    label=", longer training",
+)
+"""The same network with more time."""
 SWEEP = replace(WIDE, methods=("dc3", "projection"))
 """For the sweeps over sizes."""
 WIDER = Recipe(
@@ -44,4 +54,4 @@ WIDER = Recipe(
 )
 """For 1000 variables."""
 
-__all__ = ["SWEEP", "WIDE", "WIDER", "optimal_programs", "solve_convex", "solve_interior"]
+__all__ = ["LONGER", "SWEEP", "WIDE", "WIDER", "optimal_programs", "solve_convex", "solve_interior"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hardnet.errors import HardNetError
+from hardnet.errors import HardNetError, sentence
 from hardnet.experiments import specs
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.row import Row
@@ -32,6 +32,7 @@ class SuiteRequest:
         device: Where to train.
         out: The folder of the result files ``CASE.METHOD.json``.
         resume: Whether to go on with what the folder holds.
+        recipes: Names of the recipes that were asked for; None for all of each case.
     """
 
     suite: Suite
@@ -42,6 +43,7 @@ class SuiteRequest:
     device: torch.device
     out: Path
     resume: bool = False
+    recipes: list[str] | None = None
 
 
 def suite_request(
@@ -54,13 +56,26 @@ def suite_request(
     device: str = "auto",
     out: str | Path = "runs/suites",
     resume: bool = False,
+    recipe: str | None = None,
 ) -> SuiteRequest:
     """Check what was asked for before anything is run or written."""
     suite = find_suite(name)
     specs.choose_epochs(epochs, "", quick=False)
     rows = None if methods is None else specs.choose_methods(methods)
     chosen = None if seeds is None else specs.choose_seeds(seeds)
-    return SuiteRequest(suite, suite.choose(size), rows, chosen, epochs, choose_device(device), Path(out), resume)
+    cases = suite.choose(size)
+    ways = None if recipe is None else _choose_recipes(cases, recipe)
+    return SuiteRequest(suite, cases, rows, chosen, epochs, choose_device(device), Path(out), resume, ways)
+
+
+def _choose_recipes(cases: list[Case], names: str) -> list[str]:
+    """The recipes of a comma-separated list; each is one of some case."""
+    known = list(dict.fromkeys(recipe.name for case in cases for recipe in case.recipes))
+    asked = [name.strip() for name in names.split(",")]
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise HardNetError(sentence("--recipe", f"some of {', '.join(known)}", ", ".join(unknown)))
+    return asked
 
 
 def run_suite(asked: SuiteRequest, display: Display | None = None) -> list[Path]:
@@ -73,7 +88,8 @@ def _rows(asked: SuiteRequest, display: Display) -> list[Row]:
     rows = []
     for case in asked.cases:
         problem = case.build().to(asked.device)
-        for recipe in case.recipes:
+        wanted = [recipe for recipe in case.recipes if asked.recipes is None or recipe.name in asked.recipes]
+        for recipe in wanted:
             rows += [_row(asked, case, problem, recipe, m) for m in _methods(asked, case, problem, recipe, display)]
     return rows
 
@@ -82,7 +98,7 @@ def _methods(asked: SuiteRequest, case: Case, problem: Problem, recipe: Recipe, 
     """Those that were asked for take the first recipe, and others that name them; by default each names its own."""
     own = [specs.all_methods()[name] for name in recipe.methods or ()]
     wanted = asked.methods or own
-    if asked.methods is not None and recipe is not case.recipes[0]:
+    if asked.methods is not None and asked.recipes is None and recipe is not case.recipes[0]:
         wanted = [method for method in own if method in asked.methods or method.name in {m.name for m in asked.methods}]
     able = []
     for method in wanted:
