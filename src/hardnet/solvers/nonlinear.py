@@ -26,7 +26,7 @@ from hardnet.solvers.nonlinear_retract import (
     row_norms,
     row_size,
 )
-from hardnet.solvers.nonlinear_rows import Rows
+from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import product, products, solve_definite
 from hardnet.solvers.solution import Status
@@ -103,6 +103,7 @@ def solve_nonlinear(
         inside: Relative violation up to which raw itself is the answer.
     """
     with torch.no_grad():
+        rows = rows.prepared(look=True)
         first = raw if start is None else start
         valid = _valid(rows, raw, first)
         index = valid.nonzero().squeeze(-1)
@@ -138,7 +139,8 @@ def _place(whole: NonlinearSolution, index: Tensor, part: NonlinearSolution) -> 
 def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
     """The samples inside as they came, the affine-looking ones by projection, the rest by iteration."""
     if len(raw) == 0:
-        return _report(rows, raw, raw, rows.lower.clone(), torch.zeros_like(raw[:, 0]), mode, tolerance)
+        none = torch.zeros_like(raw[:, 0])
+        return _status(raw, rows.lower.clone(), none, none, tolerance)
     at = rows.evaluate(raw)
     error, scale = relative_error(rows, at, raw, raw)
     zero = torch.zeros_like(error)
@@ -157,7 +159,9 @@ def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float,
         todo = todo[~confirmed[todo]]
     if len(todo) == 0:
         return whole
-    return _place(whole, todo, _iterate(rows.take(todo), raw[todo], start[todo], mode, tolerance))
+    point = raw[todo]
+    first = point if start is raw else start[todo]
+    return _place(whole, todo, _iterate(rows.take(todo), point, first, mode, tolerance, at.take(todo)))
 
 
 def _looks_affine(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, scale: Tensor) -> Tensor:
@@ -182,13 +186,15 @@ def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance
     return NonlinearSolution(found.y, found.dual, status, found.iterations, error, found.residual)
 
 
-def _iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float) -> NonlinearSolution:
+def _iterate(
+    rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, at: Derivatives
+) -> NonlinearSolution:
     """Project onto the affine rows, retract, approach, and report."""
     y, empty = _on_affine_rows(rows, start)
     coarse = mode == "nearest"
-    first = _reach(rows, y, raw, tolerance, COARSE if coarse else FINE)
+    first = _reach(rows, y, raw, tolerance, COARSE if coarse else FINE, at if y is raw else None)
     if not coarse:
-        found = _report(rows, raw, first.y, torch.zeros_like(rows.lower), first.ratio, mode, tolerance)
+        found = _status(first.y, torch.zeros_like(rows.lower), first.error, first.ratio, tolerance)
         return _blame(found, first.stationary | empty, first.steps)
     near = (first.error <= COARSE).nonzero().squeeze(-1)
     y, dual = first.y.clone(), torch.zeros_like(rows.lower)
@@ -200,24 +206,24 @@ def _iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: floa
     y = torch.where(settled.unsqueeze(-1), y, first.y)
     last = retract(rows, y, raw, tolerance=tolerance)
     near = (first.error <= COARSE).unsqueeze(-1)
-    found = _report(rows, raw, torch.where(near, last.y, first.y), dual, last.ratio, mode, tolerance, settled, flat)
+    found = _judged(rows, raw, torch.where(near, last.y, first.y), dual, last.ratio, tolerance, settled, flat)
     return _blame(found, first.stationary | empty, steps + last.steps)
 
 
-def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float) -> Retracted:
+def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at: Derivatives | None) -> Retracted:
     """Retract with rows of length one; what that leaves violated again in the rows' own units, to the least squares.
 
     What is still violated starts anew from points around raw, and keeps the least squares where that is no better.
     """
     enough = max(tolerance, fine)
-    found = retract(rows, y, raw, tolerance=tolerance, fine=fine)
+    found = retract(rows, y, raw, tolerance=tolerance, fine=fine, at=at)
     for attempt in range(1 + RESTARTS):
         todo = (~(found.error <= enough)).nonzero().squeeze(-1)
         if len(todo) == 0:
             break
         some, point = rows.take(todo), raw[todo]
         first = y[todo] if attempt == 0 else _elsewhere(some, point, attempt)
-        most = 60 if attempt == 0 else 30
+        most = 100 if attempt == 0 else 50
         again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
         better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
         taken = Retracted(*(part[better] for part in again))
@@ -246,36 +252,40 @@ def _blame(found: NonlinearSolution, stationary: Tensor, steps: Tensor) -> Nonli
     return found._replace(status=status, iterations=steps)
 
 
-def _report(
-    rows: Rows,
-    raw: Tensor,
+def _judged(
+    rows: Rows, raw: Tensor, y: Tensor, dual: Tensor, ratio: Tensor, tolerance: float, settled: Tensor, flat: Tensor
+) -> NonlinearSolution:
+    """What holds at y, evaluated there, and the status that it amounts to."""
+    at, away = rows.evaluate(y), y - raw
+    error, _ = relative_error(rows, at, y, raw)
+    size = 1 + away.abs().amax(-1)
+    gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
+    slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
+    residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
+    optimal = settled & (residual <= max(100 * tolerance, 1e-12))
+    flat = _confirmed_flat(rows, y, dual, optimal & flat)
+    weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
+    found = _status(y, dual, error, ratio, tolerance, optimal, weak)
+    return found._replace(residual=residual)
+
+
+def _status(
     y: Tensor,
     dual: Tensor,
+    error: Tensor,
     ratio: Tensor,
-    mode: Mode,
     tolerance: float,
-    settled: Tensor | None = None,
-    flat: Tensor | None = None,
+    optimal: Tensor | None = None,
+    weak: Tensor | None = None,
 ) -> NonlinearSolution:
-    """What holds at y, and the status that it amounts to."""
-    at = rows.evaluate(y)
-    error, _ = relative_error(rows, at, y, raw)
-    feasible, away = error <= tolerance, y - raw
-    residual = torch.zeros_like(error)
+    """The status of points with a relative violation `error`, found by steps that last reduced it by `ratio`."""
+    feasible = error <= tolerance
     degenerate = (ratio > SLOW) & (error > 10 * FINE)
-    optimal = feasible
-    if mode == "nearest" and settled is not None and flat is not None:
-        size = 1 + away.abs().amax(-1)
-        gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
-        slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
-        residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
-        optimal = settled & (residual <= max(100 * tolerance, 1e-12))
-        flat = _confirmed_flat(rows, y, dual, optimal & flat)
-        degenerate = degenerate | (optimal & (flat | _dependent(rows, at.jacobian, dual)))
-    status = torch.where(optimal, int(NonlinearStatus.OK), int(NonlinearStatus.FEASIBLE_ONLY))
+    degenerate = degenerate if weak is None else degenerate | weak
+    status = torch.where(feasible if optimal is None else optimal, int(NonlinearStatus.OK), 1)
     status = torch.where(degenerate, int(NonlinearStatus.DEGENERATE), status)
     status = torch.where(feasible, status, int(NonlinearStatus.NOT_CONVERGED))
-    return NonlinearSolution(y, dual, status.to(torch.int8), torch.zeros_like(status), error, residual)
+    return NonlinearSolution(y, dual, status.to(torch.int8), torch.zeros_like(status), error, torch.zeros_like(error))
 
 
 def _confirmed_flat(rows: Rows, y: Tensor, dual: Tensor, flat: Tensor) -> Tensor:

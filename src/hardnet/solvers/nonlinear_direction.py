@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardnet.solvers.nonlinear_retract import elastic_rows
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
+from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.nonlinear_step import Metric, solve_step
 from hardnet.solvers.small import product, products, solve_definite
 
@@ -35,45 +36,36 @@ DEGENERATE = 1e-7
 
 
 class Direction(NamedTuple):
-    """The derivatives at y, the step ``(b, n)``, the multipliers ``(b, m)``, and where W is flat, ``(b,)``."""
+    """The step ``(b, n)``, the multipliers ``(b, m)``, and where W is flat, ``(b,)``."""
 
-    at: Derivatives
     step: Tensor
     dual: Tensor
     flat: Tensor
 
 
-def direction(rows: Rows, y: Tensor, raw: Tensor, dual: Tensor | None) -> Direction:
-    """The next step from y with the last multipliers; None asks for those of least squares."""
-    if y.shape[-1] > DENSE and bool(rows.equality.all()):
-        return _by_products(rows, y, raw, dual)
-    return _dense(rows, y, raw, dual)
-
-
-def _dense(rows: Rows, y: Tensor, raw: Tensor, dual: Tensor | None) -> Direction:
-    """The quadratic program with W itself."""
-    gradient = y - raw
-
-    def last(value: Tensor, jacobian: Tensor) -> Tensor:
-        return _least_squares(rows, value, jacobian, gradient) if dual is None else dual
-
-    at = rows.evaluate(y, last)
-    metric, flat = _convex(rows, at, gradient)
+def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool = True) -> Direction:
+    """The next step from y with the derivatives and multipliers there; ``away = y - raw``."""
+    if at.hessian is None:
+        return _by_products(rows, y, away, at, look)
+    metric, flat = (_convex if look else _convex_for_all)(rows, at, away)
     soft = elastic_rows(rows, at.jacobian)
-    step, new = solve_step(at.jacobian, rows.lower - at.value, rows.upper - at.value, soft, metric, at.dual)
-    return Direction(at, step, new, flat)
+    low, high = rows.lower - at.value, rows.upper - at.value
+    found = solve_step(
+        at.jacobian, low, high, soft, metric, at.dual, tight=rows.tight, look=look, guess=at.dual if look else None
+    )
+    return Direction(*found, flat)
 
 
-def _least_squares(rows: Rows, value: Tensor, jacobian: Tensor, gradient: Tensor) -> Tensor:
-    """The multipliers of the step in the metric of the identity."""
-    metric = Metric(None, jacobian.mT, -gradient)
-    return solve_step(jacobian, rows.lower - value, rows.upper - value, elastic_rows(rows, jacobian), metric)[1]
+def first_multipliers(rows: Rows, value: Tensor, jacobian: Tensor, away: Tensor, look: bool = True) -> Tensor:
+    """The multipliers of the step in the metric of the identity: those of least squares, where all rows are tight."""
+    metric, soft = Metric(None, jacobian.mT, -away), elastic_rows(rows, jacobian)
+    low, high = rows.lower - value, rows.upper - value
+    return solve_step(jacobian, low, high, soft, metric, tight=rows.tight, look=look)[1]
 
 
 def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
     """W made positive definite where it is not, with what is solved by it; and where that took turning it round."""
-    W: Tensor = at.hessian.clone()  # pyright: ignore[reportOptionalMemberAccess]
-    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    W = _lagrangian(at)
     solved, pivot = solve_definite(W, torch.cat([at.jacobian.mT, -gradient.unsqueeze(-1)], dim=-1))
     bad = (~(pivot > FLATTEST)).nonzero().squeeze(-1)
     flat = torch.zeros_like(pivot, dtype=torch.bool)
@@ -83,19 +75,46 @@ def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tens
     return Metric(W, solved[..., :-1], solved[..., -1]), flat
 
 
+def _convex_for_all(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
+    """The same without a look: the active rows' curvature for all samples, and a shifted W where that is not enough."""
+    W = _lagrangian(at)
+    active, missing = _active(rows, at)
+    added = _added(W, at.jacobian, active)
+    own = W + products(at.jacobian.mT, added.unsqueeze(-1) * at.jacobian)
+    right = torch.cat([at.jacobian.mT, (product(at.jacobian.mT, added * missing) - gradient).unsqueeze(-1)], dim=-1)
+    solved, pivot = solve_definite(own, right)
+    flat = ~(pivot > FLATTEST)
+    shift = torch.where(flat, W.abs().sum(-1).amax(-1), 0.0)
+    own = own + torch.diag_embed(shift.unsqueeze(-1).expand_as(gradient))
+    solved = choose(flat, solve_definite(own, right)[0], solved)
+    return Metric(own, solved[..., :-1], solved[..., -1]), ~(pivot > DEGENERATE)
+
+
+def _lagrangian(at: Derivatives) -> Tensor:
+    """``W = I + sum_i dual_i Hess g_i``."""
+    W: Tensor = at.hessian.clone()  # pyright: ignore[reportOptionalMemberAccess]
+    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return W
+
+
 def _convexified(rows: Rows, at: Derivatives, W: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``W + added J'J`` on the active rows, with the pull to their bounds; right-hand sides; the least pivot before.
 
     ``added |J d - missing|^2 / 2`` vanishes where the active rows hold after the step, so that it only helps W to be
     positive definite across them.
     """
-    dual: Tensor = at.dual  # pyright: ignore[reportAssignmentType]
-    active = rows.equality | (dual != 0)
-    bound = torch.where((dual >= 0) & rows.upper.isfinite() | ~rows.lower.isfinite(), rows.upper, rows.lower)
-    missing = torch.where(active, bound - at.value, 0.0)
+    active, missing = _active(rows, at)
     own, added, least = stiffened(W, at.jacobian, active)
     gradient = gradient - product(at.jacobian.mT, added * missing)
     return own, torch.cat([at.jacobian.mT, -gradient.unsqueeze(-1)], dim=-1), least
+
+
+def _active(rows: Rows, at: Derivatives) -> tuple[Tensor, Tensor]:
+    """The rows with a multiplier, and what they miss to their bounds, ``(b, m)`` each."""
+    dual: Tensor = at.dual  # pyright: ignore[reportAssignmentType]
+    active = rows.equality | (dual != 0)
+    bound = torch.where((dual >= 0) & rows.upper.isfinite() | ~rows.lower.isfinite(), rows.upper, rows.lower)
+    return active, torch.where(active, bound - at.value, 0.0)
 
 
 def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,15 +122,20 @@ def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tens
 
     Where that is still flat or bent down, along the rows, its eigenvalues w are replaced by ``max(|w|, TURNED)``.
     """
-    squared = jacobian.square().sum(-1)
-    heavy = HEAVY * W.abs().amax((-1, -2)).unsqueeze(-1)
-    added = torch.where(active & (squared > 0), heavy / torch.where(squared > 0, squared, 1.0), 0.0)
+    added = _added(W, jacobian, active)
     own = W + products(jacobian.mT, added.unsqueeze(-1) * jacobian)
     least = solve_definite(own, torch.zeros_like(own[..., :1]))[1]
     worse = (~(least > FLATTEST)).nonzero().squeeze(-1)
     if len(worse):
         own[worse] = _turned(own[worse])
     return own, added, least
+
+
+def _added(W: Tensor, jacobian: Tensor, active: Tensor) -> Tensor:
+    """The curvature to add along the gradient of each active row, ``(b, m)``."""
+    squared = jacobian.square().sum(-1)
+    heavy = HEAVY * W.abs().amax((-1, -2)).unsqueeze(-1)
+    return torch.where(active & (squared > 0), heavy / torch.where(squared > 0, squared, 1.0), 0.0)
 
 
 def _turned(W: Tensor) -> Tensor:
@@ -121,30 +145,28 @@ def _turned(W: Tensor) -> Tensor:
     return (turned + turned.mT) / 2
 
 
-def _by_products(rows: Rows, y: Tensor, raw: Tensor, dual: Tensor | None) -> Direction:
+def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look: bool) -> Direction:
     """Equalities alone: back to the linearised rows, then conjugate gradients along them, without W itself."""
-    at, gradient = rows.evaluate(y), y - raw
-    J = at.jacobian
+    J, dual = at.jacobian, at.dual
     gram = products(J, J.mT).clone()
     gram.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
     inverse = solve_definite(gram, J)[0]  # (J J')^-1 J
-    if dual is None:
-        dual = -product(inverse, gradient)
-    curved = rows.lagrangian(y, dual)
+    curved = rows.lagrangian(y, dual)  # pyright: ignore[reportArgumentType]
     normal = product(inverse.mT, rows.upper - at.value)
     along = _conjugate_gradients(
         lambda vector: vector + curved(vector),
         lambda vector: vector - product(inverse.mT, product(J, vector)),
         gradient + normal + curved(normal),
         2 * torch.linalg.vector_norm(gradient, dim=-1),
+        look,
     )
     step = normal + along
     dual = -product(inverse, gradient + step + curved(step))
-    return Direction(at, step, dual, torch.zeros_like(step[:, 0], dtype=torch.bool))
+    return Direction(step, dual, torch.zeros_like(step[:, 0], dtype=torch.bool))
 
 
 def _conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], project: Callable[[Tensor], Tensor], slope: Tensor, radius: Tensor
+    apply: Callable[[Tensor], Tensor], project: Callable[[Tensor], Tensor], slope: Tensor, radius: Tensor, look: bool
 ) -> Tensor:
     """Minimise ``1/2 t'W t + slope't`` along the rows within `radius`; stops at negative curvature, or exact enough.
 
@@ -170,7 +192,7 @@ def _conjugate_gradients(
         residual = project(residual + torch.where(going, length, 0.0).unsqueeze(-1) * bent)
         new = residual.square().sum(-1)
         going = going & (new.sqrt() > enough)
-        if not bool(going.any()):
+        if look and not bool(going.any()):
             break
         search = torch.where(going.unsqueeze(-1), -residual + (new / square).unsqueeze(-1) * search, 0.0)
         square = new

@@ -73,6 +73,18 @@ class Derivatives(NamedTuple):
         return Derivatives(self.value[index], self.jacobian[index], hessian, dual)
 
 
+Multipliers = Callable[[Tensor, Tensor], Tensor]
+"""``(value, jacobian) -> dual``, ``(b, m)``."""
+
+
+class Traced(NamedTuple):
+    """A point ``(b, n)``, the nonlinear rows there with their graph ``(b, m)``, and the values of all rows."""
+
+    point: Tensor
+    own: Tensor
+    value: Tensor
+
+
 class Rows(NamedTuple):
     """The rows of a flat batch.
 
@@ -84,6 +96,8 @@ class Rows(NamedTuple):
         A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
         lower: ``(B, m + k)``, infinite where absent.
         upper: Like `lower`.
+        size: ``|lower| + |upper|`` of the finite bounds, ``(B, m + k)``; None before `prepared`.
+        tight: Whether all rows are known to be equalities.
     """
 
     function: Function
@@ -93,6 +107,14 @@ class Rows(NamedTuple):
     A: Tensor
     lower: Tensor
     upper: Tensor
+    size: Tensor | None = None
+    tight: bool = False
+
+    def prepared(self, look: bool) -> Rows:
+        """With what every step reads of the bounds; a `look` tells whether all rows are equalities."""
+        bounds = (torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
+        tight = self.tight or (look and bool(self.equality.all()))
+        return self._replace(size=sum(bounds), tight=tight)
 
     @property
     def equality(self) -> Tensor:
@@ -102,7 +124,8 @@ class Rows(NamedTuple):
     def take(self, index: Tensor) -> Rows:
         """The rows of some samples."""
         A = self.A if self.A.dim() == 2 else self.A[index]
-        return self._replace(x=self.x.take(index), A=A, lower=self.lower[index], upper=self.upper[index])
+        size = None if self.size is None else self.size[index]
+        return self._replace(x=self.x.take(index), A=A, lower=self.lower[index], upper=self.upper[index], size=size)
 
     def value(self, y: Tensor) -> Tensor:
         """``(g(y, x), A y)``, ``(b, m + k)``."""
@@ -111,24 +134,33 @@ class Rows(NamedTuple):
             return own
         return torch.cat([own, product(self.A.expand(len(y), *self.A.shape[-2:]), y)], dim=-1)
 
-    def evaluate(self, y: Tensor, dual: Callable[[Tensor, Tensor], Tensor] | None = None) -> Derivatives:
+    def evaluate(self, y: Tensor, dual: Multipliers | None = None) -> Derivatives:
         """Values and Jacobian of all rows; with a function of these that gives multipliers its Hessian."""
-        x = self.x.value()
+        return self.derive(self.trace(y), dual)
+
+    def trace(self, y: Tensor) -> Traced:
+        """The rows at y with the graph that their derivatives come from."""
         with torch.enable_grad():
             point = y.detach().requires_grad_()
-            own = self._call(point, x)
-            given = None if self.derivative is None else self._given(point, x)
-            jacobian = batched_gradient(own, point) if given is None else given.detach()
-        values, jacobian = own.detach(), jacobian
+            own = self._call(point)
+        value = own.detach()
         if self.A.shape[-2]:
-            affine = self.A.expand(len(y), *self.A.shape[-2:])
-            values = torch.cat([values, product(affine, y)], dim=-1)
-            jacobian = torch.cat([jacobian, affine], dim=-2)
+            value = torch.cat([value, product(self.A.expand(len(y), *self.A.shape[-2:]), y)], dim=-1)
+        return Traced(point, own, value)
+
+    def derive(self, traced: Traced, dual: Multipliers | None = None) -> Derivatives:
+        """The derivatives at a point where the rows were traced."""
+        point, own, value = traced
+        with torch.enable_grad():
+            given = None if self.derivative is None else self._given(point, self.x.value())
+            jacobian = batched_gradient(own, point) if given is None else given.detach()
+        if self.A.shape[-2]:
+            jacobian = torch.cat([jacobian, self.A.expand(len(point), *self.A.shape[-2:])], dim=-2)
         if dual is None:
-            return Derivatives(values, jacobian)
-        weight = dual(values, jacobian)
+            return Derivatives(value, jacobian)
+        weight = dual(value, jacobian)
         hessian = batched_gradient(self._slope(own, given, point, weight), point)
-        return Derivatives(values, jacobian, (hessian + hessian.mT) / 2, weight)
+        return Derivatives(value, jacobian, (hessian + hessian.mT) / 2, weight)
 
     def slope(self, point: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """``g`` ``(b, m)`` and ``sum_i dual_i grad_y g_i`` ``(b, n)``, differentiable in the point."""
@@ -148,16 +180,14 @@ class Rows(NamedTuple):
 
     def violation(self, value: Tensor) -> Tensor:
         """``max(value - upper, lower - value, 0)``, row by row; NaN stays NaN."""
+        if self.tight:
+            return (value - self.upper).abs()
         return torch.maximum(value - self.upper, self.lower - value).clamp_min(0)
-
-    def missing(self, value: Tensor) -> Tensor:
-        """The change that brings each row to its nearest bound, 0 where it holds: ``(b, m + k)``."""
-        return (self.lower - value).clamp_min(0) - (value - self.upper).clamp_min(0)
 
     def scale(self, jacobian: Tensor, size: Tensor) -> Tensor:
         """``|J_i|_1 size + |bounds|`` for outputs of `size` ``(b, 1)``: what rounding of a row is relative to."""
-        bounds = (torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
-        return jacobian.abs().sum(-1) * size + sum(bounds)
+        own = self.prepared(look=False).size if self.size is None else self.size
+        return torch.addcmul(own, jacobian.abs().sum(-1), size)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def lagrangian(self, y: Tensor, dual: Tensor) -> Callable[[Tensor], Tensor]:
         """``v -> sum_i dual_i Hess g_i v``, for vectors ``(b, n)``: one backward pass each."""
@@ -198,6 +228,8 @@ def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = Fals
     b, m = values.shape
     if not values.requires_grad or m == 0:
         return point.new_zeros(b, m, point.shape[-1])
+    if m == 1:
+        return _gradient(values.sum(), point, create_graph=create_graph).unsqueeze(1)
     unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
     found = torch.autograd.grad(
         values, point, unit, allow_unused=True, is_grads_batched=True, retain_graph=True, create_graph=create_graph

@@ -1,74 +1,112 @@
-"""Backtracking for a batch: each sample takes the longest of its steps ``1, 1/2, 1/4, ...`` that lowers its merit."""
+"""The loop that retraction and nearest point share: passes over a batch, in which each sample takes one trial step.
+
+Where values may be looked at, refused samples search a shorter step at once, and samples that have ended leave the
+batch. Where they may not, a refused sample stands still and tries the shorter step in the next pass, so that passes
+are a fixed program. Either way nothing of a sample depends on how its mates fared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.solvers.nonlinear_rows import Rows
+
 SUFFICIENT = 1e-4
 """Share of the decrease that the slope promises which a step must bring."""
+WORTH = 0.75
+"""Share of open samples below which the others are taken out of the batch."""
 
 
-class Found(NamedTuple):
-    """The new points ``(b, n)``, the step lengths ``(b,)``, 0 where none was accepted, and the merit ``(b,)``."""
+class Pace(NamedTuple):
+    """How often values may be looked at.
 
-    y: Tensor
-    length: Tensor
-    merit: Tensor
+    Attributes:
+        every: Passes between two looks at which samples are open; 0 for none, so that the passes can be captured.
+        free: Whether a look inside of a pass is free, as on a CPU.
+    """
+
+    every: int = 1
+    free: bool = True
 
 
-def backtrack(
-    merit: Callable[[Tensor, Tensor], Tensor],
-    y: Tensor,
-    step: Tensor,
-    current: Tensor,
-    slope: Tensor,
-    *,
-    noise: Tensor,
-    halvings: int = 12,
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> Found:
-    """``merit(y + t step) <= current + 1e-4 t slope + noise`` by halving t; a refused full step is corrected once.
+def run(
+    rows: Rows,
+    state: Any,
+    one: Callable[[Rows, Any], Any],
+    result: Callable[[Any], tuple[Tensor, ...]],
+    passes: int,
+    pace: Pace,
+) -> tuple[Tensor, ...]:
+    """Up to `passes` passes over a state with the field ``going`` ``(b,)``; what `result` reads from it at the end.
 
     Args:
-        merit: ``(points, index) -> (len(index),)``: the merit of the samples of `index`; NaN counts as refused.
-        y: ``(b, n)``.
-        step: ``(b, n)``.
-        current: The merit at y, ``(b,)``.
-        slope: Its directional derivative along the step, or a bound of it, ``(b,)``.
-        noise: By how much rounding may raise the merit, ``(b,)``.
-        halvings: Trials after the first.
-        correct: ``(points, index) -> `` a second-order correction to add to ``y + step``.
+        rows: The rows of the batch.
+        state: A NamedTuple of tensors with the batch in front.
+        one: One pass: ``(rows, state) -> state``, which leaves closed samples as they are.
+        result: The part of the state that is wanted.
+        passes: The most passes.
+        pace: When values may be looked at.
     """
-    found = Found(y.clone(), torch.zeros_like(current), current.clone())
-    index, length = torch.arange(len(y), device=y.device), 1.0
-    for trial in range(halvings + 1):
-        index = _try(found, merit, y[index] + length * step[index], index, length, (current, slope, noise))
-        if trial == 0 and correct is not None and len(index):
-            point = y[index] + step[index]
-            index = _try(found, merit, point + correct(point, index), index, length, (current, slope, noise))
-        if len(index) == 0:
-            break
-        length /= 2
-    return found
+    whole: list[Tensor] | None = None
+    index = torch.arange(len(state.going), device=state.going.device)
+    for count in range(passes):
+        if pace.every and count % pace.every == 0:
+            going = state.going.nonzero().squeeze(-1)
+            if len(going) == 0:
+                break
+            if len(going) <= WORTH * len(index):
+                whole = _place(whole, index, result(state))
+                rows, index = rows.take(going), index[going]
+                state = type(state)(*(None if part is None else part[going] for part in state))
+        state = one(rows, state)
+    return tuple(_place(whole, index, result(state)))
 
 
-def _try(
-    found: Found,
-    merit: Callable[[Tensor, Tensor], Tensor],
-    point: Tensor,
-    index: Tensor,
-    length: float,
-    limits: tuple[Tensor, Tensor, Tensor],
-) -> Tensor:
-    """Write the points that are accepted; return the samples that are not."""
-    current, slope, noise = (part[index] for part in limits)
-    value = merit(point, index)
-    accepted = value <= current + SUFFICIENT * length * slope + noise
-    done = accepted.nonzero().squeeze(-1)
-    chosen = index[done]
-    found.y[chosen], found.length[chosen], found.merit[chosen] = point[done], length, value[done]
-    return index[(~accepted).nonzero().squeeze(-1)]
+def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) -> list[Tensor]:
+    """The results of the batch with those of some samples written to it."""
+    if whole is None:
+        return list(part)
+    return [old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)]
+
+
+def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` where the sample is in the mask ``(b,)``, else `old`; of any number of dimensions."""
+    return torch.where(mask.view(-1, *(1 for _ in new.shape[1:])), new, old)
+
+
+def shorten(
+    y: Tensor,
+    step: Tensor,
+    trial: Tensor,
+    accepted: Tensor,
+    refused: Tensor,
+    length: Tensor,
+    judge: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    shortest: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shorter steps for refused samples: their points, which are accepted, and the lengths, below `shortest` if none.
+
+    Args:
+        y: Where the samples are, ``(b, n)``.
+        step: ``(b, n)``.
+        trial: The points tried so far, ``(b, n)``.
+        accepted: Which of them were accepted, ``(b,)``.
+        refused: The samples to look at, ``(b,)``.
+        length: Of the step to try next, ``(b,)``.
+        judge: ``(points, lengths, index) -> (accepted, next length)`` for the samples of `index`.
+        shortest: Length below which a sample is given up.
+    """
+    index = refused.nonzero().squeeze(-1)
+    while len(index):
+        own = length[index]
+        point = y[index] + own.unsqueeze(-1) * step[index]
+        good, shorter = judge(point, own, index)
+        trial = trial.index_copy(0, index, choose(good, point, y[index]))
+        accepted = accepted.index_copy(0, index, good)
+        length = length.index_copy(0, index, torch.where(good, own, shorter))
+        index = index[~good & (shorter >= shortest)]
+    return trial, accepted, length

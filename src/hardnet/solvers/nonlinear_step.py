@@ -20,12 +20,25 @@ from torch import Tensor
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import product, products, solve_definite
 
-ROUNDS = 8
-"""Guesses of the active set before a sample is left to the projection."""
+ROUNDS = 6
+"""Guesses of the active set where nothing may be looked at."""
+SOFTER, MANY = 0.1, 10
+"""How much a row of length one gives way where the active ones of more than MANY rows are not found."""
+LONGEST, PATIENCE = 12, 5
+"""Guesses of the active set before a sample is left to the projection; those that may go by without a better one."""
 NOISE = 1e-12
 """Part of the size of a row's numbers by which it may miss a bound and count as holding."""
 INDEPENDENT = 1e-13
 """Least pivot of unit rows for which elimination is trusted."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of rows of length one, what counts as none beside them, and which are equalities: ``(b, m)`` each."""
+
+    low: Tensor
+    high: Tensor
+    slack: Tensor
+    equality: Tensor
 
 
 class Metric(NamedTuple):
@@ -43,6 +56,10 @@ def solve_step(
     elastic: Tensor,
     metric: Metric | None = None,
     centre: Tensor | None = None,
+    *,
+    tight: bool = False,
+    look: bool = True,
+    guess: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The step d ``(b, n)`` and the multipliers ``(b, m)``, positive at the upper bound.
 
@@ -53,19 +70,60 @@ def solve_step(
         elastic: ``(b, m)``; 0 for a row that may not give way.
         metric: W and q; None for the identity and 0.
         centre: ``(b, m)``, or None for 0.
+        tight: Whether all rows are known to be equalities.
+        look: Whether values may be looked at; else a sample whose active rows are not found in `ROUNDS` guesses has
+            the step of the last guess.
+        guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``.
     """
     across = jacobian.mT if metric is None else metric.rows
     target = torch.zeros_like(low) if metric is None else product(jacobian, metric.free)
-    if centre is not None:
-        target = target + elastic.square() * centre
-    gram = products(jacobian, across).clone()
-    gram.diagonal(dim1=-2, dim2=-1).add_(elastic.square())
-    dual, settled = _settle(gram, target, low, high)
-    todo = (~settled).nonzero().squeeze(-1)
-    if len(todo):
-        dual = dual.index_copy(0, todo, _by_projection(jacobian, low, high, elastic, metric, centre, todo))
+    gram = products(jacobian, across)
+    dual, settled = _dual(gram, target, low, high, elastic, centre, tight, look, guess)
+    if look and not bool(settled.all()):
+        todo = (~settled).nonzero().squeeze(-1)
+        if gram.shape[-1] > MANY:
+            numbers = (part if part is None else part[todo] for part in (gram, target, low, high, elastic, centre))
+            found, settled = _softer(*numbers, look)
+            dual = dual.index_copy(0, todo, found)
+            todo = todo[~settled]
+        if len(todo):
+            dual = dual.index_copy(0, todo, _by_projection(jacobian, low, high, elastic, metric, centre, todo))
+    elif not look and not tight:
+        dual = torch.where(settled.unsqueeze(-1), dual, _softer(gram, target, low, high, elastic, centre, look)[0])
     step = -product(across, dual)
     return (step if metric is None else metric.free + step), dual
+
+
+def _dual(
+    gram: Tensor,
+    target: Tensor,
+    low: Tensor,
+    high: Tensor,
+    elastic: Tensor,
+    centre: Tensor | None,
+    tight: bool = False,
+    look: bool = True,
+    guess: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The multipliers by guesses of the active rows, and which samples were settled."""
+    square = elastic.square()
+    target = target if centre is None else torch.addcmul(target, square, centre)
+    gram = gram + torch.diag_embed(square)
+    if tight and gram.shape[-1] == 1:
+        return (target - high) / gram.squeeze(-1), (gram > 0).view(-1)
+    return _settle(gram, target, low, high, tight, look, guess)
+
+
+def _softer(
+    gram: Tensor, target: Tensor, low: Tensor, high: Tensor, elastic: Tensor, centre: Tensor | None, look: bool
+) -> tuple[Tensor, Tensor]:
+    """The same for rows that give way more: guesses of active rows that contradict each other are then harmless.
+
+    Of a violation v a step leaves ``elastic^2 v / sigma^2``, which the next steps remove.
+    """
+    length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
+    soft = torch.where(elastic > 0, torch.maximum(elastic, SOFTER * length), 0.0)
+    return _dual(gram, target, low, high, soft, centre, look=look)
 
 
 def _by_projection(
@@ -89,34 +147,70 @@ def _by_projection(
     return project_affine(torch.cat([goal, rest], dim=-1), own, low[todo], high[todo]).dual
 
 
-def _settle(gram: Tensor, target: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _settle(
+    gram: Tensor, target: Tensor, low: Tensor, high: Tensor, tight: bool, look: bool, guess: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Multipliers with ``low <= target - gram dual <= high``, complementary, and which samples were settled."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     unit = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
-    gram = gram * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-    target, low, high = target * unit, low * unit, high * unit
-    equality = low == high
-    if bool(equality.all()):
-        dual, sound = _tight(gram, torch.ones_like(target), target - high)
+    gram = gram * (unit.unsqueeze(-1) * unit.unsqueeze(-2))
+    if tight:
+        dual, sound = _solve(gram, (target - high) * unit)
         return dual * unit, sound
+    target, low, high = target * unit, low * unit, high * unit
     slack = NOISE * torch.maximum(target.abs(), torch.minimum(low.abs(), high.abs()))
-    dual, settled = torch.zeros_like(target), torch.zeros(len(target), dtype=torch.bool, device=target.device)
-    index = torch.arange(len(target), device=target.device)
-    side = _outside(target, low, high, slack, equality)
+    equality = low == high
+    first = None if guess is None else guess.sign()
+    side = _outside(target, low, high, slack, equality) if first is None else torch.where(equality, 1.0, first)
+    find = _guess_and_leave if look else _guess
+    dual, settled = find(gram, target, Bounds(low, high, slack, equality), side)
+    return dual * unit, settled
+
+
+def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor]:
+    """`ROUNDS` guesses of the active rows for all samples."""
+    dual, settled = torch.zeros_like(target), torch.zeros_like(target[:, 0], dtype=torch.bool)
     for _ in range(ROUNDS):
-        guess, sound = _tight(gram, side, target - torch.where(side > 0, high, low))
-        value = target - product(gram, guess)
-        following = _outside(value + guess, low, high, slack, equality)
-        same = (following == side).all(-1) & sound
-        dual[index], settled[index] = torch.where(same.unsqueeze(-1), guess, 0.0), same
-        rest = (~same).nonzero().squeeze(-1)
+        found, following, sound = _try(gram, target, bounds, side)
+        dual = torch.where(settled.unsqueeze(-1), dual, found)
+        settled = settled | ((following == side).all(-1) & sound)
+        side = following
+    return dual, settled
+
+
+def _guess_and_leave(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor]:
+    """Up to `LONGEST` guesses; settled samples leave the batch.
+
+    A sample whose guesses have not had fewer wrong rows for `PATIENCE` rounds changes one wrong row at a time, the
+    last, until they have: block principal pivoting, which ends for every positive definite matrix.
+    """
+    dual, settled = torch.zeros_like(target), torch.zeros_like(target[:, 0], dtype=torch.bool)
+    index = torch.arange(len(target), device=target.device)
+    least, patience = torch.full_like(index, side.shape[-1] + 1), torch.full_like(index, PATIENCE)
+    place = torch.arange(1, side.shape[-1] + 1, device=target.device)
+    for _ in range(LONGEST):
+        found, following, sound = _try(gram, target, bounds, side)
+        wrong = following != side
+        count = wrong.sum(-1)
+        same = (count == 0) & sound
+        dual[index], settled[index] = torch.where(same.unsqueeze(-1), found, 0.0), same
+        rest = (~same & sound).nonzero().squeeze(-1)
         if len(rest) == 0:
             break
-        gram, target, low, high, slack, equality, index = (
-            part[rest] for part in (gram, target, low, high, slack, equality, index)
-        )
-        side = following[rest]
-    return dual * unit, settled
+        fewer = count < least
+        patience = torch.where(fewer, PATIENCE, patience - 1)
+        last = place * wrong == (place * wrong).amax(-1, keepdim=True)
+        side = torch.where(wrong & ((patience >= 0).unsqueeze(-1) | last), following, side)
+        parts = (gram, target, index, side, torch.minimum(least, count), patience, *bounds)
+        gram, target, index, side, least, patience, *ends = (part[rest] for part in parts)
+        bounds = Bounds(*ends)
+    return dual, settled
+
+
+def _try(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The multipliers of a guess, the guess that follows from them, and which samples have independent rows."""
+    found, sound = _tight(gram, side, target - torch.where(side > 0, bounds.high, bounds.low))
+    return found, _outside(target - product(gram, found) + found, *bounds), sound
 
 
 def _outside(value: Tensor, low: Tensor, high: Tensor, slack: Tensor, equality: Tensor) -> Tensor:
@@ -128,9 +222,12 @@ def _outside(value: Tensor, low: Tensor, high: Tensor, slack: Tensor, equality: 
 def _tight(gram: Tensor, side: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
     """Multipliers that make the rows of `side` tight, and which samples have independent ones."""
     active = (side != 0).to(gram)
-    matrix = gram * (active.unsqueeze(-1) * active.unsqueeze(-2))
-    matrix.diagonal(dim1=-2, dim2=-1).add_(1 - active)
-    right = torch.where(side != 0, excess, 0.0)
+    matrix = gram * (active.unsqueeze(-1) * active.unsqueeze(-2)) + torch.diag_embed(1 - active)
+    return _solve(matrix, torch.where(side != 0, excess, 0.0))
+
+
+def _solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``matrix^-1 right``, ``(b, m)``, 0 where a pivot is too small, and where it is not."""
     dual, pivot = solve_definite(matrix, right.unsqueeze(-1))
     dual = dual.squeeze(-1)
     sound = (pivot > INDEPENDENT) & dual.isfinite().all(-1)

@@ -14,6 +14,9 @@ from hardnet.solvers.problem import align, multiply
 SMALL = 10
 """Most rows that are eliminated column by column."""
 
+FEW = 32
+"""Most terms of a product of matrices that is added up over all samples at once."""
+
 
 def product(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for each sample: ``(b, m, n), (b, n) -> (b, m)``."""
@@ -25,6 +28,8 @@ def product(A: Tensor, vector: Tensor) -> Tensor:
 def products(A: Tensor, B: Tensor) -> Tensor:
     """``A B`` for each sample: ``(b, m, n), (b, n, k) -> (b, m, k)``."""
     m, k = A.shape[-2], B.shape[-1]
+    if m * k * A.shape[-1] <= FEW:
+        return (A.unsqueeze(-1) * B.unsqueeze(-3)).sum(-2)
     return torch.bmm(align(A, 2), align(B, 2))[:, :m, :k]
 
 
