@@ -314,3 +314,54 @@ def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NonlinearLayer(CIRCLE)(real([[3.0, 4.0]]))
+
+
+class Looks(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts operations that hand a value to the host, which a CUDA graph cannot capture."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"):
+            self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "retract"])
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+def test_a_fixed_number_of_passes_looks_at_no_value(known, mode):
+    layer = NonlinearLayer(equality(known), mode=mode, iterations=16, on_failure="nan")
+    plain = NonlinearLayer(equality(known), mode=mode)
+    raw = known.raw.clone().requires_grad_()
+    y = layer(raw, known.x)  # the first call asks the set once whether its constants are equalities
+    expected = plain(raw, known.x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-8)  # both stop where the KKT residual is below 1e-8
+    weight = draw(*known.raw.shape, seed=9)
+    own, other = (torch.autograd.grad((point * weight).sum(), raw)[0] for point in (y, expected))
+    torch.testing.assert_close(own, other, rtol=0, atol=1e-6)
+    with Looks() as looks:
+        project = lambda point: layer.solve(point, known.x)
+        found = project(known.raw)
+    assert not looks.names
+    assert (found.status == Status.OK).all()
+
+
+def test_a_fixed_number_of_passes_beside_affine_rows_and_bad_samples():
+    constraint = hn.Nonlinear(sphere, dim=3, upper=0.0) & hn.Box(real([0.1, -1.0, -1.0]), 1.0)
+    raw = draw(40, 3, seed=12, scale=2.0)
+    raw[3, 1], raw[5] = torch.nan, real([0.2, 0.1, 0.3])
+    layer = NonlinearLayer(constraint, iterations=20, on_failure="nan")
+    found, plain = layer.solve(raw), NonlinearLayer(constraint).solve(raw)
+    assert found.status[3] == Status.INVALID
+    assert torch.equal(found.y[5], raw[5])
+    good = torch.arange(40) != 3
+    assert (found.status[good] == Status.OK).all()
+    torch.testing.assert_close(found.y[good], plain.y[good], rtol=0, atol=1e-8)
+    leaf = raw.clone().requires_grad_()
+    layer(leaf)[good].sum().backward()
+    assert leaf.grad.isfinite().all()
+    few = NonlinearLayer(CIRCLE, mode="retract", iterations=1)
+    with pytest.raises(ConvergenceError):
+        few(real([[30.0, 40.0]]))

@@ -20,7 +20,7 @@ from hardnet.errors import (
     sentence,
 )
 from hardnet.functional.nonlinear_gradient import Call, NonlinearProjection
-from hardnet.modes import full_precision, outside_compiler, refuse_transforms
+from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.rows import BoxedRows
 from hardnet.solvers.nonlinear import Mode, NonlinearSolution, NonlinearStatus
 from hardnet.solvers.nonlinear_rows import Function, Input, require_differentiable
@@ -80,6 +80,7 @@ def project_nonlinear(
     tol: float = 1e-10,
     start: Tensor | None = None,
     on_failure: OnFailure = "raise",
+    iterations: int | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= g(y, x) <= upper`` and affine rows: a KKT point, differentiable.
 
@@ -102,6 +103,8 @@ def project_nonlinear(
         start: Where the iteration starts, ``(*batch, n)``; by default at raw.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"`` the
             least violated point found, ``"raw"``.
+        iterations: None: until each sample has ended. A number: that many passes whatever the values, so that a CUDA
+            graph can capture it, forward and backward; there ``"raise"`` is ``"nan"``.
     """
     if mode == "retract":
         gradient = "projector"
@@ -117,8 +120,10 @@ def project_nonlinear(
         gradient=gradient,
         tol=tol,
         start=start,
+        iterations=iterations,
+        tight=_known_tight(lower, upper, rows),
     )
-    return apply_policy(y, raw, found, on_failure)
+    return apply_policy(y, raw, found, policy_for(on_failure, iterations, raw))
 
 
 def solve_nonlinear(
@@ -133,6 +138,7 @@ def solve_nonlinear(
     mode: Mode = "nearest",
     tol: float = 1e-10,
     start: Tensor | None = None,
+    iterations: int | None = None,
 ) -> NonlinearSolution:
     """`project_nonlinear` without a derivative, with what the solver knows: nothing is raised, look at ``.status``."""
     with torch.no_grad():
@@ -148,6 +154,8 @@ def solve_nonlinear(
             gradient="projector",
             tol=tol,
             start=start,
+            iterations=iterations,
+            tight=_known_tight(lower, upper, rows),
         )[1]
 
 
@@ -185,6 +193,8 @@ def _project(
     gradient: str,
     tol: float,
     start: Tensor | None,
+    iterations: int | None = None,
+    tight: bool = False,
 ) -> tuple[Tensor, NonlinearSolution]:
     """Y with its derivative, in the dtype of raw, and the solution with the batch of raw."""
     refuse_transforms("nonlinear rows")
@@ -197,7 +207,7 @@ def _project(
     upper_all = _join(_bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
     first = None if start is None else start.detach().double().expand_as(raw).reshape(batch.numel(), n)
     box = None if rows is None or not rows.boxed else (rows.box_lower, rows.box_upper)
-    problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, _flat_box(box, raw))
+    problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, _flat_box(box, raw), iterations, tight)
     y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
     found = NonlinearSolution(y.detach(), *rest)
     shaped = [part.reshape((*batch, *part.shape[1:])) for part in found]
@@ -243,7 +253,10 @@ def _flat_box(box: tuple[Tensor | None, Tensor | None] | None, raw: Tensor) -> t
 
 def _bound(name: str, bound: Tensor | float | None, m: int, raw: Tensor, absent: float) -> Tensor:
     """A bound of the rows of g as ``(B, m)`` float64."""
-    value = torch.as_tensor(absent if bound is None else bound, dtype=torch.float64, device=raw.device)
+    value = absent if bound is None else bound
+    if not isinstance(value, Tensor):
+        value = raw.new_full((), value, dtype=torch.float64)  # a fill, which a CUDA graph can capture
+    value = value.to(device=raw.device, dtype=torch.float64)
     if value.dim() and value.shape[-1] != m:
         raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m}), one entry per row of g", tuple(value.shape)))
     return value.expand(*raw.shape[:-1], m).reshape(raw.shape[:-1].numel(), m)
@@ -254,6 +267,18 @@ def _join(own: Tensor, other: Tensor | None, point: Tensor, absent: float, k: in
     if k == 0:
         return own
     return torch.cat([own, point.new_full((len(point), k), absent) if other is None else other], dim=-1)
+
+
+def _known_tight(lower: Any, upper: Any, rows: BoxedRows | None) -> bool:
+    """Whether all rows are seen to be equalities without a look at tensors."""
+    if rows is not None or lower is None:
+        return False
+    return lower is upper or (not isinstance(lower, Tensor) and not isinstance(upper, Tensor) and lower == upper)
+
+
+def policy_for(on_failure: OnFailure, iterations: int | None, raw: Tensor) -> OnFailure:
+    """``"raise"`` is ``"nan"`` in a fixed program on a GPU, where nobody looks."""
+    return "nan" if on_failure == "raise" and iterations is not None and not may_look(raw) else on_failure
 
 
 def apply_policy(y: Tensor, raw: Tensor, found: NonlinearSolution, on_failure: OnFailure) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardnet.modes import may_look
 from hardnet.solvers.nonlinear import NonlinearSolution, NonlinearStatus, solve_nonlinear
 from hardnet.solvers.nonlinear_kkt import solve_kkt
 from hardnet.solvers.nonlinear_retract import FINE, relative_error
@@ -43,6 +44,8 @@ class Call:
         start: ``(B, n)`` or None.
         dtype: That of raw, which y is rounded to.
         box: The bounds of the coordinates, ``(B, n)`` each, which hold exactly; or None.
+        iterations: Passes of a fixed program, or None to stop where all samples have ended.
+        tight: Whether all rows are known to be equalities.
     """
 
     function: Function
@@ -55,6 +58,8 @@ class Call:
     start: Tensor | None
     dtype: torch.dtype
     box: tuple[Tensor, Tensor] | None
+    iterations: int | None = None
+    tight: bool = False
 
     def rows(self, lower: Tensor, upper: Tensor, A: Tensor, inputs: tuple[Tensor, ...] | None = None) -> Rows:
         """The rows; `inputs` take the place of the real tensors of x."""
@@ -62,7 +67,7 @@ class Call:
         if inputs is not None:
             found = iter(inputs)
             x = x._replace(leaves=tuple(next(found) if _real(leaf) else leaf for leaf in x.leaves))
-        return Rows(self.function, self.derivative, x, self.count, A, lower, upper)
+        return Rows(self.function, self.derivative, x, self.count, A, lower, upper, tight=self.tight)
 
     def leaves(self, point: Tensor) -> list[Tensor]:
         """The real tensors of x, and then every tensor that g holds and that asks for a gradient."""
@@ -85,7 +90,15 @@ class Call:
         """The solution, clamped to the box and rounded to the dtype of raw, then judged again."""
         rounding = torch.finfo(self.dtype).eps
         inside = FINE if self.dtype == torch.float64 else 4 * rounding
-        found = solve_nonlinear(rows, raw, mode=self.mode, tolerance=self.tolerance, start=self.start, inside=inside)
+        found = solve_nonlinear(
+            rows,
+            raw,
+            mode=self.mode,
+            tolerance=self.tolerance,
+            start=self.start,
+            inside=inside,
+            iterations=self.iterations,
+        )
         if self.box is None and self.dtype == torch.float64:
             return found
         y = found.y.to(self.dtype).double()
@@ -142,7 +155,8 @@ def _once(
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = _working(problem, rows, raw, y, dual, status)
     grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
-    p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE)
+    look = problem.iterations is None and may_look(grad)
+    p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE, look)
     count = problem.count
     below, above = _sides(rows, dual, at.value)
     found: list[Tensor | None] = [p, q * below, q * above, None, *(None for _ in leaves)]

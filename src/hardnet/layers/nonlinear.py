@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentence
-from hardnet.functional.nonlinear import apply_policy, project_rows_and_functions
+from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.options import LayerOptions, choice, number, vector
+from hardnet.layers.options import LayerOptions, choice, count, number, vector
+from hardnet.modes import may_look
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
@@ -39,6 +40,9 @@ class NonlinearLayer(Layer):
             ``"auto"``: exact for the nearest point. A retraction has only the second.
         tol: Violation that is allowed, relative to the scale of each row; in float32 at least 16 roundings.
         start: A point ``(n,)`` where the iteration starts for every sample; by default at raw.
+        iterations: None: until each sample has ended. A number: that many passes of each phase whatever the values,
+            so that a CUDA graph can capture the layer, forward and backward; samples that need more are not
+            converged, and on a GPU ``on_failure="raise"`` is ``"nan"``.
     """
 
     name = "nonlinear"
@@ -54,6 +58,7 @@ class NonlinearLayer(Layer):
         gradient: Literal["auto", "exact", "projector"] = choice("auto", "exact", "projector")
         tol: float = number(1e-10, above=0)
         start: tuple[float, ...] | None = vector()
+        iterations: int | None = count(None, least=1)
 
     options: Options
 
@@ -84,8 +89,9 @@ class NonlinearLayer(Layer):
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         y, found = self._call(raw, x, None)
-        y = apply_policy(y, raw, found, self.options.on_failure)
-        self._warn(found)
+        y = apply_policy(y, raw, found, policy_for(self.options.on_failure, self.options.iterations, raw))
+        if self.options.iterations is None or may_look(raw):
+            self._warn(found)
         return y
 
     def solve(self, raw: Tensor, x: Any = None, *, start: Tensor | None = None) -> NonlinearSolution:
@@ -117,6 +123,8 @@ class NonlinearLayer(Layer):
             gradient="exact" if exact else "projector",
             tol=self.options.tol,
             start=start,
+            iterations=self.options.iterations,
+            tight=rows is None and all(part.tight for part in functions),
         )
 
     def _warn(self, found: NonlinearSolution) -> None:

@@ -74,6 +74,7 @@ class Nonlinear(ConstraintSet):
             raise ShapeError(sentence("dim", "the number of outputs, at least 1", repr(dim)))
         self.g, self.jacobian = g, jacobian
         self._rows: int | None = None
+        self._tight: bool | None = None
         self._sizes["n"] = dim
         self.take("lower", lower, ("m",), "lower")
         self.take("upper", upper, ("m",), "upper")
@@ -92,6 +93,14 @@ class Nonlinear(ConstraintSet):
     def constant(self) -> bool:
         """Never: a function may depend on x."""
         return False
+
+    @property
+    def tight(self) -> bool:
+        """Whether all rows are equalities by the constants of the set; kept from the first question."""
+        if self._tight is None:
+            lower, upper = self.fixed("lower"), self.fixed("upper")
+            self._tight = lower is not None and upper is not None and bool((lower == upper).all())
+        return self._tight
 
     def values(self, y: Tensor, x: Any) -> Tensor:
         """``g(y, x)``, ``(*batch, m)``, with the parameters of a module in the dtype of y."""

@@ -40,6 +40,11 @@ class Smooth(Nonlinear):
         super().__init__(inequality or equality, dim=dim, upper=0.0, name=name)  # pyright: ignore[reportArgumentType]
         self.inequality, self.equality = inequality, equality
 
+    @property
+    def tight(self) -> bool:
+        """Whether there are equalities alone."""
+        return self.inequality is None
+
     def values(self, y: Tensor, x: Any) -> Tensor:
         """Both functions, one beside the other."""
         named = (("inequality", self.inequality), ("equality", self.equality))

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.modes import may_look
 from hardnet.solvers.nonlinear_direction import DEGENERATE
 from hardnet.solvers.nonlinear_nearest import approach
 from hardnet.solvers.nonlinear_retract import (
@@ -27,6 +28,7 @@ from hardnet.solvers.nonlinear_retract import (
     row_size,
 )
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
+from hardnet.solvers.nonlinear_search import Pace, choose
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import product, products, solve_definite
 from hardnet.solvers.solution import Status
@@ -37,6 +39,10 @@ COARSE = 1e-3
 """Relative violation from which the search for the nearest point starts: its own steps do the rest."""
 AFFINE = 1e-12
 """Part of a row's scale by which it may differ from its linearisation and look affine."""
+LOOKS, MOST = 4, 30
+"""On a GPU: passes between two looks at which samples are open, and the most passes before a sample goes alone."""
+POLISH = 4
+"""Passes of the last retraction in a fixed program: it starts within `COARSE` of the set, where steps are quadratic."""
 RESTARTS = 2
 """Other starts for samples whose rows do not hold after the first."""
 SLOW = 0.15
@@ -91,6 +97,7 @@ def solve_nonlinear(
     tolerance: float = 1e-10,
     start: Tensor | None = None,
     inside: float = FINE,
+    iterations: int | None = None,
 ) -> NonlinearSolution:
     """Solve a flat batch raw ``(B, n)`` in float64.
 
@@ -101,25 +108,85 @@ def solve_nonlinear(
         tolerance: Violation relative to a row's scale that counts as none.
         start: Where to start, ``(B, n)``; by default at raw.
         inside: Relative violation up to which raw itself is the answer.
+        iterations: None: until each sample has ended. A number: that many passes, without a look at any value.
     """
     with torch.no_grad():
-        rows = rows.prepared(look=True)
         first = raw if start is None else start
-        valid = _valid(rows, raw, first)
-        index = valid.nonzero().squeeze(-1)
-        if len(index) == len(raw):
-            return _solve(rows, raw, first, mode, tolerance, inside)
-        part = _solve(rows.take(index), raw[index], first[index], mode, tolerance, inside)
-        return _spread(raw, rows, index, part)
+        if iterations is not None:
+            return _program(rows.prepared(look=False), raw, first, mode, tolerance, inside, Pace(0, False), iterations)
+        rows = rows.prepared(look=True)
+        if may_look(raw):
+            return _look(rows, raw, first, mode, tolerance, inside)
+        found = _program(rows, raw, first, mode, tolerance, inside, Pace(LOOKS, False), MOST)
+        again = ((found.status != NonlinearStatus.OK) & (found.status != NonlinearStatus.INVALID)).nonzero().squeeze(-1)
+        if len(again) == 0:
+            return found
+        return _place(found, again, _look(rows.take(again), raw[again], first[again], mode, tolerance, inside))
+
+
+def _look(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
+    """The solution where values may be looked at."""
+    valid = _valid(rows, raw, start)
+    if bool(valid.all()):
+        return _solve(rows, raw, start, mode, tolerance, inside)
+    index = valid.nonzero().squeeze(-1)
+    part = _solve(rows.take(index), raw[index], start[index], mode, tolerance, inside)
+    return _spread(raw, rows, index, part)
+
+
+def _program(
+    rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float, pace: Pace, passes: int
+) -> NonlinearSolution:
+    """The same operations whatever the values, but for the looks of `pace`: a batch that can be captured.
+
+    Every sample is retracted; no other starts are tried, and rows that look affine are rows like others.
+    """
+    finite = raw.isfinite().all(-1) & start.isfinite().all(-1)
+    point, y = choose(finite, raw, torch.zeros_like(raw)), choose(finite, start, torch.zeros_like(raw))
+    at = rows.evaluate(y)
+    valid = finite & _sound(rows) & at.value.isfinite().all(-1)
+    error, _ = relative_error(rows, at if start is raw else rows.evaluate(point), point, point)
+    going = valid & ~(error <= inside)
+    dual, coarse = torch.zeros_like(at.value), mode == "nearest"
+    common = {"tolerance": tolerance, "iterations": passes, "pace": pace}
+    first = retract(rows, y, point, fine=COARSE if coarse else FINE, at=at, going=going, **common)
+    if coarse:
+        near = going & (first.error <= COARSE)
+        second = approach(rows, first.y, point, iterations=passes, going=near, pace=pace)
+        dual = choose(near, second.dual, dual)
+        common["iterations"] = min(passes, POLISH)
+        last = retract(rows, choose(second.settled, second.y, first.y), point, going=near, **common)
+        y = choose(near, last.y, first.y)
+        found = _judged(rows, point, y, dual, last.ratio, tolerance, second.settled, second.flat, look=False)
+        found = _blame(found, first.stationary, first.steps + second.steps + last.steps)
+    else:
+        found = _blame(_status(first.y, dual, first.error, first.ratio, tolerance), first.stationary, first.steps)
+    return _masked(found, raw, error, going, valid)
+
+
+def _masked(found: NonlinearSolution, raw: Tensor, error: Tensor, going: Tensor, valid: Tensor) -> NonlinearSolution:
+    """The solution with raw itself for samples that did not have to move, and INVALID ones."""
+    status = torch.where(going, found.status.long(), int(NonlinearStatus.OK))
+    status = torch.where(valid, status, int(NonlinearStatus.INVALID)).to(torch.int8)
+    numbers = (choose(going, part, torch.zeros_like(part)) for part in (found.dual, found.residual))
+    dual, residual = (choose(valid, part, torch.full_like(part, torch.nan)) for part in numbers)
+    violation = torch.where(valid, torch.where(going, found.violation, error), torch.nan)
+    steps = torch.where(going, found.iterations, 0)
+    dual = choose(valid, dual, torch.zeros_like(dual))
+    return NonlinearSolution(choose(going, found.y, raw), dual, status, steps, violation, residual)
 
 
 def _valid(rows: Rows, raw: Tensor, start: Tensor) -> Tensor:
     """Finite points and rows there, bounds that are no NaN, in order, not infinite on the wrong side: ``(B,)``."""
-    lower, upper = rows.lower, rows.upper
-    sound = ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
     points = raw.isfinite().all(-1) & start.isfinite().all(-1)
     finite = torch.where(points.unsqueeze(-1), start, 0.0)
-    return sound & points & rows.value(finite).isfinite().all(-1)
+    return _sound(rows) & points & rows.value(finite).isfinite().all(-1)
+
+
+def _sound(rows: Rows) -> Tensor:
+    """Bounds that are no NaN, in order, not infinite on the wrong side: ``(B,)``."""
+    lower, upper = rows.lower, rows.upper
+    return ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
 
 
 def _spread(raw: Tensor, rows: Rows, index: Tensor, part: NonlinearSolution) -> NonlinearSolution:
@@ -253,7 +320,15 @@ def _blame(found: NonlinearSolution, stationary: Tensor, steps: Tensor) -> Nonli
 
 
 def _judged(
-    rows: Rows, raw: Tensor, y: Tensor, dual: Tensor, ratio: Tensor, tolerance: float, settled: Tensor, flat: Tensor
+    rows: Rows,
+    raw: Tensor,
+    y: Tensor,
+    dual: Tensor,
+    ratio: Tensor,
+    tolerance: float,
+    settled: Tensor,
+    flat: Tensor,
+    look: bool = True,
 ) -> NonlinearSolution:
     """What holds at y, evaluated there, and the status that it amounts to."""
     at, away = rows.evaluate(y), y - raw
@@ -263,7 +338,7 @@ def _judged(
     slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
     residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
     optimal = settled & (residual <= max(100 * tolerance, 1e-12))
-    flat = _confirmed_flat(rows, y, dual, optimal & flat)
+    flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
     weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
     found = _status(y, dual, error, ratio, tolerance, optimal, weak)
     return found._replace(residual=residual)

@@ -50,9 +50,7 @@ def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool =
     metric, flat = (_convex if look else _convex_for_all)(rows, at, away)
     soft = elastic_rows(rows, at.jacobian)
     low, high = rows.lower - at.value, rows.upper - at.value
-    found = solve_step(
-        at.jacobian, low, high, soft, metric, at.dual, tight=rows.tight, look=look, guess=at.dual if look else None
-    )
+    found = solve_step(at.jacobian, low, high, soft, metric, at.dual, tight=rows.tight, look=look, guess=at.dual)
     return Direction(*found, flat)
 
 
@@ -76,18 +74,21 @@ def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tens
 
 
 def _convex_for_all(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
-    """The same without a look: the active rows' curvature for all samples, and a shifted W where that is not enough."""
+    """The same without a look: first W, then with the active rows' curvature, then shifted by its size."""
     W = _lagrangian(at)
+    across = at.jacobian.mT
+    solved, pivot = solve_definite(W, torch.cat([across, -gradient.unsqueeze(-1)], dim=-1))
+    bad = ~(pivot > FLATTEST)
     active, missing = _active(rows, at)
-    added = _added(W, at.jacobian, active)
-    own = W + products(at.jacobian.mT, added.unsqueeze(-1) * at.jacobian)
-    right = torch.cat([at.jacobian.mT, (product(at.jacobian.mT, added * missing) - gradient).unsqueeze(-1)], dim=-1)
-    solved, pivot = solve_definite(own, right)
-    flat = ~(pivot > FLATTEST)
-    shift = torch.where(flat, W.abs().sum(-1).amax(-1), 0.0)
+    added = choose(bad, added_curvature(W, at.jacobian, active), torch.zeros_like(missing))
+    right = torch.cat([across, (product(across, added * missing) - gradient).unsqueeze(-1)], dim=-1)
+    own = W + products(across, added.unsqueeze(-1) * at.jacobian)
+    stiff, least = solve_definite(own, right)
+    worse = bad & ~(least > FLATTEST)
+    shift = torch.where(worse, W.abs().sum(-1).amax(-1), 0.0)
     own = own + torch.diag_embed(shift.unsqueeze(-1).expand_as(gradient))
-    solved = choose(flat, solve_definite(own, right)[0], solved)
-    return Metric(own, solved[..., :-1], solved[..., -1]), ~(pivot > DEGENERATE)
+    solved = choose(worse, solve_definite(own, right)[0], choose(bad, stiff, solved))
+    return Metric(own, solved[..., :-1], solved[..., -1]), bad & ~(least > DEGENERATE)
 
 
 def _lagrangian(at: Derivatives) -> Tensor:
@@ -122,7 +123,7 @@ def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tens
 
     Where that is still flat or bent down, along the rows, its eigenvalues w are replaced by ``max(|w|, TURNED)``.
     """
-    added = _added(W, jacobian, active)
+    added = added_curvature(W, jacobian, active)
     own = W + products(jacobian.mT, added.unsqueeze(-1) * jacobian)
     least = solve_definite(own, torch.zeros_like(own[..., :1]))[1]
     worse = (~(least > FLATTEST)).nonzero().squeeze(-1)
@@ -131,7 +132,7 @@ def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tens
     return own, added, least
 
 
-def _added(W: Tensor, jacobian: Tensor, active: Tensor) -> Tensor:
+def added_curvature(W: Tensor, jacobian: Tensor, active: Tensor) -> Tensor:
     """The curvature to add along the gradient of each active row, ``(b, m)``."""
     squared = jacobian.square().sum(-1)
     heavy = HEAVY * W.abs().amax((-1, -2)).unsqueeze(-1)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.nonlinear_direction import stiffened
+from hardnet.solvers.nonlinear_direction import added_curvature, stiffened
 from hardnet.solvers.nonlinear_retract import row_norms
 from hardnet.solvers.nonlinear_rows import Derivatives
+from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.small import product, products, solve_definite
 
 DEFINITE = 1e-4
@@ -19,11 +20,15 @@ DEPENDENT = 1e-13
 """What keeps dependent active rows solvable, relative to unit rows: they share the multiplier q."""
 
 
-def solve_kkt(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor) -> tuple[Tensor, Tensor]:
+def solve_kkt(
+    at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor, look: bool = True
+) -> tuple[Tensor, Tensor]:
     """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero off the active rows.
 
     Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` that has no answer:
     there dependent rows share q, and curvature that is flat or bent down along the rows is replaced as in the solver.
+    Without a `look` the active rows' curvature is added for all samples, which leaves p and q as they are, and where
+    that is not positive definite W is the identity.
     """
     norm = row_norms(at.jacobian)
     C = torch.where(active.unsqueeze(-1), at.jacobian / norm.unsqueeze(-1), 0.0)
@@ -33,6 +38,11 @@ def solve_kkt(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor)
         return p, q / norm
     W = at.hessian.clone()
     W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    if not look:
+        solved, pivot = solve_definite(W + products(C.mT, added_curvature(W, C, active).unsqueeze(-1) * C), right)
+        solved = choose(pivot > 0, solved, right)
+        p, q = _by_rows(C, active, solved)
+        return p, q / norm
     solved, pivot = solve_definite(W, right)
     p, q = _by_rows(C, active, solved)
     bad = ~(pivot > DEFINITE)

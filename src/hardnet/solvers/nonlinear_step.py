@@ -20,12 +20,12 @@ from torch import Tensor
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import product, products, solve_definite
 
-ROUNDS = 6
-"""Guesses of the active set where nothing may be looked at."""
 SOFTER, MANY = 0.1, 10
 """How much a row of length one gives way where the active ones of more than MANY rows are not found."""
-LONGEST, PATIENCE = 12, 5
-"""Guesses of the active set before a sample is left to the projection; those that may go by without a better one."""
+FIRM = 1e-4
+"""How much a row of length one gives way at least where nothing may be looked at."""
+ROUNDS, PATIENCE = 12, 4
+"""Guesses of the active rows, and how many may go by without a better one."""
 NOISE = 1e-12
 """Part of the size of a row's numbers by which it may miss a bound and count as holding."""
 INDEPENDENT = 1e-13
@@ -78,6 +78,8 @@ def solve_step(
     across = jacobian.mT if metric is None else metric.rows
     target = torch.zeros_like(low) if metric is None else product(jacobian, metric.free)
     gram = products(jacobian, across)
+    if not (look or tight):  # a guess with more active rows than outputs must have an answer too
+        elastic = torch.maximum(elastic, FIRM * gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt())
     dual, settled = _dual(gram, target, low, high, elastic, centre, tight, look, guess)
     if look and not bool(settled.all()):
         todo = (~settled).nonzero().squeeze(-1)
@@ -162,24 +164,12 @@ def _settle(
     equality = low == high
     first = None if guess is None else guess.sign()
     side = _outside(target, low, high, slack, equality) if first is None else torch.where(equality, 1.0, first)
-    find = _guess_and_leave if look else _guess
-    dual, settled = find(gram, target, Bounds(low, high, slack, equality), side)
+    dual, settled = _guess(gram, target, Bounds(low, high, slack, equality), side, look)
     return dual * unit, settled
 
 
-def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor]:
-    """`ROUNDS` guesses of the active rows for all samples."""
-    dual, settled = torch.zeros_like(target), torch.zeros_like(target[:, 0], dtype=torch.bool)
-    for _ in range(ROUNDS):
-        found, following, sound = _try(gram, target, bounds, side)
-        dual = torch.where(settled.unsqueeze(-1), dual, found)
-        settled = settled | ((following == side).all(-1) & sound)
-        side = following
-    return dual, settled
-
-
-def _guess_and_leave(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor]:
-    """Up to `LONGEST` guesses; settled samples leave the batch.
+def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor, look: bool) -> tuple[Tensor, Tensor]:
+    """Guesses of the active rows: multipliers, and which samples were settled; these leave the batch after a `look`.
 
     A sample whose guesses have not had fewer wrong rows for `PATIENCE` rounds changes one wrong row at a time, the
     last, until they have: block principal pivoting, which ends for every positive definite matrix.
@@ -188,20 +178,23 @@ def _guess_and_leave(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor)
     index = torch.arange(len(target), device=target.device)
     least, patience = torch.full_like(index, side.shape[-1] + 1), torch.full_like(index, PATIENCE)
     place = torch.arange(1, side.shape[-1] + 1, device=target.device)
-    for _ in range(LONGEST):
+    for _ in range(ROUNDS):
         found, following, sound = _try(gram, target, bounds, side)
         wrong = following != side
         count = wrong.sum(-1)
         same = (count == 0) & sound
+        patience = torch.where(count < least, PATIENCE, patience - 1)
+        last = place * wrong == (place * wrong).amax(-1, keepdim=True)
+        side = torch.where(wrong & ((patience >= 0).unsqueeze(-1) | last), following, side)
+        least = torch.minimum(least, count)
+        if not look:
+            dual, settled = torch.where(settled.unsqueeze(-1), dual, found), settled | same
+            continue
         dual[index], settled[index] = torch.where(same.unsqueeze(-1), found, 0.0), same
         rest = (~same & sound).nonzero().squeeze(-1)
         if len(rest) == 0:
             break
-        fewer = count < least
-        patience = torch.where(fewer, PATIENCE, patience - 1)
-        last = place * wrong == (place * wrong).amax(-1, keepdim=True)
-        side = torch.where(wrong & ((patience >= 0).unsqueeze(-1) | last), following, side)
-        parts = (gram, target, index, side, torch.minimum(least, count), patience, *bounds)
+        parts = (gram, target, index, side, least, patience, *bounds)
         gram, target, index, side, least, patience, *ends = (part[rest] for part in parts)
         bounds = Bounds(*ends)
     return dual, settled
@@ -210,7 +203,9 @@ def _guess_and_leave(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor)
 def _try(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The multipliers of a guess, the guess that follows from them, and which samples have independent rows."""
     found, sound = _tight(gram, side, target - torch.where(side > 0, bounds.high, bounds.low))
-    return found, _outside(target - product(gram, found) + found, *bounds), sound
+    free = _outside(target - product(gram, found), *bounds)
+    held = torch.where((found * side > 0) | bounds.equality, side, 0.0)  # a row that pulls the wrong way is let go
+    return found, torch.where(side == 0, free, held), sound
 
 
 def _outside(value: Tensor, low: Tensor, high: Tensor, slack: Tensor, equality: Tensor) -> Tensor:
