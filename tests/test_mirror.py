@@ -62,6 +62,7 @@ ELSEWHERE = {
     "sets/test_affine_sets.py": "sets/affine sets/box sets/intersection",
     "sets/test_constants.py": "sets/base sets/description",
     "sets/test_curved.py": "sets/ball sets/lmi sets/quadratic sets/simplex sets/smooth sets/soc",
+    "sets/test_nonlinear.py": "solvers/nonlinear_existence",
     "sets/test_relaxed.py": "functional/relaxed",
     "sets/test_scaled.py": "sets/scaled_sets",
     "sets/test_sparse.py": "functional/sparse_rows solvers/sparse_factor solvers/sparse_interior solvers/sparse_rows",

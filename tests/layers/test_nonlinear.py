@@ -256,8 +256,9 @@ def test_options_are_checked():
         NonlinearLayer(CIRCLE, mode="retract", gradient="exact")
     with pytest.raises(ShapeError, match="start: expected 2 numbers"):
         NonlinearLayer(CIRCLE, start=[1.0])
-    with pytest.raises(UnsupportedSetError, match="Ball has neither affine rows nor a g"):
-        NonlinearLayer(CIRCLE & hn.Ball(torch.zeros(2, dtype=F64), 1.0))
+    cone = hn.SecondOrderCone(torch.eye(2, dtype=F64), [0.0, 0.0], [0.0, 1.0], 1.0)
+    with pytest.raises(UnsupportedSetError, match="SecondOrderCone has neither affine rows nor a g"):
+        NonlinearLayer(CIRCLE & cone)
     layer = NonlinearLayer(CIRCLE)
     assert (layer.mode(200), layer.mode(201)) == ("nearest", "retract")
     with pytest.raises(UnsupportedSetError, match="no transform around nonlinear rows"):
@@ -365,3 +366,22 @@ def test_a_fixed_number_of_passes_beside_affine_rows_and_bad_samples():
     few = NonlinearLayer(CIRCLE, mode="retract", iterations=1)
     with pytest.raises(ConvergenceError):
         few(real([[30.0, 40.0]]))
+
+
+def test_balls_and_quadratics_stand_beside_nonlinear_rows():
+    """A circle within a ball round x and half of a disc: the same as the same rows written into g."""
+    ball = hn.Ball(lambda x: x, 0.8)
+    disc = hn.Quadratic(2 * torch.eye(2, dtype=F64), [0.0, -1.0], 0.0)  # |y|^2 <= y2
+    x, raw = 0.2 * draw(30, 2, seed=20) + real([0.5, 0.9]), draw(30, 2, seed=21, scale=2.0)
+    written = lambda y, x: torch.stack([(y - x).square().sum(-1) - 0.64, y.square().sum(-1) - y[..., 1]], dim=-1)
+    row = hn.Nonlinear(lambda y, x: y[..., :1] * y[..., 1:], dim=2, upper=0.1)
+    layer, other = NonlinearLayer(row & ball & disc), NonlinearLayer(row & hn.Nonlinear(written, dim=2, upper=0.0))
+    found, expected = layer.solve(raw, x), other.solve(raw, x)
+    good = expected.status == Status.OK
+    assert good.sum() >= 25
+    torch.testing.assert_close(found.y[good], expected.y[good], rtol=0, atol=1e-9)
+    assert hn.check(layer.constraint, found.y[good], x[good]).ok
+    raw, x = raw[good].requires_grad_(), x[good].requires_grad_()
+    grads = [torch.autograd.grad(own(raw, x).square().sum(), (raw, x)) for own in (layer, other)]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)

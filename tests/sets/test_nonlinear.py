@@ -6,7 +6,7 @@ import torch
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, ShapeError
 from hardnet.testing import check_set
-from tests.nonlinear_problems import F64, column, real, sphere
+from tests.nonlinear_problems import F64, column, real, sphere, torus
 
 
 def test_it_judges_like_every_set():
@@ -50,3 +50,48 @@ def test_what_it_refuses():
         hn.Nonlinear(sphere, dim=2, lower=1.0, upper=0.0)
     with pytest.raises(ShapeError, match="upper"):
         hn.Nonlinear(sphere, dim=2, upper=[1.0, 2.0]).violation(torch.zeros(3, 2, dtype=F64))
+
+
+def test_existence_of_an_exact_solution_on_a_sphere():
+    """Hessian 2 I; from a point of length s outside the theorem always applies, inside from s = sqrt(1/2) on."""
+    lengths = real([3.0, 1.5, 1.001, 1.0, 0.999, 0.72, 0.70, 0.1])
+    y = lengths.unsqueeze(-1) * real([0.6, 0.8])
+    found = hn.Nonlinear(sphere, dim=2, lower=0.0, upper=0.0).existence(y, second_derivative=2.0)
+    assert found.proven.tolist() == [True] * 6 + [False] * 2
+    distance = (lengths - 1).abs()
+    assert (found.radius >= distance).all()
+    assert (found.radius[2:5] <= 1.01 * distance[2:5] + 1e-13).all()
+    assert found.radius[6:].isinf().all()
+    single = hn.Nonlinear(sphere, dim=2, lower=0.0, upper=0.0).existence(y.float()[2:3], second_derivative=[2.0])
+    assert single.proven.all()
+
+
+def test_existence_on_a_torus_and_beside_a_row_that_holds():
+    generator = torch.Generator().manual_seed(0)
+    angle = 6.3 * torch.rand(50, 2, generator=generator, dtype=F64)
+    away = 0.02 * torch.randn(50, generator=generator, dtype=F64)
+    across = 2 + (0.5 + away) * angle[:, 1].cos()
+    y = torch.stack([across * angle[:, 0].cos(), across * angle[:, 0].sin(), (0.5 + away) * angle[:, 1].sin()], dim=-1)
+    found = hn.Nonlinear(torus, dim=3, lower=0.0, upper=0.0).existence(y, second_derivative=2.0)  # for radii above 1
+    assert found.proven.all()
+    assert (found.radius >= away.abs() - 1e-14).all()
+    assert (found.radius <= 1.1 * away.abs() + 1e-13).all()
+    both = lambda y, x: torch.cat([torus(y, x), y[..., 2:]], dim=-1)
+    bounds = {"lower": real([0.0, -torch.inf]), "upper": real([0.0, 1.0])}
+    assert hn.Nonlinear(both, dim=3, **bounds).existence(y, second_derivative=[2.0, 0.0]).proven.all()
+    bounds["upper"] = real([0.0, 0.3])  # some of the points are above
+    some = hn.Nonlinear(both, dim=3, **bounds).existence(y, second_derivative=[2.0, 0.0])
+    assert not some.proven[(y[:, 2] > 0.4) & (away.abs() < 0.02)].any()
+
+
+def test_existence_is_refused_where_there_is_no_solution():
+    y = real([[1.0, 2.0], [0.0, 0.0], [1e-9, 0.0], [torch.nan, 1.0]])
+    nothing = hn.Nonlinear(lambda y, x: sphere(y, x) + 2, dim=2, lower=0.0, upper=0.0)
+    assert not nothing.existence(y, second_derivative=2.0).proven.any()
+    # |y|^2 <= -1e-13 is violated by less than rounding of larger terms at 0, and is empty all the same
+    nearly = hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True), dim=2, lower=-1e-13, upper=-1e-13)
+    assert not nearly.existence(y, second_derivative=2.0).proven.any()
+    with pytest.raises(ShapeError, match="second_derivative"):
+        nothing.existence(y, second_derivative=[2.0, 1.0, 1.0])
+    with pytest.raises(ShapeError, match="second_derivative"):
+        nothing.existence(y, second_derivative=-1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class NonlinearLayer(Layer):
     evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
 
     Args:
-        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`.
+        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`.
         mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
             to 200 outputs.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
@@ -75,7 +75,7 @@ class NonlinearLayer(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only nonlinear and affine rows."""
         for part in constraint.parts:
-            if not (isinstance(part, Nonlinear) or (part.polyhedral and not part.relaxed)):
+            if not (isinstance(part, Nonlinear) or part.smooth or (part.polyhedral and not part.relaxed)):
                 label = type(part).__name__
                 return f"{label} has neither affine rows nor a g; write it as hn.Nonlinear, or use method='cvx' alone"
         return None
@@ -135,17 +135,38 @@ class NonlinearLayer(Layer):
             warnings.warn(f"{text}; layer.solve(raw, x).status says which", NotConvergedWarning, stacklevel=4)
 
 
+class Level(NamedTuple):
+    """A set ``level(y) <= 0`` as one more function of (y, x) beside the nonlinear ones."""
+
+    part: ConstraintSet
+    jacobian: None = None
+    tight: bool = False
+
+    def values(self, y: Tensor, x: Any) -> Tensor:
+        """``level(y)``, ``(*batch, rows)``."""
+        return self.part.level(self.part.numbers(x, y), y)
+
+
 def split_rows(
     constraint: ConstraintSet, numbers: Any, raw: Tensor
-) -> tuple[list[Nonlinear], Tensor | None, Tensor | None, BoxedRows | None]:
+) -> tuple[list[Nonlinear | Level], Tensor | None, Tensor | None, BoxedRows | None]:
     """The nonlinear members, their bounds one below the other, and the affine rows of the others."""
-    own = list(zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True))
-    curved = [(part, part_numbers) for part, part_numbers in own if isinstance(part, Nonlinear)]
-    straight = [part.structure(part_numbers, raw) for part, part_numbers in own if not isinstance(part, Nonlinear)]
-    bounds = [_bounds(part, part_numbers, raw) for part, part_numbers in curved]
+    functions: list[Nonlinear | Level] = []
+    bounds, straight = [], []
+    own = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)
+    for part, part_numbers in own:
+        if isinstance(part, Nonlinear):
+            functions.append(part)
+            bounds.append(_bounds(part, part_numbers, raw))
+        elif part.polyhedral:
+            straight.append(part.structure(part_numbers, raw))
+        else:
+            functions.append(Level(part))
+            rows = part.row_count(part_numbers, raw)
+            bounds.append((raw.new_full((rows,), -torch.inf), raw.new_zeros(rows)))
     lower = join([bound[0] for bound in bounds]) if bounds else None
     upper = join([bound[1] for bound in bounds]) if bounds else None
-    return [part for part, _ in curved], lower, upper, join_rows(straight) if straight else None
+    return functions, lower, upper, join_rows(straight) if straight else None
 
 
 def _bounds(part: Nonlinear, numbers: NonlinearNumbers, raw: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,8 @@ class Ball(CurvedSet):
         name: What errors and certificates call it.
     """
 
+    smooth = True
+
     def __init__(self, center: Number, radius: Number, *, name: str | None = None) -> None:
         super().__init__(name)
         self.take("center", center, ("n",), "finite")
@@ -43,6 +45,11 @@ class Ball(CurvedSet):
         """``relu(|y - center| - radius)``, one row."""
         distance = torch.linalg.vector_norm(y - numbers.center, dim=-1)
         return (distance - numbers.radius).clamp_min(0).unsqueeze(-1)
+
+    def level(self, numbers: BallNumbers, y: Tensor) -> Tensor:
+        """``|y - center|^2 - radius^2``, one row; a negative radius leaves no point."""
+        square = (y - numbers.center).square().sum(-1)
+        return (square - numbers.radius * numbers.radius.abs()).unsqueeze(-1)
 
     def scale(self, numbers: BallNumbers, y: Tensor) -> Tensor:
         """``|y| + |center| + radius``, one row."""

@@ -47,6 +47,8 @@ class ConstraintSet(Arguments):
     """Whether `project` is available: the set's own exact Euclidean projection."""
     curved: bool = False
     """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
+    smooth: bool = False
+    """Whether `level` describes the whole set."""
     relaxed: bool = False
     """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
     declares_equalities: bool = False
@@ -95,6 +97,10 @@ class ConstraintSet(Arguments):
     def rows(self, numbers: Any, like: Tensor) -> AffineRows:
         """The set as affine rows; only where `polyhedral` is True."""
         raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
+
+    def level(self, numbers: Any, y: Tensor) -> Tensor:
+        """The set as ``level <= 0``, ``(*batch, rows)``, twice differentiable in y; only where `smooth` is True."""
+        raise NotImplementedError
 
     def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
         """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""

@@ -13,6 +13,7 @@ from hardnet.functional.nonlinear import call, jacobian_of
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.shapes import fit
+from hardnet.solvers.nonlinear_existence import Existence, prove_existence
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
 """``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``, for any batch dimensions, also none."""
@@ -129,6 +130,34 @@ class Nonlinear(ConstraintSet):
         given = None if self.jacobian is None else self.derivative
         J = jacobian_of(self.values, given, y, numbers.x)
         return interval_scale(J.abs().sum(-1) * y.abs().amax(-1, keepdim=True), numbers.lower, numbers.upper)
+
+    def existence(self, y: Tensor, x: Any = None, *, second_derivative: Number) -> Existence:
+        """Whether an exact solution exists within a known radius of y, by the theorem of Newton and Kantorovich.
+
+        Violation to rounding says nothing of a solution where the gradient vanishes; this does. It is as good as the
+        bound it is given: nobody checks `second_derivative`. g itself is trusted to 16 roundings of its scale.
+
+        Args:
+            y: ``(*batch, n)``.
+            x: The input.
+            second_derivative: At least the largest absolute eigenvalue of the Hessian of each row, in the ball that is
+                found: a number for all rows, or ``(m,)``.
+        """
+        with torch.no_grad():
+            point = y.double()
+            numbers = self.numbers(x, point)
+            value = self.values(point, x)
+            given = None if self.jacobian is None else self.derivative
+            J = jacobian_of(self.values, given, point, x)
+            absent = value.new_full((), torch.inf)
+            lower = (-absent if numbers.lower is None else numbers.lower).expand_as(value)
+            upper = (absent if numbers.upper is None else numbers.upper).expand_as(value)
+            bound = torch.as_tensor(second_derivative, dtype=value.dtype, device=value.device)
+            if bound.shape not in ((), value.shape[-1:], value.shape) or not bool((bound >= 0).all()):
+                expected = f"a number >= 0, or one for each of {value.shape[-1]} rows"
+                raise ShapeError(sentence("second_derivative", expected, second_derivative))
+            scale = self.scale(numbers, point)
+            return prove_existence(value, J, lower, upper, scale, bound.expand_as(value))
 
     def _count(self, x: Any, like: Tensor) -> int:
         """The number of rows, from one call of g; kept, since it is the same at every x."""

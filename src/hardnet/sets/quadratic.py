@@ -25,6 +25,8 @@ class Quadratic(CurvedSet):
         name: What errors and certificates call it.
     """
 
+    smooth = True
+
     def __init__(self, P: Number, q: Number, r: Number, *, name: str | None = None) -> None:
         super().__init__(name)
         self.take("P", P, ("n", "n"), "finite")
@@ -42,6 +44,10 @@ class Quadratic(CurvedSet):
     def residual(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """``relu(1/2 y'Py + q'y + r)``, one row."""
         return numbers.residual(y)
+
+    def level(self, numbers: Quadratics, y: Tensor) -> Tensor:
+        """``1/2 y'Py + q'y + r``, one row."""
+        return numbers.excess(y)
 
     def scale(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """The same sum over absolute values, one row."""

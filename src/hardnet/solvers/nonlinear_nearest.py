@@ -105,7 +105,11 @@ def approach(
     """
     look = pace.free
     dense = not (y.shape[-1] > DENSE and rows.tight)
-    at = rows.evaluate(y, lambda *at: first_multipliers(rows, *at, y - raw, look)) if dense else rows.evaluate(y)
+    at = (
+        rows.evaluate(y, lambda value, J: first_multipliers(rows, value, J, y - raw, look))
+        if dense
+        else rows.evaluate(y)
+    )
     dual = first_multipliers(rows, at.value, at.jacobian, y - raw, look) if at.dual is None else at.dual
     none = torch.zeros_like(y[:, 0], dtype=torch.bool)
     scale = relative_error(rows, at, y, raw)[1]

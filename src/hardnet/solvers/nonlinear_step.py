@@ -84,8 +84,8 @@ def solve_step(
     if look and not bool(settled.all()):
         todo = (~settled).nonzero().squeeze(-1)
         if gram.shape[-1] > MANY:
-            numbers = (part if part is None else part[todo] for part in (gram, target, low, high, elastic, centre))
-            found, settled = _softer(*numbers, look)
+            near = None if centre is None else centre[todo]
+            found, settled = _softer(gram[todo], target[todo], low[todo], high[todo], elastic[todo], near, look)
             dual = dual.index_copy(0, todo, found)
             todo = todo[~settled]
         if len(todo):
