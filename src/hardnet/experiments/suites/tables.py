@@ -94,5 +94,8 @@ def suite_note(name: str, results: Sequence[Result]) -> str:
         f"{'; '.join(ways)}. Gap: (f - f*) / |f*| to the exact optimum, mean over the test set; the worst violation is "
         "that of all rows of all test samples; T_test: one network's answer to the whole test set."
     )
+    used = {result.recipe for result in results}
+    chosen = [recipe.chosen for recipe in (known[1].recipes if known else ()) if recipe.name in used]
+    text += "".join(f" {way}" for way in dict.fromkeys(chosen))
     source = published(known[0].name)["source"] if known else ""
     return f"{text} In brackets, measured by others on other hardware: {source}." if source else text
