@@ -223,7 +223,8 @@ def _objective_axis(panel: Any, objective: str, limit: float | None) -> None:
     """The limit as a line; a logarithmic scale for errors; a bad start must not flatten the rest."""
     if limit is not None:
         panel.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
-        panel.set_ylim(top=min(panel.get_ylim()[1], limit + 3 * abs(limit)))
+        bottom, top = panel.get_ylim()  # with margins, which are as large as the worst start
+        panel.set_ylim(max(bottom, limit - abs(limit)), min(top, limit + 3 * abs(limit)))
     panel.set_yscale("log" if objective == "mse" else "linear")
 
 
