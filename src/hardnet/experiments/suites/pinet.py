@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import LONGER, WIDE, WIDER, optimal_programs, solve_convex, solve_interior
+from hardnet.experiments.suites.programs import (
+    LONGER,
+    LONGER_LARGE,
+    WIDE,
+    WIDER,
+    optimal_programs,
+    solve_convex,
+    solve_interior,
+)
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuitePrograms
 
@@ -19,7 +27,8 @@ def _small(kind: str) -> Case:
 def _large(kind: str) -> Case:
     name, convex = f"pinet-large-{kind}", kind == "convex"
     build = partial(SuitePrograms, name, 1000, 500, 500, convex=convex, pinet_split=True)
-    return Case(name, f"large, {kind}, our own draw", build, (WIDER,), solve_interior, ("large",))
+    recipes = (WIDER,) if convex else (WIDER, LONGER_LARGE)
+    return Case(name, f"large, {kind}, our own draw", build, recipes, solve_interior, ("large",))
 
 
 SUITE = Suite(
