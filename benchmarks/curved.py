@@ -8,6 +8,7 @@ SOCP (the same outputs and equalities, a box, 50 quadratics or 50 cones of 50 x 
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -176,6 +177,21 @@ def measure(case: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
     found |= {f"{name} ms": value for name, value in time_all(todo, device).items()}
     found["both, captured ms"] = captured(todo["both"])
     return found
+
+
+def curved_tables(folder: Path) -> str:
+    """What was recorded, each file as a table with what made it."""
+    return "\n".join(_recorded(path) for path in sorted(folder.glob("curved_*.json")))
+
+
+def _recorded(path: Path) -> str:
+    content = json.loads(path.read_text())
+    rows, made = content["cases"], content["environment"]
+    shown = [key for key in next(iter(rows.values())) if key.endswith("ms") or key in ("samples", "violation")]
+    lines = [[name, *(f"{row[key]:.3g}" for key in shown)] for name, row in rows.items()]
+    head = f"{made['device']}, torch {made['versions']['torch']}, float64, {made['date']} (`{made['command']}`)"
+    note = "`both` is forward and backward; every sample was answered."
+    return f"{head}. {note}\n\n{table_text(['set', *shown], lines)}\n"
 
 
 def main_table(device: str, out: Path | None, scale: float = 1.0, rounds: int = ROUNDS) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
 from hardnet.experiments import tables
@@ -26,6 +27,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
     return {
         "results": lambda: paper_tables(runs, tuple(runs)),
         "speed": lambda: speed_tables(results / "bench", RECORDS),
+        "curved": lambda: curved_tables(results / "bench"),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
         "suites": lambda: suite_pages(results / "suites"),
     }

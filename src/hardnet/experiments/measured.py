@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError
 from hardnet.experiments.markdown import table_text
-from hardnet.experiments.timing import time_all
+from hardnet.experiments.timing import time_each
 from hardnet.layers.base import Layer
 from hardnet.layers.registry import LAYERS
 from hardnet.sets import Affine, Box, Equality
@@ -27,6 +27,8 @@ from hardnet.sets.lmi import LMI
 from hardnet.sets.soc import SecondOrderCone
 
 SAMPLES = 1000
+SLOW = 50.0
+"""Milliseconds from which one call is enough: iterating methods on 1000 samples would take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def standard_sets(seed: int = 0) -> list[Standard]:
     ]
 
 
-def measure(device: str = "cpu", names: Sequence[str] | None = None, seconds: float = 0.3, seed: int = 0) -> list[dict]:
+def measure(device: str = "cpu", names: Sequence[str] | None = None, seconds: float = 0.1, seed: int = 0) -> list[dict]:
     """Measure methods (all of them by default) on every standard set, in float64.
 
     Args:
@@ -69,7 +71,7 @@ def measure(device: str = "cpu", names: Sequence[str] | None = None, seconds: fl
 
     Returns:
         One row per pair: ``set, method, violation, forward_ms, backward_ms, refused``. Times are milliseconds per 1000
-        samples, medians; `refused` is None or the reason, and then the others are None.
+        samples, medians, of the processor on a CPU; `refused` is None or the reason, and then the others are None.
     """
     return list(_pairs(device, names or list(LAYERS), seconds, seed))
 
@@ -126,13 +128,13 @@ def _measure_pair(layer: Layer, standard: Standard, device: str, seconds: float,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         y = works["forward"]()
-        times = time_all(works, device, seconds)
+        times = time_each(works, device, seconds, rounds=20, slow=SLOW, processor=True)
     violation = layer.constraint.violation(y, x).max().item()
-    forward = times["forward"] * 1000 / SAMPLES
+    forward = times["forward"].milliseconds * 1000 / SAMPLES
     return {
         "violation": math.inf if math.isnan(violation) else violation,
         "forward_ms": forward,
-        "backward_ms": max(times["both"] * 1000 / SAMPLES - forward, 0.0),
+        "backward_ms": max(times["both"].milliseconds * 1000 / SAMPLES - forward, 0.0),
     }
 
 

@@ -28,7 +28,12 @@ class Timing(NamedTuple):
 
 
 def time_each(
-    works: Mapping[str, Work], device: str, seconds: float = 1.0, rounds: int = 50, slow: float = math.inf
+    works: Mapping[str, Work],
+    device: str,
+    seconds: float = 1.0,
+    rounds: int = 50,
+    slow: float = math.inf,
+    processor: bool = False,
 ) -> dict[str, Timing]:
     """Time each piece of work, in turns, so that a disturbance meets all of them alike.
 
@@ -38,8 +43,9 @@ def time_each(
         seconds: Time to spend in all, after two calls of each for warming up.
         rounds: The most calls of each.
         slow: Milliseconds of a first call that is the only one of its work.
+        processor: Whether a CPU's clock is the processor time of the process, which other work disturbs less.
     """
-    measure = measure_cuda if device.startswith("cuda") else measure_cpu
+    measure = measure_cuda if device.startswith("cuda") else measure_processor if processor else measure_cpu
     timings = {name: Timing(elapsed, 1, result) for name, (elapsed, result) in _once(works, measure).items()}
     quick = {name: work for name, work in works.items() if timings[name].milliseconds <= slow}
     spent = sum(elapsed for elapsed, _ in _once(quick, measure).values())
@@ -66,6 +72,13 @@ def measure_cpu(work: Work) -> tuple[float, Any]:
     start = time.perf_counter()
     result = work()
     return 1000 * (time.perf_counter() - start), result
+
+
+def measure_processor(work: Work) -> tuple[float, Any]:
+    """Milliseconds of processor time of one call, and what it returned."""
+    start = time.process_time()
+    result = work()
+    return 1000 * (time.process_time() - start), result
 
 
 def measure_cuda(work: Work) -> tuple[float, Any]:
