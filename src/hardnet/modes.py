@@ -41,7 +41,7 @@ def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
 
 def may_look(tensor: Tensor) -> bool:
     """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+    if torch.compiler.is_compiling() or not tensor.is_cpu:
         return False
     return not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -105,7 +105,8 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
         part = arguments[0] if arguments else None
         if not isinstance(part, Tensor):
             part = next((part for part in (*arguments, *options.values()) if isinstance(part, Tensor)), None)
-        if part is None or not torch.is_autocast_enabled(part.device.type):
+        # most calls are on a CPU, and the name of a device takes longer than the question
+        if part is None or not torch.is_autocast_enabled("cpu" if part.is_cpu else part.device.type):
             return function(*arguments, **options)
         with torch.autocast(part.device.type, enabled=False):
             return function(*arguments, **options)

@@ -44,6 +44,14 @@ class Batch(NamedTuple):
     memory: bool = False
     trivial: bool = False
 
+    @property
+    def learned(self) -> bool:
+        """Whether somebody asks for a derivative."""
+        raw, A, lower, upper = self[:4]
+        asked = raw.requires_grad or A.requires_grad
+        asked = asked or (lower is not None and lower.requires_grad) or (upper is not None and upper.requires_grad)
+        return asked and torch.is_grad_enabled()
+
     def take(self, index: Tensor) -> Batch:
         """The samples of an index ``(k,)``, as a batch of k."""
         parts = ((self.A, 2), (self.lower, 1), (self.upper, 1), (self.factor, 2))
@@ -89,7 +97,7 @@ def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
     """
     if not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
         return False
-    dtype, device, size, rows = raw.dtype, raw.device, raw.shape, A.shape
+    dtype, size, rows = raw.dtype, raw.shape, A.shape
     if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or 0 in size or 0 in rows:
         return False
     m, own = rows[-2], (size[0], rows[-2])
@@ -98,8 +106,9 @@ def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
     for bound in (lower, upper):
         if bound is not None and bound.shape != own and bound.shape != (m,):
             return False
+    on_cpu = raw.is_cpu
     for part in (A, lower, upper, factor):
-        if part is not None and (part.dtype != dtype or part.device != device):
+        if part is not None and (part.dtype != dtype or not (part.is_cpu if on_cpu else part.device == raw.device)):
             return False
     return True
 

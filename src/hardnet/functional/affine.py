@@ -101,8 +101,8 @@ def enforce_affine(
     if on_invalid not in POLICIES:
         raise OptionError(sentence("on_invalid", "'raise' or 'nan'", repr(on_invalid)))
     rows = take_rows(raw, A, lower, upper, factor)
-    if factor is not None or A.shape[-2] > A.shape[-1]:
-        _check_factor(A, factor)
+    if A.shape[-2] > A.shape[-1] or (factor is not None and A.requires_grad):
+        _refuse_rows(A)
     if rows.trivial:
         return raw.expand(*rows.shape, A.shape[-1])
     y = closed_form(rows, on_invalid == "raise")
@@ -148,7 +148,7 @@ def closed_form(rows: Batch, refuse: bool) -> Tensor:
             return ClosedForm.apply("torch", None, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
     named = rows.shape if refuse and (rows.raw.is_cpu if rows.memory else may_look(rows.raw)) else None
     path = choose(rows)
-    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4]):
+    if rows.learned:
         return ClosedForm.apply(path, named, True, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
     return _attempt(path, named, rows)[0]
 
@@ -278,11 +278,10 @@ def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
     return tighten(y, (A, rows.lower, rows.upper), project, y.dtype)
 
 
-def _check_factor(A: Tensor, factor: Tensor | None) -> None:
-    """Refuse m > n, and a factor of a learned A."""
+def _refuse_rows(A: Tensor) -> None:
+    """Say what is wrong: more rows than outputs, or a factor of a learned A."""
     _check_rows(A)
-    if factor is not None and A.requires_grad:
-        raise UnsupportedSetError(sentence("factor", "None for an A that requires grad", "a factor", "leave it out"))
+    raise UnsupportedSetError(sentence("factor", "None for an A that requires grad", "a factor", "leave it out"))
 
 
 def _check_rows(A: Tensor) -> None:

@@ -61,7 +61,9 @@ def by_formula(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | Non
     y = moved(raw, made.solve(signed_violation(times(A, raw), lower, upper)))
     with torch.no_grad():  # the correction at y is rounding, and so is its derivative
         rest = made.solve(to_bounds(times(A, y), lower, upper))
-        bad = unverified(wide, to_double(moved(y, rest).to(dtype)), torch.finfo(dtype).eps)
+        rounded, rounding = to_double(moved(y, rest).to(dtype)), torch.finfo(dtype).eps
+        size = row_size(A.abs().sum(-1), rounded, lower, upper, rounding)
+        bad = unverified(to_bounds(times(A, rounded), lower, upper), size, rounding)
     return torch.where(bad.unsqueeze(-1), torch.nan, moved(y, rest).to(dtype))
 
 
@@ -104,20 +106,24 @@ def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor,
         dtype: That of the answer.
     """
     raw, A, lower, upper = rows[:4]
-    rounding = torch.finfo(dtype).eps
+    rounding, weight = torch.finfo(dtype).eps, A.abs().sum(-1)
     violation = signed_violation(times(A, raw), lower, upper)
     y = moved(raw, made.solve(violation))
     look = may_look(y)
     for count in range(MOST_CORRECTIONS if look else CORRECTIONS):
         rest = to_bounds(times(A, y), lower, upper)
         if look and count > 0:
-            needs = unverified(rows, y, rounding / 4, rest)
+            needs = unverified(rest, row_size(weight, y, lower, upper, rounding), rounding / 4)
             if not bool(needs.any()):
+                if y.dtype == dtype:
+                    return y, violation  # verified, and not rounded any more
                 break
             rest = torch.where(needs.unsqueeze(-1), rest, 0)
         y = moved(y, made.solve(rest))
     y = y.to(dtype)
-    return torch.where(unverified(rows, to_double(y), rounding).unsqueeze(-1), torch.nan, y), violation
+    rest = to_bounds(times(A, to_double(y)), lower, upper)
+    bad = unverified(rest, row_size(weight, to_double(y), lower, upper, rounding), rounding)
+    return torch.where(bad.unsqueeze(-1), torch.nan, y), violation
 
 
 def pull_back(gradient: Tensor, rows: Batch, violation: Tensor, made: Factor, wants_matrix: bool) -> Gradients:
@@ -175,13 +181,12 @@ def moved(raw: Tensor, step: Tensor) -> Tensor:
     return raw - torch.rsub(step, 0)
 
 
-def row_size(A: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, rounding: float) -> Tensor:
-    """``|a|_1 max |y| + |bounds|``: what the rounding of a row is relative to, ``(B, m)``.
+def row_size(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, rounding: float) -> Tensor:
+    """``|a|_1 max |y| + |bounds|``: what the rounding of a row is relative to, ``(B, m)``; `weight` is ``|a|_1``.
 
     As in a certificate, outputs count as at least one rounding of 1 where all bounds of a row are 0: then nothing else
     says what is small.
     """
-    weight = A.abs().sum(-1)
     bounds = torch.zeros_like(weight)
     for side in (lower, upper):
         if side is not None:
@@ -189,14 +194,12 @@ def row_size(A: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, r
     return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 
-def unverified(rows: Batch, y: Tensor, rounding: float, rest: Tensor | None = None) -> Tensor:
-    """Samples ``(B,)`` of which some row is off its bounds by more than `VERIFIED` roundings of its size at y.
+def unverified(rest: Tensor, size: Tensor, rounding: float) -> Tensor:
+    """Samples ``(B,)`` of which some row is off its bounds by more than `VERIFIED` roundings of its size.
 
     Args:
-        rows: In float64, as y.
-        y: ``(B, n)``; not finite is not verified.
+        rest: ``clamp(A y, lower, upper) - A y``, ``(B, m)``; not finite is not verified.
+        size: That of the rows at y, `row_size`.
         rounding: Of the dtype that y is rounded to.
-        rest: ``clamp(A y, lower, upper) - A y`` where the caller has it.
     """
-    rest = to_bounds(times(rows.A, y), rows.lower, rows.upper) if rest is None else rest
-    return ~(rest.abs() <= VERIFIED * rounding * row_size(rows.A, y, rows.lower, rows.upper, rounding)).all(-1)
+    return ~(rest.abs() <= VERIFIED * rounding * size).all(-1)

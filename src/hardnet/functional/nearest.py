@@ -145,7 +145,7 @@ def _few(
     if rows.trivial:
         return raw.expand(*rows.shape, raw.shape[-1])
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
-    if not look and not _recorded(rows) and gpu.takes(rows):
+    if not look and not rows.learned and gpu.takes(rows):
         return _as_given(gpu.answer(rows), raw, rows, on_invalid)
     found = _fixed_program(rows, gradient)
     y = found.y
@@ -169,11 +169,6 @@ def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:
         return y
     y = y.reshape(*rows.shape, raw.shape[-1])
     return narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
-
-
-def _recorded(rows: Batch) -> bool:
-    """Whether a derivative may be asked for."""
-    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in rows[:4])
 
 
 def _holds(rows: Batch) -> Tensor:
@@ -207,7 +202,7 @@ def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
         tangent: Whether raw gets back what would pull it inside.
         backend: A module with `forward` and `backward`.
     """
-    if _recorded(rows):
+    if rows.learned:
         y, dual, status, residual = NearestByKernel.apply(*rows[:4], tangent, backend)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         y, dual, status, residual = backend.forward(rows)

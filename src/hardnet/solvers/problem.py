@@ -16,6 +16,8 @@ from torch import Tensor
 
 ALIGNMENT = 8
 """Numbers in 64 bytes: matrix routines of a CPU may add up in another order where a sample starts at another place."""
+CERTAIN = 6 * torch.finfo(torch.float64).eps
+"""Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
 LARGEST = 1000
@@ -78,6 +80,20 @@ class Problem(NamedTuple):
     def violation(self, product: Tensor) -> Tensor:
         """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""
         return torch.maximum(product - self.upper, self.lower - product)
+
+    def beyond(self, y: Tensor, product: Tensor) -> Tensor:
+        """How far the worst row is violated beyond `CERTAIN` of its terms at y, given ``A y``: ``(B,)``, else zero.
+
+        A row's terms ``sum |a_j y_j|`` are no less than ``|a'y|``: they are added up where that does not decide.
+        """
+        excess, worst = self.violation(product), torch.zeros_like(y[:, 0])
+        sample, row = (excess > CERTAIN * product.abs()).nonzero(as_tuple=True)
+        if len(sample) == 0:
+            return worst
+        rows = self.A[row] if self.shared else self.A[sample, row]
+        terms = multiply(rows.abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
+        left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
+        return worst.scatter_reduce(0, sample, left, "amax")
 
 
 def multiply(A: Tensor, vector: Tensor) -> Tensor:

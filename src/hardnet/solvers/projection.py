@@ -100,7 +100,7 @@ def solve(
     that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`. Rows that
     rounding left violated are met `again`.
     """
-    size = A.abs().amax(-1)
+    size = torch.maximum(A.amax(-1), -A.amin(-1))  # |A| would be a copy of A
     valid = _valid(raw, size, lower, upper)
     if not look or not bool(valid.all()):
         size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)

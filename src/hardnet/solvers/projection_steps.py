@@ -53,20 +53,33 @@ def solve_in_steps(
     """Project a flat batch by launches over all samples at once; `again` projects what needs its last digits."""
     problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
-    todo = outside.nonzero().squeeze(-1)
-    if len(todo) in (0, len(rows.raw)):
-        found = _answer(problem, backend, shared) if len(todo) else _unchanged(problem)
+    todo, product = outside.nonzero().squeeze(-1), problem.product
+    if len(todo) == 0:
+        found = _unchanged(problem)
+    elif len(todo) == len(rows.raw):
+        found, product = _answer(problem, backend, shared)
     elif shared is not None:
         rest = (~outside).nonzero().squeeze(-1)
-        found = place(_answer(problem, backend, shared), rest, _unchanged(problem.take(rest)))
+        found, moved = _answer(problem, backend, shared)
+        found, product = place(found, rest, _unchanged(problem.take(rest))), moved.index_copy(0, rest, product[rest])
     else:
-        found = place(_unchanged(problem), todo, _answer(problem.take(todo), backend))
-    if again is not None:
-        y = touch_up(problem, found.y, found.status == Status.SOLVED, again)
-        moved = (y != found.y).any(-1).to(found.iterations.dtype)
-        found = found._replace(y=y, iterations=torch.maximum(found.iterations, moved))
+        part, moved = _answer(problem.take(todo), backend)
+        found, product = place(_unchanged(problem), todo, part), product.index_copy(0, todo, moved)
+    found = found if again is None else _certain(problem, found, product, again)
     m, n = problem.size
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
+
+
+def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project) -> Outcome:
+    """The outcome with the last digits of the samples whose rows are not met to the certificate, given ``A y``."""
+    worst = problem.beyond(found.y, product)
+    index = ((found.status == Status.SOLVED) & (worst > 0)).nonzero().squeeze(-1)
+    if len(index) == 0:
+        return found
+    steps = found.iterations[index]
+    y = touch_up(problem.take(index), found.y[index], steps > 0, worst[index], again)
+    steps = torch.maximum(steps, (y != found.y[index]).any(-1).to(steps.dtype))
+    return found._replace(y=found.y.index_copy(0, index, y), iterations=found.iterations.index_copy(0, index, steps))
 
 
 def _unchanged(problem: Problem) -> Outcome:
@@ -81,8 +94,8 @@ def place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
     return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(result, part, strict=True)))
 
 
-def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> Outcome:
-    """Solve the samples outside the set, check them, and settle those that fail the check."""
+def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Outcome, Tensor]:
+    """Solve the samples outside the set, check them, and settle those that fail the check; ``A y`` beside it."""
     y, dual, iterations, finished = _first_answer(problem, backend, shared)
     product = multiply(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
@@ -90,9 +103,11 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
     outcome = Outcome(y, dual, side_of(problem, dual), status, iterations.clamp_min(1), residual)
     failed = (~(finished & (residual <= SOLVED))).nonzero().squeeze(-1)
     if len(failed):
-        outcome = place(outcome, failed, _careful(problem.take(failed)))
-        product = product.index_copy(0, failed, multiply(problem.A, outcome.y)[failed])
-    return _share(problem, outcome, product)
+        part = problem.take(failed)
+        settled = _careful(part)
+        outcome = place(outcome, failed, settled)
+        product = product.index_copy(0, failed, multiply(part.A, settled.y))
+    return _share(problem, outcome, product), product
 
 
 def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """The last digits of a projection: rows that rounding left violated are met again.
 
 The solvers call a row satisfied that is violated by 1e-13 of its size, and their answers carry the rounding of a whole
-solve. The certificate allows 16 roundings of the row's own terms. Called by `hardnet.solvers.projection_steps` with
-every answer that may be looked at.
+solve; the certificate allows 16 roundings of the row's own terms. Called by `hardnet.solvers.projection_steps` with
+the samples that have a row `beyond` that.
 """
 
 from __future__ import annotations
@@ -12,40 +12,53 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import Problem, multiply
+from hardnet.solvers.active import solve_active
+from hardnet.solvers.problem import FEASIBLE, Problem, multiply
 
-CERTAIN = 6 * torch.finfo(torch.float64).eps
-"""Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
 ROUNDS = 2
-"""Most corrections of a sample; each leaves the rounding of one product."""
+"""Most corrections of a sample by a projection; each leaves the rounding of one product."""
+LONGEST = 4.0
+"""A correction on the rows at their bounds may be this many times as long as all violations together."""
 Project = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """From raw ``(B, n)``, A, lower and upper ``(B, m)`` to the nearest points, NaN where there is none."""
 
 
-def touch_up(problem: Problem, y: Tensor, chosen: Tensor, project: Project) -> Tensor:
-    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, for samples with a row beyond `CERTAIN`.
+def touch_up(problem: Problem, y: Tensor, moved: Tensor, worst: Tensor, project: Project) -> Tensor:
+    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, where that is better: ``(B, n)``.
 
-    The correction d has units of its own, so that its rounding is that of a tiny number.
+    First on the rows at their bounds alone, ``d = A_J^+ (clamp(A y) - A y)``; the samples of which that leaves
+    a row violated, or that it moves farther than the rows ask for, go to `project`, twice at most. d has units of its
+    own, so that its rounding is that of a tiny number.
 
     Args:
         problem: In units of size one.
         y: ``(B, n)``.
-        chosen: Samples that have an answer: ``(B,)``.
+        moved: Which samples a solver answered; the others are raw, and only `project` moves them: ``(B,)``.
+        worst: How far each sample is `beyond`, ``(B,)``.
         project: Solves a batch of such problems.
     """
+    nearby, done = _on_touching_rows(problem, y)
+    done = done & moved
+    y, rest = torch.where(done.unsqueeze(-1), nearby, y), (~done).nonzero().squeeze(-1)
     for _ in range(ROUNDS):
-        beyond = _beyond(problem, y)
-        index = (chosen & (beyond > 0).any(-1)).nonzero().squeeze(-1)
-        if len(index) == 0:
+        if len(rest) == 0:
             break
-        part, start = problem.take(index), y[index]
+        part, start = problem.take(rest), y[rest]
         product = multiply(part.A, start)
-        moved = start + project(torch.zeros_like(start), part.A, part.lower - product, part.upper - product)
-        better = (_beyond(part, moved).amax(-1) < beyond[index].amax(-1)).unsqueeze(-1)
-        y = y.index_copy(0, index, torch.where(better, moved, start))
+        point = start + project(torch.zeros_like(start), part.A, part.lower - product, part.upper - product)
+        left = part.beyond(point, multiply(part.A, point))
+        better = (left < worst[rest]) & point.isfinite().all(-1)
+        y = y.index_copy(0, rest, torch.where(better.unsqueeze(-1), point, start))
+        worst = worst.index_copy(0, rest, torch.where(better, left, worst[rest]))
+        rest = rest[better & (left > 0)]
     return y
 
 
-def _beyond(problem: Problem, y: Tensor) -> Tensor:
-    """How far each row is violated beyond `CERTAIN`: ``(B, m)``; negative where it is satisfied."""
-    return problem.violation(multiply(problem.A, y)) - CERTAIN * multiply(problem.A.abs(), y.abs())
+def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds; where that is near and meets all rows."""
+    product = multiply(problem.A, y)
+    target = product.clamp(problem.lower, problem.upper) - product
+    touching = problem.violation(product) >= -FEASIBLE * multiply(problem.A.abs(), y.abs())
+    step = multiply(problem.A.mT, solve_active(problem.A, touching, target))
+    near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
+    return y + step, near & (problem.beyond(y + step, multiply(problem.A, y + step)) == 0)

@@ -112,16 +112,17 @@ def _forward_large(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor
 ) -> tuple[Tensor, Tensor, int]:
     """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``, again at y where that is due."""
+    raw, A = dense(raw, raw), dense(A, A)
+    facts, regular = _survey(A, P)
     excess = raw @ A.mT
-    lost = _excess_(excess, A, P, lower, upper)
+    lost = _excess_(excess, lower, upper, regular)
     y = torch.addmm(raw, excess, P, alpha=-1)
-    chosen = _settle_(y, raw, excess, A, P)
+    chosen = _settle_(y, raw, excess, facts)
     if chosen is not None:
         rest = y @ A.mT
-        _excess_(rest, A, P, lower, upper, chosen)
+        _excess_(rest, lower, upper, regular, chosen)
         y.addmm_(rest, P, alpha=-1)
-        _settle_(y, raw, excess, A, P)
-        lost = _confirm_(y, A, lower, upper)
+        lost = _confirm_(y, raw, excess, A, lower, upper)
     return y, excess, lost
 
 
@@ -142,39 +143,45 @@ def _backward_large(
     return torch.addmm(gradient, active, A, alpha=-1), grad_matrix, below, above
 
 
+def _survey(A: Tensor, P: Tensor) -> tuple[Tensor, int]:
+    """What a sample's second pass is decided by, ``(m + 1,)``, and whether A has a factor."""
+    facts, P = A.new_empty(len(A) + 1), dense(P, A)
+    return facts, _passes(A.dtype)[0](facts.data_ptr(), A.data_ptr(), P.data_ptr(), *A.shape)
+
+
 def _excess_(
-    product: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None, chosen: Tensor | None = None
+    product: Tensor, lower: Tensor | None, upper: Tensor | None, regular: int, chosen: Tensor | None = None
 ) -> int:
     """``p - clamp(p, lower, upper)`` in place of p ``(B, m)``, just computed; how many samples have no answer.
 
     Samples whose mark in `chosen` ``(B,)`` is zero have no excess.
     """
-    low, high, A, P = dense(lower, product), dense(upper, product), dense(A, product), dense(P, product)
-    marks = product if chosen is None else chosen
-    return _passes(product.dtype)[0](
-        product.data_ptr(), marks.data_ptr(), A.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
-        *product.shape, P.shape[1], 0 if chosen is None else len(chosen), count(lower), count(upper),
+    low, high, marks = dense(lower, product), dense(upper, product), product if chosen is None else chosen
+    return _passes(product.dtype)[1](
+        product.data_ptr(), marks.data_ptr(), low.data_ptr(), high.data_ptr(),
+        *product.shape, 0 if chosen is None else len(chosen), count(lower), count(upper), regular,
     )  # fmt: skip
 
 
-def _settle_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor, P: Tensor) -> Tensor | None:
+def _settle_(y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor) -> Tensor | None:
     """The bits of raw for samples without excess; which others need the closed form again, at y, if there are any."""
-    raw, A, P, chosen = dense(raw, y), dense(A, y), dense(P, y), y.new_empty(len(y))
-    numbers = (y.data_ptr(), chosen.data_ptr(), raw.data_ptr(), excess.data_ptr(), A.data_ptr(), P.data_ptr())
-    return chosen if _passes(y.dtype)[1](*numbers, len(y), *A.shape) else None
+    chosen = y.new_empty(len(y))
+    parts = (y, chosen, raw, excess, facts)
+    needs = _passes(y.dtype)[2](*[part.data_ptr() for part in parts], len(y), excess.shape[1], y.shape[1])
+    return chosen if needs else None
 
 
-def _confirm_(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> int:
+def _confirm_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> int:
     """NaN for samples that are not at their bounds to rounding, or have no answer at all; how many these are."""
-    low, high, product, rows = dense(lower, y), dense(upper, y), y @ A.mT, dense(A, y)
-    numbers = (y.data_ptr(), product.data_ptr(), rows.data_ptr(), low.data_ptr(), high.data_ptr())
-    return _passes(y.dtype)[3](*numbers, len(y), *A.shape, count(lower), count(upper))
+    parts = (y, y @ A.mT, raw, excess, A, dense(lower, y), dense(upper, y))
+    counts = len(y), *A.shape, count(lower), count(upper)
+    return _passes(y.dtype)[3](*[part.data_ptr() for part in parts], *counts)
 
 
 def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
     """``w`` ``(B, m)`` on rows below their lower and above their upper bound; w itself becomes their sum."""
     above, below = w.new_empty(w.shape), w.new_empty(w.shape)
-    _passes(w.dtype)[2](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
+    _passes(w.dtype)[4](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
     return below, above
 
 

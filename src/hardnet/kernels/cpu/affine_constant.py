@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import carray
 
-from hardnet.kernels.cpu.affine_shared import contracts, inner
+from hardnet.kernels.cpu.affine_shared import ACCURATE, inner, length
 from hardnet.kernels.cpu.tiles import (
     Tile,
     clamp,
@@ -49,6 +49,26 @@ def allocate(m: int, n: int, lanes: int) -> Work:
     """Memory for one tile."""
     low, high, target, excess = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
     return Work(low, high, target, excess, np.empty((n, lanes)), np.empty(lanes), np.empty(lanes))
+
+
+@compiled
+def contracts(A: Tile, P: Tile) -> bool:
+    """Whether two applications of the factor leave no more than rounding of s; that of dependent rows does not."""
+    left = defect(A, P)
+    return left * left <= ACCURATE * np.finfo(A.dtype).eps
+
+
+@compiled
+def defect(A: Tile, P: Tile) -> float:
+    """The largest entry of ``A P' - I`` for unit rows: what one application of the factor leaves of s; NaN for none."""
+    lengths, worst = np.empty(A.shape[0]), 0.0
+    for i in range(A.shape[0]):
+        lengths[i] = length(A[i])
+    for i in range(A.shape[0]):
+        for k in range(A.shape[0]):
+            left = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            worst = left if not left <= worst else worst
+    return worst
 
 
 @compiled

@@ -23,28 +23,48 @@ LEFT = 8.0
 
 
 @compiled
-def contracts(A: Tile, P: Tile) -> bool:
-    """Whether two applications of the factor leave no more than rounding of s; that of dependent rows does not."""
-    left = defect(A, P)
-    return left * left <= ACCURATE * np.finfo(A.dtype).eps
+def survey(facts: Tile, A: Tile, P: Tile) -> bool:
+    """``1 / |a_i|`` and how far the factor is to be trusted; whether two applications of it leave only rounding.
+
+    One application leaves ``(A P' - I) e`` of the excess e of unit rows. With d the longest row of ``A P' - I`` for
+    unit rows that is rounding of a row's size where ``|e| <= trust max |y|``, ``trust = LEFT eps |a|_1 / (|a| d)``.
+    Trust is zero where some row may not feel every output.
+
+    Args:
+        facts: ``(m + 1,)``, written: ``1 / |a_i|``, then the trust.
+        A: ``(m, n)``.
+        P: Its factor ``(m, n)``; NaN for dependent rows.
+    """
+    m, eps = A.shape[0], np.finfo(A.dtype).eps
+    share, longest, largest, lengths, left = np.inf, 0.0, 0.0, np.empty(m), np.empty(m)
+    for i in range(m):
+        lengths[i] = length(A[i])
+        facts[i] = 1.0 / lengths[i]
+        share = min(share, weight(A[i]) / lengths[i])
+    for i in range(m):
+        for k in range(m):
+            left[k] = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            largest = left[k] if not left[k] <= largest else largest
+        longest = max(longest, length(left))
+    facts[m] = LEFT * eps * share / longest if is_dense(A) else 0.0
+    return largest * largest <= ACCURATE * eps
 
 
 @compiled
-def excess(product: Tile, chosen: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile) -> int:
+def excess(product: Tile, chosen: Tile, lower: Tile, upper: Tile, regular: bool) -> int:
     """``p - clamp(p, lower, upper)`` in place of p; NaN for samples without an answer, and how many these are.
 
     Args:
         product: ``(B, m)``, overwritten.
         chosen: ``(B,)``, zero for samples whose excess is to be taken for zero, or ``(0,)`` for none of them.
-        A: ``(m, n)``.
-        P: ``(m, n)``; NaN if the rows of A are dependent.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
+        regular: Whether A has a factor; else no sample has an answer.
     """
     samples, m = product.shape
-    dependent, lost = not contracts(A, P), 0
+    lost = 0
     for b in range(samples):
-        bad, left_out = dependent, chosen.shape[0] > 0 and chosen[b] == 0.0
+        bad, left_out = not regular, chosen.shape[0] > 0 and chosen[b] == 0.0
         for i in range(m):
             p = product[b, i]
             low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
@@ -54,31 +74,6 @@ def excess(product: Tile, chosen: Tile, A: Tile, P: Tile, lower: Tile, upper: Ti
             lost += bad
             product[b] = np.nan if bad else 0.0
     return lost
-
-
-@compiled
-def defect(A: Tile, P: Tile) -> float:
-    """The largest entry of ``A P' - I`` for unit rows: what one application of the factor leaves of s; NaN for none."""
-    lengths, worst = np.empty(A.shape[0]), 0.0
-    for i in range(A.shape[0]):
-        lengths[i] = length(A[i])
-    for i in range(A.shape[0]):
-        for k in range(A.shape[0]):
-            left = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
-            worst = left if not left <= worst else worst
-    return worst
-
-
-@compiled
-def leftover(A: Tile, P: Tile, lengths: Tile) -> float:
-    """The length of the longest row of ``A P' - I`` for unit rows."""
-    worst = 0.0
-    for i in range(A.shape[0]):
-        squares = 0.0
-        for k in range(A.shape[0]):
-            squares += ((inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]) ** 2
-        worst = max(worst, squares)
-    return np.sqrt(worst)
 
 
 @summed
@@ -96,61 +91,98 @@ def length(row: Tile) -> float:
     return np.sqrt(inner(row, row))
 
 
+@summed
+def weight(row: Tile) -> float:
+    """``|a|_1``."""
+    total = 0.0
+    for j in range(row.shape[0]):
+        total += abs(row[j])
+    return total
+
+
+@summed
+def largest(row: Tile) -> float:
+    """``max |v_j|``."""
+    most = 0.0
+    for j in range(row.shape[0]):
+        most = max(most, abs(row[j]))
+    return most
+
+
+@summed
+def weighted_length(vector: Tile, weights: Tile) -> float:
+    """``|diag(w) v|``."""
+    total = 0.0
+    for i in range(vector.shape[0]):
+        entry = vector[i] * weights[i]
+        total += entry * entry
+    return np.sqrt(total)
+
+
 @compiled
-def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, A: Tile, P: Tile) -> int:
+def holds(excess: Tile) -> bool:
+    """Whether a sample ``(m,)`` has no excess."""
+    violated = False
+    for i in range(excess.shape[0]):
+        violated |= excess[i] != 0.0
+    return not violated
+
+
+@compiled
+def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, facts: Tile) -> int:
     """The bits of raw for samples without excess; which others need the closed form again, at y, and how many.
 
     The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
-    Where every row feels every output, that matters only for outputs that shrank. Of the excess e the factor leaves
-    ``|(A P' - I) e|``, at most `leftover` times ``|e|``, for unit rows.
+    Where every row feels every output, that matters only for outputs that shrank. What the factor itself leaves says
+    `survey`; the largest output is sought only where the mean square does not tell.
 
     Args:
         y: ``(B, n)``, overwritten where a sample has no excess.
         chosen: ``(B,)``, written: one for the samples in need, else zero.
         raw: ``(B, n)``.
         excess: ``(B, m)``, of raw.
-        A: ``(m, n)``.
-        P: Its factor ``(m, n)``.
+        facts: ``(m + 1,)``, of `survey`.
     """
-    dense, count, lengths, share = is_dense(A), 0, np.empty(A.shape[0]), np.inf
-    for i in range(A.shape[0]):
-        lengths[i] = length(A[i])
-        share = min(share, np.abs(A[i]).sum() / lengths[i])
-    left, limit = leftover(A, P, lengths), LEFT * np.finfo(A.dtype).eps * share
+    count, inverse, trust = 0, facts[:-1], facts[-1]
     for b in range(y.shape[0]):
-        squares, moves = 0.0, False
-        for i in range(excess.shape[1]):
-            moves |= excess[b, i] != 0.0
-            squares += (excess[b, i] / lengths[i]) ** 2
-        if not moves:
+        inexact = False
+        if holds(excess[b]):
             y[b] = raw[b]
-        inaccurate = left * np.sqrt(squares) > limit * np.abs(y[b]).max()
-        inexact = moves and (not dense or inaccurate or shrank(y[b], raw[b]))
+        else:
+            size, far = length(y[b]), weighted_length(excess[b], inverse)
+            inexact = trust == 0.0 or size < SHRUNK * length(raw[b])
+            if not inexact and far > trust * size / np.sqrt(y.shape[1]):
+                inexact = far > trust * largest(y[b])
         chosen[b] = 1.0 if inexact else 0.0
         count += inexact
     return count
 
 
 @compiled
-def confirm(y: Tile, product: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
+def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
     """NaN for samples of which some row is off its bounds by over `VERIFIED` roundings of its size; how many these are.
 
     Args:
-        y: ``(B, n)``, overwritten where a sample is lost.
+        y: ``(B, n)``, overwritten where a sample is lost, and by the bits of raw where it has no excess.
         product: ``A y``, ``(B, m)``.
+        raw: ``(B, n)``.
+        excess: ``(B, m)``, of raw.
         A: ``(m, n)``.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
     """
     lost, rounding, weights = 0, np.finfo(A.dtype).eps, np.empty(A.shape[0])
     for i in range(A.shape[0]):
-        weights[i] = np.abs(A[i]).sum()
+        weights[i] = weight(A[i])
     for b in range(y.shape[0]):
-        largest, bad = np.abs(y[b]).max(), False
+        if holds(excess[b]):
+            y[b] = raw[b]
+            continue
+        most, bad = largest(y[b]), False
         for i in range(A.shape[0]):
             low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
             bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
-            size = weights[i] * largest + (bounds if bounds > 0.0 else rounding * weights[i])
+            size = weights[i] * most + (bounds if bounds > 0.0 else rounding * weights[i])
             p = product[b, i]
             bad |= not abs(p - min(max(p, low), high)) <= VERIFIED * rounding * size
         if bad:
@@ -169,16 +201,6 @@ def is_dense(A: Tile) -> bool:
     return least > SMALL_ENTRY * most
 
 
-@summed
-def shrank(y: Tile, raw: Tile) -> bool:
-    """Whether one output ``(n,)`` is much shorter than it was."""
-    length, before = 0.0, 0.0
-    for j in range(y.shape[0]):
-        length += y[j] * y[j]
-        before += raw[j] * raw[j]
-    return length < SHRUNK * SHRUNK * before
-
-
 @compiled
 def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
     """``w`` ``(B, m)`` on rows above their upper and below their lower bound, and on either in place of w."""
@@ -191,32 +213,38 @@ def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
     return 0
 
 
+def _survey(facts: Any, A: Any, P: Any, m: int, n: int) -> int:
+    """`survey` of addresses."""
+    return survey(carray(facts, (m + 1,)), carray(A, (m, n)), carray(P, (m, n)))
+
+
 def _excess(
-    product: Any, chosen: Any, A: Any, P: Any, lower: Any, upper: Any,
-    samples: int, m: int, n: int, marks: int, lowers: int, uppers: int,
+    product: Any, chosen: Any, lower: Any, upper: Any,
+    samples: int, m: int, marks: int, lowers: int, uppers: int, regular: int,
 ) -> int:  # fmt: skip
     """`excess` of addresses."""
     return excess(
-        carray(product, (samples, m)), carray(chosen, (marks,)), carray(A, (m, n)), carray(P, (m, n)),
-        carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+        carray(product, (samples, m)), carray(chosen, (marks,)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)), regular != 0,
     )  # fmt: skip
 
 
-def _settle(y: Any, chosen: Any, raw: Any, excess: Any, A: Any, P: Any, samples: int, m: int, n: int) -> int:
+def _settle(y: Any, chosen: Any, raw: Any, excess: Any, facts: Any, samples: int, m: int, n: int) -> int:
     """`settle` of addresses."""
     return settle(
         carray(y, (samples, n)), carray(chosen, (samples,)), carray(raw, (samples, n)),
-        carray(excess, (samples, m)), carray(A, (m, n)), carray(P, (m, n)),
+        carray(excess, (samples, m)), carray(facts, (m + 1,)),
     )  # fmt: skip
 
 
 def _confirm(
-    y: Any, product: Any, A: Any, lower: Any, upper: Any, samples: int, m: int, n: int, lowers: int, uppers: int
-) -> int:
+    y: Any, product: Any, raw: Any, excess: Any, A: Any, lower: Any, upper: Any,
+    samples: int, m: int, n: int, lowers: int, uppers: int,
+) -> int:  # fmt: skip
     """`confirm` of addresses."""
     return confirm(
-        carray(y, (samples, n)), carray(product, (samples, m)), carray(A, (m, n)),
-        carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+        carray(y, (samples, n)), carray(product, (samples, m)), carray(raw, (samples, n)),
+        carray(excess, (samples, m)), carray(A, (m, n)), carray(lower, (lowers, m)), carray(upper, (uppers, m)),
     )  # fmt: skip
 
 
@@ -228,7 +256,6 @@ def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) ->
 
 @cache
 def compiled_passes(dtype: torch.dtype) -> tuple[Any, ...]:
-    """The compiled `excess`, `settle`, `split` and `confirm` of addresses."""
-    excess_pass, settle_pass = compile_addresses(_excess, dtype, 6, 6), compile_addresses(_settle, dtype, 6, 3)
-    split_pass, confirm_pass = compile_addresses(_split, dtype, 4, 2), compile_addresses(_confirm, dtype, 5, 5)
-    return excess_pass, settle_pass, split_pass, confirm_pass
+    """The compiled `survey`, `excess`, `settle`, `confirm` and `split` of addresses."""
+    passes = ((_survey, 3, 2), (_excess, 4, 6), (_settle, 5, 3), (_confirm, 7, 5), (_split, 4, 2))
+    return tuple(compile_addresses(function, dtype, *counts) for function, *counts in passes)
