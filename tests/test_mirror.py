@@ -37,11 +37,11 @@ ELSEWHERE = {
     "functional/test_simplex_ball_box.py": "functional/box functional/simplex",
     "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
-    "kernels/test_affine_shared.py": "kernels/gpu/affine_shared kernels/gpu/shared_launch",
-    "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_constant kernels/cpu/affine_few "
+    "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
+    "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared_small "
     "kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/tiles modes",
-    "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_launch kernels/gpu/affine_rows "
+    "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_launch "
     "kernels/gpu/affine_threads kernels/gpu/launching",
     "kernels/test_nearest_box.py": "kernels/cpu/nearest_box",
     "kernels/test_nearest_box_gpu.py": "kernels/gpu/nearest_box",

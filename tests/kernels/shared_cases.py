@@ -10,7 +10,7 @@ from hardnet.functional.affine import ClosedForm
 from hardnet.functional.affine_factors import by_qr
 from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.gpu import affine, affine_reference, shared_launch
+from hardnet.kernels.gpu import affine, affine_launch, affine_reference
 from hardnet.sets import Affine
 from tests.kernels.affine_cases import BOUNDS, TOLERANCE, problem
 
@@ -31,11 +31,11 @@ def shared_problem(seed, samples, m, n, dtype, device, bounds="both"):
 
 
 def run_forward(raw, A, P, lower, upper, gradient):
-    return shared_launch.launch_forward(raw, A, P, lower, upper)
+    return affine_launch.launch_shared_forward(raw, A, P, lower, upper)
 
 
 def run_backward(raw, A, P, lower, upper, gradient):
-    return shared_launch.launch_backward(gradient, raw, A, P, lower, upper)
+    return affine_launch.launch_shared_backward(gradient, raw, A, P, lower, upper)
 
 
 def reference_forward(raw, A, P, lower, upper, gradient):

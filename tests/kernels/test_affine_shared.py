@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.functional import enforce_affine, factorize
-from hardnet.kernels.gpu import affine, shared_launch
+from hardnet.kernels.gpu import affine, affine_launch
 from hardnet.rows import Batch
 from tests.kernels.interpreter import interpret
 
@@ -72,10 +72,10 @@ def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
 
 
 def test_tiles_are_chosen_by_shape_and_dtype():
-    few, many = (shared_launch.plan(*shape, torch.float32, False) for shape in ((9, 12), (50, 100)))
+    few, many = (affine_launch.plan_shared(*shape, torch.float32, False) for shape in ((9, 12), (50, 100)))
     assert (few["M"], few["K"], many["M"]) == (16, 16, 64)
     assert many["ROUNDING"] == torch.finfo(torch.float32).eps
-    assert "ROUNDING" not in shared_launch.plan(9, 12, torch.float32, True)
+    assert "ROUNDING" not in affine_launch.plan_shared(9, 12, torch.float32, True)
 
 
 @pytest.mark.gpu

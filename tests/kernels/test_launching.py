@@ -13,7 +13,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 
-from hardnet.kernels.gpu import affine_blocks, affine_launch, affine_rows, affine_threads, launching  # noqa: E402 (they import Triton)
+from hardnet.kernels.gpu import affine_blocks, affine_few, affine_launch, affine_threads, launching  # noqa: E402 (they import Triton)
 
 
 class Compiled(triton.compiler.CompiledKernel):
@@ -47,7 +47,7 @@ def launches(monkeypatch):
     done = []
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.compiler, "compile", lambda src, **_: Compiled(src, done))
-    for module in (affine_threads, affine_rows, affine_blocks):
+    for module in (affine_threads, affine_few, affine_blocks):
         for name in ("forward", "backward"):
             monkeypatch.setattr(module, name, triton.jit(getattr(module, name).fn))
     affine_launch.launcher.cache_clear()

@@ -1,8 +1,9 @@
 """The Euclidean projection onto a box and a few rows, with its derivative; the box stays a box.
 
 ``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
-`hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything
-is plain tensor operations without a look at values.
+`hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything is
+plain tensor operations without a look at values. Called by `hardnet.functional.nearest` and
+`hardnet.functional.simplex`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hardnet.functional.box_rows_gradient import (
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.samples import (
+    CHOICES,
     Gradient,
     Infeasible,
     Policy,
@@ -86,7 +88,9 @@ def project_box_rows(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where no
         look is possible, a sample that did not converge is NaN as well.
     """
-    check_options(gradient=gradient, on_infeasible=on_infeasible, on_invalid=on_invalid)
+    given = {"gradient": gradient, "on_infeasible": on_infeasible, "on_invalid": on_invalid}
+    if any(value not in CHOICES[name] for name, value in given.items()):
+        check_options(**given)
     _check_call(raw, strict, on_infeasible)
     bounds = _check(raw, A, lower, upper, box_lower, box_upper)
     if A.shape[-2] == 0:

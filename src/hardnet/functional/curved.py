@@ -1,4 +1,7 @@
-"""The ball, the second-order cone and the positive semidefinite cone: exact projections with safe derivatives."""
+"""The ball, the second-order cone and the positive semidefinite cone: exact projections with safe derivatives.
+
+Called by `hardnet.sets.ball`.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     y_P = z,  y_O = A_O^-1 (b - A_P z),  lower <= G y <= upper
     becomes  lower - G_O A_O^-1 b <= (G_P - G_O A_O^-1 A_P) z <= upper - G_O A_O^-1 b.
 
-The completion is affine in z, so descending on z and completing once at the end is the published iteration on y,
-with the equalities as fresh as one solve leaves them.
+The completion is affine in z, so descending on z and completing once at the end is the published iteration on y, with
+the equalities as fresh as one solve leaves them. Called by `hardnet.layers.dc3`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Positive linear constraints in the unit cube: LinSATNet (Wang et al., 2023), solved to rounding."""
+"""Positive linear constraints in the unit cube: LinSATNet (Wang et al., 2023), solved to rounding.
+
+Called by `hardnet.layers.linsat`.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
 
 A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
 the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds. Called
-by the layers `projection` and `cvx`, and by `functional.relaxed`.
+by the layers `projection` and `cvx`, and by `functional.relaxed`. Called by `hardnet.functional.relaxed` and
+`hardnet.layers.auto`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Points of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest or a near one, with its derivative."""
+"""Points of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest or a near one, with its derivative.
+
+Called by `hardnet.layers.nonlinear`, `hardnet.sets.nonlinear` and others.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ cotangent of y,
 
 Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
 dual and w by the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code takes the
-fixed program of `hardnet.functional.polyhedron_fixed`.
+fixed program of `hardnet.functional.polyhedron_fixed`. Called by `hardnet.functional.box_rows` and
+`hardnet.functional.nearest`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hardnet.functional.polyhedron_fixed import FixedSolution, project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
 from hardnet.functional.samples import (
+    CHOICES,
     Gradient,
     Infeasible,
     Policy,
@@ -87,7 +89,9 @@ def project_affine(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     batch, lower, upper = check_affine(raw, A, lower, upper)
-    check_options(on_infeasible=on_infeasible, on_invalid=on_invalid, gradient=gradient)
+    given = {"gradient": gradient, "on_infeasible": on_infeasible, "on_invalid": on_invalid}
+    if any(value not in CHOICES[name] for name, value in given.items()):
+        check_options(**given)
     if A.shape[-2] == 0:
         return raw.expand(*batch, raw.shape[-1])
     project = partial(_route, on_infeasible=on_infeasible, on_invalid=on_invalid)

@@ -1,4 +1,7 @@
-"""The projection onto anything CVXPY can say: one compiled cone program, a failed sample named."""
+"""The projection onto anything CVXPY can say: one compiled cone program, a failed sample named.
+
+Called by `hardnet.sets.cvxpy`.
+"""
 
 from __future__ import annotations
 

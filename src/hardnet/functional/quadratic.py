@@ -1,4 +1,7 @@
-"""One convex quadratic ``1/2 y'Py + q'y + r <= 0``: exact projection by a one-dimensional root."""
+"""One convex quadratic ``1/2 y'Py + q'y + r <= 0``: exact projection by a one-dimensional root.
+
+Called by `hardnet.layers.hardnet_cvx`, `hardnet.sets.quadratic` and `hardnet.sets.scaled_sets`.
+"""
 
 from __future__ import annotations
 

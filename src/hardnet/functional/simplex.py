@@ -1,4 +1,7 @@
-"""The simplex ``{y >= 0, sum(y) = total}``: exact projection by sorting."""
+"""The simplex ``{y >= 0, sum(y) = total}``: exact projection by sorting.
+
+Called by `hardnet.sets.simplex`.
+"""
 
 from __future__ import annotations
 

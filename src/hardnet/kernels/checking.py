@@ -1,4 +1,7 @@
-"""`check_kernel`: a kernel against its plain reference, on fresh inputs and with poisoned outputs."""
+"""`check_kernel`: a kernel against its plain reference, on fresh inputs and with poisoned outputs.
+
+Called by `hardnet.testing`.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SmoothDC3(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only sets given by smooth functions."""
-        if isinstance(constraint, Smooth):
+        if constraint.partitioned:
             return None
         return f"{type(constraint).__name__} is not given by smooth functions; use method='dc3' for affine rows"
 

@@ -51,6 +51,10 @@ class ConstraintSet(Arguments):
     """Whether `level` describes the whole set."""
     relaxed: bool = False
     """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
+    by_functions: bool = False
+    """Whether its rows are functions of y and x, given by `values`."""
+    partitioned: bool = False
+    """Whether it is given by two such functions, `inequality` and `equality`."""
     declares_equalities: bool = False
     """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
 

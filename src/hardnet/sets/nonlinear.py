@@ -52,6 +52,7 @@ class Nonlinear(ConstraintSet):
         name: What errors and certificates call these rows.
     """
 
+    by_functions = True
     g: NonlinearFunction
     jacobian: NonlinearFunction | None
 

@@ -24,6 +24,7 @@ class Smooth(Nonlinear):
         name: What errors and certificates call these rows.
     """
 
+    partitioned = True
     inequality: NonlinearFunction | None
     equality: NonlinearFunction | None
 

@@ -1,6 +1,7 @@
 """Blocks: the numbers that a convex set is made of, each as people write it, and its image ``G(y) in K``.
 
-Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant).
+Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant). Called by
+`hardnet.features`, `hardnet.functional.conic` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A box and a few rows in the form the solvers share: one flat batch of float64 numbers, rows of size 1."""
+"""A box and a few rows in the form the solvers share: one flat batch of float64 numbers, rows of size 1.
+
+Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.box_breakpoints` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A loop over DAQP, a compiled dual active-set solver: the fast way on a CPU when the extra ``qp`` is installed."""
+"""A loop over DAQP, a compiled dual active-set solver: the fast way on a CPU when the extra ``qp`` is installed.
+
+Called by `hardnet.solvers.projection_steps`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The task of a projection onto blocks, its iterate, and how far it is from optimal."""
+"""The task of a projection onto blocks, its iterate, and how far it is from optimal.
+
+Called by `hardnet.functional.conic`, `hardnet.solvers.conic` and others.
+"""
 
 from __future__ import annotations
 

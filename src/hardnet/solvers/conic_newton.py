@@ -1,4 +1,7 @@
-"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair."""
+"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
+
+Called by `hardnet.solvers.conic`, `hardnet.solvers.conic_distance` and `hardnet.solvers.conic_fixed`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows that bound one output by a power of two (``y_j <= u``, ``-2 y_j <= u``): what they say holds exactly."""
+"""Rows that bound one output by a power of two (``y_j <= u``, ``-2 y_j <= u``): what they say holds exactly.
+
+Called by `hardnet.solvers.projection`.
+"""
 
 from __future__ import annotations
 

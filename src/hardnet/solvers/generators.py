@@ -1,4 +1,7 @@
-"""Generators of a polyhedral cone: ``{y : A y <= 0, E y = 0} = {rays' beta + lineality' gamma : beta >= 0}``."""
+"""Generators of a polyhedral cone: ``{y : A y <= 0, E y = 0} = {rays' beta + lineality' gamma : beta >= 0}``.
+
+Called by `hardnet.layers.cone`.
+"""
 
 from __future__ import annotations
 

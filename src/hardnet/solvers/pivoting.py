@@ -8,9 +8,10 @@ for is column j of the tableau
     T = [ -K^-1      K^-1 G_JN            ]        K = G_JJ
         [ G_NJ K^-1   G_NN - G_NJ K^-1 G_JN ]
 
-and a row joins or leaves J by one symmetric pivot of T. The dual objective rises with every step, so the method
-ends; rows that depend on J show up as a zero pivot, and a violated one without a row that could leave proves that
-the set is empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch.
+and a row joins or leaves J by one symmetric pivot of T. The dual objective rises with every step, so the method ends;
+rows that depend on J show up as a zero pivot, and a violated one without a row that could leave proves that the set is
+empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch. Called by
+`hardnet.solvers.projection`, `hardnet.solvers.projection_steps` and others.
 """
 
 from __future__ import annotations

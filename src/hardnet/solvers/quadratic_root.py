@@ -1,4 +1,7 @@
-"""The multiplier of one convex quadratic, by Newton in one dimension: ``1/2 y'Py + q'y + r = 0`` along y(mu)."""
+"""The multiplier of one convex quadratic, by Newton in one dimension: ``1/2 y'Py + q'y + r = 0`` along y(mu).
+
+Called by `hardnet.functional.conic_gradient`, `hardnet.functional.quadratic` and others.
+"""
 
 from __future__ import annotations
 

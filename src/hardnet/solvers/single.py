@@ -1,4 +1,7 @@
-"""One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``."""
+"""One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``.
+
+Called by `hardnet.solvers.projection`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a solver returns: the value, how it ended, and how good it is. The caller raises or looks."""
+"""What a solver returns: the value, how it ended, and how good it is. The caller raises or looks.
+
+Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and others.
+"""
 
 from __future__ import annotations
 

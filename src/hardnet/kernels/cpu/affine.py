@@ -1,7 +1,8 @@
 """The closed form on a CPU by compiled code (numba): few rows per sample in one pass, and rows that all samples share.
 
-Shared rows have a factor ``P = A⁺'``: a small A takes one pass (`affine_constant`), a larger one is multiplied by the
-library between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+Shared rows have a factor ``P = A⁺'``: a small A takes one pass (`affine_shared_small`), a larger one is multiplied by
+the library between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+Called by `hardnet.functional.affine` and `hardnet.kernels.cpu.affine_shared`.
 """
 
 from __future__ import annotations
@@ -196,9 +197,9 @@ def _few(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
 @cache
 def _small(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
     """The kernels for a small shared A."""
-    from hardnet.kernels.cpu import affine_constant
+    from hardnet.kernels.cpu import affine_shared_small
 
-    return affine_constant.compiled_kernels(dtype)
+    return affine_shared_small.compiled_kernels(dtype)
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Launch compiled code on a CPU: addresses and counts in, samples shared out among threads."""
+"""Launch compiled code on a CPU: addresses and counts in, samples shared out among threads.
+
+Called by `hardnet.experiments.doctor`, `hardnet.experiments.warmup` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The nearest point for few rows on a CPU by compiled code: which arguments it takes, and the calls."""
+"""The nearest point for few rows on a CPU by compiled code: which arguments it takes, and the calls.
+
+Called by `hardnet.functional.nearest`.
+"""
 
 from __future__ import annotations
 

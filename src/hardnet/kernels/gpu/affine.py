@@ -1,7 +1,8 @@
 """The closed form on a GPU by fused kernels (Triton): eager, captured, and compiled, where they stand as operators.
 
 An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
-needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read (`shared_launch`).
+needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read. Called by
+`hardnet.experiments.doctor`, `hardnet.functional.affine` and others.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class FusedPath:
             run = forward_operator if mode() == "compile" else _launches().launch_forward
             return run(raw, A, lower, upper), (), 0
         P = _make_factor(A) if factor is None else factor
-        y = _shared().launch_forward(raw, A, P, lower, upper)
+        y = _launches().launch_shared_forward(raw, A, P, lower, upper)
         return y, (P,) if factor is None else (), 0
 
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
@@ -116,21 +117,13 @@ def _backward_shared(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
 ) -> Gradients:
     """One launch; the gradient of a learned A is left to products of the whole batch."""
-    grad_raw, below, above = _shared().launch_backward(gradient, raw, A, P, lower, upper)
+    grad_raw, below, above = _launches().launch_shared_backward(gradient, raw, A, P, lower, upper)
     if not wants_matrix:
         return grad_raw, None, below, above
-    step = _shared().launch_forward(raw, A, P, lower, upper) - raw
+    step = _launches().launch_shared_forward(raw, A, P, lower, upper) - raw
     active, w, q = below + above, gradient @ P.mT, step @ P.mT  # a row is violated on one side at most
     across = gradient - w @ A
     return grad_raw, q.mT @ across - w.mT @ step - active.mT @ raw, below, above
-
-
-@cache
-def _shared() -> ModuleType:
-    """The launches for shared rows; Triton is imported at the first call."""
-    from hardnet.kernels.gpu import shared_launch
-
-    return shared_launch
 
 
 @cache

@@ -1,8 +1,9 @@
 """Launch the fused closed form: which kernel takes which shape, and its tiles. One launch each way.
 
-Sums are formed in float64 whatever the dtype of the numbers: the kernels wait for memory, an H200 adds doubles at half
-the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. Every choice depends on the shape of
-one sample alone, never on the batch, so that a sample comes out the same in any batch.
+Rows per sample and few shared rows are summed in float64 whatever their dtype: the kernels wait for memory, an H200
+adds doubles at half the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. More shared rows
+come with their factor. Every choice depends on the shape of one sample alone, never on the batch, so that a sample
+comes out the same in any batch. Called by `hardnet.kernels.gpu.affine`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.gpu import affine_blocks, affine_rows, affine_threads
+from hardnet.kernels.gpu import affine_blocks, affine_few, affine_shared, affine_threads
 from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.limits import padded
 from hardnet.rows import dense
 
 FEW_ROWS = 8
@@ -34,6 +36,28 @@ LARGEST_PART = 1 << 26
 """Numbers that the samples may ask of a shared A at a time."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+
+class Tiles(NamedTuple):
+    """Samples of one program, columns that it takes at a time, its warps, and the chunks on their way at once."""
+
+    samples: int
+    columns: int
+    warps: int
+    stages: int
+
+
+TILES = {
+    (16, False): Tiles(16, 32, 1, 2),
+    (16, True): Tiles(16, 32, 1, 2),
+    (32, False): Tiles(16, 64, 2, 2),
+    (32, True): Tiles(16, 32, 2, 2),
+    (64, False): Tiles(32, 32, 4, 3),
+    (64, True): Tiles(32, 32, 4, 3),
+}
+"""By the rows of A, rounded up to a power of two, forward and backward: the fastest of those tried on an H200."""
+SHARED_CORRECTIONS = 3
+"""How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
 
 
 class Plan(NamedTuple):
@@ -62,7 +86,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
     elif m <= FEW_ROWS:
         vector = math.gcd(n, 16 // dtype.itemsize)  # numbers that a thread can load at once
         constants |= {"N": _power(n), "num_warps": 1}
-        kernels, samples = affine_rows, max(1, 32 * vector // _power(n))
+        kernels, samples = affine_few, max(1, 32 * vector // _power(n))
     else:
         light = not backward and dtype != torch.float64
         constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
@@ -166,3 +190,53 @@ def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
     if bound is None:
         return raw, 0
     return dense(bound, raw), 1 if bound.dim() == 1 or bound.shape[0] == 1 else 2
+
+
+@cache
+def plan_shared(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
+    """What the kernel for an A of this shape and dtype is compiled with; sizes are powers of two, of at least 16."""
+    height, width = padded(m), padded(n)
+    tiles = TILES[height, backward]
+    sizes = {"m": m, "n": n, "S": tiles.samples, "M": height, "K": min(tiles.columns, width)}
+    limits = {} if backward else {"ROUNDING": torch.finfo(dtype).eps, "CORRECTIONS": SHARED_CORRECTIONS}
+    return sizes | limits | {"num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+@cache
+def _shared_launcher(m: int, n: int, dtype: torch.dtype, backward: bool, lower: int, upper: int) -> tuple[Any, int]:
+    """The kernel for an A of this shape and dtype and bounds of these kinds, and the samples of one program."""
+    constants = plan_shared(m, n, dtype, backward) | {"LOWER": lower, "UPPER": upper}
+    return Launcher(affine_shared.backward if backward else affine_shared.forward, constants), constants["S"]
+
+
+def launch_shared_forward(raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``y = raw + s P`` for raw ``(B, n)``, A and its factor ``P = A^+'`` ``(m, n)``, bounds ``(B, m)`` or ``(m,)``."""
+    raw = dense(raw, raw)
+    y = torch.empty_like(raw)
+    _launch_shared((y,), (raw, dense(A, raw), dense(P, raw)), lower, upper, False)
+    return y
+
+
+def launch_shared_backward(
+    gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of raw, lower and upper, the last two ``(B, m)``, from that of y ``(B, n)``."""
+    raw = dense(raw, raw)
+    grad_raw, grad_lower = torch.empty_like(raw), raw.new_empty(raw.shape[0], A.shape[0])
+    outputs = grad_raw, grad_lower, torch.empty_like(grad_lower)
+    _launch_shared((*outputs, dense(gradient, raw)), (raw, dense(A, raw), dense(P, raw)), lower, upper, True)
+    return outputs
+
+
+def _launch_shared(
+    first: tuple[Tensor, ...],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    lower: Tensor | None,
+    upper: Tensor | None,
+    backward: bool,
+) -> None:
+    """One launch over all samples; the bounds are absent (0), shared (1) or per sample (2)."""
+    raw, A, _ = inputs
+    (low, low_kind), (high, high_kind) = _bound(lower, raw), _bound(upper, raw)
+    kernel, samples = _shared_launcher(*A.shape, A.dtype, backward, low_kind, high_kind)
+    kernel.launch((-(-raw.shape[0] // samples), 1, 1), (*first, *inputs, low, high), (raw.shape[0],))
