@@ -133,7 +133,7 @@ def _rounded(y: Tensor, raw: Tensor) -> Tensor:
     """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
     narrow = y.to(raw.dtype)
     lost = (narrow.isinf() & y.isfinite()).any(-1)
-    if may_look(raw):
+    if may_look(raw) and bool(lost.any()):
         refuse(lost, NonFiniteError, f"raw: expected a dtype that holds the nearest point, got {raw.dtype}")
     return torch.where(lost.unsqueeze(-1), torch.nan, narrow)
 

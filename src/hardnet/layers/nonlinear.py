@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class NonlinearLayer(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only nonlinear and affine rows."""
         for part in constraint.parts:
-            if not (isinstance(part, Nonlinear) or part.smooth or (part.polyhedral and not part.relaxed)):
+            if not (part.by_functions or part.smooth or (part.polyhedral and not part.relaxed)):
                 label = type(part).__name__
                 return f"{label} has neither affine rows nor a g; write it as hn.Nonlinear, or use method='cvx' alone"
         return None
@@ -155,9 +155,10 @@ def split_rows(
     bounds, straight = [], []
     own = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)
     for part, part_numbers in own:
-        if isinstance(part, Nonlinear):
-            functions.append(part)
-            bounds.append(_bounds(part, part_numbers, raw))
+        if part.by_functions:
+            nonlinear = cast(Nonlinear, part)
+            functions.append(nonlinear)
+            bounds.append(_bounds(nonlinear, part_numbers, raw))
         elif part.polyhedral:
             straight.append(part.structure(part_numbers, raw))
         else:
