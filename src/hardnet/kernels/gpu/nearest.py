@@ -18,7 +18,7 @@ from hardnet.kernels.limits import MOST_BOX_COLUMNS, MOST_COLUMNS_OF_A_THREAD, M
 from hardnet.modes import plain
 from hardnet.rows import REALS, Batch, dense
 
-PER_WARP, MOST_WARPS = 128, 16
+PER_WARP, MOST_WARPS = 512, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
 
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
