@@ -17,7 +17,7 @@ from benchmarks.recipes import VARIANTS, varied
 from hardnet.experiments import specs
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.results import write_json
-from hardnet.experiments.row import behind_equalities, build_model
+from hardnet.experiments.row import build_model, partly_enforced
 from hardnet.experiments.run import choose_device
 from hardnet.experiments.stamp import environment
 from hardnet.experiments.suites import find_case
@@ -30,10 +30,15 @@ WEIGHTS: dict[str, dict[str, Any]] = {f"weight {w:g}": {"settings": {"soft_weigh
 
 def judged(problem: SuiteProblem, recipe: Recipe, rows: int, seeds: list[int]) -> dict[str, float]:
     """The mean objective and the worst violation of the first validation rows behind all constraints."""
-    method, streams = specs.all_methods()["nonlinear"], streams_of(seeds)
+    method, streams = specs.all_methods()[(recipe.methods or ("nonlinear",))[0]], streams_of(seeds)
     model = build_model(problem, method, streams, recipe).to(problem.train.device)
     settings = recipe.adapt(method.settings(problem, recipe.epochs or 1, model.layer.guarantee))
-    training = Training(problem, behind_equalities(model), streams, replace(settings, judge_every=recipe.epochs or 1))
+    training = Training(
+        problem,
+        partly_enforced(model, recipe.loose or "equalities"),
+        streams,
+        replace(settings, judge_every=recipe.epochs or 1),
+    )
     training.run()
     with torch.no_grad():
         found = problem.evaluate(model.eval(), training.stacked(problem.validation[:rows]))
@@ -53,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
     device, known = choose_device(asked.device), find_case(asked.case)
-    if known is None or not known[1].recipes[0].loose:
+    if known is None or known[1].recipes[0].loose is None:
         parser.error(f"{asked.case}: no case whose first recipe enforces its rows at the end")
     problem, recipe = known[1].build().to(device), known[1].recipes[0]
     recipe = replace(recipe, epochs=asked.epochs or recipe.epochs)

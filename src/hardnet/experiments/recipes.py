@@ -26,6 +26,12 @@ WORDS = {
 }
 """How a setting is said; those that only concern the record are left out."""
 
+LOOSE_WORDS = {
+    "equalities": "trained behind the equalities with the other rows penalised, all enforced at the end",
+    "rows": "trained behind the rows with the box penalised, all enforced at the end",
+}
+"""What is said of a training that enforces a part of the rows."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -40,8 +46,9 @@ class Recipe:
         epochs: Of a run; None for the published number.
         chosen: How its numbers were found.
         needs_gpu: Whether a CPU would take hours, so that it is run there only when it is asked for by name.
-        loose: Whether training enforces the equalities alone, in closed form, and penalises the other rows by the
-            problem's `soft_weight`; the method enforces all rows from then on. For layers that iterate for long.
+        loose: What training enforces alone, where the method's layer takes long: ``"equalities"``, in closed form, or
+            ``"rows"``, all affine ones without the box. The other rows are penalised; the method enforces all of them
+            in the test.
         label: What tables put behind the name of the method; by default the name of the recipe, if it is not the
             published one.
     """
@@ -54,7 +61,7 @@ class Recipe:
     epochs: int | None = None
     chosen: str = ""
     needs_gpu: bool = False
-    loose: bool = False
+    loose: str | None = None
     label: str | None = None
 
     @property
@@ -77,7 +84,7 @@ class Recipe:
         parts = [WORDS[name].format(value) for name, value in self.settings.items() if name in WORDS]
         parts += [f"{name} {value}" for name, value in self.options.items()]
         if self.loose:
-            parts.append("trained behind the equalities with the other rows penalised, all enforced at the end")
+            parts.append(LOOSE_WORDS[self.loose])
         if self.hidden is not None:
             parts.insert(0, _in_words(self.hidden))
         return ", ".join(parts + ([f"{self.epochs} epochs"] if self.epochs else []))

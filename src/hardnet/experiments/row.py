@@ -22,7 +22,8 @@ from hardnet.experiments.stamp import environment
 from hardnet.experiments.timing import time_each
 from hardnet.model import HardNet
 from hardnet.problems import Problem
-from hardnet.sets import Equality
+from hardnet.sets import Box, Equality
+from hardnet.sets.base import ConstraintSet
 from hardnet.train import (
     Display,
     InterruptedRunError,
@@ -139,7 +140,8 @@ class Row:
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams, self.recipe).to(self.device)
         settings = self.settings(problem, model)
-        training = Training(problem, behind_equalities(model) if self.recipe.loose else model, streams, settings, world)
+        trained = model if self.recipe.loose is None else partly_enforced(model, self.recipe.loose)
+        training = Training(problem, trained, streams, settings, world)
         first = picture(problem, training.model)
         identity = self.identity | {"method": self.method.name}
         if self.resume and self.checkpoint.exists():
@@ -202,12 +204,19 @@ def build_model(problem: Problem, method: Method, streams: list[Generator], reci
     return HardNet(_network(problem, streams, recipe, layer.raw_dim or problem.output_dim), problem.constraint, layer)
 
 
-def behind_equalities(model: HardNet) -> HardNet:
-    """The same network behind the equalities of its constraint alone, ``y = raw - C⁺(C raw - d)``."""
-    equalities = [part for part in model.constraint.parts if isinstance(part, Equality)]
-    if not equalities or model.layer.raw_dim not in (None, model.constraint.dim):
-        raise HardNetError("a loose recipe needs equalities, and a method whose network emits the outputs themselves")
-    return HardNet(model.net, reduce(and_, equalities), "aff").to(next(model.parameters()).device)
+def partly_enforced(model: HardNet, kept: str) -> HardNet:
+    """The same network behind a part of its constraint, as `Recipe.loose` names it."""
+    equalities = kept == "equalities"
+    parts = [part for part in model.constraint.parts if (isinstance(part, Equality) if equalities else _general(part))]
+    if not parts or model.layer.raw_dim not in (None, model.constraint.dim):
+        raise HardNetError(f"a loose recipe needs {kept}, and a method whose network emits the outputs themselves")
+    device = next(model.parameters()).device
+    return HardNet(model.net, reduce(and_, parts), "aff" if equalities else "projection").to(device)
+
+
+def _general(part: ConstraintSet) -> bool:
+    """Whether a set has affine rows of several outputs."""
+    return part.polyhedral and not isinstance(part, Box)
 
 
 def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs: int) -> StackedMLP | StackedModule:

@@ -6,8 +6,7 @@ from functools import partial
 
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import WIDE
-from hardnet.experiments.suites.separable import LOOSE, LOOSER, PENALISED, solve_separable
+from hardnet.experiments.suites.separable import BOXED, LOOSE, LOOSER, PENALISED, solve_separable
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.fsnet import FSNet, Rows, Shape
 
@@ -25,7 +24,7 @@ SUITE = Suite(
     "The gap is relative (0.01 is FSNet's 1 %), Σ is the sum over the rows of a sample; optima of what is not convex "
     "are the best known ones, of a local solver.",
     (
-        _case("convex", "qp", WIDE),
+        _case("convex", "qp", BOXED, PENALISED),
         _case("convex", "qcqp", LOOSE, PENALISED),
         _case("convex", "socp", LOOSE, PENALISED),
         _case("nonconvex", "qp", LOOSER, PENALISED),
