@@ -1,4 +1,4 @@
-"""``python -m benchmarks closed-form|nearest-point|device|conditioning|curved|nonlinear|scale|training``; `--help`."""
+"""One benchmark: ``python -m benchmarks TASK``; ``--help`` lists the tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.compare import main_table as compare
 from benchmarks.processes import last_tag
 from benchmarks.tools import TASKS
 
-ALONE = ("device", "conditioning", "curved", "nonlinear", "scale", "training")
+ALONE = ("device", "conditioning", "curved", "nonlinear", "power", "scale", "training")
 """Benchmarks of ours alone."""
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import power
 from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
@@ -29,6 +30,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
         "speed": lambda: speed_tables(results / "bench", RECORDS),
         "curved": lambda: curved_tables(results / "bench"),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
+        "power": lambda: power.page(results / "bench" / "power_cpu.json"),
         "suites": lambda: suite_pages(results / "suites"),
     }
 

@@ -14,14 +14,17 @@ _CHOSEN = "By a few short runs on one core, which were watched on the test poses
 
 
 def _recipes(epochs: int, last: int) -> tuple[Recipe, Recipe]:
-    """A penalty in every epoch and the layer in testing alone; and the layer in the last epochs, too."""
-    settings = {"learning_rate": 3e-3, "schedule": "cosine", "warm_epochs": epochs, "displacement": 1.0, "clip": 2.0}
-    options = {"mode": "nearest", "on_failure": "best"}
-    shared: dict[str, Any] = {"options": options, "epochs": epochs, "chosen": _CHOSEN}
-    late = settings | {"warm_epochs": epochs - last}
+    """A penalty in every epoch and the layer in testing alone, captured on a GPU; or the layer in the last epochs, too.
+
+    The nearest point, whose derivative is exact: that of a retraction promised 30 times the decrease that came.
+    """
+    settings = {"learning_rate": 3e-3, "schedule": "cosine", "displacement": 1.0, "clip": 2.0}
+    shared: dict[str, Any] = {"options": {"mode": "nearest", "on_failure": "best"}, "chosen": _CHOSEN}
+    alone = settings | {"warm_epochs": epochs, "capture": True}
+    late = settings | {"warm_epochs": epochs // 5 - last}
     return (
-        Recipe("layer", ("nonlinear",), settings=late, label=f", in the last {last} epochs", **shared),
-        Recipe("penalty", ("nonlinear",), settings=settings, label=", in testing alone", **shared),
+        Recipe("penalty", ("nonlinear",), settings=alone, label=", in testing alone", epochs=epochs, **shared),
+        Recipe("layer", ("nonlinear",), settings=late, label=", in the last epochs", epochs=epochs // 5, **shared),
     )
 
 
@@ -36,7 +39,7 @@ SUITE = Suite(
             "hardnetpp-plan",
             "states and controls as outputs",
             UnicyclePlan,
-            _recipes(200, 4),
+            _recipes(600, 2),
             solve_plan,
             seeds="1-3",
         ),
@@ -44,7 +47,7 @@ SUITE = Suite(
             "hardnetpp-controls",
             "controls as outputs, states by roll-out",
             UnicycleControls,
-            _recipes(200, 10),
+            _recipes(600, 8),
             solve_plan,
             seeds="1-3",
         ),

@@ -51,10 +51,11 @@ def split_plan(y: Tensor) -> tuple[Tensor, Tensor]:
 def cost(y: Tensor) -> Tensor:
     """The objective per sample: ``(*batch, 50) -> (*batch,)``."""
     states, controls = split_plan(y)
-    error = states - y.new_tensor(GOAL)
-    error = torch.cat([error[..., :2], torch.atan2(error[..., 2:].sin(), error[..., 2:].cos())], -1)
-    terminal = (error[..., -1, :].square() * y.new_tensor(TERMINAL)).sum(-1)
-    return error.square().sum((-1, -2)) + terminal + CONTROL_WEIGHT * controls.square().sum((-1, -2))
+    ahead, aside, turned = (part - goal for part, goal in zip(states.unbind(-1), GOAL, strict=True))
+    squares = ahead.square(), aside.square(), torch.atan2(turned.sin(), turned.cos()).square()
+    stage = sum(square.sum(-1) for square in squares)
+    terminal = sum(weight * square[..., -1] for weight, square in zip(TERMINAL, squares, strict=True))
+    return stage + terminal + CONTROL_WEIGHT * controls.square().sum((-1, -2))
 
 
 def advance(state: Tensor, control: Tensor) -> Tensor:
@@ -81,7 +82,8 @@ def dynamics(y: Tensor, x: Tensor) -> Tensor:
 
 def keep_out(y: Tensor) -> Tensor:
     """``p_k' Q p_k`` of every step, ``(*batch, 10)``; at least 1 outside of the obstacle."""
-    return (split_plan(y)[0][..., :2].square() * y.new_tensor(OBSTACLE)).sum(-1)
+    ahead, aside, _ = split_plan(y)[0].unbind(-1)
+    return OBSTACLE[0] * ahead.square() + OBSTACLE[1] * aside.square()
 
 
 def plan_rows(y: Tensor, x: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ class MirroredNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Controls around (1, 0), in units of half their range."""
-        side = torch.where(x[..., 1:2] + x[..., 2:] >= 0, 1.0, -1.0).to(x)
+        side = 2 * (x[..., 1:2] + x[..., 2:] >= 0).to(x.dtype) - 1
         features = [x[..., :1] / 3, side * x[..., 1:2] / 1.5, side * x[..., 2:].sin(), x[..., 2:].cos()]
         speed, turn = self.body(torch.cat(features, -1)).unflatten(-1, (STEPS, 2)).unbind(-1)
         controls = torch.stack([1 + speed, LARGEST[1] * side * turn], -1).flatten(-2)
@@ -193,9 +195,9 @@ class MirroredNetwork(nn.Module):
 
 
 def cut(controls: Tensor) -> Tensor:
-    """Controls at their bounds where they are beyond them."""
-    lower, upper = limits(controls)
-    return torch.minimum(torch.maximum(controls, lower), upper)
+    """Controls at their bounds where they are beyond them; numbers alone, so that it can be captured on a GPU."""
+    speed, turn = controls.unflatten(-1, (STEPS, 2)).unbind(-1)
+    return torch.stack([speed.clamp(0.0, LARGEST[0]), turn.clamp(-LARGEST[1], LARGEST[1])], -1).flatten(-2)
 
 
 class UnicycleTask(SuiteProblem):
@@ -207,7 +209,6 @@ class UnicycleTask(SuiteProblem):
 
     batch_size = 1000
     soft_weight = 300.0
-    capturable = False
     network = MirroredNetwork
 
     def __init__(self) -> None:
@@ -228,9 +229,8 @@ class UnicycleTask(SuiteProblem):
     def residuals(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """``|dynamics|``, then the keep-out rows and the bounds of the controls, on the published 50 numbers."""
         plan = self.plan(y, x)
-        lower, upper = limits(plan)
         controls = plan[..., STATES:]
-        bounds = (lower - controls).clamp_min(0) + (controls - upper).clamp_min(0)
+        bounds = (controls - cut(controls)).abs()
         return dynamics(plan, x).abs(), torch.cat([(1 - keep_out(plan)).clamp_min(0), bounds], -1)
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
