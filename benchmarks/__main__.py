@@ -23,6 +23,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("task", choices=(*TASKS, *ALONE))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument(
+        "--nearest-only", action="store_true", help="of device: only the nearest point and its neighbour"
+    )
     beside = parser.add_argument_group("closed-form and nearest-point")
     beside.add_argument(
         "--revision", default="", help="commit or folder of ours, to stand beside this tree; the last tag by default"
@@ -39,7 +42,7 @@ def main() -> None:
     options: dict[str, Any] = {"device": asked.device, "out": asked.out}
     if asked.task in ALONE:
         if asked.task == "device":  # where git cannot tell it
-            options["revision"] = asked.revision or None
+            options |= {"revision": asked.revision or None, "nearest_only": asked.nearest_only}
         import_module(f"benchmarks.{asked.task}").main_table(**options)
         return
     peers = None if asked.peers is None else [name.strip() for name in asked.peers.split(",") if name.strip()]

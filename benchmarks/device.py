@@ -6,7 +6,7 @@ a plain copy reaches in the same run. Several sets of inputs, together larger th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,32 +101,45 @@ def shared_enforcements(case: Case) -> dict[str, Enforce]:
     }
 
 
-def main_table(device: str = "cuda", out: Path | None = None, revision: str | None = None) -> dict[str, Any]:
-    """Run, print the table, write JSON to `out` if given, and return the data; `revision` where git cannot tell it."""
+def main_table(
+    device: str = "cuda", out: Path | None = None, revision: str | None = None, nearest_only: bool = False
+) -> dict[str, Any]:
+    """Run, print the table, write JSON to `out` if given, and return the data.
+
+    Args:
+        device: A GPU.
+        out: Where to write the figures after every row: a run that is cut short keeps what it has.
+        revision: Where git cannot tell it.
+        nearest_only: Whether only the nearest point is timed, with the closed form beside it at the same sizes.
+    """
     bandwidth = timing.copy_bandwidth(device, megabytes=1024)
     stamp = environment(device, 0)
     rows: list[dict[str, Any]] = []
     result = {"environment": stamp | ({"revision": revision} if revision else {}), "copy_bytes_per_ms": bandwidth,
               "rows": rows}  # fmt: skip
-
-    def keep(row: dict[str, Any]) -> None:
+    for row in _rows(bandwidth, device, nearest_only):
         rows.append(row)
         print(table_text(COLUMNS, [[row.get(column) for column in COLUMNS]]).splitlines()[-1], flush=True)
-        if out is not None:  # after every row: a run that is cut short keeps what it has
+        if out is not None:
             write_json(out, result, indent=1)
+    return result
 
+
+def _rows(bandwidth: float, device: str, nearest_only: bool) -> Iterator[dict[str, Any]]:
+    """The rows of the table, one after the other."""
     closed, nearest = hn.functional.enforce_affine, hn.functional.project_affine
-    for shape, target in TARGETS.items():
-        keep(measure("closed form", closed, Size(*shape), torch.float32, bandwidth, target))
+    for shape in NEAREST if nearest_only else TARGETS:
+        yield measure("closed form", closed, Size(*shape), torch.float32, bandwidth, TARGETS.get(shape))
     for shape, target in NEAREST.items():
-        keep(measure("nearest point", nearest, Size(*shape), torch.float32, bandwidth, target))
-    keep(boxed(bandwidth))
+        yield measure("nearest point", nearest, Size(*shape), torch.float32, bandwidth, target)
+    yield boxed(bandwidth)
+    for name, enforce in (("closed form", closed), ("nearest point", nearest)):
+        yield eager(name, enforce, Size(1000, 2, 2))
+    if nearest_only:
+        return
     for shape in SHARED:
         size = Size(*shape, shared=True)
         for name, enforce in shared_enforcements(large_problem(size._replace(B=1), device, torch.float32)).items():
-            keep(measure(name, enforce, size, torch.float32, bandwidth, None))
-    for name, enforce in (("closed form", closed), ("nearest point", nearest)):
-        keep(eager(name, enforce, Size(1000, 2, 2)))
+            yield measure(name, enforce, size, torch.float32, bandwidth, None)
     for shape in TARGETS:
-        keep(measure("closed form", closed, Size(*shape), torch.float64, bandwidth, None))
-    return result
+        yield measure("closed form", closed, Size(*shape), torch.float64, bandwidth, None)
