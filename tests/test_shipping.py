@@ -136,5 +136,9 @@ def test_an_iteration_without_a_fixed_program_is_not_exported():
 @pytest.mark.parametrize("name", [name for name in ITERATING if name != "quadratic"])  # tests/functional compiles that
 def test_what_iterates_compiles(name):
     model, x = hn.HardNet(network().double(), ITERATING[name]()), draw(3, 4)
-    compiled = torch.compile(model, backend="aot_eager")
-    assert torch.allclose(compiled(x), model(x), atol=1e-12)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    y, expected = compiled(x), model(x)
+    assert torch.allclose(y, expected, atol=1e-12)
+    weight = model.net[0].weight
+    found, known = (torch.autograd.grad(part.square().sum(), weight)[0] for part in (y, expected))
+    assert torch.allclose(found, known, atol=1e-9)
