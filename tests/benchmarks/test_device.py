@@ -56,6 +56,8 @@ def test_the_run_writes_every_row(on_cpu, monkeypatch, tmp_path, capsys):
     assert json.loads((tmp_path / "device.json").read_text())["rows"] == result["rows"]
     assert result["environment"]["revision"] == "abc"
     names = [row["what"] for row in result["rows"]]
-    assert names == ["closed form", "nearest point", "a box and one equality", device.KEPT, device.PRODUCTS,
-                     "closed form, eager", "nearest point, eager", "closed form"]  # fmt: skip
+    few = ["closed form", "nearest point", "a box and one equality", "closed form, eager", "nearest point, eager"]
+    assert names == [*few, device.KEPT, device.PRODUCTS, "closed form"]
     assert capsys.readouterr().out.count("\n") == len(names)
+    alone = device.main_table("cpu", nearest_only=True)
+    assert [row["what"] for row in alone["rows"]] == few
