@@ -46,6 +46,8 @@ POLISH = 4
 """Passes of the last retraction in a fixed program: it starts within `COARSE` of the set, where steps are quadratic."""
 RESTARTS = 2
 """Other starts for samples whose rows do not hold after the first."""
+KKT_ROUNDINGS = 64
+"""Roundings of the terms of ``J'dual`` by which the KKT conditions may be missed beside the tolerance."""
 SLOW = 0.15
 """A full step near a regular point leaves less than this part of the violation; a cusp or a double root more."""
 DEPENDENT = 1e-10
@@ -55,7 +57,8 @@ DEPENDENT = 1e-10
 class NonlinearStatus(IntEnum):
     """How one sample ended (stored as int8).
 
-    OK: the rows hold to the tolerance and, for the nearest point, the KKT conditions too. FEASIBLE_ONLY: the rows
+    OK: the rows hold to the tolerance and, for the nearest point, the KKT conditions too, to the same tolerance of
+    ``1 + |y - raw|`` and 64 roundings of the terms of ``J'dual``. FEASIBLE_ONLY: the rows
     hold, the KKT conditions do not. NOT_CONVERGED: the rows do not hold. INFEASIBLE_LOCAL: nor can any small move
     reduce their violation. DEGENERATE: the rows hold, but gradients of active rows are dependent, or the point is not
     isolated. INVALID: NaN or infinite numbers, or lower > upper.
@@ -338,7 +341,8 @@ def _judged(
     gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
     slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
     residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
-    optimal = settled & (residual <= max(100 * tolerance, 1e-12))
+    terms = product(at.jacobian.abs().mT, dual.abs()).amax(-1) / size  # what is added up: rounding is relative to it
+    optimal = settled & (residual <= tolerance + KKT_ROUNDINGS * torch.finfo(y.dtype).eps * terms)
     flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
     weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
     found = _status(y, dual, error, ratio, tolerance, optimal, weak)

@@ -20,8 +20,8 @@ from hardnet.solvers.nonlinear_search import SUFFICIENT, Pace, choose, run, shor
 from hardnet.solvers.nonlinear_step import solve_step
 from hardnet.solvers.small import product
 
-SMALL_STEP = 1e-9
-"""A step of this part of the sample's size is the last one: what remains is about its square."""
+SMALL_STEP = 3e-11
+"""A step of this part of the sample's size is the last one: what remains is at most as much, mostly its square."""
 DISTANT = 1e-3
 """What the distance to raw adds to the size of a sample: where y is near 0 it is all there is."""
 SHORTEST = 2.0**-12
