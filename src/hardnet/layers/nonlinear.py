@@ -68,8 +68,9 @@ class NonlinearLayer(Layer):
         if start is not None and n is not None and len(start) != n:
             raise ShapeError(sentence("start", f"{n} numbers, one per output", len(start)))
         if self.options.mode == "retract" and self.options.gradient == "exact":
+            why = "'exact', which no end point of a retraction knows: it depends on the whole way there"
             remedy = "use mode='nearest', or gradient='projector'"
-            raise OptionError(sentence("gradient", "'auto' or 'projector' for a retraction", "'exact'", remedy))
+            raise OptionError(sentence("gradient", "'auto' or 'projector' for a retraction", why, remedy))
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
