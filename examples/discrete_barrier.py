@@ -1,8 +1,8 @@
 """A control barrier row that is not affine in the control: a robot that turns and moves within one time step.
 
-The next position is ``p + step v (cos(angle + step w), sin(angle + step w))`` for a speed v and a turning rate w, so that
-``h(next) >= (1 - decay) h(p)`` with ``h = |p|^2 - 1`` bends in both. A controller that heads straight for the goal behind
-the disc is moved, at each step, to the nearest control that keeps the row and the limits of v and w.
+The next position is ``p + step v (cos(angle + step w), sin(angle + step w))`` for a speed v and a turning rate w, so
+that ``h(next) >= (1 - decay) h(p)`` with ``h = |p|^2 - 1`` bends in both. A controller that heads straight for the goal
+behind the disc is moved, at each step, to the nearest control that keeps the row and the limits of v and w.
 """
 
 import torch
