@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import structure_of
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.costs import recorded
 from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import row_condition
 from hardnet.layers.registry import LAYERS
@@ -69,7 +70,16 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
     reasons[method] = f"chosen: {why}"
     if method == "projection" and reasons["aff"].startswith("possible"):
         reasons["aff"] = "possible, and faster; it may move outputs by cond(A) times the violation; guarantee: exact"
+        cost = _recorded_cost(constraint)
+        reasons[method] = f"{reasons[method]}; {cost}" if cost else reasons[method]
     return Explanation(method, reasons)
+
+
+def _recorded_cost(constraint: ConstraintSet) -> str | None:
+    """What both methods were recorded to cost near the size of a constant set, on its class of device."""
+    like = constraint.origin()
+    A = None if like is None else constraint.fixed_matrix(like)
+    return None if A is None else recorded(A.device.type, A.shape[-1], A.shape[-2])
 
 
 def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **options: Any) -> Layer:
