@@ -86,6 +86,13 @@ def test_controls_after_the_layer_give_a_feasible_dispatch(flow):
     assert raw.grad.any()
 
 
+def test_controls_far_outside_their_bounds_are_brought_back(flow):
+    x = flow.inputs(flow.test[:2])
+    raw = flow.grid.chosen(flow.grid.nominal) + torch.tensor([[10.0], [-10.0]], dtype=torch.float64)
+    u = hn.layers.NonlinearLayer(flow.constraint, mode="retract")(raw, x)
+    assert max(part.max().item() for part in flow.residuals(u, x)) <= 1e-8
+
+
 @pytest.mark.parametrize("case", ["case9", "case57", "case118"])
 def test_recorded_optima_say_what_made_them(case):
     folder = resources.files("hardnet.problems.suites") / "data"

@@ -72,7 +72,11 @@ class Balance(nn.Module):
 
 
 class Following(nn.Module):
-    """What follows from the controls and has bounds, or its derivative, as a function of controls and loads."""
+    """What follows from the controls and has bounds, or its derivative, as a function of controls and loads.
+
+    Controls beyond their bounds count as at them: far outside the power flow has no solution, and the layer, whose
+    iterates keep the bounds, asks for the rows of the raw output too.
+    """
 
     def __init__(self, grid: Grid, *, slopes: bool = False) -> None:
         super().__init__()
@@ -81,6 +85,7 @@ class Following(nn.Module):
     def forward(self, u: Tensor, x: Tensor) -> Tensor:
         """``(*batch, rows)``, or ``(*batch, rows, controls)``."""
         grid = self.grid
+        u = torch.minimum(torch.maximum(u, grid.chosen(grid.lower)), grid.chosen(grid.upper))
         return grid.following_slopes(u, x) if self.slopes else grid.follows(grid.complete(u, x))
 
 
