@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.solvers.problem import CERTAIN, standard_form
 from hardnet.solvers.projection import project_affine
 from tests.campaign import run_round
 
@@ -46,3 +47,23 @@ def test_the_correction_of_a_sample_does_not_depend_on_its_mates():
     for index in (0, 7, 39):
         alone = project_affine(raw[index : index + 1], A[index : index + 1], None, upper[index : index + 1]).y
         assert torch.equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_look_finds_what_the_terms_of_every_row_say(shared):
+    """Rows are added up only where ``|a'y|`` does not decide: the answer is that of all rows."""
+    random = torch.Generator().manual_seed(0)
+    A = torch.randn(8, 16, generator=random, dtype=torch.float64)
+    A = A if shared else A + torch.randn(50, 8, 16, generator=random, dtype=torch.float64)
+    y = torch.randn(50, 16, generator=random, dtype=torch.float64)
+    product = (A @ y.unsqueeze(-1)).squeeze(-1)
+    terms = (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
+    violated = CERTAIN * terms * torch.linspace(-1, 3, 50, dtype=torch.float64).unsqueeze(-1)  # none, some, all
+    problem = standard_form(y, A, torch.full_like(product, -torch.inf), product - violated)
+    expected = (product - problem.upper - CERTAIN * terms).amax(-1).clamp_min(0)
+    found = problem.beyond(y, product)
+    assert (found > 0).any()
+    assert (found == 0).any()
+    # both add up n terms: each sum is off by at most n roundings of itself, times CERTAIN
+    rounding = 32 * torch.finfo(torch.float64).eps * CERTAIN * terms.amax(-1)
+    assert ((found - expected).abs() <= rounding).all()
