@@ -385,3 +385,11 @@ def test_balls_and_quadratics_stand_beside_nonlinear_rows():
     grads = [torch.autograd.grad(own(raw, x).square().sum(), (raw, x)) for own in (layer, other)]
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_a_refused_step_goes_on_along_the_plain_projection():
+    """Energy of an orbit in a box: here no length of the step with the Hessian lowers the merit."""
+    orbit = lambda y, x: y[..., 2:].square().sum(-1, keepdim=True) / 2 - 1 / y[..., :2].square().sum(-1, True).sqrt()
+    layer = NonlinearLayer(hn.Nonlinear(orbit, dim=4, lower=-0.5, upper=-0.5) & hn.Box([-2.0] * 4, [2.0] * 4))
+    raw = real([[-0.1632, -0.6829, 0.1206, -0.0427], [0.5, -0.3, 0.2, 0.4]])
+    assert (layer.solve(raw).status == Status.OK).all()

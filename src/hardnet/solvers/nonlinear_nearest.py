@@ -188,7 +188,8 @@ def _stay(
     going = now.going
     if look:
         length, shift, tried = now.length, now.shift, now.tried
-        ended = (accepted & last) | ~accepted
+        bent = torch.zeros_like(going) if now.hessian is None else (now.hessian != 0).flatten(1).any(-1)
+        ended = (accepted & last) | ~(accepted | bent)
     else:
         tried = going & ~accepted & (now.length == 1) & ~now.tried
         shift = _corrections(rows, now, moved.value, tried)
@@ -196,6 +197,8 @@ def _stay(
         tried = tried | (now.tried & ~accepted)
         ended = (accepted & last) | (length < SHORTEST)
     hessian = None if now.hessian is None else choose(accepted, moved.hessian, now.hessian)  # pyright: ignore[reportArgumentType]
+    if look and hessian is not None:  # no length was accepted: once more along the plain projection, which descends
+        hessian = choose(going & ~accepted, torch.zeros_like(hessian), hessian)
     return State(
         going=going & ~ended,
         y=choose(accepted, moved.y, now.y),
