@@ -40,8 +40,8 @@ SUITE = Suite(
     "those of the whole dispatch in units of base power. Loads follow DC3's distribution in draws of our own, so that "
     "DC3's published row compares in relative terms alone.",
     (
-        _case("case9", 9, 1200, 100, 2),
-        _case("case57", 57, 2000, 150, 1),
+        _case("case9", 9, 1200, 60, 2),
+        _case("case57", 57, 2000, 25, 0),
         _case("case118", 118, 400, 100, 0),
     ),
     (
