@@ -83,3 +83,31 @@ def test_several_models_have_their_paths_and_hooks_are_removed():
 def test_only_every_few_steps_are_looked_at():
     with pytest.raises(hn.errors.OptionError, match="every_n_steps"):
         ConstraintMonitor(every_n_steps=0)
+
+
+HALF = {"bf16-mixed": torch.float32, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+
+@pytest.mark.parametrize(("method", "moving"), [("aff", True), ("projection", False)])
+@pytest.mark.parametrize("precision", HALF)
+def test_fabric_keeps_the_rows_in_half_precision(precision, method, moving):
+    """Weights and x in half types beside float32 constants: enforced in float32, y in the dtype of the network."""
+    fabric = pytest.importorskip("lightning_fabric").Fabric(accelerator="cpu", devices=1, precision=precision)
+    A = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    rows = hn.Affine((lambda x: x[..., :1, None] + A) if moving else A, upper=torch.ones(2))
+    model = hn.HardNet(torch.nn.Linear(3, 4), rows, method=method)
+    wrapped, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = 3 * torch.randn(16, 3, generator=torch.Generator().manual_seed(2))
+    before = [weight.detach().clone() for weight in model.parameters()]
+    y = wrapped(x)
+    fabric.backward((y.float() - 3).square().mean())
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert y.isfinite().all()
+    half = {"bf16-mixed": x, "bf16-true": x.bfloat16(), "16-true": x.half()}[precision]
+    with fabric.autocast(), torch.no_grad():
+        own = model(half)
+    assert own.dtype == HALF[precision]
+    certificate = hn.check(model.constraint, own, half)
+    assert certificate.ok, certificate
+    assert own.abs().max() > 0.5
