@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet import errors
+from hardnet import SecondOrderCone, errors
 from hardnet.functional import conic as functional
 from hardnet.functional import conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
@@ -110,6 +110,12 @@ def test_without_an_answer_a_sample_is_nan_alone_and_its_gradient_zero(monkeypat
     assert status.tolist()[0] == Status.SOLVED
     assert status.tolist()[1] in (Status.INFEASIBLE, Status.NOT_CONVERGED)
     assert status.tolist()[2] == Status.INVALID
+
+
+def test_a_curved_set_tells_the_status_of_each_sample():
+    found = SecondOrderCone(torch.eye(2, dtype=D), [0.0, 0.0], [0.0, 0.0], 1.0).solve(3 * draw(5, 2))
+    assert found.status.tolist() == [Status.SOLVED] * 5
+    assert torch.linalg.vector_norm(found.y, dim=-1).max().item() <= 1 + 16 * EPS
 
 
 def test_an_error_is_refused_inside_a_capture(monkeypatch):

@@ -66,7 +66,7 @@ def project_intersection(
     if mode() in GRAPHS:  # which raise nothing
         return project_compiled(_spread(raw, batch), flat, kinds, tolerance).reshape(*batch, raw.shape[-1])
     if on_infeasible == "raise" and not may_wait():
-        remedy = "use 'auto' or 'nan', and layer.solve for the status"
+        remedy = "use 'auto' or 'nan', and constraint.solve for the status"
         raise OptionError(sentence("on_infeasible", "no error inside a capture", "'raise'", remedy))
     looks = may_look(raw) or on_infeasible == "raise"
     y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, looks, *flat)

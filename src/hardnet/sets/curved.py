@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import EMPTY
+from hardnet.functional.conic import solve_intersection
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.conic import project_intersection
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Solution, Status
 
 
 class CurvedSet(ConstraintSet):
@@ -28,6 +29,10 @@ class CurvedSet(ConstraintSet):
     def row_count(self, numbers: Any, like: Tensor) -> int:
         """One row."""
         return 1
+
+    def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
+        """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""
+        return solve_intersection(raw, [self.block(self.numbers(x, raw))], tolerance=tolerance)
 
     def _require_nonempty(self) -> None:
         """Refuse an empty set at construction, where every number is a constant without batch dimensions."""
