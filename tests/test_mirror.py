@@ -27,7 +27,7 @@ ELSEWHERE = {
     "functional/test_affine_strict.py": "functional/strict",
     "functional/test_box_rows.py": "functional/box_rows_gradient",
     "functional/test_cones.py": "functional/curved solvers/cones",
-    "functional/test_intersection.py": "functional/conic functional/conic_gradient functional/conic_operator",
+    "functional/test_intersection.py": "functional/conic functional/conic_gradient",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_gradient solvers/nonlinear_kkt",
     "functional/test_polyhedron.py": "functional/samples",

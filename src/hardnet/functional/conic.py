@@ -1,6 +1,6 @@
 """The exact projection onto any intersection of blocks, and what happens to samples that have no answer.
 
-Eager code calls the solver in a function of autograd, compiled code as one operator (`conic_operator`); both have the
+Eager code calls the solver in a function of autograd, compiled code as one operator; both have the
 derivative of `conic_gradient`. Called by curved sets and their intersections.
 """
 
@@ -23,8 +23,7 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
-from hardnet.functional.conic_gradient import cotangents
-from hardnet.functional.conic_operator import project_compiled
+from hardnet.functional.conic_gradient import cotangents, project_compiled
 from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.shapes import broadcast_batch, require_float, require_like

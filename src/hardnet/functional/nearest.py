@@ -3,7 +3,7 @@
 box alone                       clamp                         `functional.box`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
 up to 4 rows                    a fixed program               here, by kernels or `functional.nearest_formulas`
-constant rows, many of them     with shared factors           `functional.shared_rows`
+constant rows, many of them     with shared factors           `solvers.shared_rows`
 anything else                   the general solver            `functional.polyhedron`
 
 For few rows, with J the active ones (those with a multiplier, and every equality) and g the cotangent of y,
@@ -31,12 +31,12 @@ from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.samples import CHOICES, Gradient, check_options
-from hardnet.functional.shared_rows import LEAST_ROWS
 from hardnet.kernels.cpu import nearest as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.kernels.limits import MOST_BOX_ROWS, MOST_FEW_ROWS
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
 from hardnet.rows import Batch, BoxedRows, take_rows, times
+from hardnet.solvers.shared_choice import LEAST_ROWS
 from hardnet.solvers.solution import Status
 
 

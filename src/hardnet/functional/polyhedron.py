@@ -33,10 +33,10 @@ from hardnet.functional.samples import (
     raise_infeasible,
     warn_not_converged,
 )
-from hardnet.functional.shared_rows import LEAST_ROWS, rows_for
 from hardnet.modes import HALF, may_look, mode, narrow, outside_compiler
 from hardnet.shapes import check_affine
 from hardnet.solvers.projection import flatten, solve
+from hardnet.solvers.shared_choice import LEAST_ROWS, rows_for
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, OptionError, sentence
 from hardnet.functional import project_affine, project_rows
-from hardnet.functional.shared_rows import LEAST_ROWS, prepare_rows
 from hardnet.kernels.limits import MOST_BOX_ROWS
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import known_equalities
@@ -19,6 +18,7 @@ from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, look_or_nan, mode
 from hardnet.rows import BoxedRows
 from hardnet.sets.base import ConstraintSet
+from hardnet.solvers.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.shared_factor import SharedRows
 
 

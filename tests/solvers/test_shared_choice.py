@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.functional import shared_rows
-from hardnet.functional.shared_rows import prepare_rows
+from hardnet.solvers import shared_choice
+from hardnet.solvers.shared_choice import prepare_rows
 from tests.solvers.families import F64, draw
 from tests.solvers.test_shared_rows import boxed, programs
 
@@ -22,7 +22,7 @@ def of_each(A, raw):
 def counted(monkeypatch):
     """How many calls took shared factors."""
     calls = []
-    plain = shared_rows.rows_for
+    plain = shared_choice.rows_for
 
     def rows_for(*arguments):
         found = plain(*arguments)

@@ -1,7 +1,8 @@
 """Constant rows, many of them: when their factors are shared by all samples, and how they are made.
 
-The solver is `hardnet.solvers.shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and
+The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and
 the active sets of all samples are found in batches. A layer keeps the factors; a bare call makes them where that pays.
+Called by `hardnet.functional.polyhedron` and the layer `projection`.
 """
 
 from __future__ import annotations
