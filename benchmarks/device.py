@@ -80,7 +80,8 @@ def boxed(bandwidth: float) -> dict[str, Any]:
     project = lambda raw: hn.functional.project_box_rows(raw, ones, total, total, 0.0, 1.0)
     sets = [[torch.randn(batch, n, device="cuda")] for _ in range(MOST_SETS)]
     taken, floor = timing.replay_time(project, sets), 2 * batch * n * 4 / bandwidth
-    return {"what": "a box and one equality", "dtype": "float32", "B": batch, "n": n, "m": 1, "shared": True,
+    return {"what": "a box and one equality", "dtype": "float32", "B": batch, "n": n, "m": 1,
+            "equalities": 1, "shared": True,
             "forward_ms": taken, "forward_floor_ms": floor, "forward_multiple": taken / floor,
             "forward_target": BOXED_TARGET}  # fmt: skip
 
