@@ -24,10 +24,10 @@ def moving():
     return hn.Affine(matrix_of, upper=bound_of)
 
 
-@pytest.mark.parametrize("constraint", [constant, moving])
-def test_onnx_model_enforces(constraint, tmp_path):
+@pytest.mark.parametrize(("constraint", "method"), [(constant, "auto"), (moving, "auto"), (constant, "cdgm")])
+def test_onnx_model_enforces(constraint, method, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model, x = hn.HardNet(network(), constraint()).eval(), draw(16, 4).float()
+    model, x = hn.HardNet(network(), constraint(), method=method).eval(), draw(16, 4).float()
     program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
     program.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

@@ -112,18 +112,23 @@ class CDGM(TableLayer):
     def _infeasible(self, constants: Tensor) -> Tensor:
         """Whether C(x) is empty, ``(*batch)``: whether a row that has lost all its variables fails."""
         unmet = unmet_conditions(self.condition_mix, self.condition_equality, constants, self._tolerance())
-        return unmet.any(dim=-1)
+        return _any(unmet)
 
     def _undefined(self, constants: Tensor) -> Tensor:
         """Whether some bound is NaN, or infinite on the side that no y satisfies, ``(*batch)``."""
         undefined = constants.isnan() | (constants == -torch.inf)
         equal = constants[..., constants.shape[-1] - len(self.equal) :]
-        return undefined.any(dim=-1) | equal.isinf().any(dim=-1)
+        return _any(undefined) | _any(equal.isinf())
 
     def _tolerance(self) -> float:
         """Relative rounding of a derived constant in the dtype of the set."""
         like = self.constraint.origin()
         return ROUNDINGS * torch.finfo(torch.float64 if like is None else like.dtype).eps
+
+
+def _any(found: Tensor) -> Tensor:
+    """``any`` over the last dimension, False where that is empty: ONNX Runtime calls that case true."""
+    return found.any(dim=-1) if found.shape[-1] else found.new_zeros(found.shape[:-1], dtype=torch.bool)
 
 
 def _constants(rows: AffineRows, above: Tensor, below: Tensor, equal: Tensor) -> Tensor:
