@@ -80,9 +80,9 @@ class Page:
 
     def __init__(self, browser, address, tab=""):
         self.browser, self.address = browser, address
+        browser.get("about:blank")  # first, so that an earlier page says nothing more
         for log in ("browser", "performance"):
             browser.get_log(log)  # what earlier pages said
-        browser.get("about:blank")
         browser.get(f"{address}/index.html{tab}")
 
     def run(self, script, *arguments):
