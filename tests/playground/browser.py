@@ -1,6 +1,7 @@
 """The system's Chromium in front of the playground, served from a folder on this machine."""
 
 import json
+import time
 import shutil
 import threading
 from functools import partial
@@ -84,6 +85,14 @@ class Page:
         for log in ("browser", "performance"):
             browser.get_log(log)  # what earlier pages said
         browser.get(f"{address}/index.html{tab}")
+        self._await_program()
+
+    def _await_program(self, seconds=30):
+        """Wait until the scripts of the page have written its program: loading them is not part of loading the page."""
+        end = time.monotonic() + seconds
+        while not self.text("program").strip():
+            assert time.monotonic() < end, "the page wrote no program"
+            time.sleep(0.05)
 
     def run(self, script, *arguments):
         """The value of a script, awaited."""
