@@ -1,9 +1,9 @@
 """The system's Chromium in front of the playground, served from a folder on this machine."""
 
 import json
-import time
 import shutil
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
