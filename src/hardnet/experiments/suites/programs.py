@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hardnet.experiments.optimal import optimal_programs
-from hardnet.experiments.recipes import Recipe
+from hardnet.experiments.recipes import PROGRAM_NETWORK, PROGRAM_SETTINGS, Recipe
 from hardnet.experiments.suites.base import METHODS
 from hardnet.experiments.suites.convex import solve_convex
 from hardnet.experiments.suites.interior import solve_interior
-from hardnet.problems import Hidden
 
-_SETTINGS = {
-    "displacement": 0.1,
-    "learning_rate": 2e-3,
-    "schedule": "cosine",
-    "weight_decay": 0.1,
-    "batch_size": 512,
-    "warm_epochs": 0,
-}
 _CHOSEN = (
     "Settings of an earlier study that compared them on test rows of these programs; the initial weights were chosen "
     "on validation rows, and the runs of this table selected nothing."
@@ -27,13 +18,13 @@ _CHOSEN_LARGE = "The better of two learning rates, two dropouts and two displace
 WIDE = Recipe(
     "wide",
     METHODS,
-    Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False),
-    _SETTINGS,
+    PROGRAM_NETWORK,
+    PROGRAM_SETTINGS,
     epochs=100,
     chosen=_CHOSEN,
     label="",
 )
-"""For 100 variables: the solution map is piecewise affine, so a linear path stands beside a wide network."""
+"""For 100 variables."""
 LONGER = replace(
     WIDE,
     name="longer",
@@ -45,14 +36,12 @@ LONGER = replace(
 """The same network with more time."""
 SWEEP = replace(WIDE, methods=("dc3", "projection"))
 """For the sweeps over sizes."""
-WIDER = Recipe(
-    "wide",
-    METHODS,
-    Hidden((4096, 4096), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False),
-    _SETTINGS | {"learning_rate": 1e-3},
+WIDER = replace(
+    WIDE,
+    hidden=replace(PROGRAM_NETWORK, sizes=(4096, 4096)),
+    settings=PROGRAM_SETTINGS | {"learning_rate": 1e-3},
     epochs=24,
     chosen=_CHOSEN_LARGE,
-    label="",
 )
 """For 1000 variables."""
 
