@@ -119,18 +119,19 @@ def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
 def choose(scaled: Scaled, rounding: float) -> Chosen:
     """The active rows: those with a multiplier, and every equality."""
     raw, rows, lower, upper, _, _ = scaled
-    terms = rows.abs().sum(-1).amax(-1, keepdim=True) * raw.abs().amax(-1, keepdim=True)
+    length = rows.abs().sum(-1)
+    terms = length.amax(-1, keepdim=True) * raw.abs().amax(-1, keepdim=True)
     bounds = (finite_size(lower) + finite_size(upper)).amax(-1, keepdim=True)
     noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds
     small = coordinates(rows)
     dual, empty = solve(small, (small * small).sum(-1), times(rows, raw), lower, upper, noise, slack)
-    dual = torch.where(empty | _holds_its_row(dual, rows, raw, lower, upper), dual, 0.0)
+    dual = torch.where(empty | _holds_its_row(dual, length, scaled), dual, 0.0)
     return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
 
 
-def _holds_its_row(dual: Tensor, rows: Tensor, raw: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Whether a multiplier moves its row by more than rounding of what the row adds up: ``(B, m)``."""
-    length = rows.abs().sum(-1)
+def _holds_its_row(dual: Tensor, length: Tensor, scaled: Scaled) -> Tensor:
+    """Whether a multiplier moves its row, of `length` ``|a|_1``, by more than rounding of its terms: ``(B, m)``."""
+    raw, rows, lower, upper, _, _ = scaled
     size = (raw - (rows * dual.unsqueeze(-1)).sum(-2)).abs().amax(-1, keepdim=True)
     return dual.abs() * length * length > TOUCHES * (length * size + finite_size(lower) + finite_size(upper))
 

@@ -104,7 +104,7 @@ class ConstraintSet(Arguments):
 
     def level(self, numbers: Any, y: Tensor) -> Tensor:
         """The set as ``level <= 0``, ``(*batch, rows)``, twice differentiable in y; only where `smooth` is True."""
-        raise NotImplementedError
+        raise UnsupportedSetError(f"{type(self).__name__} has no description by smooth functions")
 
     def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
         """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""

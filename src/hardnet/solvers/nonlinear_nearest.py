@@ -16,7 +16,7 @@ from torch import Tensor
 from hardnet.solvers.nonlinear_direction import DENSE, direction, first_multipliers
 from hardnet.solvers.nonlinear_retract import elastic_rows, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import SUFFICIENT, Pace, choose, run, shorten
+from hardnet.solvers.nonlinear_search import EVERY_PASS, SUFFICIENT, Pace, choose, run, shorten
 from hardnet.solvers.nonlinear_step import solve_step
 from hardnet.solvers.small import product
 
@@ -91,7 +91,7 @@ def approach(
     *,
     iterations: int = 100,
     going: Tensor | None = None,
-    pace: Pace = Pace(),  # noqa: B008
+    pace: Pace = EVERY_PASS,
 ) -> Nearest:
     """Iterate from y ``(B, n)``, on or near the set; each sample stops by itself.
 

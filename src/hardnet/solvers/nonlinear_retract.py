@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows, Traced
-from hardnet.solvers.nonlinear_search import SUFFICIENT, Pace, choose, run, shorten
+from hardnet.solvers.nonlinear_search import EVERY_PASS, SUFFICIENT, Pace, choose, run, shorten
 from hardnet.solvers.nonlinear_step import solve_step
 from hardnet.solvers.small import product
 
@@ -148,7 +148,7 @@ def retract(
     unit: bool = True,
     at: Derivatives | None = None,
     going: Tensor | None = None,
-    pace: Pace = Pace(),  # noqa: B008
+    pace: Pace = EVERY_PASS,
 ) -> Retracted:
     """Iterate from y ``(B, n)``, which satisfies the affine rows; each sample stops by itself.
 

@@ -33,6 +33,10 @@ class Pace(NamedTuple):
     free: bool = True
 
 
+EVERY_PASS = Pace()
+"""A look in every pass, as on a CPU."""
+
+
 def run(
     rows: Rows,
     state: Any,

@@ -11,6 +11,7 @@ the whole dispatch. Loads are drawn by DC3's distribution from a stream of our o
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -153,9 +154,9 @@ class Dispatch(SuiteProblem):
         own = self.grid.load[self.varied]
         return (x[..., self.varied] / own - 1) / SPREAD
 
+    @abstractmethod
     def dispatch(self, y: Tensor, x: Tensor) -> Tensor:
         """The whole dispatch of an output."""
-        raise NotImplementedError
 
     def value(self, y: Tensor, x: Tensor) -> Tensor:
         """The price of the dispatch, over the square of the base power, as DC3 gives it."""
