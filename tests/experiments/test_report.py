@@ -6,6 +6,7 @@ import re
 import pytest
 
 from hardnet.errors import FileError
+from hardnet.experiments import report, tables
 from hardnet.experiments.report import read_runs, write_report
 from tests.experiments.fabricated import result, write, write_runs
 
@@ -69,3 +70,10 @@ def test_a_broken_result_is_named(tmp_path):
     (tmp_path / "pwc" / "aff.json").write_text("{")
     with pytest.raises(FileError, match=r"aff\.json: not a readable JSON file"):
         write_report(tmp_path)
+
+
+def test_a_headline_stands_beside_a_published_number_or_not_at_all(page):
+    assert "class='card'" in page.read_text()
+    column = tables.Column("objective", ("objective",))
+    row = tables.Row("aff", "HardNet-Aff", {"objective": [1.0], "max_violation": [0.0]}, {})
+    assert report._card(tables.Table("own", (column,), (row,), None)) == ""

@@ -210,16 +210,16 @@ def _page(sections: Sequence[Section]) -> str:
 
 
 def _headlines(sections: Sequence[Section]) -> str:
-    """One card per table: what HardNet-Aff reached, and the paper."""
+    """One card per table of the paper: what HardNet-Aff reached, and what was published for it."""
     cards = "".join(_card(section.table) for section in sections if section.table)
     return f"<div class='cards'>{cards}</div>" if cards else ""
 
 
 def _card(table: tables.Table) -> str:
     row = next((row for row in table.rows if row.method == tables.OURS and row.metrics), None)
-    if row is None:
-        return ""
     first = table.columns[0]
+    if row is None or not tables.theirs(row, first):  # nothing was published for it: other problems and suites
+        return ""
     violation = statistics.fmean(row.metrics["max_violation"])
     return (
         f"<div class='card'><b>{html.escape(table.title)}</b><span>{html.escape(tables.ours(row, first))}</span>"
