@@ -19,6 +19,10 @@ def test_promises_on_the_interpreter():
     interpret("box_cases", "compare_bad_samples('cpu'); compare_units('cpu'); compare_inside('cpu')")
 
 
+def test_short_numbers_on_the_interpreter():
+    interpret("box_cases", "compare_short_numbers('cpu', 2)")
+
+
 def test_the_interpreter_is_not_taken_for_a_device():
     assert not gpu.takes_box(flatten(*box_family("plain", 3, 1, 4))[1])
 
@@ -31,6 +35,7 @@ def test_agrees_with_plain_torch_on_a_device():
     box_cases.compare_bad_samples("cuda")
     box_cases.compare_units("cuda")
     box_cases.compare_inside("cuda")
+    box_cases.compare_short_numbers("cuda", 60)
 
 
 @pytest.mark.gpu

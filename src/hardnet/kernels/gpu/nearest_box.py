@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hardnet.kernels.gpu.nearest_box_short import settle
+
 PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and those before every third halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
@@ -103,6 +105,26 @@ def forward(
     `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all.
     """
     sample = tl.program_id(0).to(tl.int64)
+    settled = tl.full([], 0, tl.int32)
+    if ANSWER_ONLY and y.dtype.element_ty == tl.float32:
+        settled = settle(
+            y, raw, A, lower, upper, low, high, sample, n, BLOCK=BLOCK, ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW,
+            HIGH=HIGH,
+        )  # fmt: skip
+    if settled == 0:
+        _careful(
+            y, place, dual, side, status, residual, raw, A, lower, upper, low, high, sample, n, rounding, BLOCK=BLOCK,
+            ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW, HIGH=HIGH, ANSWER_ONLY=ANSWER_ONLY,
+        )  # fmt: skip
+
+
+@triton.jit
+def _careful(
+    y, place, dual, side, status, residual, raw, A, lower, upper, low, high, sample, n, rounding,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ANSWER_ONLY: tl.constexpr,
+):  # fmt: skip
+    """One sample in float64."""
     columns = tl.arange(0, BLOCK)
     mask = columns < n
     start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
@@ -174,15 +196,14 @@ def forward(
     rounded = answer.to(y.dtype.element_ty)
     held = _every(tl.abs(rounded) < float("inf"))  # a short dtype may not hold it
     tl.store(y + sample * n + columns, tl.where((ended == SOLVED) & held, rounded, float("nan")), mask=mask)
-    if ANSWER_ONLY:
-        return
-    code = tl.where(p > most, 1, 0) - tl.where(p < least, 1, 0)
-    code = tl.where(least == most, 2, code)
-    tl.store(place + sample * n + columns, code.to(tl.int8), mask=mask)
-    direction = tl.where(t > 0.0, 1, tl.where(t < 0.0, -1, 0))
-    active = tl.where(weighed > STRICT * tl.maximum(far, weighed), direction, 0)
-    tl.store(side + sample, tl.where(under == over, 2, active).to(tl.int8))
-    witness = tl.where(phi > target, 1.0, -1.0).to(tl.float64)
-    tl.store(dual + sample, tl.where(empty, witness, t) * shrink)
-    tl.store(status + sample, ended.to(tl.int8))
-    tl.store(residual + sample, left)
+    if not ANSWER_ONLY:
+        code = tl.where(p > most, 1, 0) - tl.where(p < least, 1, 0)
+        code = tl.where(least == most, 2, code)
+        tl.store(place + sample * n + columns, code.to(tl.int8), mask=mask)
+        direction = tl.where(t > 0.0, 1, tl.where(t < 0.0, -1, 0))
+        active = tl.where(weighed > STRICT * tl.maximum(far, weighed), direction, 0)
+        tl.store(side + sample, tl.where(under == over, 2, active).to(tl.int8))
+        witness = tl.where(phi > target, 1.0, -1.0).to(tl.float64)
+        tl.store(dual + sample, tl.where(empty, witness, t) * shrink)
+        tl.store(status + sample, ended.to(tl.int8))
+        tl.store(residual + sample, left)

@@ -29,6 +29,15 @@ def _product(rows, i: tl.constexpr, j: tl.constexpr, d: tl.constexpr):
 
 
 @triton.jit
+def _inverse(number):
+    """``1 / number`` to a rounding or two, if float32 holds its size: sooner than a division in float64."""
+    guess = (1.0 / number.to(tl.float32)).to(tl.float64)
+    for _ in tl.static_range(2):
+        guess = tl.fma(guess, tl.fma(-number, guess, 1.0), guess)
+    return guess
+
+
+@triton.jit
 def _measure(rows, square, i: tl.constexpr, d: tl.constexpr, pinned: tl.constexpr):
     """The inverse square of what is left of row i, and whether that is nothing."""
     own = _product(rows, i, i, d)
@@ -36,7 +45,7 @@ def _measure(rows, square, i: tl.constexpr, d: tl.constexpr, pinned: tl.constexp
         constant = own == own
     else:
         constant = own <= DEPENDENT * square[i]
-    return 1.0 / tl.where(constant, 1.0, own), constant
+    return _inverse(tl.where(constant, 1.0, own)), constant
 
 
 @triton.jit
@@ -167,7 +176,7 @@ def orthogonalise(rows, m: tl.constexpr, n: tl.constexpr):
             row = left
         own = _product(row, 0, 0, n)
         clear = own > DEPENDENT * square
-        inverse = inverse + (tl.where(clear, 1.0 / tl.where(clear, own, 1.0), 0.0),)
+        inverse = inverse + (tl.where(clear, _inverse(tl.where(clear, own, 1.0)), 0.0),)
         R = R + row
     return R, L, inverse
 
