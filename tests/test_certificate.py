@@ -269,7 +269,10 @@ class Memory(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_memory_beside_y_is_that_of_the_answer(dtype):
-    """The violations in float64, and blocks of a fixed size; twice that where what is allowed is written out."""
+    """Blocks of a fixed size where a box holds; the violations in float64 where they are asked for or not all zero.
+
+    Twice that where what is allowed is written out too.
+    """
     for samples, n in ((64, 100_000), (16_384, 400)):
         y = torch.full((samples, n), 0.5, dtype=dtype)
         constraint = hn.Box(0.0, 1.0) & hn.Affine(torch.ones(1, n, dtype=dtype), upper=0.5 * n)
@@ -277,9 +280,31 @@ def test_memory_beside_y_is_that_of_the_answer(dtype):
         with Memory() as memory:
             certificate = hn.check(constraint, y)
             assert certificate.ok
+            assert memory.most <= blocks
+            assert certificate.violation.shape == (samples, n + 1)
             assert memory.most <= 1.25 * answer + blocks
             assert len(certificate.by_name()) == n + 1
             assert memory.most <= 2.25 * answer + blocks
+
+
+@pytest.mark.parametrize("place", [(0, 0), (3, 70), (399, 699)])
+@pytest.mark.parametrize("bounds", ["one number", "per output", "per sample"])
+@pytest.mark.parametrize("value", [1.0 + 2e-16, 3.0, -torch.inf, torch.nan])
+def test_one_output_outside_its_box_is_seen_wherever_it_stands(place, bounds, value):
+    """All other outputs are at their bounds, in as many blocks as there may be."""
+    count, n = 400, 700
+    shape = {"one number": (), "per output": (n,), "per sample": (count, n)}[bounds]
+    limit = torch.ones(shape, dtype=D)
+    y = torch.ones(count, n, dtype=D)
+    constraint = hn.Box(limit, lambda x: x) if bounds == "per sample" else hn.Box(limit, limit)
+    assert hn.check(constraint, y, limit).exact_box.all()
+    y[place] = value
+    certificate = hn.check(constraint, y, limit)
+    outside = certificate.violation != 0
+    assert outside.nonzero().tolist() == [list(place)]
+    assert certificate.exact_box.logical_not().nonzero().flatten().tolist() == [place[0]]
+    assert certificate.satisfied[place[0]].item() is (value < 2 and value > 0)
+    assert certificate.max_violation == certificate.violation[place] or isnan(value)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -60,8 +60,12 @@ class Certificate:
     row is violated by at most ``tolerance + rounding``. Outputs and numbers that are not finite are violations of inf
     or NaN.
 
+    It keeps what differs from row to row: a box that holds for every sample is one zero, so that the memory of a
+    certificate that holds is a fraction of that of y. `violation`, `tolerance` and `rounding` are float64, twice the
+    memory of a float32 y each, and are written out where they are asked for, or where a box is violated.
+
     Attributes:
-        violation: How far each row is violated, ``(*batch, rows)`` float64; inf beyond the range of float64.
+        parts: How far each row is violated, ``(samples, rows of the part)`` float64, the rows in order.
         satisfied: Whether every row of a sample holds, ``(*batch)`` bool.
         allowed: What `tolerance` is made from, row by row.
         row_rounding: What `rounding` is for the rows that are no coordinates.
@@ -72,13 +76,18 @@ class Certificate:
             so that it is not part of the violation. None where no row may give way.
     """
 
-    violation: Tensor
+    parts: list[Tensor]
     satisfied: Tensor
     allowed: list[Allowed]
     row_rounding: Tensor
     names: list[str]
     coordinates: Tensor
     slack: Tensor | None = None
+
+    @cached_property
+    def violation(self) -> Tensor:
+        """How far each row is violated, ``(*batch, rows)`` float64; inf beyond the range of float64."""
+        return torch.cat(self.parts, dim=-1).reshape(*self.satisfied.shape, len(self.names))
 
     @property
     def tolerance(self) -> Tensor:
@@ -97,7 +106,8 @@ class Certificate:
     @property
     def max_violation(self) -> float:
         """The largest violation of any row of any sample; 0 for an empty batch, NaN where an output is NaN."""
-        return self.violation.max().item() if self.violation.numel() else 0.0
+        largest = [part.max() for part in self.parts if part.numel()]
+        return torch.stack(largest).max().item() if largest else 0.0
 
     @property
     def ok(self) -> bool:
@@ -186,12 +196,12 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
         given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
         judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
         names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
-        violation, rounding = (field.reshape(*y.shape[:-1], field.shape[-1]) for field in judgement[:2])
+        rounding = judgement.rounding.reshape(*y.shape[:-1], judgement.rounding.shape[-1])
         satisfied = judgement.satisfied.reshape(y.shape[:-1])
-        certificate = Certificate(violation, satisfied, judgement.allowed, rounding, names, coordinates)
+        certificate = Certificate(judgement.parts, satisfied, judgement.allowed, rounding, names, coordinates)
         if given is None:
             return certificate
-        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], violation)
+        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)
         if tolerance is not None:
             return replace(certificate, slack=slack)
         scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())

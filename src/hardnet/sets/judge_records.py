@@ -38,14 +38,15 @@ class Judgement(NamedTuple):
     """What a certificate says of the rows of a set.
 
     Attributes:
-        violation: How far each row is violated, ``(B, rows)`` float64.
-        rounding: A bound on the error of `violation`, ``(B, rows that are no coordinates)`` float64. A coordinate is
+        parts: How far each row is violated, float64, as parts ``(B, rows of the part)`` in order. A box that holds for
+            every sample is one zero, spread out.
+        rounding: A bound on the error of `parts`, ``(B, rows that are no coordinates)`` float64. A coordinate is
             one subtraction, which is off by `UNIT` of its result.
         satisfied: Whether all rows of a sample hold, ``(B,)`` bool.
         allowed: What counts as satisfied, for the rows in order.
     """
 
-    violation: Tensor
+    parts: list[Tensor]
     rounding: Tensor
     satisfied: Tensor
     allowed: list[Allowed]
@@ -80,19 +81,22 @@ class Points(NamedTuple):
         given: The outputs, ``(B, n)`` of any floating dtype.
         size: ``|y|_inf``, ``(B, 1)`` float64.
         finite: Whether all outputs of a sample are finite, ``(B, 1)``; None where that is so for all samples.
+        ends: The smallest and the largest of all outputs; None where some are not finite, or where there is none.
     """
 
     given: Tensor
     size: Tensor
     finite: Tensor | None
+    ends: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, given: Tensor) -> Points:
         """Measure the outputs."""
-        size = largest(given).unsqueeze(-1).double()
+        low, high = given.amin(-1, keepdim=True), given.amax(-1, keepdim=True)
+        size = torch.maximum(high, -low).double()
         finite = size.isfinite()
         if bool(finite.all()):
-            return cls(given, size, None)
+            return cls(given, size, None, (low.min().item(), high.max().item()) if given.numel() else None)
         bad = ~finite.squeeze(-1)
         size[bad] = largest(_cleaned(given[bad])).unsqueeze(-1).double()
         return cls(given, size, finite)

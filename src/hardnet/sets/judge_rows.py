@@ -41,28 +41,33 @@ def judge_rows(
     if boxed:
         _judge_coordinates(rows, points, tolerance, out, None if given is None else given[:, :boxed])
     if rows.A.shape[-2]:
-        own = out._replace(violation=out.violation[:, boxed:])
-        _judge_general(rows, points, tolerance, own, None if given is None else given[:, boxed:])
+        _judge_general(rows, points, tolerance, out, None if given is None else given[:, boxed:])
 
 
 def _judge_coordinates(
     rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None
 ) -> None:
-    """The box, block by block."""
-    n = points.given.shape[-1]
+    """The box, block by block; violations are written out only where there are any."""
     box = _box_tolerance(rows, points.size, tolerance) if given is None else Allowed.exactly(given)
     out.allowed.append(box)
-    for samples in _blocks(points.given, n, CACHE):
-        violation = out.violation[samples, :n]
-        if not _judge_box(rows.map(partial(_block, samples=samples)), points.block(samples), violation):
-            out.satisfied[samples] &= (violation <= box.of(samples)).all(-1)
+    none = points.size.new_zeros(()).expand(points.given.shape)
+    violation = none
+    for samples in _blocks(points.given, none.shape[-1], CACHE) if not _far_inside(rows, points) else ():
+        found = _judge_box(rows.map(partial(_block, samples=samples)), points.block(samples))
+        if found is not None:
+            violation = none.clone() if violation is none else violation
+            violation[samples] = found
+            out.satisfied[samples] &= (found <= box.of(samples)).all(-1)
+    out.parts.append(violation)
 
 
 def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None) -> None:
     """The other rows, block by block; what all samples share is prepared once."""
     (count, n), m = points.given.shape, rows.A.shape[-2]
     allowed = points.size.new_empty(count, m) if given is None else given
+    violation = points.size.new_empty(count, m)
     out.allowed.append(Allowed.exactly(allowed))
+    out.parts.append(violation)
     shared = _Matrix(rows.A.double(), count) if rows.A.dim() == 2 else None
     for samples in _blocks(points.given, n if shared else n * m, BLOCK):
         block, own = rows.map(partial(_block, samples=samples)), points.block(samples)
@@ -70,7 +75,7 @@ def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: J
         if given is None:
             allowed[samples] = _general_tolerance(block, matrix, own.size, tolerance)
         found = _judge_block(block, matrix, own, allowed[samples])
-        out.violation[samples], out.rounding[samples] = found
+        violation[samples], out.rounding[samples] = found
         out.satisfied[samples] &= (found.value <= allowed[samples]).all(-1)
 
 
@@ -127,21 +132,27 @@ def _general_tolerance(rows: BoxedRows, matrix: _Matrix, size: Tensor, tolerance
     return tolerance.of(matrix.weight * size + anchor)
 
 
-def _judge_box(rows: BoxedRows, points: Points, violation: Tensor) -> bool:
+def _far_inside(rows: BoxedRows, points: Points) -> bool:
+    """Whether all outputs are between the largest lower and the smallest upper bound, where all samples share them."""
+    lower, upper = rows.box_lower, rows.box_upper
+    if points.ends is None or any(side is not None and side.dim() > 1 for side in (lower, upper)):
+        return False
+    low, high = points.ends
+    return (lower is None or lower.max().item() <= low) and (upper is None or high <= upper.min().item())
+
+
+def _judge_box(rows: BoxedRows, points: Points) -> Tensor | None:
     """``max(y - upper, lower - y, 0)``: one subtraction, whose sign is exact; only a finite output is inside.
 
-    Returns whether all outputs are inside, as those that a layer enforced are: then nothing is subtracted.
+    None where all outputs are inside, as those that a layer enforced are: then nothing is subtracted.
     """
     y, lower, upper = points.given, rows.box_lower, rows.box_upper
     if points.finite is None and torch.equal(torch.clamp(y, lower, upper), y) and not _crossed(lower, upper):
-        violation.zero_()
-        return True
+        return None
     sides = [] if upper is None else [y - upper]
     sides += [] if lower is None else [lower - y]
-    torch.clamp_min(sides[0] if len(sides) == 1 else torch.maximum(*sides), 0, out=violation)
-    if points.finite is not None:
-        violation.copy_(torch.where(y.isfinite(), violation, y.abs()))
-    return False
+    violation = (sides[0] if len(sides) == 1 else torch.maximum(*sides)).clamp_min_(0)
+    return violation if points.finite is None else torch.where(y.isfinite(), violation, y.abs())
 
 
 def _crossed(lower: Tensor | None, upper: Tensor | None) -> bool:

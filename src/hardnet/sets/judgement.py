@@ -68,12 +68,11 @@ def judge(
     ]
     counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
     general = [_general_rows(piece) for piece in pieces]
-    violation, rounding = (flat.new_empty(len(flat), sum(k), dtype=torch.float64) for k in (counts, general))
-    whole = Judgement(violation, rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
+    rounding = flat.new_empty(len(flat), sum(general), dtype=torch.float64)
+    whole = Judgement([], rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
     points = Points.of(flat)
-    fields = zip(violation.split(counts, -1), rounding.split(general, -1), strict=True)
-    for (part, own), piece, (own_violation, own_rounding) in zip(parts, pieces, fields, strict=True):
-        out = whole._replace(violation=own_violation, rounding=own_rounding)
+    for (part, own), piece, own_rounding in zip(parts, pieces, rounding.split(general, -1), strict=True):
+        out = whole._replace(rounding=own_rounding)
         if isinstance(piece, BoxedRows):
             judge_rows(piece, points, allowed, out, _own_tolerance(part, own, y, allowed))
         else:
@@ -92,8 +91,8 @@ def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[Constrain
 
 def _copy(piece: Curved, out: Judgement) -> None:
     """Write what a curved member says into its rows of the flat record."""
-    violation, tolerance, rounding = (field.reshape(len(out.violation), -1) for field in piece)
-    out.violation.copy_(violation)
+    violation, tolerance, rounding = (field.reshape(len(out.satisfied), field.shape[-1]) for field in piece)
+    out.parts.append(violation)
     out.rounding.copy_(rounding)
     out.satisfied.logical_and_((violation <= tolerance).all(-1))
     out.allowed.append(Allowed.exactly(tolerance))

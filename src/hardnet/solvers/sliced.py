@@ -53,8 +53,11 @@ def slice_rows(A: Tensor) -> SlicedRows:
     """The slices of finite rows ``(m, n)``, with n up to `WIDEST`."""
     exponent, n = moderate_exponent(A), A.shape[-1]
     scaled = shift(A, -exponent.unsqueeze(-1))
-    slices = _slice(scaled, largest(scaled), slice_count(n), _row_bits(n))
-    return SlicedRows(slices, scaled.abs().sum(-1), exponent)
+    slices = scaled.new_empty(slice_count(n), *A.shape)
+    _slice(scaled, _digits(largest(scaled), _row_bits(n), len(slices)), slices)
+    used = slices.flatten(1).any(1)  # rows of ones are one slice
+    used[0] = True
+    return SlicedRows(slices[used], scaled.abs().sum(-1), exponent)
 
 
 def sliced_excess(rows: SlicedRows, lower: Tensor, upper: Tensor, y: Tensor, size: Tensor) -> Excess:
@@ -76,13 +79,15 @@ def sliced_excess(rows: SlicedRows, lower: Tensor, upper: Tensor, y: Tensor, siz
     size = shift(size, -exponent.unsqueeze(-1))
     y = shift(y, -exponent.unsqueeze(-1))
     flat = rows.slices.reshape(count * m, n).mT
-    step = max(1, CACHE // n) if y.device.type == "cpu" else b
-    products = [
-        (_slice(some, own, 3, POINT_BITS) @ flat).reshape(3, -1, count, m)
-        for some, own in zip(y.split(step), size.squeeze(-1).split(step), strict=True)
-    ]
-    terms = torch.cat(products, dim=1).permute(1, 3, 0, 2).reshape(b, m, 3 * count)
-    high, low, _ = exact_sum(terms)
+    digits = _digits(size.squeeze(-1), POINT_BITS, 3)
+    step = min(b, max(1, CACHE // n)) if y.device.type == "cpu" else b
+    slices, products = y.new_empty(3, step, n), y.new_empty(3, b, count * m)
+    for start in range(0, b, step):
+        some = y[start : start + step]
+        own, end = slices[:, : len(some)], start + len(some)
+        _slice(some, digits[:, start:end], own)
+        products[:, start:end] = own @ flat
+    high, low, _ = exact_sum(products.reshape(3, b, count, m).permute(1, 3, 0, 2).reshape(b, m, 3 * count))
     own = exponent.unsqueeze(-1) + rows.exponent
     return against_bounds((high, low, rows.weight * size), lower, upper, own, n, 3 * count * n)
 
@@ -92,16 +97,20 @@ def _row_bits(n: int) -> int:
     return 53 - POINT_BITS - ceil(log2(n))
 
 
-def _slice(whole: Tensor, size: Tensor, count: int, bits: int) -> Tensor:
-    """``(k, n)`` of the sizes ``(k,)`` as the exact sum of `count` slices, all but the last of `bits` bits.
+def _digits(size: Tensor, bits: int, count: int) -> Tensor:
+    """What rounds rows of the sizes ``(k,)`` to each slice but the last, ``(count - 1, k, 1)``.
 
     Adding and subtracting 1.5 times a power of two rounds to a multiple of its last digit. The difference to what was
     there is exact and at most half of that digit, so that the next slice begins one bit below.
     """
-    slices = whole.new_empty(count, *whole.shape)
-    top, rest = torch.frexp(size).exponent.long().unsqueeze(-1), slices[-1]
-    for k, own in enumerate(slices[:-1]):
-        digit = 1.5 * power(top + 52 - bits - k * (bits + 1))
+    top = torch.frexp(size).exponent.long() + 52 - bits
+    below = torch.arange(count - 1, device=size.device).unsqueeze(-1) * (bits + 1)
+    return (1.5 * power(top - below)).unsqueeze(-1)
+
+
+def _slice(whole: Tensor, digits: Tensor, slices: Tensor) -> None:
+    """Write ``(k, n)`` as the exact sum of slices ``(count, k, n)``; the last takes what is left."""
+    rest = slices[-1]
+    for digit, own in zip(digits, slices[:-1], strict=True):
         torch.add(whole, digit, out=own).sub_(digit)
         whole = torch.sub(whole, own, out=rest)
-    return slices
