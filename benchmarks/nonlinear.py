@@ -18,7 +18,7 @@ import hardnet as hn
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
-from hardnet.solvers.nonlinear import NonlinearStatus
+from hardnet.solvers.nonlinear_status import NonlinearStatus
 
 ROUNDS, SEED = 2, 0
 HORIZON, STEP = 10, 0.2

@@ -72,8 +72,9 @@ ELSEWHERE = {
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "solvers/orthogonal",
-    "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_nearest solvers/nonlinear_retract "
-    "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_step solvers/small",
+    "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_iterate solvers/nonlinear_measure "
+    "solvers/nonlinear_nearest solvers/nonlinear_program solvers/nonlinear_retract solvers/nonlinear_retract_state "
+    "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
     "solvers/test_polyhedron_mates.py": "solvers/compiled",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "

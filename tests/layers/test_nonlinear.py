@@ -17,7 +17,7 @@ from hardnet.errors import (
     UnsupportedSetError,
 )
 from hardnet.layers import NonlinearLayer
-from hardnet.solvers.nonlinear import NonlinearStatus as Status
+from hardnet.solvers.nonlinear_status import NonlinearStatus as Status
 from tests.nonlinear_problems import F64, FEED, KNOWN, cusp, ellipse, equality, pooling, pooling_limits, real, sphere
 
 CIRCLE = hn.Nonlinear(sphere, dim=2, lower=0.0, upper=0.0)
@@ -179,9 +179,6 @@ def test_bad_numbers_are_those_of_their_sample(bad):
         assert torch.equal(y[[0, 2]], clean[[0, 2]])
         with pytest.raises(NonFiniteError, match="in sample 1"):
             NonlinearLayer(constraint)(*pair)
-    logarithm = hn.Nonlinear(lambda y, x: y[..., :1].log() + y[..., 1:], dim=2, lower=0.0, upper=0.0)
-    found = NonlinearLayer(logarithm).solve(real([[-3.0, 1.0], [2.0, 1.0]]))
-    assert found.status.tolist() == [Status.INVALID, Status.OK]
 
 
 @pytest.mark.parametrize("mode", ["nearest", "retract"])

@@ -2,8 +2,9 @@
 
 import torch
 
-from hardnet.solvers.nonlinear import NonlinearStatus, solve_nonlinear
+from hardnet.solvers.nonlinear import solve_nonlinear
 from hardnet.solvers.nonlinear_rows import Input, Rows
+from hardnet.solvers.nonlinear_status import NonlinearStatus
 from hardnet.solvers.nonlinear_step import Metric, solve_step
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import SMALL, solve_definite

@@ -25,15 +25,16 @@ from hardnet.errors import (
 from hardnet.functional.nonlinear_gradient import Call, NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.rows import BoxedRows
-from hardnet.solvers.nonlinear import Mode, NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear_iterate import Mode
 from hardnet.solvers.nonlinear_rows import Function, Input, require_differentiable
 from hardnet.solvers.nonlinear_rows import jacobian as differentiate
+from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 OnFailure = Literal["raise", "nan", "best", "raw"]
 FAILURES: dict[NonlinearStatus, tuple[type[SampleError], str]] = {
     NonlinearStatus.INVALID: (
         NonFiniteError,
-        "expected finite numbers in raw, x, bounds and g at the start, and lower <= upper, got others",
+        "expected finite numbers in raw, x, bounds and g at some point around raw, and lower <= upper, got others",
     ),
     NonlinearStatus.INFEASIBLE_LOCAL: (
         InfeasibleError,
@@ -105,7 +106,7 @@ def project_nonlinear(
         tol: Violation that is allowed, relative to the scale of each row.
         start: Where the iteration starts, ``(*batch, n)``; by default at raw.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"`` the
-            least violated point found, ``"raw"``.
+            least violated finite point found (NaN where there is none: INVALID), ``"raw"``.
         iterations: None: until each sample has ended. A number: that many passes whatever the values, so that a CUDA
             graph can capture it, forward and backward; there ``"raise"`` is ``"nan"``.
     """

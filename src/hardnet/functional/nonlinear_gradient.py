@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from hardnet.modes import may_look
-from hardnet.solvers.nonlinear import NonlinearSolution, NonlinearStatus, solve_nonlinear
+from hardnet.solvers.nonlinear import solve_nonlinear
 from hardnet.solvers.nonlinear_kkt import solve_kkt
-from hardnet.solvers.nonlinear_retract import FINE, relative_error
+from hardnet.solvers.nonlinear_measure import FINE, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Function, Input, Rows, batched_gradient
+from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 ROUNDINGS = 16
 """Roundings of y's dtype, relative to its scale, by which a row may be violated after y was rounded to it."""
@@ -108,7 +109,7 @@ class Call:
             y = torch.where(moved, torch.minimum(torch.maximum(y, self.box[0]), self.box[1]), y)
         error, _ = relative_error(rows, rows.evaluate(y), y, raw)
         allowed = max(self.tolerance, ROUNDINGS * rounding)
-        lost = (error > allowed) & (found.violation <= self.tolerance)
+        lost = ~(error <= allowed) & (found.violation <= self.tolerance)
         status = torch.where(lost, int(NonlinearStatus.NOT_CONVERGED), found.status.long()).to(torch.int8)
         return found._replace(y=y, status=status, violation=error)
 

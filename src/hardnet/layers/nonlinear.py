@@ -17,7 +17,7 @@ from hardnet.modes import may_look
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
-from hardnet.solvers.nonlinear import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 MOST_NEAREST = 200
 """Most outputs for which ``mode="auto"`` looks for the nearest point."""
@@ -35,7 +35,7 @@ class NonlinearLayer(Layer):
         mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
             to 200 outputs.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
-            (the least violated point found; its gradient is zero), ``"raw"``.
+            (the least violated finite point found, NaN where there is none; its gradient is zero), ``"raw"``.
         gradient: ``"exact"`` (implicit, with the curvature), ``"projector"`` (onto the tangent space, without it), or
             ``"auto"``: exact for the nearest point. A retraction has only the second.
         tol: Violation that is allowed, relative to the scale of each row; in float32 at least 16 roundings.

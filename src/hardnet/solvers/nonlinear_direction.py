@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.nonlinear_retract import elastic_rows
+from hardnet.solvers.nonlinear_measure import elastic_rows
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.nonlinear_step import Metric, solve_step

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear_direction import added_curvature, stiffened
-from hardnet.solvers.nonlinear_retract import row_norms
+from hardnet.solvers.nonlinear_measure import row_norms
 from hardnet.solvers.nonlinear_rows import Derivatives
 from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.small import product, products, solve_definite

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear_direction import DENSE, direction, first_multipliers
-from hardnet.solvers.nonlinear_retract import elastic_rows, relative_error
+from hardnet.solvers.nonlinear_measure import elastic_rows, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import EVERY_PASS, SUFFICIENT, Pace, choose, run, shorten
 from hardnet.solvers.nonlinear_step import solve_step

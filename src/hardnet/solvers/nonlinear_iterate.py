@@ -1,0 +1,94 @@
+"""The iteration where values may be looked at: retract, approach the nearest point, and report.
+
+Called by `hardnet.solvers.nonlinear` with samples that are not inside of their rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hardnet.solvers.nonlinear_measure import FINE
+from hardnet.solvers.nonlinear_nearest import Nearest, approach
+from hardnet.solvers.nonlinear_retract import Retracted, retract
+from hardnet.solvers.nonlinear_rows import Derivatives, Rows
+from hardnet.solvers.nonlinear_search import choose
+from hardnet.solvers.nonlinear_start import Start, elsewhere, first_points
+from hardnet.solvers.nonlinear_status import NonlinearSolution, blame, judged, place, status_of, unsolved
+
+Mode = Literal["nearest", "retract"]
+
+COARSE = 1e-3
+"""Relative violation from which the search for the nearest point starts: its own steps do the rest."""
+RESTARTS = 2
+"""Other starts for samples whose rows do not hold after the first."""
+
+
+def iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, at: Derivatives) -> NonlinearSolution:
+    """Solve from the starts ``(b, n)``; samples without a finite one are INVALID. `at`: the rows at raw."""
+    first = first_points(rows, raw, start, at)
+    if bool(first.finite.all()):
+        return _from(rows, raw, first, mode, tolerance)
+    index = first.finite.nonzero().squeeze(-1)
+    whole = unsolved(raw, rows)
+    if len(index) == 0:
+        return whole
+    part = Start(first.y[index], first.at.take(index), first.finite[index], first.empty[index])
+    return place(whole, index, _from(rows.take(index), raw[index], part, mode, tolerance))
+
+
+def _from(rows: Rows, raw: Tensor, start: Start, mode: Mode, tolerance: float) -> NonlinearSolution:
+    """The solution from finite first points."""
+    coarse = mode == "nearest"
+    first = _reach(rows, start.y, raw, tolerance, COARSE if coarse else FINE, start.at)
+    stationary = first.stationary | start.empty
+    if not coarse:
+        found = status_of(first.y, torch.zeros_like(rows.lower), first.error, first.ratio, tolerance)
+        return blame(found, first.steps, stationary)
+    return blame(*_nearest(rows, raw, first, tolerance), stationary)
+
+
+def _nearest(rows: Rows, raw: Tensor, first: Retracted, tolerance: float) -> tuple[NonlinearSolution, Tensor]:
+    """The nearest point from the retracted ones, where these are near to their rows; and the steps of all phases."""
+    near = first.error <= COARSE
+    second = _approach(rows, raw, first, near)
+    last = retract(rows, choose(second.settled, second.y, first.y), raw, tolerance=tolerance)
+    y = choose(near, last.y, first.y)
+    found = judged(rows, raw, y, second.dual, last.ratio, tolerance, second.settled, second.flat)
+    return found, first.steps + second.steps + last.steps
+
+
+def _approach(rows: Rows, raw: Tensor, first: Retracted, near: Tensor) -> Nearest:
+    """`approach` from the points that are `near`; the others stay, not settled."""
+    if bool(near.all()):
+        return approach(rows, first.y, raw)
+    none = torch.zeros_like(near)
+    whole = Nearest(first.y, torch.zeros_like(rows.lower), none, none, torch.zeros_like(first.steps))
+    index = near.nonzero().squeeze(-1)
+    if len(index) == 0:
+        return whole
+    part = approach(rows.take(index), first.y[index], raw[index])
+    return Nearest(*(old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)))
+
+
+def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at: Derivatives) -> Retracted:
+    """Retract with rows of length one; what that leaves violated again in the rows' own units, to the least squares.
+
+    What is still violated starts anew from points around raw, and keeps the least squares where that is no better.
+    """
+    enough = max(tolerance, fine)
+    found = retract(rows, y, raw, tolerance=tolerance, fine=fine, at=at)
+    for attempt in range(1 + RESTARTS):
+        todo = (~(found.error <= enough)).nonzero().squeeze(-1)
+        if len(todo) == 0:
+            break
+        some, point = rows.take(todo), raw[todo]
+        first = y[todo] if attempt == 0 else elsewhere(some, point, attempt)
+        most = 100 if attempt == 0 else 50
+        again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
+        better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
+        taken = Retracted(*(part[better] for part in again))
+        found = Retracted(*(old.index_copy(0, todo[better], new) for old, new in zip(found, taken, strict=True)))
+    return found
