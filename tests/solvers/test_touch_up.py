@@ -67,3 +67,31 @@ def test_the_look_finds_what_the_terms_of_every_row_say(shared):
     # both add up n terms: each sum is off by at most n roundings of itself, times CERTAIN
     rounding = 32 * torch.finfo(torch.float64).eps * CERTAIN * terms.amax(-1)
     assert ((found - expected).abs() <= rounding).all()
+
+
+def nearly_parallel(angle, seed, m=5, n=6):
+    """Two rows at this angle and one against them, through a common point."""
+    random = torch.Generator().manual_seed(seed)
+    A = torch.randn(100, m, n, generator=random, dtype=torch.float64)
+    A[:, 1], A[:, 2] = A[:, 0] + angle * A[:, 1], -A[:, 0] + angle * A[:, 2]
+    point, raw = (torch.randn(100, n, generator=random, dtype=torch.float64) * size for size in (1.0, 3.0))
+    return raw, A, (A @ point.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-8, 1e-9, 1e-10, 1e-11, 1e-12])
+def test_the_residual_is_that_of_the_returned_point(angle):
+    """In rows of length one and samples whose largest number is one, as `Solution.residual` is stated."""
+    for seed in range(4):
+        raw, A, upper = nearly_parallel(angle, seed)
+        found = project_affine(raw, A, None, upper)
+        solved = found.status == 0
+        norm = A.norm(dim=-1)
+        stationary = (found.y - raw + (A.mT @ found.dual.unsqueeze(-1)).squeeze(-1)).abs().amax(-1)
+        product = (A @ found.y.unsqueeze(-1)).squeeze(-1)
+        complementary = ((product - torch.minimum(product + found.dual * norm**2, upper)).abs() / norm).amax(-1)
+        size = raw.abs().amax(-1)
+        residual = torch.maximum(stationary, complementary) / size
+        # a unit of a sample is at most 4 times its raw; n roundings of the terms that cancel, ten times for the slack
+        weight = (A.mT.abs() @ found.dual.abs().unsqueeze(-1)).squeeze(-1).amax(-1)
+        rounding = 10 * 6 * torch.finfo(torch.float64).eps * (weight + size) / size
+        assert (residual <= 4 * found.residual + rounding)[solved].all()

@@ -129,10 +129,11 @@ def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     return found._replace(y=y, dual=dual)
 
 
-def _again(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The nearest points of a batch of corrections, NaN where there is none."""
+def _again(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest points of a batch of corrections and their dual, NaN where there is none."""
     found = solve(raw, A, lower, upper, again=False)
-    return torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
+    solved = (found.status == Status.SOLVED).unsqueeze(-1)
+    return torch.where(solved, found.y, torch.nan), torch.where(solved, found.dual, torch.nan)
 
 
 def _choose(rows: Batch, backend: str, look: bool, shared: SharedRows | None, again: Project | None) -> Outcome:

@@ -76,10 +76,12 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project) 
     index = ((found.status == Status.SOLVED) & (worst > 0)).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
-    steps = found.iterations[index]
-    y = touch_up(problem.take(index), found.y[index], steps > 0, worst[index], again)
-    steps = torch.maximum(steps, (y != found.y[index]).any(-1).to(steps.dtype))
-    return found._replace(y=found.y.index_copy(0, index, y), iterations=found.iterations.index_copy(0, index, steps))
+    part, old = problem.take(index), Outcome(*(field[index] for field in found))
+    y, dual = touch_up(part, old.y, old.dual, old.iterations > 0, worst[index], again)
+    moved = (y != old.y).any(-1)
+    residual = torch.where(moved, careful_residual(part, y, dual), old.residual)
+    steps = torch.maximum(old.iterations, moved.to(old.iterations.dtype))
+    return place(found, index, old._replace(y=y, dual=dual, iterations=steps, residual=residual))
 
 
 def _unchanged(problem: Problem) -> Outcome:

@@ -28,7 +28,8 @@ class Solution(NamedTuple):
         dual: Multipliers, ``(*batch, m)``; positive at the upper bound, negative at the lower.
         status: `Status` of each sample, ``(*batch)`` int8.
         iterations: Iterations spent on each sample, ``(*batch)`` int.
-        residual: Scale-free KKT residual, ``(*batch)``.
+        residual: Scale-free KKT residual of y and dual, ``(*batch)``. A polyhedron whose rows are parallel to 1e-9 and
+            less may have a SOLVED sample with a larger one: a point that meets the rows and is not proved the nearest.
     """
 
     y: Tensor

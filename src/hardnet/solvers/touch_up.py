@@ -19,12 +19,16 @@ ROUNDS = 2
 """Most corrections of a sample by a projection; each leaves the rounding of one product."""
 LONGEST = 4.0
 """A correction on the rows at their bounds may be this many times as long as all violations together."""
-Project = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From raw ``(B, n)``, A, lower and upper ``(B, m)`` to the nearest points, NaN where there is none."""
+Project = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From raw ``(B, n)``, A, lower and upper ``(B, m)`` to the nearest points and their dual, NaN where there is none."""
 
 
-def touch_up(problem: Problem, y: Tensor, moved: Tensor, worst: Tensor, project: Project) -> Tensor:
-    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, where that is better: ``(B, n)``.
+def touch_up(
+    problem: Problem, y: Tensor, dual: Tensor, moved: Tensor, worst: Tensor, project: Project
+) -> tuple[Tensor, Tensor]:
+    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, where that is better, and its multipliers.
+
+    ``d = -A'w`` adds w to the dual, so that ``raw - y = A'dual`` still holds.
 
     First on the rows at their bounds alone, ``d = A_J^+ (clamp(A y) - A y)``; the samples of which that leaves
     a row violated, or that it moves farther than the rows ask for, go to `project`, twice at most. d has units of its
@@ -33,32 +37,40 @@ def touch_up(problem: Problem, y: Tensor, moved: Tensor, worst: Tensor, project:
     Args:
         problem: In units of size one.
         y: ``(B, n)``.
+        dual: ``(B, m)``.
         moved: Which samples a solver answered; the others are raw, and only `project` moves them: ``(B,)``.
         worst: How far each sample is `beyond`, ``(B,)``.
         project: Solves a batch of such problems.
     """
-    nearby, done = _on_touching_rows(problem, y)
+    nearby, weight, done = _on_touching_rows(problem, y)
     done = done & moved
     y, rest = torch.where(done.unsqueeze(-1), nearby, y), (~done).nonzero().squeeze(-1)
+    dual = torch.where(done.unsqueeze(-1), dual + weight, dual)
     for _ in range(ROUNDS):
         if len(rest) == 0:
             break
         part, start = problem.take(rest), y[rest]
         product = multiply(part.A, start)
-        point = start + project(torch.zeros_like(start), part.A, part.lower - product, part.upper - product)
+        step, weight = project(torch.zeros_like(start), part.A, part.lower - product, part.upper - product)
+        point = start + step
         left = part.beyond(point, multiply(part.A, point))
         better = (left < worst[rest]) & point.isfinite().all(-1)
         y = y.index_copy(0, rest, torch.where(better.unsqueeze(-1), point, start))
+        dual = dual.index_add(0, rest, torch.where(better.unsqueeze(-1), weight, 0))
         worst = worst.index_copy(0, rest, torch.where(better, left, worst[rest]))
         rest = rest[better & (left > 0)]
-    return y
+    return y, dual
 
 
-def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
-    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds; where that is near and meets all rows."""
+def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds, the multipliers of that step, where it is good.
+
+    That is where it is near and meets all rows.
+    """
     product = multiply(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
     touching = problem.violation(product) >= -FEASIBLE * multiply(problem.A.abs(), y.abs())
-    step = multiply(problem.A.mT, solve_active(problem.A, touching, target))
+    weight = solve_active(problem.A, touching, target)
+    step = multiply(problem.A.mT, weight)
     near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
-    return y + step, near & (problem.beyond(y + step, multiply(problem.A, y + step)) == 0)
+    return y + step, -weight, near & (problem.beyond(y + step, multiply(problem.A, y + step)) == 0)
