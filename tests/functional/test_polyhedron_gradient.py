@@ -1,11 +1,14 @@
 """The implicit derivative: finite differences, second derivatives, degenerate points, shared numbers and memory."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from hardnet.functional import implicit_vjp, project_affine
 from hardnet.functional.polyhedron import project_affine as general
+from hardnet.functional.polyhedron_gradient import _replace_open
 from hardnet.solvers.active import solve_active, split
 from tests.solvers.families import F64, cone_apex, draw, gaussian
 
@@ -218,3 +221,14 @@ def test_gradients_per_sample_by_vmap(m, shared):
             torch.testing.assert_close(one[i], other, rtol=1e-9, atol=1e-9)
     twice = torch.func.jacrev(torch.func.jacrev(lambda raw: loss(raw, A, bound)))(raw)
     assert twice.isfinite().all()
+
+
+def test_what_a_kernel_leaves_open_is_nan_and_nothing_else():
+    """A kernel marks samples by bytes, as `hardnet.kernels.gpu.projection_backward.Found` holds them."""
+    Found = namedtuple("Found", "raw matrix lower upper open")  # the class itself needs Triton
+    found = Found(torch.ones(3, 2), None, torch.ones(3, 4), torch.ones(3, 4), torch.tensor([0, 1, 0], dtype=torch.int8))
+    replaced = _replace_open(found)
+    assert replaced.matrix is None
+    for part in (replaced.raw, replaced.lower, replaced.upper):
+        assert part.isnan().all(-1).tolist() == [False, True, False]
+        assert (part[[0, 2]] == 1).all()

@@ -162,6 +162,19 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
         assert certificate.ok, (m, n, dtype, size, str(certificate))
 
 
+def compare_close_rows(shapes, device):
+    """Far float32 outputs beside two rows at small angles: answered, and within the certificate."""
+    for (m, n), angle in itertools.product(shapes, (1e-2, 1e-4, 1e-5)):
+        source = torch.Generator().manual_seed(n)
+        normal = partial(torch.randn, generator=source, dtype=torch.float64)
+        A = normal(12, m, n)
+        A[:, 1] = A[:, 0] + angle * A[:, 1]
+        middle = torch.einsum("bmn,bn->bm", A, normal(12, n))
+        raw, A, bound = (number.float().to(device) for number in (1e6 * normal(12, n), A, middle))
+        certificate = check(Affine(A, lower=bound, upper=bound), kernel_forward(raw, A, bound, bound)[0])
+        assert certificate.ok, (m, n, angle, str(certificate))
+
+
 def compare_conditioning(shapes, device):
     """Violations stay at rounding of the output while cond(A) grows to 1e4 (float32) and 1e6 (float64)."""
     for (m, n), (dtype, decades) in itertools.product(shapes, ((torch.float32, 4), (torch.float64, 6))):

@@ -45,6 +45,7 @@ def test_bad_conditioning_leaves_violations_at_rounding():
 def test_outputs_far_outside_satisfy_the_certificate():
     interpret("affine_cases", "compare_certificates([(2, 2), (3, 5), (9, 10)], 'cpu', 20, (torch.float64,))")
     interpret("affine_cases", "compare_certificates([(2, 2), (6, 6)], 'cpu', 20, (torch.float32,))")
+    interpret("affine_cases", "compare_close_rows([(2, 2), (3, 40), (9, 10)], 'cpu')")
 
 
 def test_shared_rows_give_the_bits_of_rows_per_sample():
@@ -159,9 +160,10 @@ def test_shared_rows_give_the_bits_of_rows_per_sample_on_the_device():
 
 @pytest.mark.gpu
 def test_far_outputs_satisfy_the_certificate_on_the_device():
-    from tests.kernels.affine_cases import compare_certificates
+    from tests.kernels.affine_cases import compare_certificates, compare_close_rows
 
     compare_certificates([(2, 2), (4, 4), (5, 10)], "cuda", 20000)
+    compare_close_rows([(2, 2), (3, 40), (9, 10)], "cuda")
     compare_certificates([(8, 16), (16, 16), (25, 50), (50, 50)], "cuda", 2000)
 
 

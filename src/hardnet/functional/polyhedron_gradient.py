@@ -102,7 +102,7 @@ def _fused(
 def _replace_open(found: Any) -> Any:
     """NaN for the samples whose active rows are nearly dependent, which the kernel leaves open."""
     parts = {name: getattr(found, name) for name in ("raw", "matrix", "lower", "upper")}
-    shape = lambda part: found.open.view(-1, *(1,) * (part.dim() - 1))
+    shape = lambda part: found.open.view(-1, *(1,) * (part.dim() - 1)) != 0
     return found._replace(
         **{name: None if part is None else part.masked_fill(shape(part), torch.nan) for name, part in parts.items()}
     )

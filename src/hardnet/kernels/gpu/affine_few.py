@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from hardnet.kernels.gpu.common import (
+    CORRECTIONS,
     add,
     doubtful,
     factor,
@@ -106,6 +107,15 @@ def _load_bound(bound, samples, mask, absent, like, ROWS: tl.constexpr, m: tl.co
 
 
 @triton.jit
+def _corrected(point, products, signed, low, high, rows, unit, inverse, m: tl.constexpr, TIMES: tl.constexpr):
+    """Moved again at y, whose rounding is that of y and not of a raw output far away."""
+    for _ in tl.static_range(TIMES):
+        rest = missing(products, signed, low, high, _dots(rows, point, m), m)
+        point += _combine(rows, solve(unit, inverse, rest, m), m)
+    return point
+
+
+@triton.jit
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr,
@@ -129,15 +139,17 @@ def forward(
     signed, valid = violations(products, low, high, mask, m)
     unit, inverse, regular, least = _factor(rows, mask, tolerance, m)
     point = f + _combine(rows, solve(unit, inverse, signed, m), m)
-    for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
-        rest = missing(products, signed, low, high, _dots(rows, point, m), m)
-        point += _combine(rows, solve(unit, inverse, rest, m), m)
-    moved = tl.where(some_nonzero(signed, m)[:, None], point, f)
-    largest = tl.max(tl.abs(moved), axis=1)
+    point = _corrected(point, products, signed, low, high, rows, unit, inverse, m, REFINE)
+    moves = some_nonzero(signed, m)[:, None]
+    moved = tl.where(moves, point, f)
     good = valid & regular
-    if doubtful(least, tl.max(tl.abs(f), axis=1), largest):
-        good = good & reached(_dots(rows, moved, m), low, high, _lengths(rows, m), largest, ROUNDING, m)
     store_from(y + vectors, tl.where(good[:, None], moved, float("nan")), inside)
+    if doubtful(least, tl.max(tl.abs(f), axis=1), tl.max(tl.abs(moved), axis=1)):
+        closer = _corrected(point, products, signed, low, high, rows, unit, inverse, m, CORRECTIONS - REFINE)
+        again = tl.where(moves, closer, f)
+        size = tl.max(tl.abs(again), axis=1)
+        verified = reached(_dots(rows, again, m), low, high, _lengths(rows, m), size, ROUNDING, m)
+        store_from(y + vectors, tl.where((good & verified)[:, None], again, float("nan")), inside)
 
 
 @triton.jit

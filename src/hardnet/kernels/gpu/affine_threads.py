@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from hardnet.kernels.gpu.common import (
+    CORRECTIONS,
     add,
     doubtful,
     factor,
@@ -112,6 +113,15 @@ def _dots(entries, vector, m: tl.constexpr, n: tl.constexpr):
 
 
 @triton.jit
+def _largest(vector, n: tl.constexpr):
+    """``|v|_inf``."""
+    size = tl.abs(vector[0])
+    for j in tl.static_range(1, n):
+        size = tl.maximum(size, tl.abs(vector[j]))
+    return size
+
+
+@triton.jit
 def _lengths(entries, m: tl.constexpr, n: tl.constexpr):
     """``|a|_1`` of every row."""
     totals = ()
@@ -166,6 +176,26 @@ def _solve_refined(entries, lower, inverse, right, m: tl.constexpr, n: tl.conste
 
 
 @triton.jit
+def _corrected(
+    point, products, signed, low, high, entries, unit, inverse, m: tl.constexpr, n: tl.constexpr, TIMES: tl.constexpr
+):
+    """Moved again at y, whose rounding is that of y and not of a raw output far away."""
+    for _ in tl.static_range(TIMES):
+        rest = missing(products, signed, low, high, _dots(entries, point, m, n), m)
+        point = add(point, _combine(entries, solve(unit, inverse, rest, m), m, n), 1.0, n)
+    return point
+
+
+@triton.jit
+def _where_moved(moves, point, f, n: tl.constexpr):
+    """The point of the samples that move, raw itself of the others."""
+    moved = ()
+    for j in tl.static_range(n):
+        moved = moved + (tl.where(moves, point[j], f[j]),)
+    return moved
+
+
+@triton.jit
 def forward(
     y, raw, A, lower, upper, batch, tolerance,
     m: tl.constexpr, n: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MN: tl.constexpr, BLOCK: tl.constexpr,
@@ -186,22 +216,17 @@ def forward(
     signed, valid = violations(products, low, high, mask, m)
     unit, inverse, regular, least = _factor(entries, mask, tolerance, m, n)
     point = add(f, _combine(entries, solve(unit, inverse, signed, m), m, n), 1.0, n)
-    for _ in tl.static_range(REFINE):  # at y, whose rounding is that of y and not of a raw output far away
-        rest = missing(products, signed, low, high, _dots(entries, point, m, n), m)
-        point = add(point, _combine(entries, solve(unit, inverse, rest, m), m, n), 1.0, n)
+    point = _corrected(point, products, signed, low, high, entries, unit, inverse, m, n, REFINE)
     moves = some_nonzero(signed, m)
-    moved = ()
-    largest = tl.abs(f[0]) * 0.0
-    before = largest
-    for j in tl.static_range(n):
-        moved = moved + (tl.where(moves, point[j], f[j]),)
-        largest = tl.maximum(largest, tl.abs(moved[j]))
-        before = tl.maximum(before, tl.abs(f[j]))
+    moved = _where_moved(moves, point, f, n)
     good = valid & regular
-    if doubtful(least, before, largest):
-        at_y = _dots(entries, moved, m, n)
-        good = good & reached(at_y, low, high, _lengths(entries, m, n), largest, ROUNDING, m)
     _store(y, moved, good, samples, mask, n, BLOCK)
+    if doubtful(least, _largest(f, n), _largest(moved, n)):
+        closer = _corrected(point, products, signed, low, high, entries, unit, inverse, m, n, CORRECTIONS - REFINE)
+        again = _where_moved(moves, closer, f, n)
+        size = _largest(again, n)
+        verified = reached(_dots(entries, again, m, n), low, high, _lengths(entries, m, n), size, ROUNDING, m)
+        _store(y, again, good & verified, samples, mask, n, BLOCK)
 
 
 @triton.jit

@@ -120,6 +120,8 @@ VERIFIED = tl.constexpr(12.0)
 """Roundings of a row's size that may be left at y: `hardnet.functional.affine_formulas` has the same number."""
 
 
+CORRECTIONS = tl.constexpr(2)
+"""How often a point in doubt is moved again; a point of float64 always is."""
 TRUSTED = tl.constexpr(1e-5)
 """Squared distance of a unit row from those before it, and size of y beside raw, above which rounding is harmless."""
 

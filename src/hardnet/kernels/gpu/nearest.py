@@ -20,6 +20,8 @@ from hardnet.rows import REALS, Batch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
+SHARE = 16
+"""Samples that one program finishes in float64, where float32 was not enough."""
 
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """raw ``(B, n)``, A ``(1 or B, 1, n)``, lower and upper ``(1 or B, 1)``, those of the box ``(1 or B, n)``."""
@@ -102,12 +104,13 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
     from hardnet.kernels.gpu import nearest_few
     from hardnet.kernels.gpu.launching import Launcher
 
-    warps = 4 if m * n <= 16 else 1
+    forward = kernel in (Kernel.ANSWER, Kernel.FORWARD)
+    warps = (2 if m * n <= 4 else 1) if forward else (4 if m * n <= 16 else 1)
     power = lambda size: 1 << (size - 1).bit_length()
     constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
     constants["enable_fp_fusion"] = False  # the kernel says where a product is fused
-    if kernel in (Kernel.ANSWER, Kernel.FORWARD):
+    if forward:
         return Launcher(nearest_few.forward, constants | {"ANSWER_ONLY": kernel is Kernel.ANSWER}), 32 * warps
     return Launcher(nearest_few.backward, constants | {"MATRIX": kernel is Kernel.BACKWARD_MATRIX}), 32 * warps
 
@@ -120,11 +123,21 @@ def takes_box(flat: Numbers) -> bool:
 
 
 def answer_in_box(flat: Numbers) -> Tensor:
-    """Y ``(B, n)`` alone, in the dtype of raw, NaN where it is not solved: read once, and once written."""
+    """Y ``(B, n)`` alone, in the dtype of raw, NaN where it is not solved.
+
+    Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
+    """
     raw, *others = (dense(part, part) for part in flat)
-    y = torch.empty_like(raw)
-    kernel = box_launcher(True, 1 << (raw.shape[-1] - 1).bit_length(), *(len(part) > 1 for part in others))
-    kernel.launch((len(raw), 1, 1), (y, y, y, y, y, y, raw, *others), (raw.shape[-1], torch.finfo(raw.dtype).eps))
+    (batch, n), y = raw.shape, torch.empty_like(raw)
+    rounding, block = torch.finfo(raw.dtype).eps, 1 << (n - 1).bit_length()
+    each = tuple(len(part) > 1 for part in others)
+    if raw.dtype != torch.float32:
+        box_launcher("forward", block, *each).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+        return y
+    left = torch.empty(batch, dtype=torch.int8, device=raw.device)
+    box_launcher("short", block, *each).launch((batch, 1, 1), (y, left, raw, *others), (n,))
+    finish, programs = box_launcher("finish", block, *each), -(-batch // SHARE)
+    finish.launch((programs, 1, 1), (y, left, raw, *others), (batch, n, rounding))
     return y
 
 
@@ -142,18 +155,28 @@ def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
         torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
         codes(batch), raw.new_empty(batch),
     )  # fmt: skip
-    kernel = box_launcher(False, 1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
+    kernel = box_launcher("all", 1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
     kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
     return found
 
 
 @cache
-def box_launcher(answer_only: bool, block: int, *each: bool) -> Any:
-    """The kernel for up to `block` coordinates; A, lower, upper, low and high are of each sample or of all."""
-    from hardnet.kernels.gpu import nearest_box
+def box_launcher(what: str, block: int, *each: bool) -> Any:
+    """The kernel for up to `block` coordinates; A, lower, upper, low and high are of each sample or of all.
+
+    Args:
+        what: "all" that is known of the answer, "forward" for y alone, "short" and "finish" for y of float32 numbers.
+        block: A power of two.
+        each: Five facts.
+    """
+    from hardnet.kernels.gpu import nearest_box, nearest_box_short
     from hardnet.kernels.gpu.launching import Launcher
 
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), map(int, each), strict=True))
     warps = min(MOST_WARPS, max(1, block // PER_WARP))
-    constants |= {"BLOCK": block, "ANSWER_ONLY": answer_only, "num_warps": warps, "enable_fp_fusion": False}
-    return Launcher(nearest_box.forward, constants)
+    constants |= {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False}
+    if what == "short":
+        return Launcher(nearest_box_short.forward, constants)
+    if what == "finish":
+        return Launcher(nearest_box.finish, constants | {"SHARE": SHARE})
+    return Launcher(nearest_box.forward, constants | {"ANSWER_ONLY": what == "forward"})

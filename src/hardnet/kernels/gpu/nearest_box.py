@@ -16,8 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.gpu.nearest_box_short import settle
-
 PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and those before every third halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
@@ -105,21 +103,33 @@ def forward(
     `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all.
     """
     sample = tl.program_id(0).to(tl.int64)
-    settled = tl.full([], 0, tl.int32)
-    if ANSWER_ONLY and y.dtype.element_ty == tl.float32:
-        settled = settle(
-            y, raw, A, lower, upper, low, high, sample, n, BLOCK=BLOCK, ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW,
-            HIGH=HIGH,
-        )  # fmt: skip
-    if settled == 0:
-        _careful(
-            y, place, dual, side, status, residual, raw, A, lower, upper, low, high, sample, n, rounding, BLOCK=BLOCK,
-            ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW, HIGH=HIGH, ANSWER_ONLY=ANSWER_ONLY,
-        )  # fmt: skip
+    _project(
+        y, place, dual, side, status, residual, raw, A, lower, upper, low, high, sample, n, rounding, BLOCK=BLOCK,
+        ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW, HIGH=HIGH, ANSWER_ONLY=ANSWER_ONLY,
+    )  # fmt: skip
 
 
 @triton.jit
-def _careful(
+def finish(
+    y, left, raw, A, lower, upper, low, high, batch, n, rounding,
+    BLOCK: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """Y of the samples that `hardnet.kernels.gpu.nearest_box_short` left; a program looks after SHARE of them."""
+    first = tl.program_id(0).to(tl.int64) * SHARE
+    own = first + tl.arange(0, SHARE)
+    if tl.max(tl.load(left + own, mask=own < batch, other=0).to(tl.int32), 0) == 1:
+        for i in range(SHARE):
+            sample = first + i
+            if tl.load(left + sample, mask=sample < batch, other=0) == 1:
+                _project(
+                    y, y, y, y, y, y, raw, A, lower, upper, low, high, sample, n, rounding, BLOCK=BLOCK,
+                    ROWS=ROWS, LOWER=LOWER, UPPER=UPPER, LOW=LOW, HIGH=HIGH, ANSWER_ONLY=True,
+                )  # fmt: skip
+
+
+@triton.jit
+def _project(
     y, place, dual, side, status, residual, raw, A, lower, upper, low, high, sample, n, rounding,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, ANSWER_ONLY: tl.constexpr,

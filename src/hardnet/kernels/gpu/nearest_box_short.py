@@ -4,7 +4,7 @@
 method in float32 comes near the root at half the registers and a third of the instructions of float64; then the row is
 added up in float64 at the very y that would be stored, and t is corrected until the row misses its bound by no more
 than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
-program in float64. Called by `hardnet.kernels.gpu.nearest_box`.
+program in float64. Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
@@ -21,6 +21,8 @@ PASSES, CORRECTIONS = tl.constexpr(16), tl.constexpr(4)
 """The most passes in float32, and those in float64 after them."""
 NEAR = tl.constexpr(2.0**-17)
 """Part of t, or of the row's terms, below which a step is left to float64."""
+FEW = tl.constexpr(1.0 / 16.0)
+"""Part of the steepest slope below which Newton's step may go far beyond the root."""
 INSIDE, ROUNDING, EPS = tl.constexpr(4.0 * 2.0**-23), tl.constexpr(2.0**-23), tl.constexpr(2.0**-52)
 SOUND, OUTSIDE, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -51,11 +53,14 @@ def _terms(a, y):
 
 @triton.jit
 def _approach(start, a, low, high, under, over):
-    """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the ends seen so far."""
+    """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the ends seen so far.
+
+    Where few coordinates are free the step is that of all: the row falls no faster, so it does not go beyond the root.
+    """
     y = _clamp(start, low, high)
     phi, size = tl.sum(a * y, 0), tl.sum(tl.abs(a * y), 0)
     free = tl.where(start == y, a, 0.0)
-    slope = tl.sum(free * free, 0)
+    slope, steepest = tl.sum(free * free, 0), tl.sum(a * a, 0)
     target = _clamp(phi, under, over)
     t = phi * 0.0
     back, ahead = t - float("inf"), t + float("inf")
@@ -63,10 +68,11 @@ def _approach(start, a, low, high, under, over):
     while going != 0:
         miss = phi - target
         back, ahead = tl.where(miss > 0.0, t, back), tl.where(miss > 0.0, ahead, t)
-        newton = t + miss / tl.where(slope > 0.0, slope, 1.0)
-        between = (slope > 0.0) & (newton > back) & (newton < ahead)
-        middle = tl.where((back > float("-inf")) & (ahead < float("inf")), 0.5 * back + 0.5 * ahead, t)
-        following = tl.where(between, newton, middle)
+        bounded = (back > float("-inf")) & (ahead < float("inf"))
+        steep = tl.where(bounded | (slope > FEW * steepest), slope, steepest)
+        newton = t + miss / tl.where(steep > 0.0, steep, 1.0)
+        between = (steep > 0.0) & (newton > back) & (newton < ahead)
+        following = tl.where(between, newton, tl.where(bounded, 0.5 * back + 0.5 * ahead, t))
         near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * size)
         t = following
         passes += 1
@@ -81,12 +87,13 @@ def _approach(start, a, low, high, under, over):
 
 
 @triton.jit
-def settle(
-    y, raw, A, lower, upper, low, high, sample, n,
+def forward(
+    y, left, raw, A, lower, upper, low, high, n,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
-    """Store y of one sample and return 1; 0, and nothing stored, where it could not be settled."""
+    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1."""
+    sample = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < n
     start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
@@ -127,4 +134,4 @@ def settle(
                 settled = tl.full([], 1, tl.int32)
             else:
                 t = t + miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
-    return settled
+    tl.store(left + sample, (settled == 0).to(tl.int8))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.gpu.affine_threads import _combine, _dots, _load, _load_bound, _store
+from hardnet.kernels.gpu.affine_threads import _combine, _dots, _largest, _load, _load_bound, _store
 from hardnet.kernels.gpu.common import store_from
 from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalise, solve
 
@@ -90,15 +90,6 @@ def _scale(entries, low, high, m: tl.constexpr, n: tl.constexpr):
         upper = upper + (above,)
         shrink = shrink + (divisor,)
     return rows, sums, lower, upper, shrink, valid
-
-
-@triton.jit
-def _largest(vector, n: tl.constexpr):
-    """``|v|_inf``."""
-    size = tl.abs(vector[0])
-    for j in tl.static_range(1, n):
-        size = tl.maximum(size, tl.abs(vector[j]))
-    return size
 
 
 @triton.jit
