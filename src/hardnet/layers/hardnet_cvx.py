@@ -63,6 +63,11 @@ class HardNetCvx(Layer):
         """Only sets with affine rows or a projection of their own."""
         if constraint.projectable or constraint.polyhedral:
             return None
+        if any(part.compressed for part in constraint.parts):
+            return (
+                "sparse rows may stand beside boxes, simplices and rows with a constant A alone; give them densely, "
+                "hn.Affine(A.to_dense(), ...)"
+            )
         return (
             f"{type(constraint).__name__} has neither affine rows nor a projection of its own (a member of an "
             "intersection may lack one); write all constraints as one hn.Cvxpy"

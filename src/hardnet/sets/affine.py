@@ -97,6 +97,12 @@ class Affine(ConstraintSet):
         bounds = (self.number(name, x, like, m=m) if self.has(name) else None for name in ("lower", "upper"))
         return AffineRows(A, *bounds)
 
+    @property
+    def same_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether A is one constant matrix."""
+        A = self.fixed("A")
+        return A is not None and A.dim() == 2
+
     def rows(self, numbers: AffineRows, like: Tensor) -> AffineRows:
         """The numbers themselves."""
         return numbers
@@ -111,8 +117,7 @@ class Affine(ConstraintSet):
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """A, where it is one constant matrix for all samples."""
-        A = self.fixed("A")
-        return None if A is None or A.dim() != 2 else A
+        return self.fixed("A") if self.same_rows else None
 
     def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Each side where it is constant or absent; NaN where only x knows."""

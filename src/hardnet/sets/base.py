@@ -49,6 +49,10 @@ class ConstraintSet(Arguments):
     """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
     smooth: bool = False
     """Whether `level` describes the whole set."""
+    compressed: bool = False
+    """Whether its rows are kept in compressed form (`SparseNumbers`), never as a dense matrix."""
+    same_rows: bool = False
+    """Whether its rows have one constant A for all samples, so that they may stand beside compressed ones."""
     relaxed: bool = False
     """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
     by_functions: bool = False

@@ -33,6 +33,7 @@ class Box(ConstraintSet):
 
     polyhedral = True
     projectable = True
+    same_rows = True
 
     def __init__(self, lower: Number | None = None, upper: Number | None = None, *, name: str | None = None) -> None:
         super().__init__(name)

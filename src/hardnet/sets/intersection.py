@@ -16,6 +16,7 @@ from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.curved import block_of
+from hardnet.sets.sparse import Factors, project_compressed
 from hardnet.solvers.blocks import Block
 from hardnet.solvers.solution import Solution
 
@@ -37,6 +38,7 @@ class Intersection(ConstraintSet):
         if len(known) > 1:
             raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
         self.members: nn.ModuleList = nn.ModuleList(flat)
+        self._factors = Factors()
 
     @property
     def parts(self) -> list[ConstraintSet]:
@@ -57,11 +59,23 @@ class Intersection(ConstraintSet):
     def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether some member is curved and all have blocks, or some rows may give way and no member is curved.
 
-        Polyhedra are left to the projection of their rows.
+        So are sparse rows beside others that are constant. Polyhedra are left to the projection of their rows.
         """
+        if self.compressed:
+            return self.same_rows
         if self.relaxed:
             return all(part.polyhedral or part.relaxed for part in self.parts)
         return not self.polyhedral and all(part.curved or part.polyhedral for part in self.parts)
+
+    @property
+    def compressed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether some member keeps its rows sparse."""
+        return any(part.compressed for part in self.parts)
+
+    @property
+    def same_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the rows of all members are constant."""
+        return all(part.same_rows for part in self.parts)
 
     @property
     def relaxed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -167,6 +181,8 @@ class Intersection(ConstraintSet):
         """The exact projection onto the intersection, to a scale-free KKT residual of `tolerance`."""
         if self.relaxed:
             return self._give_way(numbers, raw, on_infeasible, on_invalid)
+        if self.compressed:
+            return self._sparsely(numbers, raw, on_infeasible, on_invalid)
         blocks = self.blocks(numbers, raw)
         return project_intersection(
             raw, blocks, tolerance=tolerance, on_infeasible=on_infeasible, on_invalid=on_invalid
@@ -180,6 +196,14 @@ class Intersection(ConstraintSet):
         except InfeasibleError as error:
             general, box = self.structure_names(numbers, raw)
             raise error.named([*general, *box]) from None
+
+    def _sparsely(self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
+        """The nearest point by sparse factors; rows that contradict each other are named."""
+        policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+        try:
+            return project_compressed(self.parts, numbers, raw, self._factors, **policies)
+        except InfeasibleError as error:
+            raise error.named(self.row_names(numbers, raw)) from None
 
     def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
         """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""

@@ -31,6 +31,7 @@ class Simplex(ConstraintSet):
 
     polyhedral = True
     projectable = True
+    same_rows = True
     declares_equalities = True
 
     def __init__(self, dim: int, total: Number = 1.0, *, name: str | None = None) -> None:

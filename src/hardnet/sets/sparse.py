@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.sparse_rows import project_sparse_affine
+from hardnet.rows import join
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.solvers.sparse_factor import SparseRows, prepare_sparse
@@ -28,8 +30,9 @@ class SparseAffine(ConstraintSet):
     """``lower(x) <= A y <= upper(x)`` with A kept as three plain buffers; ``hn.Affine(A.to_sparse_csr(), ...)`` is it.
 
     It has a projection of its own (method ``"cvx"``, which ``"auto"`` takes), by sparse factors of scipy on a CPU: the
-    extra ``sparse``. Certificates add up the entries that are there. Rows of all kinds go into one matrix: an equality
-    has ``lower == upper``, a bound on an output is a row of the identity, and holds exactly.
+    extra ``sparse``. Certificates add up the entries that are there. Rows of all kinds may go into one matrix: an
+    equality has ``lower == upper``, a bound on an output is a row of the identity, and holds exactly. ``&`` of sparse
+    rows, boxes, simplices and constant dense rows does that.
 
     Args:
         crow: Where each row begins among the entries, ``(m + 1,)`` int.
@@ -43,6 +46,8 @@ class SparseAffine(ConstraintSet):
     """
 
     projectable = True
+    compressed = True
+    same_rows = True
 
     def __init__(
         self,
@@ -67,7 +72,7 @@ class SparseAffine(ConstraintSet):
         self.take("lower", lower, ("m",), "lower")
         self.take("upper", upper, ("m",), "upper")
         self._check_bounds()
-        self._factors: tuple[Tensor, SparseRows] | None = None
+        self._factors = Factors()
 
     def numbers(self, x: Any, like: Tensor) -> SparseNumbers:
         """A in compressed rows and the bounds at x, with one entry per row."""
@@ -96,14 +101,70 @@ class SparseAffine(ConstraintSet):
     ) -> Tensor:
         """The exact projection, by sparse factors that are made once."""
         policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        return project_sparse_affine(raw, self._prepared(numbers.values), numbers.lower, numbers.upper, **policies)
+        rows = self._factors.of([numbers.values], numbers, self._sizes["n"])
+        try:
+            return project_sparse_affine(raw, rows, numbers.lower, numbers.upper, **policies)
+        except InfeasibleError as error:
+            raise error.named(self.row_names(numbers, raw)) from None
 
-    def _prepared(self, values: Tensor) -> SparseRows:
-        """The factors of the entries as they are now: a move or a load brings another tensor."""
-        if self._factors is None or self._factors[0] is not values:
-            rows = prepare_sparse(self.get_buffer("crow"), self.get_buffer("col"), values, self._sizes["n"])
-            self._factors = values, rows
-        return self._factors[1]
+
+class Factors:
+    """The factors of sparse rows, made once: a move or a load brings other tensors, and other factors."""
+
+    def __init__(self) -> None:
+        self._source: list[Tensor] = []
+        self._rows: SparseRows | None = None
+
+    def of(self, source: list[Tensor], numbers: SparseNumbers, n: int) -> SparseRows:
+        """The factors of rows with n outputs whose entries come from the tensors `source`."""
+        same = len(source) == len(self._source) and all(map(is_, source, self._source))
+        if self._rows is None or not same:
+            self._source, self._rows = source, prepare_sparse(numbers.crow, numbers.col, numbers.values, n)
+        return self._rows
+
+
+def project_compressed(
+    parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors, **policies: str
+) -> Tensor:
+    """The exact projection onto several sets that all have the `same_rows` for every sample, kept sparse.
+
+    Args:
+        parts: The sets.
+        numbers: The numbers of each.
+        raw: ``(*batch, n)``.
+        factors: What was prepared before.
+        policies: What empty and invalid sets give.
+    """
+    whole = join_compressed([compressed_rows(*pair, raw) for pair in zip(parts, numbers, strict=True)])
+    fixed = [part.fixed(name) for part in parts for name in ("values", "A")]
+    rows = factors.of([entries for entries in fixed if entries is not None], whole, raw.shape[-1])
+    return project_sparse_affine(raw, rows, whole.lower, whole.upper, **policies)
+
+
+def compressed_rows(part: ConstraintSet, numbers: Any, like: Tensor) -> SparseNumbers:
+    """The rows of a set in compressed form, in the order of its `row_names`: those of a box are the identity's."""
+    if isinstance(numbers, SparseNumbers):
+        return numbers
+    rows, n = part.structure(numbers, like), like.shape[-1]
+    present = rows.A != 0
+    crow = torch.nn.functional.pad(present.sum(-1).cumsum(0), (1, 0))
+    general = SparseNumbers(crow, present.nonzero()[:, 1], rows.A[present], rows.lower, rows.upper)
+    if not rows.boxed:
+        return general
+    place = torch.arange(n + 1, device=like.device)
+    box = SparseNumbers(place, place[:-1], like.new_ones(n), rows.box_lower, rows.box_upper)
+    return join_compressed([box, general]) if len(rows.A) else box
+
+
+def join_compressed(parts: list[SparseNumbers]) -> SparseNumbers:
+    """The rows of all parts, one below the other."""
+    starts = torch.tensor([0, *(len(part.values) for part in parts)], device=parts[0].crow.device).cumsum(0)
+    crow = torch.cat([starts[:1], *(part.crow[1:] + start for part, start in zip(parts, starts, strict=False))])
+    col, values = (torch.cat(entries) for entries in zip(*(part[1:3] for part in parts), strict=True))
+    absent = [values.new_full((len(part.crow) - 1,), torch.inf) for part in parts]
+    lower = [-none if part.lower is None else part.lower for part, none in zip(parts, absent, strict=True)]
+    upper = [none if part.upper is None else part.upper for part, none in zip(parts, absent, strict=True)]
+    return SparseNumbers(crow, col, values, join(lower), join(upper))
 
 
 def sparse_set(kind: type[ConstraintSet], A: Tensor, *rest: Any, **named: Any) -> SparseAffine:
