@@ -66,7 +66,8 @@ ELSEWHERE = {
     "sets/test_relaxed.py": "functional/relaxed",
     "sets/test_scaled.py": "sets/scaled_sets",
     "sets/test_sparse.py": "functional/sparse_rows solvers/sparse_factor solvers/sparse_interior solvers/sparse_rows",
-    "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_factor solvers/box_interior solvers/box_problem",
+    "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_checks solvers/box_factor solvers/box_interior "
+    "solvers/box_problem",
     "solvers/test_conic_fixed.py": "solvers/barrier_cones solvers/barrier_matrices solvers/barriers "
     "solvers/cone_images solvers/conic_interior solvers/eigen solvers/quadratic_image solvers/saddle",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
@@ -75,7 +76,6 @@ ELSEWHERE = {
     "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_iterate solvers/nonlinear_measure "
     "solvers/nonlinear_nearest solvers/nonlinear_program solvers/nonlinear_retract solvers/nonlinear_retract_state "
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
-    "solvers/test_polyhedron_mates.py": "solvers/compiled",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "
     "solvers/projection_steps",

@@ -13,7 +13,7 @@ import torch
 
 import hardnet as hn
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.solvers import compiled
+from hardnet.solvers import projection_steps
 
 ROOT = Path(hn.__file__).parent
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
@@ -21,7 +21,7 @@ HALL = ("errors.py", "modes.py", "shapes.py", "rows.py")
 SAMPLES = 16
 
 pytestmark = pytest.mark.skipif(
-    not (HAS_NUMBA and compiled.available()), reason="the walk of a machine with all extras"
+    not (HAS_NUMBA and projection_steps.has_daqp()), reason="the walk of a machine with all extras"
 )
 
 

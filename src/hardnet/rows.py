@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from hardnet.modes import HALF, plain
 from hardnet.shapes import check_affine, require_like
 
 REALS = (torch.float64, torch.float32)
+MOST_FEW_ROWS = 4
+"""The most rows of the fixed program for the nearest point; each further row doubles it."""
+MOST_BOX_ROWS = 8
+"""The most rows beside a box that are solved in their multipliers."""
+
+Structure = Literal["box and few rows", "few rows", "rows"]
+"""What decides who projects onto a polyhedron: `hardnet.functional.nearest.PROJECTIONS`."""
 
 
 class Batch(NamedTuple):
@@ -157,6 +164,13 @@ class BoxedRows(NamedTuple):
         """Whether some coordinate may have a bound of its own."""
         return self.box_lower is not None or self.box_upper is not None
 
+    def classify(self) -> tuple[Structure, tuple[Tensor | None, ...]]:
+        """Which structure this is, and its numbers as that takes them: with the box beside the rows, or as rows."""
+        m = self.A.shape[-2]
+        if self.boxed and m <= MOST_BOX_ROWS:
+            return "box and few rows", self[:5]
+        return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
+
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """``A, lower, upper`` with the box as n more rows of the identity below."""
         if not self.boxed:
@@ -169,6 +183,36 @@ class BoxedRows(NamedTuple):
         names = ("lower", "upper", "box_lower", "box_upper")
         given = {name: number for name in names if (number := getattr(self, name)) is not None}
         return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
+
+
+BoxedBatch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, of the box ``(1 or B, n)``."""
+
+
+def flatten_boxed(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    box_lower: Tensor | None,
+    box_upper: Tensor | None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Size, BoxedBatch]:
+    """One flat batch in this dtype, with a batch of 1 for what all samples share and infinities for absent bounds."""
+    (k, n), shapes = A.shape[-2:], [raw.shape[:-1], A.shape[:-2]]
+    shapes += [bound.shape[:-1] for bound in (lower, upper, box_lower, box_upper) if bound is not None]
+    batch = torch.broadcast_shapes(*shapes)
+
+    def flat(part: Tensor, core: int) -> Tensor:
+        own = part.shape[-core:]
+        if part.dim() == core:
+            return part.to(dtype).unsqueeze(0)
+        return part.to(dtype).expand(*batch, *own).reshape(-1, *own)
+
+    bound = lambda part, size, absent: flat(raw.new_full((size,), absent) if part is None else part, 1)
+    rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
+    box = bound(box_lower, n, -torch.inf), bound(box_upper, n, torch.inf)
+    return batch, (raw.to(dtype).expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)
 
 
 def times(A: Tensor, vector: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 import torch
 
 from hardnet.kernels.gpu.nearest import answer_in_box, nearest_in_box
-from hardnet.solvers.box_rows import Outcome, flatten, solve
+from hardnet.rows import flatten_boxed
+from hardnet.solvers.box_rows import Outcome, solve
 from tests.solvers.box_families import KINDS, D, box_family
 
 EPS = torch.finfo(D).eps
 
 
 def outcome(flat, rounding=EPS):
-    y, place, dual, side, status, residual = nearest_in_box(flat, rounding)
-    return Outcome(y, dual, place, side, status, residual)
+    return Outcome(*nearest_in_box(flat, rounding))
 
 
 def agree(flat, rounding=EPS):
@@ -47,18 +47,18 @@ def agree_in_short(short):
 def compare(device, sizes, samples, kinds=KINDS):
     for kind in kinds:
         for n in sizes:
-            flat = tuple(part.to(device) for part in flatten(*box_family(kind, samples, 1, n, seed=n))[1])
+            flat = tuple(part.to(device) for part in flatten_boxed(*box_family(kind, samples, 1, n, seed=n))[1])
             agree(flat, EPS if n % 2 else 2.0**-23)
 
 
 def compare_shared(device, samples):
     """One number of each for all samples, absent bounds, one-sided rows, and each kind beside numbers per sample."""
     raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", samples, 1, 5))
-    agree(flatten(raw, A[0], lower[0], upper[0], low[0], high[0])[1])
-    agree(flatten(raw, A[0], lower, None, low, high[0])[1])
-    agree(flatten(raw, A, None, upper[0], low[0], None)[1])
-    agree(flatten(raw, A[0], lower[0], lower[0], None, None)[1])
-    agree(flatten(raw, A, None, None, low, high)[1])
+    agree(flatten_boxed(raw, A[0], lower[0], upper[0], low[0], high[0])[1])
+    agree(flatten_boxed(raw, A[0], lower, None, low, high[0])[1])
+    agree(flatten_boxed(raw, A, None, upper[0], low[0], None)[1])
+    agree(flatten_boxed(raw, A[0], lower[0], lower[0], None, None)[1])
+    agree(flatten_boxed(raw, A, None, None, low, high)[1])
 
 
 def compare_bad_samples(device):
@@ -67,16 +67,16 @@ def compare_bad_samples(device):
     lower[1], upper[1] = -60.0, -50.0
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
     A[6], lower[6], upper[6] = 0.0, 1.0, 2.0
-    _, flat = flatten(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
+    _, flat = flatten_boxed(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
     agree(flat)
     assert outcome(flat).dual[:2, 0].sign().tolist() == [-1, 1]
-    _, sound = flatten(*(part[7:].to(device) for part in (raw, A, lower, upper, low, high)))
+    _, sound = flatten_boxed(*(part[7:].to(device) for part in (raw, A, lower, upper, low, high)))
     assert torch.equal(outcome(flat).y[7:], outcome(sound).y)
 
 
 def compare_units(device):
     """Powers of two change no bit, up to the largest numbers."""
-    flat = tuple(part.to(device) for part in flatten(*box_family("plain", 6, 1, 6))[1])
+    flat = tuple(part.to(device) for part in flatten_boxed(*box_family("plain", 6, 1, 6))[1])
     raw, A, lower, upper, low, high = flat
     y = outcome(flat).y
     for unit in (2.0**-600, 2.0**900):
@@ -88,8 +88,8 @@ def compare_units(device):
 
 def compare_inside(device):
     raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", 6, 1, 6))
-    y = outcome(flatten(raw, A, lower, upper, low, high)[1]).y
-    again = outcome(flatten(y, A, lower, upper, low, high)[1])
+    y = outcome(flatten_boxed(raw, A, lower, upper, low, high)[1]).y
+    again = outcome(flatten_boxed(y, A, lower, upper, low, high)[1])
     assert torch.equal(again.y, y)
     assert (again.dual == 0).all()
     short = tuple(part.float() for part in flatten(raw, A, lower, upper, low, high)[1])

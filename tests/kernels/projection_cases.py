@@ -5,6 +5,7 @@ import torch
 from hardnet.kernels.gpu.projection import project
 from hardnet.rows import Batch
 from hardnet.solvers import Status, projection, projection_steps
+from hardnet.solvers.pivoting import step_limit
 from tests.solvers import families
 
 TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
@@ -12,7 +13,7 @@ TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
 
 def answer(raw, A, lower, upper):
     """The fused answer and which samples it leaves open."""
-    *found, unsolved = project(raw, A, lower, upper, projection_steps.step_limit(A), TOLERANCES)
+    *found, unsolved = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
     return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
 
 

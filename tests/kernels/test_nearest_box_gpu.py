@@ -5,7 +5,7 @@ import torch
 
 from hardnet.functional import project_box_rows
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.solvers.box_rows import flatten
+from hardnet.rows import flatten_boxed
 from tests.kernels import box_cases
 from tests.kernels.interpreter import interpret
 from tests.solvers.box_families import box_family
@@ -24,7 +24,7 @@ def test_short_numbers_on_the_interpreter():
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
-    assert not gpu.takes_box(flatten(*box_family("plain", 3, 1, 4))[1])
+    assert not gpu.takes_box(flatten_boxed(*box_family("plain", 3, 1, 4))[1])
 
 
 @pytest.mark.gpu

@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from hardnet.functional import project_affine as project
-from hardnet.solvers import compiled, project_affine
+from hardnet.solvers import project_affine, projection_steps
 from tests.solvers.families import F64, draw, gaussian
 
-BACKENDS = ["auto", "torch", pytest.param("daqp", marks=pytest.mark.skipif(not compiled.available(), reason="no daqp"))]
+BACKENDS = [
+    "auto",
+    "torch",
+    pytest.param("daqp", marks=pytest.mark.skipif(not projection_steps.has_daqp(), reason="no daqp")),
+]
 SHAPES = [(20, 9), (7, 5), (5, 11), (30, 13), (9, 3), (13, 40)]
 
 

@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from hardnet.errors import MissingExtraError
-from hardnet.solvers import Status, compiled, project_affine
+from hardnet.solvers import Status, project_affine, projection_steps
 from hardnet.solvers.newton import newton
 from hardnet.solvers.problem import standard_form
 from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
 
-BACKENDS = ["auto", "torch", pytest.param("daqp", marks=pytest.mark.skipif(not compiled.available(), reason="no daqp"))]
+BACKENDS = [
+    "auto",
+    "torch",
+    pytest.param("daqp", marks=pytest.mark.skipif(not projection_steps.has_daqp(), reason="no daqp")),
+]
 
 
 def violation(A, lower, upper, y):
@@ -65,7 +69,7 @@ def test_agrees_with_an_independent_solver(family):
 
 @pytest.mark.parametrize("family", ["many rows", "square", "half open", "duplicated rows"])
 def test_backends_agree(family):
-    if not compiled.available():
+    if not projection_steps.has_daqp():
         pytest.skip("no daqp")
     arguments = FAMILIES[family]()
     first, second = (project_affine(*arguments, backend=backend) for backend in ("torch", "daqp"))
@@ -238,12 +242,12 @@ def test_batch_dimensions_constants_and_dtypes():
 
 def test_many_samples_run_in_bounded_memory():
     raw, A, lower, upper = gaussian(20000, 10, 20)
-    found = project_affine(raw, A, lower, upper, backend="torch" if not compiled.available() else "auto")
+    found = project_affine(raw, A, lower, upper, backend="torch" if not projection_steps.has_daqp() else "auto")
     assert (found.status == Status.SOLVED).all()
 
 
 def test_daqp_asked_for_by_name_must_be_there(monkeypatch):
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(projection_steps, "has_daqp", lambda: False)
     with pytest.raises(MissingExtraError, match=r"hardnet\[qp\]"):
         project_affine(*cone_apex(2), backend="daqp")
     assert (project_affine(*integers(8)).status == Status.SOLVED).all()

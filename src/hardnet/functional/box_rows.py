@@ -13,16 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, NonFiniteError, OptionError, ShapeError, sentence
+from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.box import project_box
-from hardnet.functional.box_rows_gradient import (
-    Cotangents,
-    Inputs,
-    cotangents,
-    differentiable,
-    feasible_descent,
-    matrix_cotangent,
-)
+from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.samples import (
@@ -31,18 +24,18 @@ from hardnet.functional.samples import (
     Infeasible,
     Policy,
     check_options,
-    raise_bad_numbers,
+    raise_bad_box,
     raise_infeasible,
     refuse,
     warn_not_converged,
 )
 from hardnet.functional.strict import tighten
+from hardnet.kernels.cpu import nearest as cpu
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.kernels.limits import MOST_BOX_ROWS
 from hardnet.modes import full_precision, may_look, may_wait, mode, plain
-from hardnet.rows import REALS
+from hardnet.rows import MOST_BOX_ROWS, REALS, BoxedBatch, flatten_boxed
 from hardnet.shapes import broadcast_batch, check_affine, check_bound
-from hardnet.solvers.box_rows import Outcome, flatten, solve, solve_or_settle, solve_without_look
+from hardnet.solvers.box_rows import Outcome, settle, solve
 from hardnet.solvers.solution import Status
 
 Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -96,10 +89,10 @@ def project_box_rows(
     if A.shape[-2] == 0:
         return project_box(raw, *bounds[2:], on_invalid=on_invalid)
     if not strict and on_infeasible in ("auto", "nan") and _on_a_gpu(raw, A, *bounds):
-        batch, flat = flatten(raw, A, *bounds, dtype=raw.dtype)
+        batch, flat = flatten_boxed(raw, A, *bounds, dtype=raw.dtype)
         if gpu.takes_box(flat):
             return gpu.answer_in_box(flat).reshape(*batch, raw.shape[-1])
-    batch, flat = flatten(raw, A, *bounds)
+    batch, flat = flatten_boxed(raw, A, *bounds)
     rounding = torch.finfo(raw.dtype).eps
     eager = plain(raw, A, *bounds)
     project = _eager if eager else _traced
@@ -119,7 +112,7 @@ def _on_a_gpu(raw: Tensor, *others: Tensor | None) -> bool:
     return not recorded
 
 
-def _hold_exactly(y: Tensor, flat: Inputs, dtype: torch.dtype) -> Tensor:
+def _hold_exactly(y: Tensor, flat: BoxedBatch, dtype: torch.dtype) -> Tensor:
     """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
     _, A, lower, upper, *box = (part.detach() for part in flat)
     eps = torch.finfo(torch.float64).eps
@@ -173,18 +166,18 @@ def _check(
 
 def solve_eagerly(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, box_lower: Tensor, box_upper: Tensor) -> Tensor:
     """Y ``(*batch, n)`` of plain tensors whose set is not empty, in float64; shapes as in `project_box_rows`."""
-    batch, flat = flatten(raw, A, lower, upper, box_lower, box_upper)
+    batch, flat = flatten_boxed(raw, A, lower, upper, box_lower, box_upper)
     y, _ = _eager(flat, torch.finfo(raw.dtype).eps, False)
     return y.reshape(*batch, raw.shape[-1])
 
 
-def _eager(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+def _eager(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
     """One autograd function over the solver."""
     y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
     return y, Outcome(y.detach(), *rest)
 
 
-def _traced(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+def _traced(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
     """The solver on detached numbers, and the bits of its answer with the derivative of a smooth formula."""
     with torch.no_grad():
         found = solve(*(part.detach() for part in flat), rounding=rounding)
@@ -194,7 +187,7 @@ def _traced(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outco
     if not tangent:
         return keep_value(differentiable(flat, found), found.y), found
     smooth = differentiable((flat[0].detach(), *flat[1:]), found)
-    passed = _Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
+    passed = Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
     return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
 
 
@@ -207,27 +200,13 @@ def _answer_bad_samples(
     if not (free or named) or not bool((status != int(Status.SOLVED)).any()):
         return y
     if free and on_invalid == "raise":
-        _raise_invalid(given, status == int(Status.INVALID))
+        raise_bad_box(*given, status == int(Status.INVALID))
     empty = status == int(Status.INFEASIBLE)
     if on_infeasible in ("auto", "raise"):
         raise_infeasible(empty, dual, "the box and")
     if free:
         warn_not_converged(status == int(Status.NOT_CONVERGED), residual)
     return _compromise(y, empty, given) if on_infeasible == "nearest" and bool(empty.any()) else y
-
-
-def _raise_invalid(given: Given, bad: Tensor) -> None:
-    """What is wrong with raw, the box, or else with A and the bounds of rows."""
-    if not bool(bad.any()):
-        return
-    raw, A, lower, upper, low, high = given
-    least = raw.new_tensor(-torch.inf) if low is None else low
-    most = raw.new_tensor(torch.inf) if high is None else high
-    ordered = (least <= most) & (least < torch.inf) & (most > -torch.inf)
-    text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
-    wrong = bad & raw.isfinite().all(-1)
-    refuse(wrong & ~(ordered.all(-1) if ordered.dim() else ordered), BoundsError, text)
-    raise_bad_numbers(raw, A, lower, upper, bad)
 
 
 def _compromise(y: Tensor, empty: Tensor, given: Given) -> Tensor:
@@ -244,15 +223,23 @@ def _compromise(y: Tensor, empty: Tensor, given: Given) -> Tensor:
     return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
+def _solve(flat: BoxedBatch, rounding: float) -> Outcome:
+    """By a kernel where one takes the batch, else in plain torch; what is left open is settled where a look is free."""
+    backend = next((backend for backend in (cpu, gpu) if backend.takes_box(flat)), None)
+    found = solve(*flat, rounding=rounding) if backend is None else Outcome(*backend.nearest_in_box(flat, rounding))
+    if not may_look(flat[0]) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
+        return found
+    return settle(found, flat, rounding, by_kernel=backend is not None)
+
+
 class _Projection(torch.autograd.Function):
     """y and, without derivative, the rest of the `Outcome`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
-        *flat, rounding, tangent = inputs
-        run = solve_or_settle if may_look(flat[0]) else solve_without_look
-        found = run(*flat, rounding=rounding)
+        flat, (rounding, tangent) = inputs[:6], inputs[6:]
+        found = _solve(flat, rounding)
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)
         ctx.mark_non_differentiable(*found[1:])
@@ -266,56 +253,6 @@ class _Projection(torch.autograd.Function):
             return (None,) * 8
         inputs, found = ctx.saved_tensors[:6], Outcome(*ctx.saved_tensors[6:])
         if torch.is_grad_enabled():
-            return *_again(grads[0], inputs, found, ctx.tangent), None, None
+            return *differentiate_again(grads[0], inputs, found, ctx.tangent), None, None
         passed = cotangents(grads[0], inputs, found, tangent=ctx.tangent)
-        return *_deliver(passed, grads[0], inputs, found, ctx.needs_input_grad, ctx.tangent), None, None
-
-
-def _again(grad: Tensor, inputs: Inputs, found: Outcome, tangent: bool) -> tuple[Tensor | None, ...]:
-    """A first derivative that can be differentiated: autograd on the smooth formula."""
-    if tangent:
-        remedy = "pass gradient='exact'"
-        raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
-    wanted = [part for part in inputs if part.requires_grad]
-    y = differentiable(inputs, found)
-    parts = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
-    return tuple(next(parts) if part.requires_grad else None for part in inputs)
-
-
-def _deliver(
-    passed: Cotangents, grad: Tensor, inputs: Inputs, found: Outcome, needed: tuple[bool, ...], tangent: bool
-) -> tuple[Tensor | None, ...]:
-    """What each input asked for, summed over the samples where all share it."""
-    summed = lambda part, like: part.sum(0, keepdim=True) if len(like) == 1 < len(part) else part
-    parts: list[Tensor | None] = [None] * 6
-    for number, part in ((0, passed.raw), (2, passed.lower), (3, passed.upper), (4, passed.box_lower)):
-        parts[number] = summed(part, inputs[number]) if needed[number] else None
-    parts[5] = summed(passed.box_upper, inputs[5]) if needed[5] else None
-    if needed[1]:
-        u = cotangents(grad, inputs, found, tangent=False).raw if tangent else passed.raw
-        shared = len(inputs[1]) == 1
-        parts[1] = matrix_cotangent(passed, found.y, found.dual, found.side, u, shared=shared)
-    return tuple(parts)
-
-
-class _Tangent(torch.autograd.Function):
-    """Zero, with the steepest feasible descent as the gradient of raw."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(raw: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(raw)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the places."""
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The projection of the cotangent on the cone of feasible descent."""
-        A, place, side, status = ctx.saved_tensors
-        found = Outcome(grads[0], side, place, side, status, status)
-        return feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1)), None, None, None, None
+        return *deliver(passed, grads[0], inputs, found, ctx.needs_input_grad, ctx.tangent), None, None

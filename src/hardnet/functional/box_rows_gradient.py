@@ -11,18 +11,17 @@ share what they pass evenly between their two equal bounds. Called by `hardnet.f
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import OptionError, sentence
+from hardnet.rows import BoxedBatch
 from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_problem import power_of_two
 from hardnet.solvers.box_rows import Outcome, solve
 from hardnet.solvers.solution import Status
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, of the box ``(1 or B, n)``."""
 
 
 class Cotangents(NamedTuple):
@@ -36,7 +35,7 @@ class Cotangents(NamedTuple):
     box_upper: Tensor
 
 
-def differentiable(inputs: Inputs, found: Outcome) -> Tensor:
+def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
     """Y ``(B, n)`` as a smooth function of all six, on the places that were found: right to any order.
 
     ``y_F = raw_F - A_JF' dual`` with ``A_JF A_JF' dual = A_J base - target_J``, where base is raw on F and the bounds
@@ -54,7 +53,7 @@ def differentiable(inputs: Inputs, found: Outcome) -> Tensor:
     return base - (chosen * dual.unsqueeze(-1)).sum(-2)
 
 
-def cotangents(grad: Tensor, inputs: Inputs, found: Outcome, *, tangent: bool) -> Cotangents:
+def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: bool) -> Cotangents:
     """The same to first order in one pass, for the cotangent `grad` ``(B, n)`` of y."""
     good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
     A = torch.where(inputs[1].isfinite(), inputs[1], 0.0)
@@ -98,7 +97,7 @@ def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor) -> T
     return torch.where(good & (steepest.status == int(Status.SOLVED)).unsqueeze(-1), steepest.y, 0.0)
 
 
-def _harmless(inputs: Inputs, good: Tensor) -> Inputs:
+def _harmless(inputs: BoxedBatch, good: Tensor) -> BoxedBatch:
     """Zeros for samples without an answer and for infinite bounds, so that no derivative meets a NaN."""
     clean = lambda part, keep: torch.where(keep & part.isfinite(), part, 0.0)
     raw, A, *bounds = inputs
@@ -110,3 +109,53 @@ def _held(code: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The bound that a code names: -1 the lower, 1 the upper, 2 the middle of both, 0 none."""
     middle = torch.where(code == 2, 0.5 * low + 0.5 * high, 0.0)
     return torch.where(code == 1, high, torch.where(code == -1, low, middle))
+
+
+def differentiate_again(grad: Tensor, inputs: BoxedBatch, found: Outcome, tangent: bool) -> tuple[Tensor | None, ...]:
+    """A first derivative that can be differentiated: autograd on the smooth formula."""
+    if tangent:
+        remedy = "pass gradient='exact'"
+        raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
+    wanted = [part for part in inputs if part.requires_grad]
+    y = differentiable(inputs, found)
+    parts = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(parts) if part.requires_grad else None for part in inputs)
+
+
+def deliver(
+    passed: Cotangents, grad: Tensor, inputs: BoxedBatch, found: Outcome, needed: tuple[bool, ...], tangent: bool
+) -> tuple[Tensor | None, ...]:
+    """What each input asked for, summed over the samples where all share it."""
+    summed = lambda part, like: part.sum(0, keepdim=True) if len(like) == 1 < len(part) else part
+    parts: list[Tensor | None] = [None] * 6
+    for number, part in ((0, passed.raw), (2, passed.lower), (3, passed.upper), (4, passed.box_lower)):
+        parts[number] = summed(part, inputs[number]) if needed[number] else None
+    parts[5] = summed(passed.box_upper, inputs[5]) if needed[5] else None
+    if needed[1]:
+        u = cotangents(grad, inputs, found, tangent=False).raw if tangent else passed.raw
+        shared = len(inputs[1]) == 1
+        parts[1] = matrix_cotangent(passed, found.y, found.dual, found.side, u, shared=shared)
+    return tuple(parts)
+
+
+class Tangent(torch.autograd.Function):
+    """Zero, with the steepest feasible descent as the gradient of raw."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the places."""
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The projection of the cotangent on the cone of feasible descent."""
+        A, place, side, status = ctx.saved_tensors
+        found = Outcome(grads[0], place, side, side, status, status)
+        return feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1)), None, None, None, None

@@ -12,12 +12,12 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
 
 A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
 the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds. Called
-by the layers `projection` and `cvx`, and by `functional.relaxed`. Called by `hardnet.functional.relaxed` and
-`hardnet.layers.auto`.
+by `hardnet.functional.relaxed`, `hardnet.layers.auto` and `hardnet.layers.projection`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -26,16 +26,14 @@ from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.functional import nearest_formulas, polyhedron
-from hardnet.functional.box import project_box
 from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
-from hardnet.functional.samples import CHOICES, Gradient, check_options
+from hardnet.functional.samples import CHOICES, Gradient, Infeasible, Policy, check_options
 from hardnet.kernels.cpu import nearest as cpu
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.kernels.limits import MOST_BOX_ROWS, MOST_FEW_ROWS
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
-from hardnet.rows import Batch, BoxedRows, take_rows, times
+from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows, times
 from hardnet.solvers.shared_choice import LEAST_ROWS
 from hardnet.solvers.solution import Status
 
@@ -54,6 +52,62 @@ def structure_of(rows: BoxedRows) -> str:
     return f"{m} row{'s' if m > 1 else ''}: " + ("a fixed program" if m <= MOST_FEW_ROWS else many)
 
 
+@full_precision
+def project_few(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    *,
+    metric: Tensor | None = None,
+    gradient: Gradient = "exact",
+    strict: bool = False,
+    on_infeasible: Infeasible = "auto",
+    on_invalid: Policy = "raise",
+) -> Tensor:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`.
+
+    The fixed program; where a look is free, or asked for, the general solver speaks of samples it left open. It also
+    takes what the program does not have: a metric, and rows that hold in exact arithmetic.
+    """
+    policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+    if metric is not None or strict:
+        given: Any = {"metric": metric, "gradient": gradient, "strict": strict}
+        return polyhedron.project_affine(raw, A, lower, upper, **given, **policies)
+    rows = take_rows(raw, A, lower, upper)
+    if not rows.memory and on_infeasible in ("raise", "nearest"):  # refused, or outside the graph
+        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
+    given = policies | {"gradient": gradient}
+    if any(value not in CHOICES[name] for name, value in given.items()):
+        check_options(**given)
+    if rows.trivial:
+        return raw.expand(*rows.shape, raw.shape[-1])
+    look = may_look(raw) or on_infeasible in ("raise", "nearest")
+    if not look and not rows.learned and gpu.takes(rows):
+        return _as_given(gpu.answer(rows), raw, rows, on_invalid)
+    found = _fixed_program(rows, gradient)
+    y = found.y
+    if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
+        # the value of raw, with the derivative of y, which moves along the equalities
+        y = torch.where(_holds(rows), keep_value(y, rows.raw), y)
+    y = _as_given(y, raw, rows, on_invalid)
+    if not look:  # NaN where it is not solved
+        return y
+    bad = found.status != int(Status.SOLVED)
+    if not bool(bad.any()):
+        return y
+    settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
+    return torch.where(bad.reshape(*rows.shape, 1), settled, y)
+
+
+PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
+    "box and few rows": project_box_rows,
+    "few rows": project_few,
+    "rows": polyhedron.project_affine,
+}
+"""Who projects onto rows of each structure; all take the options of `project_affine`, a box no `metric`."""
+
+
 def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
     """``argmin |y - raw|`` over the polyhedron, by the table at the head of this file.
 
@@ -62,18 +116,13 @@ def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
         rows: The polyhedron.
         **options: Those of `project_affine`.
     """
-    general = options.get("metric") is not None
-    if not rows.boxed:
-        return project_affine(raw, rows.A, rows.lower, rows.upper, **options)
-    if general or rows.A.shape[-2] > MOST_BOX_ROWS:
+    if options.get("metric") is not None:
         return project_affine(raw, *rows.dense(), **options)
-    if rows.A.shape[-2] == 0 and options.get("gradient", "exact") == "exact":
-        return project_box(raw, rows.box_lower, rows.box_upper, on_invalid=options.get("on_invalid", "raise"))
     known = {name: value for name, value in options.items() if name != "metric"}
-    return project_box_rows(raw, *rows[:5], **known)
+    structure, numbers = rows.classify()
+    return PROJECTIONS[structure](raw, *numbers, **known)
 
 
-@full_precision
 def project_affine(
     raw: Tensor,
     A: Tensor,
@@ -83,12 +132,7 @@ def project_affine(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
-    if not few or options.get("metric") is not None or options.get("strict"):
-        return polyhedron.project_affine(raw, A, lower, upper, **options)
-    rows = take_rows(raw, A, lower, upper)
-    if not rows.memory and options.get("on_infeasible") in ("raise", "nearest"):  # refused, or outside the graph
-        return polyhedron.project_affine(raw, A, lower, upper, **options)
-    return _few(raw, A, lower, upper, rows, **options)
+    return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
 
 
 def nearest_few(
@@ -124,44 +168,6 @@ def nearest_few(
     if lower is None and upper is None:
         rows = rows._replace(upper=torch.full_like(rows.A[..., 0].detach(), torch.inf))
     return _fixed_program(rows, gradient)
-
-
-def _few(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None,
-    upper: Tensor | float | None,
-    rows: Batch,
-    *,
-    metric: None = None,
-    gradient: str = "exact",
-    strict: bool = False,
-    on_infeasible: str = "auto",
-    on_invalid: str = "raise",
-) -> Tensor:
-    """The fixed program; where a look is free, or asked for, the general solver speaks of samples it left open."""
-    given = {"on_infeasible": on_infeasible, "on_invalid": on_invalid, "gradient": gradient}
-    if any(value not in CHOICES[name] for name, value in given.items()):
-        check_options(**given)
-    if rows.trivial:
-        return raw.expand(*rows.shape, raw.shape[-1])
-    look = may_look(raw) or on_infeasible in ("raise", "nearest")
-    if not look and not rows.learned and gpu.takes(rows):
-        return _as_given(gpu.answer(rows), raw, rows, on_invalid)
-    found = _fixed_program(rows, gradient)
-    y = found.y
-    if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
-        # the value of raw, with the derivative of y, which moves along the equalities
-        y = torch.where(_holds(rows), keep_value(y, rows.raw), y)
-    y = _as_given(y, raw, rows, on_invalid)
-    if not look:  # NaN where it is not solved
-        return y
-    bad = found.status != int(Status.SOLVED)
-    if not bool(bad.any()):
-        return y
-    policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
-    return torch.where(bad.reshape(*rows.shape, 1), settled, y)
 
 
 def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:

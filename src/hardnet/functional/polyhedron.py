@@ -33,7 +33,7 @@ from hardnet.functional.samples import (
     raise_infeasible,
     warn_not_converged,
 )
-from hardnet.modes import HALF, may_look, mode, narrow, outside_compiler
+from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler
 from hardnet.shapes import check_affine
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.shared_choice import LEAST_ROWS, rows_for
@@ -44,6 +44,7 @@ LOOSE = 1e-9
 """The residual above which an answer that nobody may look at is NaN (and 64 roundings of a narrower dtype)."""
 
 
+@full_precision
 def project_affine(
     raw: Tensor,
     A: Tensor,

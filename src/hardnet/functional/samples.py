@@ -19,6 +19,7 @@ from hardnet.errors import (
     NO_UPPER_BOUND,
     NOT_FINITE,
     ZERO_ROW,
+    BoundsError,
     Defect,
     HardNetError,
     InfeasibleError,
@@ -131,6 +132,27 @@ def raise_bad_numbers(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tenso
     for finding in find_invalid(raw, A, lower, upper):
         reject(bad & finding.bad, finding.defect, finding.name, finding.got)
     reject(bad, CROSSED, "lower, upper")
+
+
+def raise_bad_box(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    low: Tensor | None,
+    high: Tensor | None,
+    bad: Tensor,
+) -> None:
+    """The same for rows beside a box: what is wrong with raw, the box, or else with A and the bounds of rows."""
+    if not bool(bad.any()):
+        return
+    least = raw.new_tensor(-torch.inf) if low is None else low
+    most = raw.new_tensor(torch.inf) if high is None else high
+    ordered = (least <= most) & (least < torch.inf) & (most > -torch.inf)
+    text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
+    wrong = bad & raw.isfinite().all(-1)
+    refuse(wrong & ~(ordered.all(-1) if ordered.dim() else ordered), BoundsError, text)
+    raise_bad_numbers(raw, A, lower, upper, bad)
 
 
 def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y <= upper is empty:") -> None:

@@ -10,10 +10,6 @@ MOST_ROWS, MOST_NUMBERS = 8, 256
 limit up to which Gram-Schmidt in plain torch does."""
 MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""
-MOST_FEW_ROWS = 4
-"""The most rows of the fixed program for the nearest point; each further row doubles it."""
-MOST_BOX_ROWS = 8
-"""The most rows beside a box that are solved in their multipliers."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8
@@ -28,6 +24,8 @@ MOST_BOX_COLUMNS = 4096
 """GPU: the most coordinates of a box beside a row that one program holds."""
 MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
+STRICT = 1e-11
+"""Part of the sample's size above which a multiplier makes a row beside a box strictly active."""
 
 
 def padded(size: int) -> int:

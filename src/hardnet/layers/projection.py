@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import InfeasibleError, OptionError, sentence
-from hardnet.functional import project_affine, project_rows
-from hardnet.kernels.limits import MOST_BOX_ROWS
+from hardnet.functional.nearest import PROJECTIONS, project_affine
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, look_or_nan, mode
-from hardnet.rows import BoxedRows
+from hardnet.rows import MOST_BOX_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.shared_factor import SharedRows
@@ -135,12 +134,14 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
-    shared = options.get("shared") is not None
-    rows = BoxedRows(*constraint.rows(numbers, raw)) if shared else constraint.structure(numbers, raw)
+    as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither knows of a box
+    rows = BoxedRows(*constraint.rows(numbers, raw)) if as_rows else constraint.structure(numbers, raw)
+    structure, arguments = rows.classify()
+    project = PROJECTIONS[structure]
     if mode() in GRAPHS:  # which raise nothing
-        return project_rows(raw, rows, **options)
+        return project(raw, *arguments, **options)
     try:
-        return project_rows(raw, rows, **options)
+        return project(raw, *arguments, **options)
     except InfeasibleError as error:
         if not rows.boxed:
             raise error.named(constraint.row_names(numbers, raw)) from None

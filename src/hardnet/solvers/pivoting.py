@@ -22,11 +22,14 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
+from hardnet.solvers.problem import Problem, align, multiply
 
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 KERNEL_ROWS = 128
 """Most rows that the kernel holds in registers."""
+CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
+"""Most entries of the tableaus that one run holds."""
 ROUND = 8
 """Steps between two looks at which samples are still at work."""
 INFINITY = float("inf")
@@ -62,6 +65,29 @@ class _State(NamedTuple):
     lower: Tensor
     upper: Tensor
     slack: Tensor
+
+
+def by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Batched pivoting, in chunks whose tableaus fit the cache (CPU) or the memory (GPU)."""
+    batch, m = problem.lower.shape
+    size = max(1, CACHE_ENTRIES.get(problem.raw.device.type, 1 << 27) // (m * m))
+    parts = [_pivot_chunk(problem.take(slice(first, first + size))) for first in range(0, batch, size)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
+
+
+def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    norm, (m, _) = problem.norm, problem.size
+    gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
+    gram = gram.expand(len(problem.raw), -1, -1)[:, :m, :m].clone(memory_format=torch.contiguous_format)
+    scaled = ((part / norm)[:, :m] for part in (problem.product, problem.lower, problem.upper, problem.slack))
+    found = pivot(gram, *scaled, limit=step_limit(problem.A))
+    dual = align(found.dual) / norm
+    return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
+
+
+def step_limit(A: Tensor) -> int:
+    """Steps of pivoting after which a sample is given up."""
+    return 10 * sum(A.shape[-2:]) + 50
 
 
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:

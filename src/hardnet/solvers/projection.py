@@ -19,7 +19,7 @@ from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.rows import Batch
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.fixed import fixed_pivots, steps_for
-from hardnet.solvers.pivoting import KERNEL_ROWS
+from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting, step_limit
 from hardnet.solvers.problem import (
     FEASIBLE,
     LARGEST,
@@ -34,7 +34,7 @@ from hardnet.solvers.problem import (
     shift_rows,
     standard_form,
 )
-from hardnet.solvers.projection_steps import STRICT, Outcome, by_pivoting, place, side_of, solve_in_steps, step_limit
+from hardnet.solvers.projection_steps import STRICT, Outcome, place, side_of, solve_in_steps
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.single import solve_single

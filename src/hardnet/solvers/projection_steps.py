@@ -9,17 +9,21 @@ compromise, by proximal steps. Called by `hardnet.solvers.projection`.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import MissingExtraError
 from hardnet.rows import Batch
-from hardnet.solvers import compiled, orthogonal
+from hardnet.solvers import orthogonal
 from hardnet.solvers.active import split
 from hardnet.solvers.newton import newton
-from hardnet.solvers.pivoting import pivot
-from hardnet.solvers.problem import SOLVED, Problem, align, careful_residual, kkt_residual, multiply, standard_form
+from hardnet.solvers.pivoting import by_pivoting, step_limit
+from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, multiply, standard_form
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
@@ -32,8 +36,11 @@ FEW_ROWS = 16
 """Most rows of an A of its own for which Newton's method is faster than a dual active set on a CPU."""
 SHARED = 1e-13
 """The residual up to which multipliers spread over dependent rows replace the first ones."""
-CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
-"""Most entries of the tableaus that one run of pivoting holds."""
+THREADED_ENTRIES = 2000
+"""Entries of one sample's A below which DAQP is so quick that a second thread only waits for the interpreter."""
+
+Answer = tuple[Tensor, Tensor, Tensor, Tensor]
+"""y ``(B, n)``, dual ``(B, m)``, iterations ``(B,)`` and which samples are claimed to be solved ``(B,)``."""
 
 
 class Outcome(NamedTuple):
@@ -112,7 +119,7 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
     return _share(problem, outcome, product), product
 
 
-def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> Answer:
     if shared is not None:
         y, dual, settled = shared_answer(problem, shared, look=True)
         return _or_dual_active_set(problem, (y, dual, torch.ones_like(settled, dtype=torch.long), settled))
@@ -121,10 +128,10 @@ def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> 
     return _dual_active_set(problem, backend)
 
 
-def _dual_active_set(problem: Problem, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _dual_active_set(problem: Problem, backend: str) -> Answer:
     on_cpu = problem.raw.device.type == "cpu"
-    if backend == "daqp" or (backend == "auto" and on_cpu and compiled.available()):
-        return compiled.solve_compiled(problem)
+    if backend == "daqp" or (backend == "auto" and on_cpu and has_daqp()):
+        return _by_daqp(problem)
     return by_pivoting(problem)
 
 
@@ -134,9 +141,7 @@ def _few_rows(problem: Problem) -> bool:
     return problem.raw.device.type == "cpu" and 2 * m <= n and (problem.shared or m <= FEW_ROWS)
 
 
-def _or_dual_active_set(
-    problem: Problem, found: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _or_dual_active_set(problem: Problem, found: Answer) -> Answer:
     """What was found, with the samples that did not settle by the dual active set."""
     rest = (~found[-1]).nonzero().squeeze(-1)
     if len(rest) == 0:
@@ -145,27 +150,50 @@ def _or_dual_active_set(
     return tuple(old.index_copy(0, rest, new) for old, new in zip(found, others, strict=True))  # pyright: ignore[reportReturnType]
 
 
-def by_pivoting(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Batched pivoting, in chunks whose tableaus fit the cache (CPU) or the memory (GPU)."""
-    batch, m = problem.lower.shape
-    size = max(1, CACHE_ENTRIES.get(problem.raw.device.type, 1 << 27) // (m * m))
-    parts = [_pivot_chunk(problem.take(slice(first, first + size))) for first in range(0, batch, size)]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
+def has_daqp() -> bool:
+    """Whether DAQP, a compiled dual active-set solver, can be imported: the extra ``qp``."""
+    return find_spec("daqp") is not None and find_spec("numpy") is not None
 
 
-def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    norm, (m, _) = problem.norm, problem.size
-    gram = (problem.A @ problem.A.mT) / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
-    gram = gram.expand(len(problem.raw), -1, -1)[:, :m, :m].clone(memory_format=torch.contiguous_format)
-    scaled = ((part / norm)[:, :m] for part in (problem.product, problem.lower, problem.upper, problem.slack))
-    found = pivot(gram, *scaled, limit=step_limit(problem.A))
-    dual = align(found.dual) / norm
-    return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
+def _by_daqp(problem: Problem) -> Answer:
+    """Each sample in turn by DAQP, over torch's number of threads where a solve is long enough."""
+    if not has_daqp():
+        raise MissingExtraError("daqp", "qp")
+    batch, (m, n) = len(problem.raw), problem.size
+    iterations, finished = torch.zeros(batch, dtype=torch.long), torch.zeros(batch, dtype=torch.bool)
+    found = torch.zeros_like(problem.raw), torch.zeros_like(problem.lower), iterations, finished
+    threads = min(torch.get_num_threads(), batch) if m * n >= THREADED_ENTRIES else min(1, batch)
+    bounds = [batch * part // max(threads, 1) for part in range(threads + 1)]
+    spans = [slice(first, last) for first, last in pairwise(bounds)]
+    if threads == 1:
+        _solve_span(problem, found, spans[0])
+    elif threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda span: _solve_span(problem, found, span), spans))
+    return found
 
 
-def step_limit(A: Tensor) -> int:
-    """Steps of pivoting after which a sample is given up."""
-    return 10 * sum(A.shape[-2:]) + 50
+def _solve_span(problem: Problem, found: Answer, span: slice) -> None:
+    """Write the samples of one span into `found`, which shares its memory with numpy."""
+    import daqp
+    import numpy as np
+
+    # detached, since no_grad of the calling thread does not reach the threads of a pool
+    m, n = problem.size
+    linear = (-problem.raw.detach()[:, :n]).contiguous().numpy()
+    matrix = problem.A.detach()[..., :m, :n].contiguous().numpy()
+    lower, upper = (bound.detach()[:, :m].contiguous().numpy() for bound in (problem.lower, problem.upper))
+    sense = np.where(lower == upper, 5, 0).astype(np.int32)
+    hessian = np.eye(n)
+    rows = repeat(matrix) if problem.shared else matrix[span]
+    answers = [
+        daqp.solve(hessian, *sample, primal_tol=1e-13)
+        for sample in zip(linear[span], rows, upper[span], lower[span], sense[span], strict=False)
+    ]
+    points, _, flags, infos = zip(*answers, strict=True)
+    y, dual, iterations, finished = (part.numpy() for part in found)
+    y[span, :n], finished[span] = points, np.array(flags) == 1
+    dual[span, :m], iterations[span] = [info["lam"] for info in infos], [info["iterations"] for info in infos]
 
 
 def side_of(problem: Problem, dual: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""The nearest point for few rows on a CPU by compiled code: which arguments it takes, and the calls.
+"""The nearest point on a CPU by compiled code: which problems the kernels take, and one launch each way.
 
-Called by `hardnet.functional.nearest`.
+Few rows (`nearest_few`), and a box with one row (`nearest_box`). Called by `hardnet.functional.box_rows` and
+`hardnet.functional.nearest`; numba is imported at the first launch.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
-from hardnet.kernels.limits import MOST_NUMBERS
-from hardnet.rows import REALS, Batch, dense
+from hardnet.kernels.limits import MOST_NUMBERS, STRICT
+from hardnet.modes import plain
+from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
@@ -65,3 +67,36 @@ def _kernel(dtype: torch.dtype, back: bool) -> Callable[..., int]:
     from hardnet.kernels.cpu import nearest_few
 
     return nearest_few.compiled_backward(dtype) if back else nearest_few.compiled_forward(dtype)
+
+
+def takes_box(flat: BoxedBatch) -> bool:
+    """Whether compiled code takes this flat batch: plain memory on a CPU, one row, and not empty."""
+    raw, A = flat[:2]
+    return HAS_NUMBA and raw.is_cpu and A.shape[-2] == 1 and raw.numel() > 0 and plain(*flat)
+
+
+def nearest_in_box(flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
+    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+
+    Args:
+        flat: All in float64.
+        rounding: That of the dtype which the answer will have.
+    """
+    raw, A, lower, upper, *box = flat
+    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(raw.shape[0], 3)
+    shape = torch.Size((raw.shape[0], 1, raw.shape[1]))
+    inputs = [raw, A, raw.new_tensor([rounding])]
+    launch(_box_kernel(), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
+    dual, status, residual = found[:, :1].clone(), found[:, 1].to(torch.int8), found[:, 2].clone()
+    weight = (A.abs().amax(-1) * dual).abs()
+    strict = weight > STRICT * torch.maximum(raw.abs().amax(-1, keepdim=True), weight)
+    side = torch.where(lower == upper, 2, torch.where(strict, dual.sign(), 0.0))
+    return y, place.to(torch.int8), dual, side.expand(dual.shape).to(torch.int8), status, residual
+
+
+@cache
+def _box_kernel() -> Callable[..., int]:
+    """The kernel of a box and one row; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu.nearest_box import compiled_box
+
+    return compiled_box()

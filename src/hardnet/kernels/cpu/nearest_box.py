@@ -3,22 +3,20 @@
 ``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. Each pass over the n coordinates moves
 the point ``raw - a t`` in place and returns phi and its slope; the next t is Newton's, as long as it stays between the
 last t on either side of the root, else the next breakpoint or the middle. O(n) per pass, a handful of passes, and one
-row of scratch memory. See `hardnet.solvers.box_rows` for the same in plain torch. Called by `hardnet.solvers.box_rows`.
+row of scratch memory. See `hardnet.solvers.box_rows` for the same in plain torch. Called by
+`hardnet.kernels.cpu.nearest`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from numba import carray
-from torch import Tensor
 
-from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled, summed
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
@@ -201,18 +199,6 @@ def _project(
     )  # fmt: skip
 
 
-@cache
-def _kernel() -> Callable[..., int]:
+def compiled_box() -> Callable[..., int]:
     """The compiled kernel of addresses."""
     return compile_addresses(_project, torch.float64, 10, 10)
-
-
-def nearest_in_box(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Y and places ``(B, n)``, and ``(B, 3)`` with multiplier, status and residual, of a flat batch with one row."""
-    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(raw.shape[0], 3)
-    shape = torch.Size((raw.shape[0], 1, raw.shape[1]))
-    inputs = [raw, A, raw.new_tensor([rounding])]
-    launch(_kernel(), [y, place, found], inputs, (lower, upper, low, high), shape, A.shape[0], tile=1)
-    return y, place, found
