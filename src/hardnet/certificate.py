@@ -1,4 +1,7 @@
-"""check(constraint, y, x): what holds, per sample, in arithmetic that cannot be fooled."""
+"""check(constraint, y, x): what holds, per sample, in arithmetic that cannot be fooled.
+
+Called by users, `hardnet.integrations.gymnasium`, `hardnet.integrations.lightning` and others.
+"""
 
 from __future__ import annotations
 

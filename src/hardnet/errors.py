@@ -2,6 +2,8 @@
 
 A message names the argument, what was expected, what came, and what would work instead. What can be wrong with a number
 of a set stands in one table at the end of this file: defect -> error class -> wording.
+
+Called by users, `hardnet.files`, `hardnet.modes` and others.
 """
 
 from __future__ import annotations

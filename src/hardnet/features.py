@@ -1,4 +1,7 @@
-"""What a network can be told of its own constraint: the rows of C(x) and how far each is from a point."""
+"""What a network can be told of its own constraint: the rows of C(x) and how far each is from a point.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

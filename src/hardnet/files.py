@@ -1,4 +1,7 @@
-"""Files that are whole at every moment: replaced in one step, sealed by a digest, and locked while a run writes."""
+"""Files that are whole at every moment: replaced in one step, sealed by a digest, and locked while a run writes.
+
+Called by `hardnet.storage`, `hardnet.train.checkpoint` and others.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A projection loses the component of the gradient that is normal to the active constraints. That is right where the loss
 would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could improve.
 ``HardNet(..., leak=0.1)`` is one remedy, ``gradient="tangent"`` another; `gradient_flow` says what each would change.
+
+Called by users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Losses beside the task's own: what a network can be asked for in training besides good enforced outputs."""
+"""Losses beside the task's own: what a network can be asked for in training besides good enforced outputs.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Violations and gaps as the paper defines them."""
+"""Violations and gaps as the paper defines them.
+
+Called by users, `hardnet.problems.base`, `hardnet.problems.own` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HardNet(net, constraint): a network and an enforcement layer, joined."""
+"""HardNet(net, constraint): a network and an enforcement layer, joined.
+
+Called by users, `hardnet.gradients`, `hardnet.integrations.sklearn` and others.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 `Batch` is a flat batch of raw outputs with their rows, which the functions on rows, the solvers and the kernels read.
 `BoxedRows` is what polyhedral sets hand out: general rows beside a box, whose n rows are never written as a matrix
 unless someone asks for `dense`.
+
+Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks of shape, dtype and device shared by the functions on affine rows: no look at values, no sync."""
+"""Checks of shape, dtype and device shared by the functions on affine rows: no look at values, no sync.
+
+Called by `hardnet.functional.affine`, `hardnet.rows` and others.
+"""
 
 from __future__ import annotations
 

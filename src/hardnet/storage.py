@@ -3,6 +3,8 @@
 The header of ``model.safetensors`` holds method, options, leak, and the structure of the constraint, sealed with the
 numbers by a digest. The file is replaced in one step, so that at every moment the old or the new model is there, whole.
 ``model.json`` is a copy of the header for people; a save that dies between the two files leaves the older copy.
+
+Called by users and `hardnet.experiments.inputs`.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def compare_inside(device):
     again = outcome(flatten_boxed(y, A, lower, upper, low, high)[1])
     assert torch.equal(again.y, y)
     assert (again.dual == 0).all()
-    short = tuple(part.float() for part in flatten(raw, A, lower, upper, low, high)[1])
+    short = tuple(part.float() for part in flatten_boxed(raw, A, lower, upper, low, high)[1])
     y = answer_in_box(short)
     assert torch.equal(answer_in_box((y, *short[1:])), y)
 
@@ -100,7 +100,7 @@ def compare_inside(device):
 def compare_short_numbers(device, samples):
     """Float32 numbers that float32 alone would get wrong: units, far raws, small entries of free coordinates."""
     raw, A, lower, upper, low, high = (
-        part.to(device).float() for part in flatten(*box_family("plain", samples, 1, 6))[1]
+        part.to(device).float() for part in flatten_boxed(*box_family("plain", samples, 1, 6))[1]
     )
     for unit in (2.0**-80, 2.0**-40, 1.0, 2.0**60):
         agree_in_short((raw, A * unit, lower * unit, upper * unit, low, high))

@@ -1,4 +1,7 @@
-"""What the commands share: the application, exit codes, and how data is printed."""
+"""What the commands share: the application, exit codes, and how data is printed.
+
+Called by `hardnet.cli.experiments`, `hardnet.cli.library` and `hardnet.cli.machine`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""hardnet demo | reproduce | suite | report: the paper's experiments, and other papers' benchmarks."""
+"""hardnet demo | reproduce | suite | report: the paper's experiments, and other papers' benchmarks.
+
+Called by `hardnet.cli`.
+"""
 
 from __future__ import annotations
 

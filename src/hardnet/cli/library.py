@@ -1,4 +1,7 @@
-"""hardnet methods | explain | check: what the library enforces, how, and whether it held."""
+"""hardnet methods | explain | check: what the library enforces, how, and whether it held.
+
+Called by `hardnet.cli`.
+"""
 
 from __future__ import annotations
 

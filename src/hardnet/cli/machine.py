@@ -1,4 +1,7 @@
-"""hardnet doctor | warmup: what this machine has, and what its kernels cost."""
+"""hardnet doctor | warmup: what this machine has, and what its kernels cost.
+
+Called by `hardnet.cli`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, a table in the end."""
+"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, a table in the end.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

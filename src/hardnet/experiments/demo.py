@@ -1,4 +1,7 @@
-"""What ``hardnet demo`` shows: the paper's first table, trained here with the best recipe under it, and its report."""
+"""What ``hardnet demo`` shows: the paper's first table, trained here with the best recipe under it, and its report.
+
+Called by `hardnet.cli.experiments`.
+"""
 
 from __future__ import annotations
 

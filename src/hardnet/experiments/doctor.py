@@ -1,4 +1,7 @@
-"""What ``hardnet doctor`` finds: versions, extras, the kernels that are active, and what one call of each takes."""
+"""What ``hardnet doctor`` finds: versions, extras, the kernels that are active, and what one call of each takes.
+
+Called by `hardnet.cli.machine`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The paper's figures from result files: learned functions, trajectories, gradient paths, learning curves."""
+"""The paper's figures from result files: learned functions, trajectories, gradient paths, learning curves.
+
+Called by `hardnet.experiments.report`.
+"""
 
 from __future__ import annotations
 

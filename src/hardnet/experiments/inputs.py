@@ -1,4 +1,7 @@
-"""What the command line takes from files and modules: inputs, networks, and the certificate of a saved model."""
+"""What the command line takes from files and modules: inputs, networks, and the certificate of a saved model.
+
+Called by `hardnet.cli.library` and `hardnet.experiments.run`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The one way to write a table for people."""
+"""The one way to write a table for people.
+
+Called by `hardnet.experiments.measured` and `hardnet.experiments.tables`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 For each pair: the largest violation reached, and the time per 1000 samples forward and backward; or, where the method
 cannot enforce the set, its own words on why.
+
+Called by `hardnet.cli.library`.
 """
 
 from __future__ import annotations

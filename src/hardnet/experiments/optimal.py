@@ -1,4 +1,7 @@
-"""The best that any method could do on a problem, by IPOPT (CasADi's own): what the tables measure distance to."""
+"""The best that any method could do on a problem, by IPOPT (CasADi's own): what the tables measure distance to.
+
+Called by `hardnet.experiments.limits`, `hardnet.experiments.substeps` and others.
+"""
 
 from __future__ import annotations
 

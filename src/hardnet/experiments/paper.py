@@ -1,4 +1,7 @@
-"""The paper's own numbers, as data."""
+"""The paper's own numbers, as data.
+
+Called by `hardnet.experiments.report` and `hardnet.experiments.tables`.
+"""
 
 from __future__ import annotations
 

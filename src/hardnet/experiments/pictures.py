@@ -1,4 +1,7 @@
-"""What the figures draw, computed from a model: learned functions, trajectories, descent paths."""
+"""What the figures draw, computed from a model: learned functions, trajectories, descent paths.
+
+Called by `hardnet.experiments.row`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A recipe names a network, an optimizer and the terms of the loss; `hardnet reproduce --recipe` runs it. The published
 recipe leaves everything as the problem and the method state it.
+
+Called by `hardnet.experiments.report`, `hardnet.experiments.row` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One self-contained page: every table and figure beside the paper's, and what made them."""
+"""One self-contained page: every table and figure beside the paper's, and what made them.
+
+Called by `hardnet.cli.experiments` and `hardnet.experiments.demo`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Result files: one JSON file per problem and method, written when its training is over."""
+"""Result files: one JSON file per problem and method, written when its training is over.
+
+Called by `hardnet.experiments.compare`, `hardnet.experiments.figures` and others.
+"""
 
 from __future__ import annotations
 

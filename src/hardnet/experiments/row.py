@@ -1,4 +1,7 @@
-"""One row of a table: train a method on a problem, test it, write its result file."""
+"""One row of a table: train a method on a problem, test it, write its result file.
+
+Called by `hardnet.experiments.run` and `hardnet.experiments.suites.run`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run experiments: train every asked method on every asked problem, and write one result file each."""
+"""Run experiments: train every asked method on every asked problem, and write one result file each.
+
+Called by `hardnet.cli.experiments`, `hardnet.cli.library` and others.
+"""
 
 from __future__ import annotations
 

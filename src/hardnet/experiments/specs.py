@@ -1,4 +1,7 @@
-"""What is run: the methods of the paper's tables and how each problem is trained with them."""
+"""What is run: the methods of the paper's tables and how each problem is trained with them.
+
+Called by `hardnet.experiments.report`, `hardnet.experiments.row` and others.
+"""
 
 from __future__ import annotations
 

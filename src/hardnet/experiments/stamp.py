@@ -1,4 +1,7 @@
-"""The one stamp of a figure: command, revision, versions, device, threads, date and seed."""
+"""The one stamp of a figure: command, revision, versions, device, threads, date and seed.
+
+Called by `hardnet.experiments.limits`, `hardnet.experiments.row` and others.
+"""
 
 from __future__ import annotations
 

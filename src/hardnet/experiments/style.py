@@ -1,4 +1,7 @@
-"""The look of the report page."""
+"""The look of the report page.
+
+Called by `hardnet.experiments.report`.
+"""
 
 CSS = """\
 :root { --ink: #1d2430; --soft: #667085; --line: #e4e7ec; --green: #e6f4ec; --red: #fbe9e7; --accent: #1a7f5a; }

@@ -1,4 +1,7 @@
-"""Tables beside the paper's: one model of a table, written as Markdown and as HTML."""
+"""Tables beside the paper's: one model of a table, written as Markdown and as HTML.
+
+Called by `hardnet.cli.experiments`, `hardnet.experiments.compare` and others.
+"""
 
 from __future__ import annotations
 

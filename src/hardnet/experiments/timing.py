@@ -1,6 +1,8 @@
 """The one way to time things: medians of calls in turns, between events on a GPU; replays of a captured graph.
 
 Needs torch alone, so that a benchmark can load this file beside any revision of the package.
+
+Called by `hardnet.experiments.doctor`, `hardnet.experiments.measured` and `hardnet.experiments.row`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Compile the CPU kernels ahead: every shape of problem that has a kernel of its own, solved once each way."""
+"""Compile the CPU kernels ahead: every shape of problem that has a kernel of its own, solved once each way.
+
+Called by `hardnet.cli.machine` and `hardnet.experiments.doctor`.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 One differentiable operation, `ClosedForm`, carries its path (numba on a CPU, Triton on a GPU, plain torch) from the
 forward to the backward. A gradient that is itself differentiated or mapped is `ClosedFormGradients`, whose derivative
-is that of the formulas; forward mode and export run through the formulas alone. Called by the layer `aff`, and others.
+is that of the formulas; forward mode and export run through the formulas alone.
+
+Called by `hardnet.experiments.warmup`, `hardnet.layers.hardnet_aff` and `hardnet.layers.hardnet_eq`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ for many rows by QR. `Gram` holds a Cholesky factor of ``A A'``, half the work o
 may be looked at, since the samples whose rows are too close for it must be found and solved by QR.
 
 Rows are divided by their largest entry first, so that no square overflows or vanishes. The factor of rows that are
-dependent to the rounding of their dtype is NaN. Called by `hardnet.functional.affine` and
-`hardnet.functional.affine_formulas`.
+dependent to the rounding of their dtype is NaN.
+
+Called by `hardnet.functional.affine` and `hardnet.functional.affine_formulas`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ With ``s = relu(lower - A raw) - relu(A raw - upper)``, ``V = diag(s != 0)``, ``
 
     g_raw = g - A' V w,   g_lower = w [s > 0],   g_upper = w [s < 0],   g_A = q (g - A' w)' - w step' - V w raw'.
 
-Compiled code says the same in its own language. Called by `hardnet.functional.affine`, which chooses the path.
+Compiled code says the same in its own language.
+
+Called by `hardnet.functional.affine`, which chooses the path.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 ``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
 `hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything is
-plain tensor operations without a look at values. Called by `hardnet.functional.nearest` and
-`hardnet.functional.simplex`.
+plain tensor operations without a look at values.
+
+Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and `hardnet.functional.simplex`.
 """
 
 from __future__ import annotations

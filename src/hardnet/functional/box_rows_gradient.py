@@ -6,7 +6,9 @@ With F the free coordinates, J the active rows and g the cotangent of y,
 
 raw receives u, active row bounds w, coordinates at a bound pass ``g_i - a_i'w`` to it, and A_J ``-dual u' - w y'``.
 Coordinates that touch a bound without a multiplier are free, rows that do so inactive. Fixed coordinates and equalities
-share what they pass evenly between their two equal bounds. Called by `hardnet.functional.box_rows`.
+share what they pass evenly between their two equal bounds.
+
+Called by `hardnet.functional.box_rows`.
 """
 
 from __future__ import annotations

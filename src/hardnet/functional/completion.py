@@ -1,7 +1,8 @@
 """Completion: ``A y = b`` solved for some coordinates of y when the network predicts the others.
 
-With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b - A_P y_P)``. Called by
-`hardnet.functional.dc3`, `hardnet.layers.acnet` and others.
+With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b - A_P y_P)``.
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.dc3` and others.
 """
 
 from __future__ import annotations

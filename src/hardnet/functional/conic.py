@@ -1,7 +1,9 @@
 """The exact projection onto any intersection of blocks, and what happens to samples that have no answer.
 
 Eager code calls the solver in a function of autograd, compiled code as one operator; both have the
-derivative of `conic_gradient`. Called by curved sets and their intersections.
+derivative of `conic_gradient`.
+
+Called by `hardnet.sets.curved`, `hardnet.sets.intersection` and others.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ At a solution, with the derivative of the cone projection in its eigenbasis (row
 the cotangent of raw is ``u = N g``; that of every number of the set is the gradient of
 ``weight . G(y) - dual . DG(y) u`` at fixed y, with ``weight = -Q (S^+ C W^-1 g + bend rows u)``. In compiled code
 the projection is one operator with this derivative, since its iteration would be thousands of operations of the graph;
-nothing is raised there, and a sample that is not solved is NaN. Called by `conic`.
+nothing is raised there, and a sample that is not solved is NaN.
+
+Called by `hardnet.functional.conic`.
 """
 
 from __future__ import annotations

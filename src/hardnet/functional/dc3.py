@@ -4,7 +4,9 @@
     becomes  lower - G_O A_O^-1 b <= (G_P - G_O A_O^-1 A_P) z <= upper - G_O A_O^-1 b.
 
 The completion is affine in z, so descending on z and completing once at the end is the published iteration on y, with
-the equalities as fresh as one solve leaves them. Called by `hardnet.layers.dc3`.
+the equalities as fresh as one solve leaves them.
+
+Called by `hardnet.layers.dc3`.
 """
 
 from __future__ import annotations

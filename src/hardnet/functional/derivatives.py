@@ -9,8 +9,9 @@ takes the cotangent g of y to
 u is the cotangent of raw, w that of the right-hand sides of the active constraints; every other number p of the
 set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
-`keep_value` and `leak_gradient` give a value the gradient of something else. Called by every function whose answer is
-found outside of autograd, and by the model.
+`keep_value` and `leak_gradient` give a value the gradient of something else.
+
+Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
     w = (A_J A_J')^-1 A_J g,   u = g - A_J' w:     raw receives u,  A_J  -dual u' - w y',  the active bounds w.
 
 A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
-the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds. Called
-by `hardnet.functional.relaxed`, `hardnet.layers.auto` and `hardnet.layers.projection`.
+the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds.
+
+Called by `hardnet.layers.auto`, `hardnet.layers.projection` and others.
 """
 
 from __future__ import annotations

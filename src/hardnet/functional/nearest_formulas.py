@@ -6,8 +6,9 @@ targets t of the rows in J and any constant multipliers,
     x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
 
 is the nearest point on J: a correction at x, whose rounding is that of y and not of a raw output far away. Its
-derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel. Called by
-`hardnet.functional.nearest`.
+derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel.
+
+Called by `hardnet.functional.nearest`.
 """
 
 from __future__ import annotations

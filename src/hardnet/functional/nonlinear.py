@@ -1,6 +1,6 @@
 """Points of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest or a near one, with its derivative.
 
-Called by `hardnet.layers.nonlinear`, `hardnet.sets.nonlinear` and others.
+Called by `hardnet.sets.nonlinear`, `hardnet.sets.scaled` and others.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ gradients of the active rows, let ``[W C'; C 0] (p, q) = (cotangent of y, 0)``. 
     every number z of g receives  -d/dz [ p . sum_i dual_i grad_y g_i + q . g_A ]  with y, dual, p and q held fixed.
 
 ``gradient="projector"`` puts W = I and dual = 0: ``p = (I - C^+ C) cotangent``, the projection onto the tangent space.
+
 Called by `hardnet.functional.nonlinear`.
 """
 

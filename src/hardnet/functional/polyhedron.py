@@ -7,8 +7,9 @@ cotangent of y,
 
 Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
 dual and w by the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code takes the
-fixed program of `hardnet.functional.polyhedron_fixed`. Called by `hardnet.functional.box_rows` and
-`hardnet.functional.nearest`.
+fixed program of `hardnet.functional.polyhedron_fixed`.
+
+Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ The active rows J come from a stated number of pivots, `hardnet.solvers.fixed`, 
 
 is an ordinary function of raw, A and the bounds. torch.compile, torch.export, ONNX, vmap, forward mode and higher
 derivatives take it as they take any other, without a look at a value. Compiled code has the pivots as one operator;
-export, whose programs run elsewhere, has them one by one. Called by `hardnet.functional.polyhedron` and
-`hardnet.functional.polyhedron_options`.
+export, whose programs run elsewhere, has them one by one.
+
+Called by `hardnet.functional.polyhedron` and `hardnet.functional.polyhedron_options`.
 """
 
 from __future__ import annotations

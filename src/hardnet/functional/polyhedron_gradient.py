@@ -1,8 +1,9 @@
 """The derivative of the projection onto a polyhedron, from the active set that the solver found.
 
 With u and w of `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w. Small
-problems on a GPU take one kernel for all of it, `hardnet.kernels.gpu.projection_backward`. Called by
-`hardnet.functional.polyhedron`.
+problems on a GPU take one kernel for all of it, `hardnet.kernels.gpu.projection_backward`.
+
+Called by `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

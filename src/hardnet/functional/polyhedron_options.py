@@ -1,7 +1,9 @@
 """What stands around the projection onto a polyhedron: another metric, a gradient that lives, rows that hold exactly.
 
 Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows ``A
-L^-T``. For a diagonal W the change of variables is a scale of each output. Called by `hardnet.functional.polyhedron`.
+L^-T``. For a diagonal W the change of variables is a scale of each output.
+
+Called by `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

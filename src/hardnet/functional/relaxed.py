@@ -3,7 +3,9 @@
 ``lower <= A y + s <= upper`` with ``s = 0`` in the hard rows and in the box: the least ``sum_i w_i s_i^2`` first, then
 the nearest y to raw with that s. Where the whole set has a point the slack is zero, and y is the ordinary projection.
 Elsewhere both stages are linear systems on their active rows, which autograd differentiates: the slack moves with the
-numbers too. Called by `hardnet.sets.intersection` and `hardnet.sets.relaxed`.
+numbers too.
+
+Called by `hardnet.sets.intersection` and `hardnet.sets.relaxed`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bad samples: NaN for these alone; then, where a look is free, the error that says which, why, and what would work.
 
-Called by every function of this room after its answer, and by layers in plain torch.
+Called by `hardnet.sets.ball`, `hardnet.sets.box` and others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The projection onto sparse constant rows as one differentiable operation, with its implicit derivative.
 
 With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw
-receives u, the active bounds w. The solver is `hardnet.solvers.sparse_rows`, on a CPU. Called by `hardnet.sets.sparse`.
+receives u, the active bounds w. The solver is `hardnet.solvers.sparse_rows`, on a CPU.
+
+Called by `hardnet.sets.sparse`.
 """
 
 from __future__ import annotations

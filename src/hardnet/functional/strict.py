@@ -3,8 +3,9 @@
 A product ``a'y`` of n terms computed in float64 is off by at most ``(n + 2) eps |a|'|y|``. A row is certain where the
 computed product keeps that distance from its bounds. Samples with an uncertain row are moved inward by a few roundings
 of the output dtype, by their own projection onto tightened bounds, until they are certain. A row narrower than that (an
-equality) has no room: it is set to its middle, and `rounding_bound` says how exact it is. Called by the functions that
-take `strict`, and by layers that verify their answer.
+equality) has no room: it is set to its middle, and `rounding_bound` says how exact it is.
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.hardnet_eq` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Gymnasium: an environment whose actions satisfy a constraint that depends on the observation."""
+"""Gymnasium: an environment whose actions satisfy a constraint that depends on the observation.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

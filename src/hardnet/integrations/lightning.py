@@ -1,4 +1,7 @@
-"""Lightning: what the enforcement does during training, in the logs, by the names of the constraints."""
+"""Lightning: what the enforcement does during training, in the logs, by the names of the constraints.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

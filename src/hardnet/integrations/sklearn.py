@@ -1,4 +1,7 @@
-"""scikit-learn: a regressor whose predictions satisfy their constraint in the units of the data."""
+"""scikit-learn: a regressor whose predictions satisfy their constraint in the units of the data.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

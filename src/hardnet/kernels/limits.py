@@ -1,6 +1,6 @@
 """What kernels take: every limit on rows and sizes, once.
 
-Called by the backends in `kernels.cpu` and `kernels.gpu`, and by whoever chooses between them and plain torch.
+Called by `hardnet.solvers.box_rows`, `hardnet.solvers.projection` and others.
 """
 
 from __future__ import annotations

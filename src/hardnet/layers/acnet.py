@@ -1,4 +1,7 @@
-"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities return the others."""
+"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities return the others.
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

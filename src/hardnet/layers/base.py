@@ -1,4 +1,7 @@
-"""A layer says how a set is enforced: it maps (raw, x) to y. One paper, one file."""
+"""A layer says how a set is enforced: it maps (raw, x) to y. One paper, one file.
+
+Called by `hardnet.integrations.gymnasium`, `hardnet.model` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""C-DGM: linear inequalities by Fourier-Motzkin elimination (Stoian et al., 2024)."""
+"""C-DGM: linear inequalities by Fourier-Motzkin elimination (Stoian et al., 2024).
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

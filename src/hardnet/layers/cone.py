@@ -1,4 +1,7 @@
-"""Homogeneous inequalities by generators (Frerix, Nießner & Cremers, 2020)."""
+"""Homogeneous inequalities by generators (Frerix, Nießner & Cremers, 2020).
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Affine rows whose matrix A is constant, and layers that prepare tables from them once, in float64."""
+"""Affine rows whose matrix A is constant, and layers that prepare tables from them once, in float64.
+
+Called by `hardnet.layers.cdgm`, `hardnet.layers.cone` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """What the closed form and the nearest point cost on a class of devices, as it was recorded; read by `explain`.
 
 Figures of ``results/bench/methods_cpu.json`` and ``results/bench/nearest_h200.json``; tests compare them.
+
+Called by `hardnet.layers.auto`.
 """
 
 from __future__ import annotations

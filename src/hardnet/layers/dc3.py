@@ -1,4 +1,7 @@
-"""DC3 (Donti, Rolnick & Kolter, 2021): complete the equalities, then correct the inequalities by descent."""
+"""DC3 (Donti, Rolnick & Kolter, 2021): complete the equalities, then correct the inequalities by descent.
+
+Called by `hardnet.experiments.specs` and `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DC3 (Donti, Rolnick & Kolter, 2021) for smooth constraints: Newton completion, then descent along the equalities."""
+"""DC3 (Donti, Rolnick & Kolter, 2021) for smooth constraints: Newton completion, then descent along the equalities.
+
+Called by `hardnet.layers`.
+"""
 
 from __future__ import annotations
 

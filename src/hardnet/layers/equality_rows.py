@@ -1,4 +1,7 @@
-"""Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them."""
+"""Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them.
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.auto` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HardNet-Aff (Min & Azizan, 2025): affine rows in closed form."""
+"""HardNet-Aff (Min & Azizan, 2025): affine rows in closed form.
+
+Called by `hardnet.experiments.pictures`, `hardnet.layers.auto` and others.
+"""
 
 from __future__ import annotations
 

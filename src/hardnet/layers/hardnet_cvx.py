@@ -1,4 +1,7 @@
-"""HardNet-Cvx (Min & Azizan, 2025): the Euclidean projection onto any convex set."""
+"""HardNet-Cvx (Min & Azizan, 2025): the Euclidean projection onto any convex set.
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HardNet-Aff with the equalities solved first (Min & Azizan, 2025, Appendix B)."""
+"""HardNet-Aff with the equalities solved first (Min & Azizan, 2025, Appendix B).
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which method with which options a state dict or a file belongs to: JSON data that a layer is compared with."""
+"""Which method with which options a state dict or a file belongs to: JSON data that a layer is compared with.
+
+Called by `hardnet.layers.base` and `hardnet.storage`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a layer in plain torch does with invalid samples: NaN for these alone, then one look where it is free."""
+"""What a layer in plain torch does with invalid samples: NaN for these alone, then one look where it is free.
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.cdgm` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""KKT-hPINN (Chen, Constante-Flores & Li, 2024): the projection onto ``A x + B y = b`` as two fixed matrices."""
+"""KKT-hPINN (Chen, Constante-Flores & Li, 2024): the projection onto ``A x + B y = b`` as two fixed matrices.
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""LinSAT: positive linear constraints in the unit cube (Wang et al., 2023)."""
+"""LinSAT: positive linear constraints in the unit cube (Wang et al., 2023).
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

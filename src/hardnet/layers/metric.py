@@ -1,4 +1,7 @@
-"""The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``."""
+"""The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``.
+
+Called by `hardnet.layers.projection`.
+"""
 
 from __future__ import annotations
 

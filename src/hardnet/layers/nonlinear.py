@@ -1,4 +1,7 @@
-"""Nonlinear rows: the nearest point, or a near one, that satisfies ``lower(x) <= g(y, x) <= upper(x)``."""
+"""Nonlinear rows: the nearest point, or a near one, that satisfies ``lower(x) <= g(y, x) <= upper(x)``.
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

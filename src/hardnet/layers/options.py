@@ -2,6 +2,8 @@
 
 A layer declares them as a nested frozen dataclass ``Options``. Each field is one of the kinds below, so that a bad
 value is refused in one place, here, when the layer is built.
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.base` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""POLICE: a network that is affine on a region of its inputs (Balestriero & LeCun, 2023)."""
+"""POLICE: a network that is affine on a region of its inputs (Balestriero & LeCun, 2023).
+
+Called by `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

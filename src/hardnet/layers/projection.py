@@ -1,4 +1,7 @@
-"""The exact Euclidean projection onto any polyhedron, as a layer."""
+"""The exact Euclidean projection onto any polyhedron, as a layer.
+
+Called by `hardnet.layers.hardnet_cvx` and `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every layer by the name that ``HardNet(net, constraint, method=name)`` takes."""
+"""Every layer by the name that ``HardNet(net, constraint, method=name)`` takes.
+
+Called by users, `hardnet.experiments.measured`, `hardnet.storage` and others.
+"""
 
 from __future__ import annotations
 

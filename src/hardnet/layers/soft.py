@@ -1,4 +1,7 @@
-"""The baselines that enforce nothing: a plain network, and one whose loss carries a penalty."""
+"""The baselines that enforce nothing: a plain network, and one whose loss carries a penalty.
+
+Called by `hardnet.experiments.specs` and `hardnet.layers.registry`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A rollout evaluates both some fifty times and differentiates through all of them, so their derivatives are written
 out rather than left to automatic differentiation: a third of the operations, and any order still works, because
 the backward formulas are themselves differentiable.
+
+Called by `hardnet.experiments.figures`, `hardnet.experiments.limits` and others.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Every tensor is float64 with any leading batch dimensions: the trainer stacks its seeds in front, so inputs are
 ``(seeds, batch, input_dim)`` and what is returned per sample is ``(seeds, batch)``.
+
+Called by `hardnet.experiments.compare`, `hardnet.experiments.inputs` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Gradient descent through an enforcement layer, step by step: Appendix C of the paper."""
+"""Gradient descent through an enforcement layer, step by step: Appendix C of the paper.
+
+Called by `hardnet.experiments.figures` and `hardnet.experiments.pictures`.
+"""
 
 from __future__ import annotations
 

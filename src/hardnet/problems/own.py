@@ -1,6 +1,6 @@
 """A problem of the reader's own: arrays in, a constraint, a loss; every method of the library can be trained on it.
 
-Called by whoever builds one, in Python or in a file that ``hardnet reproduce FILE.py:NAME`` reads.
+Called by users, in Python or in a file that ``hardnet reproduce FILE.py:NAME`` reads.
 """
 
 from __future__ import annotations

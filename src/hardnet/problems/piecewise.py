@@ -1,4 +1,7 @@
-"""Learning a function on [-2, 2] under piecewise constraints: pwc, pwcfull and pwcbox of the paper."""
+"""Learning a function on [-2, 2] under piecewise constraints: pwc, pwcfull and pwcbox of the paper.
+
+Called by `hardnet.experiments.figures`, `hardnet.experiments.pictures` and `hardnet.experiments.report`.
+"""
 
 from __future__ import annotations
 

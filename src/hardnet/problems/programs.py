@@ -1,4 +1,7 @@
-"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the problem opt of the paper."""
+"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the problem opt of the paper.
+
+Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
+"""
 
 from __future__ import annotations
 

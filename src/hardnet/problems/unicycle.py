@@ -1,4 +1,7 @@
-"""Safe control of a unicycle between two elliptical obstacles: the problem cbf of the paper."""
+"""Safe control of a unicycle between two elliptical obstacles: the problem cbf of the paper.
+
+Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
+"""
 
 from __future__ import annotations
 

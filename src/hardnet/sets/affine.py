@@ -1,4 +1,7 @@
-"""Affine rows: ``lower <= A y <= upper``, and equalities as the case ``lower == upper``."""
+"""Affine rows: ``lower <= A y <= upper``, and equalities as the case ``lower == upper``.
+
+Called by users, `hardnet.problems.barrier`, `hardnet.problems.gradient_path` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The arguments of a set: each is a constant, a function of x, or learned, and is checked by one rule for shapes."""
+"""The arguments of a set: each is a constant, a function of x, or learned, and is checked by one rule for shapes.
+
+Called by `hardnet.sets.base`.
+"""
 
 from __future__ import annotations
 

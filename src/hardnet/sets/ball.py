@@ -1,4 +1,7 @@
-"""Balls: ``|y - center| <= radius``."""
+"""Balls: ``|y - center| <= radius``.
+
+Called by users and `hardnet.experiments.measured`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A set says what is allowed: it maps the input x to the numbers of C(x)."""
+"""A set says what is allowed: it maps the input x to the numbers of C(x).
+
+Called by `hardnet.layers.acnet`, `hardnet.layers.auto` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Boxes: ``lower <= y <= upper``, coordinate by coordinate."""
+"""Boxes: ``lower <= y <= upper``, coordinate by coordinate.
+
+Called by users, `hardnet.integrations.gymnasium`, `hardnet.problems.suites.acopf` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The constants of a set and state dicts: a load fills what the meta device left empty, and changes nothing else."""
+"""The constants of a set and state dicts: a load fills what the meta device left empty, and changes nothing else.
+
+Called by `hardnet.layers.base` and `hardnet.sets.arguments`.
+"""
 
 from __future__ import annotations
 

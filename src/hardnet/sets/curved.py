@@ -1,4 +1,7 @@
-"""What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected."""
+"""What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected.
+
+Called by `hardnet.features`, `hardnet.layers.rayen` and others.
+"""
 
 from __future__ import annotations
 

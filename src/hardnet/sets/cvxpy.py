@@ -1,4 +1,7 @@
-"""Anything CVXPY can say: constraints built from a variable and parameters that depend on x."""
+"""Anything CVXPY can say: constraints built from a variable and parameters that depend on x.
+
+Called by users and `hardnet.sets.scaled`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A set as plain data: its class and where each argument comes from, so that a file can be checked against it."""
+"""A set as plain data: its class and where each argument comes from, so that a file can be checked against it.
+
+Called by `hardnet.storage`.
+"""
 
 from __future__ import annotations
 

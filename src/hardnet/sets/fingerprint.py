@@ -1,4 +1,7 @@
-"""What a set with functions of x is known by in a file: the numbers of C(x) at an example, and what they allow."""
+"""What a set with functions of x is known by in a file: the numbers of C(x) at an example, and what they allow.
+
+Called by `hardnet.storage`.
+"""
 
 from __future__ import annotations
 

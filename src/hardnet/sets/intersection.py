@@ -1,4 +1,7 @@
-"""Intersections: ``y in C_1(x) and y in C_2(x) and ...``."""
+"""Intersections: ``y in C_1(x) and y in C_2(x) and ...``.
+
+Called by `hardnet.layers.hardnet_eq`, `hardnet.sets.base` and others.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A block stays in the cache, so that a certificate costs little more than reading y and writing the answer, and never
 needs a matrix for a box. `judgement.py` calls it for every member of a set that is a polyhedron.
+
+Called by `hardnet.sets.judgement`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How far y violates the rows of any set, what counts as satisfied, and how far off that arithmetic can be."""
+"""How far y violates the rows of any set, what counts as satisfied, and how far off that arithmetic can be.
+
+Called by `hardnet.certificate`, `hardnet.features` and `hardnet.metrics`.
+"""
 
 from __future__ import annotations
 

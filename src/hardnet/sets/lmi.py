@@ -1,4 +1,7 @@
-"""Linear matrix inequalities: ``F0 + sum_i y_i F_i`` positive semidefinite."""
+"""Linear matrix inequalities: ``F0 + sum_i y_i F_i`` positive semidefinite.
+
+Called by users and `hardnet.experiments.measured`.
+"""
 
 from __future__ import annotations
 

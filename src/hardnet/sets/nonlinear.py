@@ -1,4 +1,7 @@
-"""Nonlinear rows: ``lower(x) <= g(y, x) <= upper(x)``, convex or not."""
+"""Nonlinear rows: ``lower(x) <= g(y, x) <= upper(x)``, convex or not.
+
+Called by users, `hardnet.layers.nonlinear`, `hardnet.problems.suites.acopf` and others.
+"""
 
 from __future__ import annotations
 

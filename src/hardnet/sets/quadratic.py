@@ -1,4 +1,7 @@
-"""Convex quadratics: ``1/2 y'Py + q'y + r <= 0``; ellipsoids, paraboloids, cylinders, half-spaces."""
+"""Convex quadratics: ``1/2 y'Py + q'y + r <= 0``; ellipsoids, paraboloids, cylinders, half-spaces.
+
+Called by users.
+"""
 
 from __future__ import annotations
 

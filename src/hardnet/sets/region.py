@@ -1,4 +1,7 @@
-"""Affine on a region of inputs: ``y = A x + b`` for every x in the convex hull of given vertices."""
+"""Affine on a region of inputs: ``y = A x + b`` for every x in the convex hull of given vertices.
+
+Called by `hardnet.layers.police`.
+"""
 
 from __future__ import annotations
 

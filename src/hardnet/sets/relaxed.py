@@ -1,4 +1,7 @@
-"""Relaxed: rows that give way where they must, and only there."""
+"""Relaxed: rows that give way where they must, and only there.
+
+Called by users, `hardnet.certificate`, `hardnet.sets.judgement` and `hardnet.sets.scaled`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sets seen in scaled units: each keeps the set in the units of y, and rewrites the numbers that it gives at x."""
+"""Sets seen in scaled units: each keeps the set in the units of y, and rewrites the numbers that it gives at x.
+
+Called by `hardnet.sets.scaled`.
+"""
 
 from __future__ import annotations
 

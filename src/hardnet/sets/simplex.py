@@ -1,4 +1,7 @@
-"""The simplex: ``y >= 0, sum(y) = total``."""
+"""The simplex: ``y >= 0, sum(y) = total``.
+
+Called by users, `hardnet.sets.judgement` and `hardnet.sets.scaled_sets`.
+"""
 
 from __future__ import annotations
 

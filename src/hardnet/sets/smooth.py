@@ -1,4 +1,7 @@
-"""Smooth constraints given by two functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``."""
+"""Smooth constraints given by two functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``.
+
+Called by `hardnet.layers.dc3_smooth` and `hardnet.sets.scaled`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Second-order cones: ``|A y + b| <= c'y + d``."""
+"""Second-order cones: ``|A y + b| <= c'y + d``.
+
+Called by users and `hardnet.experiments.measured`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Affine rows with a sparse constant matrix: ``lower(x) <= A y <= upper(x)``, never written densely."""
+"""Affine rows with a sparse constant matrix: ``lower(x) <= A y <= upper(x)``, never written densely.
+
+Called by `hardnet.sets.affine`, `hardnet.sets.intersection` and `hardnet.sets.scaled`.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 Rows are scaled to length one first, so that the pseudo-inverse does not depend on how a row is scaled. Samples are
 grouped by their number of active rows, rounded up to a fixed ladder of sizes: the work follows the active rows and a
 sample's answer depends on its own size alone. A Cholesky factor serves independent rows; where one of its pivots says
-that rows are nearly dependent, a singular value decomposition of the rows takes over. Called by
-`hardnet.functional.derivatives`, `hardnet.functional.polyhedron_gradient` and others.
+that rows are nearly dependent, a singular value decomposition of the rows takes over.
+
+Called by `hardnet.functional.derivatives`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

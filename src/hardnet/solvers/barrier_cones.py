@@ -1,7 +1,9 @@
 """Second-order cones in an interior point method, with Nesterov and Todd's scaling, g cones of one size at a time.
 
 The scaling W is the symmetric map with ``W z = W^-1 s = lam``; it stretches along one axis of the cone, so that it is
-kept as a number `stretch` and a point `axis` of unit determinant. Called by `conic_interior`.
+kept as a number `stretch` and a point `axis` of unit determinant.
+
+Called by `hardnet.solvers.conic_interior`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Every barrier eliminates its slack and multiplier from the Newton system by a li
 
     ds = DG dy + gap,      dz = drive - weigh(DG dy),
 
-so that `conic_interior` sees one positive definite system in dy. An equality has a constant weight and no slack. Called
-by `hardnet.solvers.barrier_cones`, `hardnet.solvers.barrier_matrices` and `hardnet.solvers.conic_interior`.
+so that `conic_interior` sees one positive definite system in dy. An equality has a constant weight and no slack.
+
+Called by `hardnet.solvers.barrier_cones`, `hardnet.solvers.barrier_matrices` and `hardnet.solvers.conic_interior`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Blocks: the numbers that a convex set is made of, each as people write it, and its image ``G(y) in K``.
 
-Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant). Called by
-`hardnet.features`, `hardnet.functional.conic` and others.
+Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant).
+
+Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and others.
 """
 
 from __future__ import annotations

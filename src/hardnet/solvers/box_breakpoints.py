@@ -2,7 +2,9 @@
 
 ``phi(t) = a' clamp(raw - a t, low, high)`` falls with t, and bends where a coordinate meets or leaves a bound, at
 ``(raw - low) / a`` and ``(raw - high) / a``. Bisection over these 2n sorted numbers, ``log2(2n + 1)`` evaluations,
-finds the piece on which phi passes its target; there it is a straight line. Called by `hardnet.solvers.box_rows`.
+finds the piece on which phi passes its target; there it is a straight line.
+
+Called by `hardnet.solvers.box_rows`.
 """
 
 from __future__ import annotations

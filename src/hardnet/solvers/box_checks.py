@@ -1,7 +1,9 @@
 """What a point of a box and a few rows is worth: inside, optimal to rounding, or a proof that there is none.
 
 Rows are measured by their terms, in roundings; a certificate of emptiness is a direction in which even the best corner
-of the box misses the rows. Called by `hardnet.solvers.box_rows`.
+of the box misses the rows.
+
+Called by `hardnet.solvers.box_rows`.
 """
 
 from __future__ import annotations

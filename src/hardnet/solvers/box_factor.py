@@ -2,8 +2,9 @@
 
 With ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
 ``D = Q Q'``. The error grows with cond(C), not with its square as that of a factor of ``C C'`` would. Everything is
-plain tensor operations, so that it differentiates, maps, compiles and exports. Called by
-`hardnet.functional.box_rows_gradient`, `hardnet.solvers.box_interior` and `hardnet.solvers.box_rows`.
+plain tensor operations, so that it differentiates, maps, compiles and exports.
+
+Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.box_interior` and `hardnet.solvers.box_rows`.
 """
 
 from __future__ import annotations

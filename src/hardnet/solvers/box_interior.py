@@ -2,7 +2,9 @@
 
 The variables are ``z = (y, s)`` with ``A y = s``, so that the bounds of rows are a box as well, and each of the k
 equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is coordinate by
-coordinate. Called by `hardnet.solvers.box_rows`.
+coordinate.
+
+Called by `hardnet.solvers.box_rows`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k num
 3. What rounding allows is checked: rows, signs of multipliers, and certificates of an empty set. No answer whose rows
    do not hold counts as solved, whoever found it.
 
-All samples take the same steps, so nothing looks at values: it compiles, exports and maps. Called by
-`hardnet.functional.box_rows` and `hardnet.functional.box_rows_gradient`.
+All samples take the same steps, so nothing looks at values: it compiles, exports and maps.
+
+Called by `hardnet.functional.box_rows` and `hardnet.functional.box_rows_gradient`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The long arithmetic writes a product as the rounded value and its exact error (Dekker), splits the values into layers
 whose sums are exact, and adds the errors up beside them. Very large and very small rows and outputs are first scaled by
-powers of two, which is exact, so that nothing overflows. Called by `hardnet.certificate`, `hardnet.sets.judge_records`
-and others.
+powers of two, which is exact, so that nothing overflows.
+
+Called by `hardnet.sets.judge_records`, `hardnet.sets.judge_rows` and others.
 """
 
 from __future__ import annotations

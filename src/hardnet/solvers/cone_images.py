@@ -1,6 +1,8 @@
 """Images in second-order and semidefinite cones, g of one size at a time: ``K_i y + k_i`` in a cone for every i.
 
 Made by `blocks`; read by `stack` and `barriers`.
+
+Called by `hardnet.solvers.barrier_cones`, `hardnet.solvers.barrier_matrices` and others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A fixed program, an interior point method and Newton on the active set (`conic_fixed`), solves all samples; on a GPU and
 in graphs that is all. Where a look is free, the samples that it leaves (sets without interior, extreme units) go on to
 an augmented Lagrangian that gets near from anywhere (`conic_lagrangian`) and to Newton steps that are kept only where
-they lower the residual (`conic_newton`). Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and
-`hardnet.sets.curved`.
+they lower the residual (`conic_newton`).
+
+Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and `hardnet.sets.curved`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The projection onto blocks as a fixed program: so many interior point steps, then Newton on the active set.
 
 No value is looked at, so that CUDA graphs take it; what it did not solve says so in its status. Where a look is free,
-both loops end early and `conic` sends the rest to a solver that needs no interior. Called by `hardnet.solvers.conic`.
+both loops end early and `conic` sends the rest to a solver that needs no interior.
+
+Called by `hardnet.solvers.conic`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """``min 1/2 |y - raw|^2  s.t.  G(y) in K`` by a primal-dual interior point method: a fixed program, no look at a value.
 
 Predictor and corrector (Mehrotra) share one Cholesky factor of n x n a step. A sample that has arrived, or whose step
-fails, keeps its best point. Where a look is free the loop ends with the last sample. Called by `conic_fixed`.
+fails, keeps its best point. Where a look is free the loop ends with the last sample.
+
+Called by `hardnet.solvers.conic_fixed`.
 """
 
 from __future__ import annotations

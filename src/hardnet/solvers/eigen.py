@@ -1,7 +1,8 @@
 """Eigendecompositions of symmetric matrices without a look at a value, for GPUs: cyclic Jacobi in a fixed program.
 
-``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes it. Called by
-`cone_images`.
+``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes it.
+
+Called by `hardnet.solvers.cone_images`.
 """
 
 from __future__ import annotations

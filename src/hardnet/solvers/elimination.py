@@ -5,7 +5,9 @@ combination of the original ones, so it is kept as a pair ``body . y <= mix . co
 the input and change from sample to sample while the elimination is done once.
 
 `clamp_in_order` then clamps one variable after the other, each between bounds that depend on the ones before it, in
-differentiable operations. Called by the layer `cdgm`.
+differentiable operations.
+
+Called by `hardnet.layers.cdgm`.
 """
 
 from __future__ import annotations

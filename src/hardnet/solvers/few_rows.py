@@ -11,6 +11,7 @@ have two bounds, which the test tells apart.
 If the rows before the last have a common point and pinning the last one leaves none, there is none with the last row
 either: the line from a point inside to d would cross the bound. So an empty set shows where a row is constant on what
 is pinned and outside its bounds; the combination of rows that is zero then stands in the place of the multipliers.
+
 Called by `hardnet.functional.nearest_formulas`.
 """
 

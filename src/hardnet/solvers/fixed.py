@@ -2,7 +2,9 @@
 
 The dual active set of `hardnet.solvers.pivoting`, with masks in the place of indices and no look at any value: every
 sample takes every step, and one that is through stays where it is. Equalities join first. A sample that the steps do
-not finish says so by its residual. Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.projection`.
+not finish says so by its residual.
+
+Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.projection`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The point with the most slack in a set with curved blocks, as one cone program for clarabel.
 
 Variables ``(z, slack)`` with ``y = point + basis z``; each block asks that an affine function of them lies in a cone.
+
 Called by `hardnet.solvers.interior`.
 """
 

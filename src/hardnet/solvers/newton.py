@@ -2,8 +2,9 @@
 
 With unit rows, ``G = A A'`` and the guess J of the active rows, ``G_JJ dual_J = (A raw - b)_J`` makes these rows tight;
 the rows with ``A y + dual`` outside the bounds are the next guess. A guess that repeats itself is optimal. The method
-may cycle, so that the samples which have not settled after a few steps are left to another one. Called by
-`hardnet.solvers.projection_steps`.
+may cycle, so that the samples which have not settled after a few steps are left to another one.
+
+Called by `hardnet.solvers.projection_steps`.
 """
 
 from __future__ import annotations

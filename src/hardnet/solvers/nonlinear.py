@@ -4,8 +4,9 @@
 2. Rows that look affine around raw are projected onto exactly; the answer counts only if g itself confirms it.
 3. The rest is projected onto the affine rows and retracted (`nonlinear_iterate`); for the nearest point that is
    the start of sequential quadratic programming.
-4. What is reported is evaluated at the point that is returned. Called by `hardnet.functional.nonlinear`,
-`hardnet.functional.nonlinear_gradient` and `hardnet.layers.nonlinear`.
+4. What is reported is evaluated at the point that is returned.
+
+Called by `hardnet.functional.nonlinear_gradient`.
 """
 
 from __future__ import annotations

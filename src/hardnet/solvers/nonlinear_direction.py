@@ -1,8 +1,9 @@
 """Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or by its products.
 
 ``W = I + sum_i dual_i Hess g_i``. Where W is not positive definite, curvature along the active rows' gradients is
-added, which does not change the step where these rows hold; what is negative along the rows is turned round. Called by
-`hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_kkt` and `hardnet.solvers.nonlinear_nearest`.
+added, which does not change the step where these rows hold; what is negative along the rows is turned round.
+
+Called by `hardnet.solvers.nonlinear_kkt`, `hardnet.solvers.nonlinear_nearest` and `hardnet.solvers.nonlinear_status`.
 """
 
 from __future__ import annotations

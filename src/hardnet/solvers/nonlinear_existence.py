@@ -5,7 +5,9 @@ For the rows held at a bound, with residual r, Jacobian J, ``beta = |J^+|`` and 
     h = beta L (beta |r|) <= 1/2   proves a zero within   2 beta |r| / (1 + sqrt(1 - 2 h)),
 
 since g restricted to ``y + range(J')`` has the derivative J there, whose inverse has norm beta. Every other row must
-hold in that whole ball: its distance to each bound is at least ``|J_i| radius + L_i radius^2 / 2``. Called by the set.
+hold in that whole ball: its distance to each bound is at least ``|J_i| radius + L_i radius^2 / 2``.
+
+Called by `hardnet.sets.nonlinear`.
 """
 
 from __future__ import annotations

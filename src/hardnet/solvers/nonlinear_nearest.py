@@ -1,8 +1,9 @@
 """The nearest point: sequential quadratic programming from a feasible point to a KKT point of ``min |y - raw|^2 / 2``.
 
 A step of `nonlinear_direction` is accepted by the l1 merit ``|y - raw|^2 / 2 + sum_i weight_i violation_i``, with one
-second-order correction of a full step that is refused; each row has a weight above its multiplier. Called by
-`nonlinear` with points on or near the set.
+second-order correction of a full step that is refused; each row has a weight above its multiplier.
+
+Called by `hardnet.solvers.nonlinear_iterate` and `hardnet.solvers.nonlinear_program`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
 Each step is the nearest point of the linearised set (`nonlinear_step`), shortened until the violation falls; affine
-rows are rows of every step, and never give way. Where the linearisation has no point the step is elastic. Called by
-`nonlinear_iterate` and `nonlinear_program` for the feasible point, for the start of the nearest one, and for what
-remains violated at its end.
+rows are rows of every step, and never give way. Where the linearisation has no point the step is elastic.
+
+Called by `nonlinear_iterate` and `nonlinear_program` for the feasible point, for the start of the nearest one, and for
+what remains violated at its end.
 """
 
 from __future__ import annotations

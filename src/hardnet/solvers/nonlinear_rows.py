@@ -1,8 +1,9 @@
 """Rows ``lower <= g(y, x) <= upper`` beside affine rows ``A_lower <= A y <= A_upper``, with the derivatives of g.
 
 One flat batch of samples in float64. g sees y ``(b, n)`` and x of the same samples, and must treat samples apart: its
-derivatives come from one batched backward pass, and samples that have converged leave the batch. Called by
-`hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_gradient` and others.
+derivatives come from one batched backward pass, and samples that have converged leave the batch.
+
+Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_gradient` and others.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Where values may be looked at, refused samples search a shorter step at once, and samples that have ended leave the
 batch. Where they may not, a refused sample stands still and tries the shorter step in the next pass, so that passes
 are a fixed program. Either way nothing of a sample depends on how its mates fared.
+
+Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_direction` and others.
 """
 
 from __future__ import annotations

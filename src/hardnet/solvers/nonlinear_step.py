@@ -7,8 +7,10 @@ With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of
 the rows with ``elastic = 0`` (the affine ones) have one, also where the linearisation of the others has none: then it
 is a Levenberg-Marquardt step. With the last multipliers as the centre, s vanishes where the iteration converges.
 
-Most samples are settled by Newton's method on the active set, in the multipliers; the rest by `project_affine`. Called
-by `hardnet.solvers.nonlinear_direction` and others.
+Most samples are settled by Newton's method on the active set, in the multipliers; the rest by `project_affine`.
+
+Called by `hardnet.solvers.nonlinear_direction`, `hardnet.solvers.nonlinear_nearest` and
+`hardnet.solvers.nonlinear_retract`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ matrix keeps two, and nothing adds up over the steps:
 with row p joining at the multiplier `own`. Its part across the active rows, ``z = a_p - Q Q'a_p``, moves y. Where z is
 rounding and no active row can leave, ``ray = (1 for p, -R^-1 Q'a_p for J)`` combines the rows to ``z``: with bounds on
 the wrong side of each other this proves the set empty, unless a point beyond `FAR` times the sample's size exists.
+
 Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.projection_steps`.
 """
 

@@ -10,8 +10,9 @@ for is column j of the tableau
 
 and a row joins or leaves J by one symmetric pivot of T. The dual objective rises with every step, so the method ends;
 rows that depend on J show up as a zero pivot, and a violated one without a row that could leave proves that the set is
-empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch. Called by
-`hardnet.solvers.projection`, `hardnet.solvers.projection_steps` and others.
+empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch.
+
+Called by `hardnet.solvers.projection`, `hardnet.solvers.projection_steps` and others.
 """
 
 from __future__ import annotations

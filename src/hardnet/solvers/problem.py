@@ -5,6 +5,8 @@ output and above the distance that a bound on the far side of zero asks for (``l
 two are exact to divide by, and nothing overflows; every projection is invariant: ``y = 2^s y_scaled``,
 ``dual = 2^(s - r) dual_scaled``. How good an answer is says the natural residual of its optimality conditions. Read by
 every solver of polyhedra.
+
+Called by `hardnet.functional.polyhedron_fixed`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

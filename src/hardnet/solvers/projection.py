@@ -5,8 +5,9 @@
 3. Elsewhere, and for what that leaves open, `hardnet.solvers.projection_steps`; without a look at any value a fixed
    number of pivots.
 
-Before all this every row and every sample is divided by a power of two, `hardnet.solvers.problem`. Called by
-`hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
+Before all this every row and every sample is divided by a power of two, `hardnet.solvers.problem`.
+
+Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

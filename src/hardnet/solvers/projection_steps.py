@@ -4,7 +4,9 @@ A sample inside the set is returned as it came. Constant rows that were prepared
 `hardnet.solvers.shared_rows`; the rest goes to Newton's method (few rows on a CPU) or a dual active set: DAQP on a CPU
 where it is installed, else batched pivoting. The optimality conditions of every answer are checked; what fails is
 settled by the dual active set on orthonormal bases, which also proves sets empty. An empty set is answered by the
-compromise, by proximal steps. Called by `hardnet.solvers.projection`.
+compromise, by proximal steps.
+
+Called by `hardnet.solvers.projection`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The saddle system of the tight rows that Newton steps and gradients share, solved with a look and without.
 
 `Saddle` takes rows of any rank by a singular value decomposition. `StiffSaddle` is a fixed program for GPUs and large
-sets: one Cholesky factor of n x n however many rows are tight. Called by `conic_newton` and the gradient.
+sets: one Cholesky factor of n x n however many rows are tight.
+
+Called by `conic_newton` and the gradient.
 """
 
 from __future__ import annotations

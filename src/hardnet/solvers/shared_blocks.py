@@ -3,7 +3,9 @@
 The active rows come first and are filled up with rows of the identity: to their number rounded up on a ladder where a
 look is free, to all rows where nobody may look. A diagonal of `RIDGE` keeps dependent rows factorisable; corrections
 take its share of the answer away again. Where the answer is not unique it is the one nearest to where they start: from
-zero, rows that are duplicates share evenly. Called by `hardnet.solvers.shared_rows`.
+zero, rows that are duplicates share evenly.
+
+Called by `hardnet.solvers.shared_rows`.
 """
 
 from __future__ import annotations

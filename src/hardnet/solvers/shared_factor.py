@@ -6,8 +6,9 @@ in it, ``|P g_i| = 1``, the nearest point is
     y = q - P G'dual,     q = raw - C^+ (C raw - b),     lower <= G q - K dual <= upper,     K = G P G'
 
 so that only the multipliers of the other rows are searched, and K serves all samples. Numbers are float64, in the rows'
-units of `hardnet.solvers.problem`. Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient`
-and others.
+units of `hardnet.solvers.problem`.
+
+Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ Splitting in the products ``v = G y - G q``, which start at zero, with bounds sh
     s = clamp(t, low, high),     t <- t + relaxation ((I + rho K)^-1 and the bounds' reflection of 2 s - t)
 
 are one product with a constant matrix for all samples. At the end ``t - s`` is the multiplier over rho: rows with t
-beyond a bound are the guess. Any number of steps is right in the end, since the guess is verified. Called by
-`hardnet.solvers.shared_rows`.
+beyond a bound are the guess. Any number of steps is right in the end, since the guess is verified.
+
+Called by `hardnet.solvers.shared_rows`.
 """
 
 from __future__ import annotations

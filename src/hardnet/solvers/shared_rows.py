@@ -6,8 +6,9 @@
    and the samples that changed are solved again; those that still change guess again by more splitting steps.
 
 Where nobody may look, the samples to solve again are a fixed share of the batch, the open ones first. The caller checks
-the optimality conditions of every answer. Called by `hardnet.functional.polyhedron_gradient`,
-`hardnet.solvers.projection` and `hardnet.solvers.projection_steps`.
+the optimality conditions of every answer.
+
+Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.projection` and `hardnet.solvers.projection_steps`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Up to `SMALL` rows elimination runs column by column over all samples at once, which is several times faster than a
 routine called sample by sample, on a CPU and on a GPU; larger matrices go to LAPACK's Cholesky, filled up by `align`.
+
 Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_direction` and others.
 """
 

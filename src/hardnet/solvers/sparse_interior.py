@@ -5,8 +5,9 @@ steps of Mehrotra towards ``above s_above = below s_below = mu`` all solve
 
     (K + 1/w) d = g/w,     w = above / s_above + below / s_below
 
-one symmetric system a sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``. Called by
-`hardnet.solvers.sparse_rows`.
+one symmetric system a sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``.
+
+Called by `hardnet.solvers.sparse_rows`.
 """
 
 from __future__ import annotations

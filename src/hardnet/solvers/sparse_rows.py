@@ -1,8 +1,9 @@
 """The nearest point under sparse constant rows: interior point guess, then the active rows made tight exactly.
 
 The same conditions as in `hardnet.solvers.shared_rows`, with sparse factors of ``K_JJ`` and one sample after the other:
-rows with a multiplier of the wrong sign leave, violated ones join, until nothing changes. Called by
-`hardnet.functional.sparse_rows`.
+rows with a multiplier of the wrong sign leave, violated ones join, until nothing changes.
+
+Called by `hardnet.functional.sparse_rows`.
 """
 
 from __future__ import annotations

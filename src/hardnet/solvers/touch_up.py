@@ -1,8 +1,9 @@
 """The last digits of a projection: rows that rounding left violated are met again.
 
 The solvers call a row satisfied that is violated by 1e-13 of its size, and their answers carry the rounding of a whole
-solve; the certificate allows 16 roundings of the row's own terms. Called by `hardnet.solvers.projection_steps` with
-the samples that have a row `beyond` that.
+solve; the certificate allows 16 roundings of the row's own terms.
+
+Called by `hardnet.solvers.projection_steps` with the samples that have a row `beyond` that.
 """
 
 from __future__ import annotations

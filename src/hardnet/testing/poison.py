@@ -1,4 +1,7 @@
-"""Every number of a set is spoilt in turn: that gives an error, NaN for that sample alone, or a right answer."""
+"""Every number of a set is spoilt in turn: that gives an error, NaN for that sample alone, or a right answer.
+
+Called by `hardnet.testing`.
+"""
 
 from __future__ import annotations
 

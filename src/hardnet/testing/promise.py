@@ -1,4 +1,7 @@
-"""A broken promise, and the one way to raise it."""
+"""A broken promise, and the one way to raise it.
+
+Called by `hardnet.testing.poison`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The order of the samples and the dropout masks of one epoch, each seed's from its own stream."""
+"""The order of the samples and the dropout masks of one epoch, each seed's from its own stream.
+
+Called by `hardnet.train.loop`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 The graph counts its own steps on the device. A step whose inner loop was too short for some sample changes
 nothing and is not counted, and neither is any step after it: at the end of the epoch the host sees how many
 steps were taken, captures a longer loop, and goes on from there. So every step that counts is exact.
+
+Called by `hardnet.train.loop`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run goes on bit for bit."""
+"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run goes on bit for bit.
+
+Called by `hardnet.experiments.row`.
+"""
 
 from __future__ import annotations
 

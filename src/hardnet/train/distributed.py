@@ -1,4 +1,7 @@
-"""Several processes share every batch: each takes its rows, and the summed gradients make the same step everywhere."""
+"""Several processes share every batch: each takes its rows, and the summed gradients make the same step everywhere.
+
+Called by `hardnet.experiments.row`, `hardnet.experiments.run` and `hardnet.train.loop`.
+"""
 
 from __future__ import annotations
 

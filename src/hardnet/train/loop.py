@@ -1,4 +1,7 @@
-"""One readable training loop over stacked seeds."""
+"""One readable training loop over stacked seeds.
+
+Called by `hardnet.experiments.pictures`, `hardnet.experiments.recipes` and others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Batch normalisation of stacked networks, with its derivative in closed form."""
+"""Batch normalisation of stacked networks, with its derivative in closed form.
+
+Called by `hardnet.train.distributed` and `hardnet.train.stacked`.
+"""
 
 from __future__ import annotations
 

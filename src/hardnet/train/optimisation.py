@@ -1,6 +1,8 @@
 """How weights move: Adam or AdamW for all seeds at once, a cosine schedule, gradients cut seed by seed.
 
-Called by the training loop and by its captured steps; everything here can be captured in a CUDA graph.
+Everything here can be captured in a CUDA graph.
+
+Called by `hardnet.train.loop`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a person sees while training: a bar per method with percent and time left; loss and violation if they fit."""
+"""What a person sees while training: a bar per method with percent and time left; loss and violation if they fit.
+
+Called by `hardnet.experiments.compare`, `hardnet.experiments.demo` and others.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The seeds share nothing but the launch: each has its own weights, its own normalisation statistics and its own
 stream of random numbers, so that a seed's numbers do not depend on which other seeds are stacked with it.
+
+Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
 """
 
 from __future__ import annotations

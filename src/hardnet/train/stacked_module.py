@@ -1,4 +1,7 @@
-"""Any network stacked over its seeds by torch.func, for problems that bring a network of their own."""
+"""Any network stacked over its seeds by torch.func, for problems that bring a network of their own.
+
+Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
+"""
 
 from __future__ import annotations
 

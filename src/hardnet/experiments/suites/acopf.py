@@ -1,4 +1,7 @@
-"""AC optimal power flow on the grids of 9, 57 and 118 buses: ``hardnet suite acopf``."""
+"""AC optimal power flow on the grids of 9, 57 and 118 buses: ``hardnet suite acopf``.
+
+Called by `hardnet.experiments.suites`, by name.
+"""
 
 from __future__ import annotations
 

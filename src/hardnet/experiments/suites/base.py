@@ -1,6 +1,8 @@
 """A suite as data: its cases, how each is trained, what its tables show, and what was published.
 
 Read by the runner, the tables and the report of this folder; the files beside this one make them.
+
+Called by `hardnet.experiments.suites.acopf`, `hardnet.experiments.suites.dc3` and others.
 """
 
 from __future__ import annotations

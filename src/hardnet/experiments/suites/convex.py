@@ -1,4 +1,7 @@
-"""Convex programs by Clarabel, one instance at a time; only for ``--references``."""
+"""Convex programs by Clarabel, one instance at a time; only for ``--references``.
+
+Called by `hardnet.experiments.suites.programs`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FSNet's programs (Nguyen and Donti 2025): convex, nonconvex and nonsmooth, with affine, quadratic and conic rows."""
+"""FSNet's programs (Nguyen and Donti 2025): convex, nonconvex and nonsmooth, with affine, quadratic and conic rows.
+
+Called by `hardnet.experiments.suites`, by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The unicycle MPC of HardNet++: ``hardnet suite hardnetpp``."""
+"""The unicycle MPC of HardNet++: ``hardnet suite hardnetpp``.
+
+Called by `hardnet.experiments.suites`, by name.
+"""
 
 from __future__ import annotations
 

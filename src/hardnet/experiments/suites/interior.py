@@ -9,6 +9,8 @@ and Newton's method follows ``N'(grad f + A'u) = 0, u s = mu`` as mu goes to zer
 D the second derivatives of f, in absolute value for a sample whose matrix is not positive definite. Clarabel takes
 half a minute of a core for an instance of 1000 variables, this half a second, with the same value to 1e-10. Answers
 are checked by their optimality conditions; a sample that misses them has no value.
+
+Called by `hardnet.experiments.suites.programs`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """IPOPT on AC optimal power flow, and the tables of the grids: what ``hardnet suite acopf --references`` solves with.
 
 `record_grid` (with pypower, the extra ``power``) and `record_loads` made the files beside the problems once.
+
+Called by `hardnet.experiments.suites.acopf`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How DC3's and Pinet's programs are trained, and how their test instances are solved exactly."""
+"""How DC3's and Pinet's programs are trained, and how their test instances are solved exactly.
+
+Called by `hardnet.experiments.suites.dc3`, `hardnet.experiments.suites.pinet` and others.
+"""
 
 from __future__ import annotations
 

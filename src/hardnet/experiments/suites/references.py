@@ -2,6 +2,8 @@
 
 The files stand in ``src/hardnet/problems/suites/data`` and are part of the repository, so that a machine without the
 solvers can judge.
+
+Called by `hardnet.cli.experiments`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Run a suite: its cases, recipes and methods as rows of the same machinery as the paper's experiments."""
+"""Run a suite: its cases, recipes and methods as rows of the same machinery as the paper's experiments.
+
+Called by `hardnet.cli.experiments`.
+"""
 
 from __future__ import annotations
 

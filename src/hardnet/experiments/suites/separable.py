@@ -1,6 +1,8 @@
 """How SnareNet's and FSNet's curved rows are trained, and the exact optima of all their programs by IPOPT.
 
 The suites beside this file read both; the optima are for ``hardnet suite snarenet --references`` and fsnet's.
+
+Called by `hardnet.experiments.suites.fsnet` and `hardnet.experiments.suites.snarenet`.
 """
 
 from __future__ import annotations

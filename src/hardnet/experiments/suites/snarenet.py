@@ -1,4 +1,7 @@
-"""SnareNet's programs: nonconvex with affine rows, and convex with 10, 50 and 100 quadratic rows."""
+"""SnareNet's programs: nonconvex with affine rows, and convex with 10, 50 and 100 quadratic rows.
+
+Called by `hardnet.experiments.suites`, by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables of a suite: the exact optimum, what we trained, and what was published, each marked as what it is."""
+"""Tables of a suite: the exact optimum, what we trained, and what was published, each marked as what it is.
+
+Called by `hardnet.cli.experiments` and `hardnet.experiments.report`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """IPOPT on the unicycle of HardNet++: optima of its test poses, and the trajectories whose poses it is trained on.
 
-Called by ``hardnet suite hardnetpp --references``; `record_states` made the file of the training poses once.
+Called by `hardnet.experiments.suites.hardnetpp`, for ``hardnet suite hardnetpp --references``; `record_states` made the
+file of the training poses once.
 """
 
 from __future__ import annotations

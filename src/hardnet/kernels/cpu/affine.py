@@ -2,6 +2,7 @@
 
 Shared rows have a factor ``P = A⁺'``: a small A takes one pass (`affine_shared_small`), a larger one is multiplied by
 the library between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+
 Called by `hardnet.functional.affine` and `hardnet.kernels.cpu.affine_shared`.
 """
 

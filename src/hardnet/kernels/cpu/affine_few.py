@@ -6,7 +6,9 @@ Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower tr
     A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
 
 the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
-same instructions in any batch and in any lane. Called by `hardnet.kernels.cpu.affine`.
+same instructions in any batch and in any lane.
+
+Called by `hardnet.kernels.cpu.affine`.
 """
 
 from __future__ import annotations

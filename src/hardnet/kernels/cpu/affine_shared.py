@@ -1,8 +1,9 @@
 """What stands around the two products of ``y = raw + P' s`` where all samples share A and its factor ``P = A⁺'``.
 
 The library multiplies; each of these does the rest in one pass over the batch: compare with the bounds, find the
-samples that need a second application, share a gradient out among the bounds. numba compiles them for the CPU. Called
-by `hardnet.kernels.cpu.affine` and `hardnet.kernels.cpu.affine_shared_small`.
+samples that need a second application, share a gradient out among the bounds. numba compiles them for the CPU.
+
+Called by `hardnet.kernels.cpu.affine` and `hardnet.kernels.cpu.affine_shared_small`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """``y = raw + P' s`` for a small A that all samples share, on a CPU: one compiled pass with the factor ``P = A⁺'``.
 
 The tiles of `affine_few`, with the entries of A and P as scalars to every lane. The closed form is always applied a
-second time, at y, which costs less here than to find out which samples need it. Called by `hardnet.kernels.cpu.affine`.
+second time, at y, which costs less here than to find out which samples need it.
+
+Called by `hardnet.kernels.cpu.affine`.
 """
 
 from __future__ import annotations

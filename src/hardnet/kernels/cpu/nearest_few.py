@@ -1,7 +1,9 @@
 """The nearest point for few rows on a CPU: numba compiles one pass each way over the batch, tile by tile.
 
 Sums are formed in float64 whatever the dtype, and a sample is computed by the same instructions in any batch and in any
-lane. Called by `hardnet.kernels.cpu.nearest`.
+lane.
+
+Called by `hardnet.kernels.cpu.nearest`.
 """
 
 from __future__ import annotations

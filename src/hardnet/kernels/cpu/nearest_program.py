@@ -1,7 +1,8 @@
 """The multipliers of the nearest point for few rows on a CPU: the program of active sets over tiles of samples.
 
-The same recursion as `hardnet.solvers.few_rows.solve`, which explains it; the sample is the last index. Called by
-`hardnet.kernels.cpu.nearest_few` and `hardnet.kernels.cpu.nearest_tiles`.
+The same recursion as `hardnet.solvers.few_rows.solve`, which explains it; the sample is the last index.
+
+Called by `hardnet.kernels.cpu.nearest_few` and `hardnet.kernels.cpu.nearest_tiles`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tiles of few rows on a CPU: loaded and scaled, their active ones orthogonalised, y corrected and judged.
 
-The steps are those of `hardnet.functional.nearest_formulas`; the sample is the last index of every array. Called by
-`hardnet.kernels.cpu.nearest_few`.
+The steps are those of `hardnet.functional.nearest_formulas`; the sample is the last index of every array.
+
+Called by `hardnet.kernels.cpu.nearest_few`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tiles of samples for the kernels on a CPU: the sample, the lane, is the last, contiguous index of every array.
 
-So every inner loop is a run of vector instructions, and a tile never leaves the cache. Called by
-`hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.affine_shared` and others.
+So every inner loop is a run of vector instructions, and a tile never leaves the cache.
+
+Called by `hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.affine_shared` and others.
 """
 
 from __future__ import annotations

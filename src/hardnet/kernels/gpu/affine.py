@@ -1,8 +1,9 @@
 """The closed form on a GPU by fused kernels (Triton): eager, captured, and compiled, where they stand as operators.
 
 An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
-needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read. Called by
-`hardnet.experiments.doctor`, `hardnet.functional.affine` and others.
+needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read.
+
+Called by `hardnet.solvers.pivoting`, `hardnet.solvers.projection` and others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``y = raw + A^+ s`` for up to 64 rows: one sample per program, its rows in blocks of 16, the Gram matrix on chip.
 
-A is read from memory once, for the Gram matrix; when its columns are needed again they come from the cache. Called by
-`hardnet.kernels.gpu.affine_launch`.
+A is read from memory once, for the Gram matrix; when its columns are needed again they come from the cache.
+
+Called by `hardnet.kernels.gpu.affine_launch`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -4,7 +4,9 @@ A program holds ``BLOCK`` samples. Row i of their matrices is one ``(BLOCK, N)``
 threads of a warp share the columns of a sample and all loads and stores run along memory. The Gram matrix ``G = A A'``
 and its factorisation ``G = L D L'`` are tuples of ``(BLOCK,)`` vectors, unrolled over the m rows. Dot products are
 summed in ``COMPUTE``; no scaling of rows is needed because every pivot is judged against its own diagonal entry, and
-``L D L'`` is otherwise indifferent to it. Called by `hardnet.kernels.gpu.affine_launch`.
+``L D L'`` is otherwise indifferent to it.
+
+Called by `hardnet.kernels.gpu.affine_launch`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -3,7 +3,9 @@
 Rows per sample and few shared rows are summed in float64 whatever their dtype: the kernels wait for memory, an H200
 adds doubles at half the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. More shared rows
 come with their factor. Every choice depends on the shape of one sample alone, never on the batch, so that a sample
-comes out the same in any batch. Called by `hardnet.kernels.gpu.affine`.
+comes out the same in any batch.
+
+Called by `hardnet.kernels.gpu.affine`.
 """
 
 from __future__ import annotations

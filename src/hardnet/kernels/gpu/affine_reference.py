@@ -1,4 +1,7 @@
-"""The closed form and its gradients in plain torch, float64 inside: what the kernels are compared with."""
+"""The closed form and its gradients in plain torch, float64 inside: what the kernels are compared with.
+
+Called by the tests.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 The matrices of ``BLOCK`` samples lie next to each other in memory. They are read as one ``(BLOCK, WIDTH)`` tile, along
 memory, and then split column by column into vectors over samples; the compiler turns the splits into one exchange
-through shared memory, after which every entry of a sample belongs to one thread and no more words are exchanged. Called
-by `hardnet.kernels.gpu.affine_launch` and `hardnet.kernels.gpu.nearest_few`.
+through shared memory, after which every entry of a sample belongs to one thread and no more words are exchanged.
+
+Called by `hardnet.kernels.gpu.affine_launch` and `hardnet.kernels.gpu.nearest_few`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -1,8 +1,9 @@
 """Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gpu.gram`: the factor of ``A A'`` and solves.
 
 The Gram matrix is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal blocks of D
-inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself. Called by
-`hardnet.kernels.gpu.affine_blocks`.
+inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
+
+Called by `hardnet.kernels.gpu.affine_blocks`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

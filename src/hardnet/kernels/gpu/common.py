@@ -4,8 +4,9 @@ Tuples stand for small matrices whose entries are vectors over samples; lower tr
 their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
 
 Products are added by `tl.fma`, and the compiler may fuse nothing itself: of ``a b + c d`` it fuses either product,
-whichever suits the code around, and one number would come out differently in two kernels that both compute it. Called
-by `hardnet.kernels.gpu.affine_blocks`, `hardnet.kernels.gpu.affine_few` and others.
+whichever suits the code around, and one number would come out differently in two kernels that both compute it.
+
+Called by `hardnet.kernels.gpu.affine_blocks`, `hardnet.kernels.gpu.affine_few` and others.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

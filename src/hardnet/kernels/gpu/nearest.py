@@ -1,7 +1,8 @@
 """The nearest point on a GPU: which problems the kernels take, and one launch each way.
 
-Few rows (`nearest_few`), and a box with one row (`nearest_box`). Called by `hardnet.functional.nearest` and by
-`hardnet.solvers.box_rows`; Triton is imported at the first launch.
+Few rows (`nearest_few`), and a box with one row (`nearest_box`).
+
+Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`; Triton is imported at the first launch.
 """
 
 from __future__ import annotations

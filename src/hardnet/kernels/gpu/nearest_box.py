@@ -4,6 +4,8 @@
 which stays in registers, and adds up phi and its slope in float64; the next t is Newton's as long as that stays between
 the last t on either side of the root, else the next breakpoint or the middle. The last Newton step is the exact solve
 on the coordinates that are free at the answer. `hardnet.kernels.cpu.nearest_box` has the same for a CPU.
+
+Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

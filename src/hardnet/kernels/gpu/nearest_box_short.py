@@ -4,7 +4,9 @@
 method in float32 comes near the root at half the registers and a third of the instructions of float64; then the row is
 added up in float64 at the very y that would be stored, and t is corrected until the row misses its bound by no more
 than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
-program in float64. Called by `hardnet.kernels.gpu.nearest`.
+program in float64.
+
+Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -2,6 +2,8 @@
 
 The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, judge. Sums are
 formed in float64 whatever the dtype.
+
+Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

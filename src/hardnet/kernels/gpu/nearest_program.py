@@ -2,6 +2,8 @@
 
 The recursion of `hardnet.solvers.few_rows.solve`, which explains it, written out for one to four rows. Tuples
 hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
+
+Called by `hardnet.kernels.gpu.nearest_few`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

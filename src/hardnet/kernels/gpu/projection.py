@@ -3,6 +3,7 @@
 Everything that `hardnet.solvers.projection` does for a sample happens on chip: its unit, the test whether it is inside,
 the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid numbers, an
 empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the general path.
+
 Called by `hardnet.solvers.projection`.
 """
 

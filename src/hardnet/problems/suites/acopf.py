@@ -6,6 +6,8 @@
 controls alone, the power of all generators but one and the voltages of all of them: the rest follows by the power flow,
 so that the balance holds by construction and the bounds of what follows are the nonlinear rows. Both are measured on
 the whole dispatch. Loads are drawn by DC3's distribution from a stream of our own, since its file is not public.
+
+Called by `hardnet.experiments.suites.acopf` and `hardnet.experiments.suites.power`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A row of data is an input and, behind it, the optimum of that instance (NaN wher
 one). The optima come from small files beside this one, made by ``hardnet suite NAME --references``, so that a machine
 without a solver can judge. A problem is a subclass with `value` and, where its rows are not those of its set,
 `residuals`; `hardnet.experiments.suites` trains it.
+
+Called by `hardnet.experiments.pictures`, `hardnet.experiments.report` and others.
 """
 
 from __future__ import annotations

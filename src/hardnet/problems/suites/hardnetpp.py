@@ -9,6 +9,8 @@ From the pose s_0 = (p_x, p_y, heading), ten steps of 0.2 s with the speed v_k a
 `UnicyclePlan` has the states and the controls as its 50 outputs, 30 equalities, 10 keep-out rows and 20 bounds, as
 published. `UnicycleControls` has the 20 controls alone: the states follow from them, so that the dynamics hold by
 construction and the keep-out rows are what is left. Both are measured on the same 50 numbers.
+
+Called by `hardnet.experiments.suites.hardnetpp` and `hardnet.experiments.suites.unicycle`.
 """
 
 from __future__ import annotations
