@@ -220,9 +220,20 @@ def flatten_boxed(
 def times(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for A ``(m, n)`` or ``(*batch, m, n)`` and v ``(*batch, n)``: ``(*batch, m)``.
 
-    One matrix for all samples is one matrix product. ``A' v`` is ``times(A.mT, v)``.
+    One matrix for all samples is one matrix product. ``A' v`` is ``times(A.mT, v)``. The last bits may depend on the
+    size of the batch; where they must not, take one of the next two, or in solvers `hardnet.solvers.problem.multiply`.
     """
     return vector @ A.mT if A.dim() == 2 else (vector.unsqueeze(-2) @ A.mT).squeeze(-2)
+
+
+def times_each(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``, one product for each sample, also where they share A."""
+    return (A @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def times_rowwise(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(m, n)`` or ``(1 or B, m, n)`` and v ``(B, n)``, one sum for each row: the same in any batch."""
+    return (A * vector.unsqueeze(-2)).sum(-1)
 
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:

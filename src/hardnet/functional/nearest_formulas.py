@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_rowwise
 from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
@@ -86,7 +87,7 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     rows = torch.where(chosen.active.unsqueeze(-1), scaled.rows, 0.0)
     # adding zero turns -0.0 into 0.0, and what is subtracted then leaves every bit of a raw output inside
     x = scaled.raw - ((rows * chosen.dual.unsqueeze(-1)).sum(-2) + 0)
-    step = solve_active(rows, times(rows, x) - target)
+    step = solve_active(rows, times_rowwise(rows, x) - target)
     y = (x - (step + 0)).to(raw.dtype)
     status, residual = judge(scaled, chosen, y.detach(), step.detach())
     dual = (chosen.dual * scaled.shrink.detach()).to(raw.dtype)
@@ -125,7 +126,7 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
     bounds = (finite_size(lower) + finite_size(upper)).amax(-1, keepdim=True)
     noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds
     small = coordinates(rows)
-    dual, empty = solve(small, (small * small).sum(-1), times(rows, raw), lower, upper, noise, slack)
+    dual, empty = solve(small, (small * small).sum(-1), times_rowwise(rows, raw), lower, upper, noise, slack)
     dual = torch.where(empty | _holds_its_row(dual, length, scaled), dual, 0.0)
     return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
 
@@ -169,7 +170,8 @@ def judge(scaled: Scaled, chosen: Chosen, y: Tensor, step: Tensor) -> tuple[Tens
     """Status and KKT residual ``(B,)``: how far rows are from where they belong, and y from ``raw - A' dual``."""
     raw, rows, lower, upper, _, valid = (part.detach() for part in scaled)
     point, eps, far = y.double(), torch.finfo(y.dtype).eps, raw.abs().amax(-1, keepdim=True)
-    at, length = times(rows, point), point.abs().amax(-1, keepdim=True) + eps * far  # y = 0 is met to rounding of raw
+    at = times_rowwise(rows, point)
+    length = point.abs().amax(-1, keepdim=True) + eps * far  # y = 0 is met to rounding of raw
     goal = torch.where(
         chosen.active, targets(Scaled(*(part.detach() for part in scaled)), chosen), at.clamp(lower, upper)
     )
@@ -182,11 +184,6 @@ def judge(scaled: Scaled, chosen: Chosen, y: Tensor, step: Tensor) -> tuple[Tens
     status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
     status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
     return status.squeeze(-1), torch.maximum(missed, drift).squeeze(-1)
-
-
-def times(rows: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for rows ``(B, m, n)`` or ``(1, m, n)`` and v ``(B, n)``, added up the same way in any batch."""
-    return (rows * vector.unsqueeze(-2)).sum(-1)
 
 
 def finite_size(bound: Tensor) -> Tensor:
@@ -225,7 +222,7 @@ class LetThrough(torch.autograd.Function):
 
 def let_through(scaled: Scaled, chosen: Chosen) -> Tensor:
     """Zero, with the gradient that ``gradient="tangent"`` gives to raw on top of the exact one."""
-    value = times(scaled.rows.detach(), scaled.raw)
+    value = times_rowwise(scaled.rows.detach(), scaled.raw)
     outside = torch.where(chosen.dual > 0, value > scaled.upper, value < scaled.lower) & (chosen.dual != 0)
     pulls = outside & chosen.active & (scaled.lower < scaled.upper)
     return LetThrough.apply(value, torch.where(pulls, chosen.dual.sign(), 0.0).detach())  # pyright: ignore[reportReturnType]

@@ -28,6 +28,7 @@ from hardnet.functional.polyhedron_fixed import within_unit_rows
 from hardnet.functional.samples import refuse
 from hardnet.functional.strict import MARGINS, tighten
 from hardnet.modes import may_look, mode
+from hardnet.rows import times
 from hardnet.shapes import require_like
 
 INSETS = (*MARGINS, 8192.0, 65536.0)
@@ -65,7 +66,7 @@ def in_metric(
         L, info = torch.linalg.cholesky_ex((W + W.mT) / 2)
         _refuse_metric(info != 0, on_invalid)
         L = torch.where((info != 0)[..., None, None], torch.nan, L)
-        forward = (L.mT @ raw_.unsqueeze(-1)).squeeze(-1)
+        forward = times(L.mT, raw_)
         rows = torch.linalg.solve_triangular(L, A_.mT, upper=False).mT
         back = lambda z: torch.linalg.solve_triangular(L.mT, z.unsqueeze(-1), upper=True).squeeze(-1)
     z = project(forward, rows, low, high)
@@ -106,9 +107,9 @@ class _Tangent(torch.autograd.Function):
         """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
         (grad,), (A, side) = grads, ctx.saved_tensors
         rows = torch.where((side != 0).unsqueeze(-1), A, 0.0)
-        w = (torch.linalg.pinv(rows.mT) @ grad.to(rows).unsqueeze(-1)).squeeze(-1)
+        w = times(torch.linalg.pinv(rows.mT), grad.to(rows))
         inward = torch.where(side * w > 0, w, 0.0)
-        return grad, (rows.mT @ inward.unsqueeze(-1)).squeeze(-1).to(grad), None, None
+        return grad, times(rows.mT, inward).to(grad), None, None
 
 
 def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> Tensor:
@@ -127,7 +128,7 @@ def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> 
     scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-300) * length.clamp_min(1e-300)
     rows = (rows / scale).expand(*y.shape[:-1], *rows.shape[-2:])
     size = 64 * torch.finfo(y.dtype).eps * (1 + y.detach().double().abs().amax(-1, keepdim=True))
-    at_raw, at_y = ((rows @ point.detach().double().unsqueeze(-1)).squeeze(-1) for point in (raw, y))
+    at_raw, at_y = (times(rows, point.detach().double()) for point in (raw, y))
     side = torch.zeros_like(at_y)
     for bound, sign, other in ((upper, 1.0, lower), (lower, -1.0, upper)):
         if bound is not None:

@@ -15,6 +15,7 @@ from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleE
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import Policy, refuse, reject
 from hardnet.modes import may_look, mode
+from hardnet.rows import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.blocks import convex
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
@@ -116,14 +117,14 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
     values, V = spectrum
     spread = values.clamp_min(0)
-    turned, turned_q = _turn(V.mT, p), _turn(V.mT, slope)
+    turned, turned_q = times_each(V.mT, p), times_each(V.mT, slope)
     start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
     inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
     finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
     inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
     bad = ~(finite & convex(spectrum.values, raw.dtype) & (found.solved | inside.squeeze(-1)))
-    y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, _turn(V, found.y)))
+    y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, times_each(V, found.y)))
     empty = found.empty & ~inside.squeeze(-1)
     return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)
 
@@ -139,8 +140,8 @@ def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> 
     eye = torch.eye(raw.shape[-1], dtype=p.dtype, device=p.device)
     for _ in range(2):
         y, through = _point(p, P, q, mu, eye)
-        value = ((_turn(P, y) / 2 + q) * y).sum(-1, keepdim=True) + r
-        fall = ((_turn(P, y) + q) * through).sum(-1, keepdim=True)
+        value = ((times_each(P, y) / 2 + q) * y).sum(-1, keepdim=True) + r
+        fall = ((times_each(P, y) + q) * through).sum(-1, keepdim=True)
         mu = torch.where(mu > 0, mu + (value - value.detach()) / torch.where(fall > 0, fall, 1.0), mu)
     y, _ = _point(p, P, q, mu, eye)
     y = keep_value(y, found.y)
@@ -151,7 +152,7 @@ def _point(p: Tensor, P: Tensor, q: Tensor, mu: Tensor, eye: Tensor) -> tuple[Te
     """``y = (I + mu P)^-1 (p - mu q)`` and ``(I + mu P)^-1 (P y + q)``."""
     M = eye + mu.unsqueeze(-1) * P
     y = torch.linalg.solve(M, p - mu * q)
-    return y, torch.linalg.solve(M, _turn(P, y) + q)
+    return y, torch.linalg.solve(M, times_each(P, y) + q)
 
 
 class _Quadratic(torch.autograd.Function):
@@ -176,11 +177,11 @@ class _Quadratic(torch.autograd.Function):
         bad = y.isnan().any(-1, keepdim=True)
         y, mu, g = torch.where(bad, 0.0, y), torch.where(bad, 0.0, mu), torch.where(bad, 0.0, grad.double())
         spread, q = torch.where(bad, 0.0, spread), torch.where(bad, 0.0, q)
-        g, damping = _turn(V.mT, g), 1 / (1 + mu * spread)
-        normal = spread * _turn(V.mT, y) + _turn(V.mT, q)
+        g, damping = times_each(V.mT, g), 1 / (1 + mu * spread)
+        normal = spread * times_each(V.mT, y) + times_each(V.mT, q)
         size = (normal * normal * damping).sum(-1, keepdim=True)
         pull = torch.where((mu > 0) & (size > 0), (normal * g * damping).sum(-1, keepdim=True) / size, 0.0)
-        u = _turn(V, damping * (g - pull * normal))
+        u = times_each(V, damping * (g - pull * normal))
         cross = u.unsqueeze(-1) * y.unsqueeze(-2)
         grad_P = -mu.unsqueeze(-1) * (cross + cross.mT) / 2 - pull.unsqueeze(-1) / 2 * y.unsqueeze(-1) * y.unsqueeze(-2)
         found = (u, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
@@ -190,9 +191,4 @@ class _Quadratic(torch.autograd.Function):
 
 def _noise(V: Tensor, q: Tensor) -> Tensor:
     """The rounding of ``V'q``: a q that leaves the range of P by no more than this counts as inside."""
-    return 4 * q.shape[-1] * torch.finfo(q.dtype).eps * _turn(V.mT.abs(), q.abs())
-
-
-def _turn(V: Tensor, v: Tensor) -> Tensor:
-    """``V v`` with batches."""
-    return (V @ v.unsqueeze(-1)).squeeze(-1)
+    return 4 * q.shape[-1] * torch.finfo(q.dtype).eps * times_each(V.mT.abs(), q.abs())

@@ -37,7 +37,7 @@ def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
 
     def exact(rows: Tensor, samples: Tensor, _: Tensor) -> Tensor:
         U, S, Vh = _decompose(rows)
-        return _apply(U, _inverse(S, rows) * _apply(Vh, vector[samples]))
+        return multiply(U, _inverse(S, rows) * multiply(Vh, vector[samples]))
 
     multiplier = _solve(A, active, product, exact)
     return vector - multiply(A.mT, multiplier), multiplier
@@ -48,7 +48,7 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 
     def exact(rows: Tensor, _: Tensor, right: Tensor) -> Tensor:
         U, S, _ = _decompose(rows)
-        return _apply(U, _inverse(S, rows).square() * _apply(U.mT, right))
+        return multiply(U, _inverse(S, rows).square() * multiply(U.mT, right))
 
     return _solve(A, active, target, exact)
 
@@ -134,7 +134,3 @@ def _inverse(singular: Tensor, rows: Tensor) -> Tensor:
     """``1/s`` where s is above rounding of the largest, else 0."""
     cut = max(rows.shape[-2:]) * torch.finfo(rows.dtype).eps * singular[..., :1]
     return torch.where(singular > cut, 1 / singular, 0.0)
-
-
-def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_rowwise
 from hardnet.solvers.box_problem import EPS, BoxProblem
 
 INSIDE = 4.0
@@ -25,7 +26,7 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
     """Whether raw is in the box, and in the rows to rounding of its dtype: ``(B,)``."""
     raw = problem.raw
     boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
-    size = (problem.A.abs() * raw.abs().unsqueeze(-2)).sum(-1)
+    size = times_rowwise(problem.A.abs(), raw.abs())
     bounds = torch.where(problem.lower.isfinite(), problem.lower.abs(), 0.0)
     bounds = torch.maximum(bounds, torch.where(problem.upper.isfinite(), problem.upper.abs(), 0.0))
     slack = INSIDE * rounding * (size + bounds)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_rowwise
+
 DEPENDENT = 1e-12
 """A row whose part outside the span of the rows before it is below this part of it counts as dependent."""
 
@@ -57,7 +59,7 @@ def factorise_rows(C: Tensor) -> Factor:
         clear = square > DEPENDENT**2 * size[..., j]
         diagonal.append(torch.where(clear, square, 1.0))
         known.append(clear)
-        share = (rows * row.unsqueeze(-2)).sum(-1) / diagonal[-1].unsqueeze(-1)
+        share = times_rowwise(rows, row) / diagonal[-1].unsqueeze(-1)
         share = torch.where(clear.unsqueeze(-1), share, 0.0)
         rows = rows - share.unsqueeze(-1) * row.unsqueeze(-2)
         below.append(share)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.modes import GRAPHS, mode
+from hardnet.rows import times_rowwise
 from hardnet.solvers.box_factor import Factor, factorise_rows
 from hardnet.solvers.box_problem import BoxProblem, power_of_two
 
@@ -96,7 +97,7 @@ def _start(frame: _Frame) -> _State:
     k = frame.M.shape[-2]
     between = lambda z: torch.minimum(torch.maximum(z, frame.low + margin), frame.high - margin)
     y = between(frame.centre)[:, :-k]
-    rows = (frame.M[..., :-k] * y.unsqueeze(-2)).sum(-1)
+    rows = times_rowwise(frame.M[..., :-k], y)
     z = between(torch.cat([y, rows], dim=-1))
     z = torch.where(frame.free, z, torch.where(frame.has_low, frame.low, 0.0))
     some_low, some_high = frame.has_low & frame.free, frame.has_high & frame.free
@@ -137,7 +138,7 @@ def _equations(frame: _Frame, state: _State) -> _Equations:
     inverse = torch.where(frame.free, 1.0 / weight, 0.0)
     factor = factorise_rows(frame.M * inverse.sqrt().unsqueeze(-2))
     slope = frame.curvature * (state.z - frame.centre) + (frame.M * state.dual.unsqueeze(-1)).sum(-2)
-    return _Equations(inverse, factor, slope, (frame.M * state.z.unsqueeze(-2)).sum(-1))
+    return _Equations(inverse, factor, slope, times_rowwise(frame.M, state.z))
 
 
 def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Tensor, high_goal: Tensor) -> _State:
@@ -145,7 +146,7 @@ def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Te
     inverse, factor, slope, miss = equations
     below, above = state.below, state.above
     pull = (slope - low_goal / below + high_goal / above) * inverse
-    dual = factor.solve(miss - (frame.M * pull.unsqueeze(-2)).sum(-1))
+    dual = factor.solve(miss - times_rowwise(frame.M, pull))
     z = -pull - inverse * (frame.M * dual.unsqueeze(-1)).sum(-2)
     at_low = low_goal / below - state.at_low - state.at_low * z / below
     at_high = high_goal / above - state.at_high + state.at_high * z / above

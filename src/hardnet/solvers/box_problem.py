@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_rowwise
+
 EPS = torch.finfo(torch.float64).eps
 VERIFIED = 11.0
 """How many roundings of its size a row may be off at an answer: rounding y to its dtype adds half of one, and the
@@ -51,7 +53,7 @@ class BoxProblem(NamedTuple):
 
     def times(self, y: Tensor) -> Tensor:
         """``A y``, ``(B, k)``."""
-        return (self.A * y.unsqueeze(-2)).sum(-1)
+        return times_rowwise(self.A, y)
 
     def transposed(self, dual: Tensor) -> Tensor:
         """``A' dual``, ``(B, n)``."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hardnet.kernels.limits import STRICT
 from hardnet.modes import GRAPHS, mode
-from hardnet.rows import BoxedBatch, flatten_boxed
+from hardnet.rows import BoxedBatch, flatten_boxed, times_rowwise
 from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_checks import SOLVED, is_inside, residual_of, witness_of
 from hardnet.solvers.box_factor import factorise_rows
@@ -196,7 +196,7 @@ def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
     target = torch.minimum(torch.maximum(goal, problem.lower), problem.upper)
     active = (goal != target) | problem.equality
     dropped = torch.where(active, 0.0, dual)
-    miss = product - target + (rows * problem.transposed(dropped).unsqueeze(-2)).sum(-1)
+    miss = product - target + times_rowwise(rows, problem.transposed(dropped))
     miss = torch.where(active & (miss.abs() > EPS * problem.size(y)), miss, 0.0)
     step = factorise_rows(rows * active.unsqueeze(-1)).solve(miss) - dropped
     return _Point(point - problem.transposed(step), dual + step)

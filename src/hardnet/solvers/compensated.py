@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times
+
 UNIT = 2.0**-53
 """The largest relative error of one float64 operation."""
 TINY = 2.0**-1074
@@ -48,7 +50,7 @@ def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tenso
         y: ``(B, n)``, finite.
         size: ``|a|_1 |y|_inf``, ``(B, m)``.
     """
-    value = y @ A.mT if A.dim() == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+    value = times(A, y)
     excess = torch.maximum(value - upper, lower - value)
     n = y.shape[-1] + 4
     return Excess(excess, n * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, select
+from hardnet.solvers.images import pull_back, times
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 from hardnet.solvers.stack import Stack
 
@@ -56,9 +57,9 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
     system = saddle(linear.hessian(stack.curvature(task.weight, state.dual)), linear)
     second = stack.rotate(frames, second)
     shift = linear.inverse * second
-    right = -first - (linear.rows.mT @ shift.unsqueeze(-1)).squeeze(-1)
+    right = -first - pull_back(linear.rows, shift)
     move, force = system.solve(right, torch.where(linear.tight, -second, torch.zeros_like(second)))
-    change = linear.bend * (linear.rows @ move.unsqueeze(-1)).squeeze(-1) + shift + force
+    change = linear.bend * times(linear.rows, move) + shift + force
     return state.y + move, state.dual + stack.restore(frames, change)
 
 

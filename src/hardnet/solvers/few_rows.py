@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_rowwise
+
 DEPENDENT = (64 * torch.finfo(torch.float64).eps) ** 2
 """A row is constant on pinned rows if they leave this part of its square: an angle of 1e-14."""
 DOUBT = 8 * torch.finfo(torch.float64).eps
@@ -61,7 +63,7 @@ def solve(
         return dual, empty
     before = (square[..., :-1], lower[..., :-1], upper[..., :-1])
     free, hopeless = solve(others, before[0], value[..., :-1], *before[1:], noise, slack, pinned)
-    cross = (others * last.unsqueeze(-2)).sum(-1)
+    cross = times_rowwise(others, last)
     moves = cross * free
     reached = at - moves.sum(-1, keepdim=True)
     target = reached.clamp(lower[..., -1:], upper[..., -1:])
@@ -96,7 +98,7 @@ def coordinates(rows: Tensor) -> Tensor:
         whole = rows[..., k, :]
         dependent = square <= DEPENDENT * (whole * whole).sum(-1, keepdim=True)
         direction = torch.where(dependent, 0.0, pivot / torch.where(dependent, 1.0, square).sqrt())
-        column = (rest * direction.unsqueeze(-2)).sum(-1)
+        column = times_rowwise(rest, direction)
         rest = rest - column.unsqueeze(-1) * direction.unsqueeze(-2)
         columns.append(column)
     return torch.stack(columns, -1)

@@ -16,6 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from hardnet.rows import times_each
 from hardnet.solvers.cones import ConeLook, Frame
 
 LARGE = 1 << 12
@@ -28,7 +29,7 @@ def times(A: Tensor, y: Tensor) -> Tensor:
     """``A y`` for ``(*batch, r, n)`` and ``(*batch, n)``."""
     if A.dim() == 3 and A.shape[0] == 1 and y.dim() == 2 and A.numel() >= LARGE:
         return tiled_product(y, A.mT)
-    return (A @ y.unsqueeze(-1)).squeeze(-1)
+    return times_each(A, y)
 
 
 def pull_back(J: Tensor, v: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times
 from hardnet.solvers.problem import align, exponent, shift_rows
 
 SOFT, STIFF = 4.0, 40.0
@@ -35,11 +36,6 @@ CORRECTIONS = 3
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """``A v`` for each sample v ``(B, n)``."""
-
-
-def multiply_all(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` by one product for the whole batch: its bits may depend on the size of the batch, not on the mates."""
-    return vector @ A.mT
 
 
 class SharedRows(NamedTuple):
@@ -111,9 +107,9 @@ def on_equalities(rows: SharedRows, point: Tensor, b: Tensor | float) -> tuple[T
         return point, dual
     y = point
     for _ in range(CORRECTIONS):
-        way = multiply_all(rows.inverse.mT, multiply_all(rows.C, y) - b)
-        dual = dual + multiply_all(rows.inverse, way)
-        y = point - multiply_all(rows.C.mT, dual)
+        way = times(rows.inverse.mT, times(rows.C, y) - b)
+        dual = dual + times(rows.inverse, way)
+        y = point - times(rows.C.mT, dual)
     return y, dual
 
 

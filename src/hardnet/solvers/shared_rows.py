@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import times
 from hardnet.solvers.problem import Problem, multiply
 from hardnet.solvers.shared_blocks import solve_shared
-from hardnet.solvers.shared_factor import Product, SharedRows, multiply_all, on_equalities
+from hardnet.solvers.shared_factor import Product, SharedRows, on_equalities
 from hardnet.solvers.shared_guess import guess_of, pivoted, pivots_on_chip, sides_of, split_steps, stiffen
 
 FIRST_STEPS = 50
@@ -68,7 +69,7 @@ def answer(problem: Problem, rows: SharedRows, look: bool) -> tuple[Tensor, Tens
     start, _ = on_equalities(rows, problem.raw, b)
     reduced = _reduce(problem, rows, start)
     found = _multipliers(rows, reduced, look)
-    y, held = on_equalities(rows, problem.raw - multiply_all(rows.G.mT, found.dual), b)
+    y, held = on_equalities(rows, problem.raw - times(rows.G.mT, found.dual), b)
     dual = torch.zeros_like(problem.lower)
     dual[:, rows.free] = (found.dual / rows.scale)[:, : len(rows.free)]
     dual[:, rows.equal] = (held / rows.length)[:, : len(rows.equal)]
@@ -87,9 +88,9 @@ def shared_vjp(grad: Tensor, rows: SharedRows, active: Tensor, look: bool) -> tu
     rows = rows.aligned()
     own = _of_rows(active.to(grad), rows.free, len(rows.G), 0.0) > 0
     start, _ = on_equalities(rows, grad, 0.0)
-    w = solve_shared(rows.gram, own, multiply_all(rows.G, start), look, solves=2)
-    u, held = on_equalities(rows, grad - multiply_all(rows.G.mT, w), 0.0)
-    missed = torch.where(own, multiply_all(rows.G, u), 0.0).abs().amax(-1)
+    w = solve_shared(rows.gram, own, times(rows.G, start), look, solves=2)
+    u, held = on_equalities(rows, grad - times(rows.G.mT, w), 0.0)
+    missed = torch.where(own, times(rows.G, u), 0.0).abs().amax(-1)
     whole = torch.zeros_like(active, dtype=grad.dtype)
     whole[:, rows.free] = (w / rows.scale)[:, : len(rows.free)]
     whole[:, rows.equal] = (held / rows.length)[:, : len(rows.equal)]
@@ -110,7 +111,7 @@ def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
     high = _of_rows(problem.upper, rows.free, count, torch.inf) / rows.scale
     slack = _of_rows(problem.slack_at(start), rows.free, count, 0.0) / rows.scale
     low, high = torch.where(own, low, -torch.inf), torch.where(own, high, torch.inf)
-    return _Reduced(multiply_all(rows.G, start), low, high, slack)
+    return _Reduced(times(rows.G, start), low, high, slack)
 
 
 def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
@@ -126,7 +127,7 @@ def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
     state = split_steps(rows.soft, low, high, torch.zeros_like(low), FIRST_STEPS)
     state = stiffen(state, low, high)
     state = state if look else split_steps(rows.stiff, low, high, state, MORE_STEPS)
-    found = _solve(rows, reduced, *guess_of(state, low, high), look, multiply_all)
+    found = _solve(rows, reduced, *guess_of(state, low, high), look, times)
     for steps, share in AGAIN:
         chosen = _open(found.settled, share, look)
         if len(chosen) == 0 or (steps and look and not state.is_cuda):  # a CPU has a better way for the rest

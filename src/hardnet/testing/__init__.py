@@ -18,6 +18,7 @@ from hardnet.certificate import check
 from hardnet.errors import HardNetError
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.rows import times
 from hardnet.sets.base import ConstraintSet
 from hardnet.testing.poison import check_poisoned_numbers, functions_of
 from hardnet.testing.promise import ContractError, require
@@ -85,7 +86,7 @@ def _at(x: Any, index: Any) -> Any:
 def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Tensor) -> None:
     """``relu(A y - upper) + relu(lower - A y)`` of the rows is the residual of the set."""
     rows = constraint.rows(numbers, y)
-    product = (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+    product = times(rows.A, y)
     above = 0 if rows.upper is None else (product - rows.upper).clamp_min(0)
     below = 0 if rows.lower is None else (rows.lower - product).clamp_min(0)
     require(torch.allclose(above + below + 0 * product, residual), "the affine rows disagree with the residual")

@@ -18,6 +18,7 @@ from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.programs import WIDE
 from hardnet.problems import Hidden
 from hardnet.problems.suites.separable import ConeRows, Separable
+from hardnet.rows import times
 
 TOLERANCE = 1e-10
 _NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False)
@@ -123,7 +124,7 @@ def _second_order(casadi: Any, problem: Separable, program: dict[str, Any]) -> d
         return {}
     A = cones.A
     m, _, n = A.shape
-    gram, shift = A.mT @ A, (A.mT @ cones.b.unsqueeze(-1)).squeeze(-1)
+    gram, shift = A.mT @ A, times(A.mT, cones.b)
     weight, multipliers = casadi.MX.sym("weight"), casadi.MX.sym("multipliers", program["g"].shape[0])
     lengths = _lengths(casadi, cones, y)
     w = multipliers[:m] / lengths
