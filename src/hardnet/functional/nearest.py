@@ -60,11 +60,10 @@ def project_few(
     lower: Tensor | float | None = None,
     upper: Tensor | float | None = None,
     *,
-    metric: Tensor | None = None,
-    gradient: Gradient = "exact",
-    strict: bool = False,
     on_infeasible: Infeasible = "auto",
     on_invalid: Policy = "raise",
+    gradient: Gradient = "exact",
+    **others: Any,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`.
 
@@ -72,9 +71,8 @@ def project_few(
     takes what the program does not have: a metric, and rows that hold in exact arithmetic.
     """
     policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    if metric is not None or strict:
-        given: Any = {"metric": metric, "gradient": gradient, "strict": strict}
-        return polyhedron.project_affine(raw, A, lower, upper, **given, **policies)
+    if others.get("metric") is not None or others.get("strict"):
+        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **others, **policies)
     rows = take_rows(raw, A, lower, upper)
     if not rows.memory and on_infeasible in ("raise", "nearest"):  # refused, or outside the graph
         return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
