@@ -107,6 +107,7 @@ def compare_short_numbers(device, samples):
         agree_in_short((raw * unit, A, lower * unit, upper * unit, low * unit, high * unit))
     for far in (1e3, 1e8, 1e20):
         agree_in_short((raw * far, A, lower, upper, low, high))
+        agree_in_short((raw + far, A, lower, upper, low, high))
     small = A * torch.tensor([1.0, 1e-3, 1e-6, 1.0, 1e-6, 1e-4], device=device)
     middle = 0.5 * (low.clamp_min(-9.0) + high.clamp_max(9.0))
     value = (small[:, 0] * middle).sum(-1, keepdim=True)

@@ -20,7 +20,7 @@ from hardnet.rows import REALS, Batch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
-SHARE = 16
+SHARE = 4
 """Samples that one program finishes in float64, where float32 was not enough."""
 
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -105,7 +105,7 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
     from hardnet.kernels.gpu.launching import Launcher
 
     forward = kernel in (Kernel.ANSWER, Kernel.FORWARD)
-    warps = (2 if m * n <= 4 else 1) if forward else (4 if m * n <= 16 else 1)
+    warps = 2 if m * n <= 4 else 1
     power = lambda size: 1 << (size - 1).bit_length()
     constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}

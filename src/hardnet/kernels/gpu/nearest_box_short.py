@@ -1,9 +1,9 @@
-"""A box and one row of float32 numbers on a GPU: the multiplier in float32, its last digits and the verdict in float64.
+"""A box and one row of float32 numbers on a GPU: near the multiplier in float32, its last digits in pairs of them.
 
 ``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is right to the rounding of y. Newton's
-method in float32 comes near the root at half the registers and a third of the instructions of float64; then the row is
-added up in float64 at the very y that would be stored, and t is corrected until the row misses its bound by no more
-than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
+method in float32 comes near the root at half the registers and a third of the instructions of float64. Then the row is
+added up without rounding at the very y that would be stored, and t is corrected until the row misses its bound by no
+more than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
 program in float64. Called by `hardnet.kernels.gpu.nearest`.
 """
 
@@ -46,9 +46,27 @@ def _finite(value):
 
 
 @triton.jit
-def _terms(a, y):
-    """The terms of ``a'y``, exactly."""
-    return a.to(tl.float64) * y.to(tl.float64)
+def _add_exactly(sum_, rest, other, other_rest):
+    """The sum of two numbers, and what its rounding loses beside what was lost before."""
+    total = sum_ + other
+    moved = total - sum_
+    return total, (rest + other_rest) + ((sum_ - (total - moved)) + (other - moved))
+
+
+@triton.jit
+def _exact_product(a, y):
+    """``a'y`` in float64, from float32 numbers whose roundings are kept: half the registers of terms in float64."""
+    term = a * y
+    total, rest = tl.reduce((term, tl.fma(a, y, -term)), 0, _add_exactly)
+    return total.to(tl.float64) + rest.to(tl.float64)
+
+
+@triton.jit
+def _sweep(p, a, low, high):
+    """``a'clamp(p)`` and the sum of ``a^2`` over what is free, in float32."""
+    y = _clamp(p, low, high)
+    free = tl.where(p == y, a, 0.0)
+    return tl.sum(a * y, 0), tl.sum(free * free, 0)
 
 
 @triton.jit
@@ -56,14 +74,17 @@ def _approach(start, a, low, high, under, over):
     """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the ends seen so far.
 
     Where few coordinates are free the step is that of all: the row falls no faster, so it does not go beyond the root.
+    If that is so at raw, the first step is the one that an unbounded raw would take.
     """
-    y = _clamp(start, low, high)
-    phi, size = tl.sum(a * y, 0), tl.sum(tl.abs(a * y), 0)
-    free = tl.where(start == y, a, 0.0)
-    slope, steepest = tl.sum(free * free, 0), tl.sum(a * a, 0)
+    size, steepest = tl.sum(tl.abs(a * _clamp(start, low, high)), 0), tl.sum(a * a, 0)
+    phi, slope = _sweep(start, a, low, high)
     target = _clamp(phi, under, over)
     t = phi * 0.0
     back, ahead = t - float("inf"), t + float("inf")
+    if (slope <= FEW * steepest) & (phi != target):
+        back, ahead = tl.where(phi > target, t, back), tl.where(phi > target, ahead, t)
+        t = (tl.sum(a * start, 0) - target) / tl.where(steepest > 0.0, steepest, 1.0)
+        phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
     passes, going = tl.full([], 0, tl.int32), tl.full([], 1, tl.int32)
     while going != 0:
         miss = phi - target
@@ -71,18 +92,14 @@ def _approach(start, a, low, high, under, over):
         bounded = (back > float("-inf")) & (ahead < float("inf"))
         steep = tl.where(bounded | (slope > FEW * steepest), slope, steepest)
         newton = t + miss / tl.where(steep > 0.0, steep, 1.0)
-        between = (steep > 0.0) & (newton > back) & (newton < ahead)
+        between = (steep > 0.0) & (newton >= back) & (newton <= ahead)
         following = tl.where(between, newton, tl.where(bounded, 0.5 * back + 0.5 * ahead, t))
         near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * size)
         t = following
         passes += 1
         going = tl.where(near | (passes >= PASSES), 0, 1)
         if going != 0:
-            p = tl.fma(-a, t, start)
-            y = _clamp(p, low, high)
-            phi = tl.sum(a * y, 0)
-            free = tl.where(p == y, a, 0.0)
-            slope = tl.sum(free * free, 0)
+            phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
     return t
 
 
@@ -107,9 +124,8 @@ def forward(
     below, above = under.to(tl.float64), over.to(tl.float64)
     settled = tl.full([], 0, tl.int32)
     if valid & (state == SOUND):
-        terms = _terms(a, start)
-        product = tl.sum(terms, 0)
-        slack = INSIDE * (tl.sum(tl.abs(terms), 0) + tl.maximum(_finite(below), _finite(above)))
+        product = _exact_product(a, start)
+        slack = INSIDE * (tl.sum(tl.abs(a * start), 0).to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
         if (product <= above + slack) & (product >= below - slack):
             tl.store(y + sample * n + columns, start, mask=mask)
             settled = tl.full([], 1, tl.int32)
@@ -120,9 +136,8 @@ def forward(
             head = t.to(tl.float32)
             p = tl.fma(-a, (t - head.to(tl.float64)).to(tl.float32), tl.fma(-a, head, start))
             answer = _clamp(p, least, most)
-            terms = _terms(a, answer)
             free = tl.where(p == answer, a, 0.0)
-            phi, size = tl.sum(terms, 0), tl.sum(tl.abs(terms).to(tl.float32), 0)
+            phi, size = _exact_product(a, answer), tl.sum(tl.abs(a * answer), 0)
             slope, roundings = tl.sum(free * free, 0), tl.sum(tl.abs(free * answer), 0)
             # the bound on the side of the multiplier: with it y is the nearest point, whatever was aimed at before
             wanted = tl.where(t > 0.0, above, tl.where(t < 0.0, below, _clamp(phi, below, above)))
