@@ -3,7 +3,7 @@
 ``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
 `hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything is
 plain tensor operations without a look at values. Called by `hardnet.functional.nearest` and
-`hardnet.functional.simplex`.
+`hardnet.functional.simplex`, and by `hardnet.functional.solve`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def project_box_rows(
     eager = plain(raw, A, *bounds)
     project = _eager if eager else _traced
     y, found = project(flat, rounding, gradient == "tangent")
-    y = _hold_exactly(y, flat, raw.dtype) if strict else y
+    y = hold_in_box(y, flat, raw.dtype) if strict else y
     y, status, dual, residual = (
         part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )
@@ -119,7 +119,7 @@ def _on_a_gpu(raw: Tensor, *others: Tensor | None) -> bool:
     return not recorded
 
 
-def _hold_exactly(y: Tensor, flat: Inputs, dtype: torch.dtype) -> Tensor:
+def hold_in_box(y: Tensor, flat: Inputs, dtype: torch.dtype) -> Tensor:
     """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
     _, A, lower, upper, *box = (part.detach() for part in flat)
     eps = torch.finfo(torch.float64).eps
@@ -176,6 +176,16 @@ def solve_eagerly(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, box_lowe
     batch, flat = flatten(raw, A, lower, upper, box_lower, box_upper)
     y, _ = _eager(flat, torch.finfo(raw.dtype).eps, False)
     return y.reshape(*batch, raw.shape[-1])
+
+
+def find_in_box(flat: Inputs, rounding: float) -> Outcome:
+    """The outcome of a flat batch, without derivatives, by whoever serves a call of this kind."""
+    return _run(flat, rounding) if plain(*flat) else solve(*flat, rounding=rounding)
+
+
+def _run(flat: Inputs, rounding: float) -> Outcome:
+    """The solver of eager calls: it settles what is open where a look is free."""
+    return (solve_or_settle if may_look(flat[0]) else solve_without_look)(*flat, rounding=rounding)
 
 
 def _eager(flat: Inputs, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
@@ -251,8 +261,7 @@ class _Projection(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
         *flat, rounding, tangent = inputs
-        run = solve_or_settle if may_look(flat[0]) else solve_without_look
-        found = run(*flat, rounding=rounding)
+        found = _run(tuple(flat), rounding)  # pyright: ignore[reportArgumentType]
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)
         ctx.mark_non_differentiable(*found[1:])
