@@ -1,4 +1,4 @@
-"""What kernels take: every limit on rows and sizes, once.
+"""What kernels take: every limit on rows and sizes, once; and numbers that a kernel shares with its plain reference.
 
 Called by the backends in `kernels.cpu` and `kernels.gpu`, and by whoever chooses between them and plain torch.
 """
@@ -14,6 +14,8 @@ MOST_FEW_ROWS = 4
 """The most rows of the fixed program for the nearest point; each further row doubles it."""
 MOST_BOX_ROWS = 8
 """The most rows beside a box that are solved in their multipliers."""
+MOST_ELIMINATED = 32
+"""CPU: the most rows of a symmetric matrix, or of a step of the nonlinear solver, that are solved without LAPACK."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8
@@ -28,6 +30,13 @@ MOST_BOX_COLUMNS = 4096
 """GPU: the most coordinates of a box beside a row that one program holds."""
 MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
+
+ROUNDS, PATIENCE = 12, 4
+"""Steps of the nonlinear solver: guesses of the active rows, and how many may go by without a better one."""
+NOISE = 1e-12
+"""Part of the size of a row's numbers by which it may miss a bound there and count as holding."""
+INDEPENDENT = 1e-13
+"""Least pivot of unit rows for which elimination is trusted there."""
 
 
 def padded(size: int) -> int:
