@@ -85,9 +85,9 @@ def solve_step(
     todo = (~settled).nonzero().squeeze(-1)
     if len(todo) == 0:
         return step, dual
-    some = (None if part is None else part[todo] for part in (centre, guess))
+    near, first = (None if part is None else part[todo] for part in (centre, guess))
     own = None if metric is None else metric.take(todo)
-    rest = _in_torch(*(part[todo] for part in (jacobian, low, high, elastic)), own, next(some), tight, look, next(some))
+    rest = _in_torch(jacobian[todo], low[todo], high[todo], elastic[todo], own, near, tight, look, first)
     return step.index_copy(0, todo, rest[0]), dual.index_copy(0, todo, rest[1])
 
 
