@@ -20,7 +20,7 @@ import triton.language as tl
 PASSES, CORRECTIONS = tl.constexpr(16), tl.constexpr(4)
 """The most passes in float32, and those in float64 after them."""
 NEAR = tl.constexpr(2.0**-17)
-"""Part of t, or of the row's terms, below which a step is left to float64."""
+"""Part of t, or of the bound, below which a step is left to the corrections."""
 FEW = tl.constexpr(1.0 / 16.0)
 """Part of the steepest slope below which Newton's step may go far beyond the root."""
 INSIDE, ROUNDING, EPS = tl.constexpr(4.0 * 2.0**-23), tl.constexpr(2.0**-23), tl.constexpr(2.0**-52)
@@ -62,6 +62,13 @@ def _exact_product(a, y):
 
 
 @triton.jit
+def _point(start, a, t):
+    """``raw - a t`` for t in float64, to the rounding of the result."""
+    head = t.to(tl.float32)
+    return tl.fma(-a, (t - head.to(tl.float64)).to(tl.float32), tl.fma(-a, head, start))
+
+
+@triton.jit
 def _sweep(p, a, low, high):
     """``a'clamp(p)`` and the sum of ``a^2`` over what is free, in float32."""
     y = _clamp(p, low, high)
@@ -76,8 +83,8 @@ def _approach(start, a, low, high, under, over):
     Where few coordinates are free the step is that of all: the row falls no faster, so it does not go beyond the root.
     If that is so at raw, the first step is the one that an unbounded raw would take.
     """
-    size, steepest = tl.sum(tl.abs(a * _clamp(start, low, high)), 0), tl.sum(a * a, 0)
     phi, slope = _sweep(start, a, low, high)
+    steepest = tl.sum(a * a, 0)
     target = _clamp(phi, under, over)
     t = phi * 0.0
     back, ahead = t - float("inf"), t + float("inf")
@@ -94,7 +101,7 @@ def _approach(start, a, low, high, under, over):
         newton = t + miss / tl.where(steep > 0.0, steep, 1.0)
         between = (steep > 0.0) & (newton >= back) & (newton <= ahead)
         following = tl.where(between, newton, tl.where(bounded, 0.5 * back + 0.5 * ahead, t))
-        near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * size)
+        near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * tl.abs(target))
         t = following
         passes += 1
         going = tl.where(near | (passes >= PASSES), 0, 1)
@@ -105,12 +112,15 @@ def _approach(start, a, low, high, under, over):
 
 @triton.jit
 def forward(
-    y, left, raw, A, lower, upper, low, high, n,
+    y, left, raw, A, lower, upper, low, high, vectors,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1."""
-    sample = tl.program_id(0).to(tl.int64)
+    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1.
+
+    ``n = VECTOR vectors``, where as many numbers are moved at a time: 4 if that divides n, else 1.
+    """
+    sample, n = tl.program_id(0).to(tl.int64), VECTOR * vectors
     columns = tl.arange(0, BLOCK)
     mask = columns < n
     start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
@@ -122,31 +132,31 @@ def forward(
     state = tl.max(tl.where(sound, tl.where(outside, OUTSIDE, SOUND), INVALID), 0)
     valid = (state != INVALID) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
     below, above = under.to(tl.float64), over.to(tl.float64)
-    settled = tl.full([], 0, tl.int32)
+    inside, settled = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    t = tl.full([], 0.0, tl.float64)
     if valid & (state == SOUND):
         product = _exact_product(a, start)
         slack = INSIDE * (tl.sum(tl.abs(a * start), 0).to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
-        if (product <= above + slack) & (product >= below - slack):
-            tl.store(y + sample * n + columns, start, mask=mask)
-            settled = tl.full([], 1, tl.int32)
+        inside = tl.where((product <= above + slack) & (product >= below - slack), 1, 0)
+        settled = inside
     if valid & (settled == 0):
         t = _approach(start, a, least, most, under, over).to(tl.float64)
         tries = tl.full([], 0, tl.int32)
         while (settled == 0) & (tries < CORRECTIONS):
-            head = t.to(tl.float32)
-            p = tl.fma(-a, (t - head.to(tl.float64)).to(tl.float32), tl.fma(-a, head, start))
+            p = _point(start, a, t)
             answer = _clamp(p, least, most)
             free = tl.where(p == answer, a, 0.0)
-            phi, size = _exact_product(a, answer), tl.sum(tl.abs(a * answer), 0)
             slope, roundings = tl.sum(free * free, 0), tl.sum(tl.abs(free * answer), 0)
+            phi = _exact_product(a, answer)
             # the bound on the side of the multiplier: with it y is the nearest point, whatever was aimed at before
             wanted = tl.where(t > 0.0, above, tl.where(t < 0.0, below, _clamp(phi, below, above)))
             miss = phi - wanted
-            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * size.to(tl.float64)
+            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * tl.abs(wanted)
             tries += 1
-            if tl.abs(miss) <= allowed:
-                tl.store(y + sample * n + columns, answer, mask=mask)
-                settled = tl.full([], 1, tl.int32)
-            else:
-                t = t + miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
+            settled = tl.where(tl.abs(miss) <= allowed, 1, 0)
+            step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
+            t = tl.where(settled == 1, t, t + step)
+    if settled == 1:  # computed again rather than kept: registers are what bounds the samples at work
+        answer = tl.where(inside == 1, start, _clamp(_point(start, a, t), least, most))
+        tl.store(y + sample * n + columns, answer, mask=mask)
     tl.store(left + sample, (settled == 0).to(tl.int8))
