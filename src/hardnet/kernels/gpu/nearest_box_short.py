@@ -126,9 +126,9 @@ def forward(
     start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
     least, most = _load(low, sample, columns, mask, n, LOW), _load(high, sample, columns, mask, n, HIGH)
     under, over = tl.load(lower + sample * LOWER), tl.load(upper + sample * UPPER)
-    sound = (tl.abs(start) < float("inf")) & (tl.abs(a) < float("inf"))
-    sound = sound & (least <= most) & (least < float("inf")) & (most > float("-inf"))
-    outside = (start < least) | (start > most)
+    # what a clamp would hide; an infinite or undefined a or bound makes the row so, and that is never settled
+    sound = (tl.abs(start) < float("inf")) & (least <= most)
+    outside = start != _clamp(start, least, most)
     state = tl.max(tl.where(sound, tl.where(outside, OUTSIDE, SOUND), INVALID), 0)
     valid = (state != INVALID) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
     below, above = under.to(tl.float64), over.to(tl.float64)
