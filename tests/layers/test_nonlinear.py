@@ -253,9 +253,13 @@ def test_options_are_checked():
         NonlinearLayer(CIRCLE, mode="retract", gradient="exact")
     with pytest.raises(ShapeError, match="start: expected 2 numbers"):
         NonlinearLayer(CIRCLE, start=[1.0])
-    cone = hn.SecondOrderCone(torch.eye(2, dtype=F64), [0.0, 0.0], [0.0, 1.0], 1.0)
-    with pytest.raises(UnsupportedSetError, match="SecondOrderCone has neither affine rows nor a g"):
-        NonlinearLayer(CIRCLE & cone)
+    matrix = hn.LMI(torch.eye(2, dtype=F64), torch.zeros(2, 2, 2, dtype=F64))
+    with pytest.raises(
+        UnsupportedSetError, match="LMI has neither affine nor smooth rows; write 'all principal minors"
+    ):
+        NonlinearLayer(CIRCLE & matrix)
+    with pytest.raises(UnsupportedSetError, match="Relaxed has neither affine nor smooth rows; put the slack"):
+        NonlinearLayer(CIRCLE & hn.Relaxed(hn.Box([0.0, 0.0], 1.0)))
     layer = NonlinearLayer(CIRCLE)
     assert (layer.mode(200), layer.mode(201)) == ("nearest", "retract")
     with pytest.raises(UnsupportedSetError, match="no transform around nonlinear rows"):
@@ -382,6 +386,27 @@ def test_balls_and_quadratics_stand_beside_nonlinear_rows():
     grads = [torch.autograd.grad(own(raw, x).square().sum(), (raw, x)) for own in (layer, other)]
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_a_second_order_cone_stands_beside_nonlinear_rows():
+    """``|(y1, y2)| <= y3`` on the unit sphere: the nearest point of the cap, whose rim is at 45 degrees."""
+    cone = hn.SecondOrderCone(torch.eye(3, dtype=F64)[:2], [0.0, 0.0], [0.0, 0.0, 1.0], 0.0)
+    layer = NonlinearLayer(hn.Nonlinear(sphere, dim=3, lower=0.0, upper=0.0) & cone)
+    raw = draw(60, 3, seed=30, scale=2.0)
+    found = layer.solve(raw)
+    flat = torch.linalg.vector_norm(raw[:, :2], dim=-1, keepdim=True)
+    rim = torch.cat([raw[:, :2] / flat, torch.ones_like(flat)], dim=-1) / real(2.0).sqrt()
+    direct = raw / torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+    expected = torch.where(flat <= raw[:, 2:], direct, rim)
+    good = found.status == Status.OK
+    assert good.double().mean() >= 0.95
+    assert hn.check(layer.constraint, found.y[good], tolerance=1e-9).ok
+    nearest = (found.y - expected).abs().amax(-1) <= 1e-7
+    farther = torch.linalg.vector_norm(raw - found.y, dim=-1) >= torch.linalg.vector_norm(raw - expected, dim=-1) - 1e-9
+    assert farther[good].all()
+    assert nearest[good].double().mean() >= 0.9  # far below the cap a KKT point may be another one
+    leaf = raw[good][:5].clone().requires_grad_()
+    assert torch.autograd.gradcheck(layer, (leaf,))
 
 
 def test_a_refused_step_goes_on_along_the_plain_projection():

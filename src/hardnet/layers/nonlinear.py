@@ -21,6 +21,11 @@ from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 MOST_NEAREST = 200
 """Most outputs for which ``mode="auto"`` looks for the nearest point."""
+INSTEAD = {
+    "LMI": "write 'all principal minors >= 0' as rows of an hn.Nonlinear",
+    "Relaxed": "put the slack into the outputs and its rows into an hn.Nonlinear",
+}
+"""What to write in place of sets that cannot stand beside nonlinear rows."""
 
 
 class NonlinearLayer(Layer):
@@ -31,7 +36,8 @@ class NonlinearLayer(Layer):
     evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
 
     Args:
-        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`.
+        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`,
+            `SecondOrderCone`.
         mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
             to 200 outputs.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
@@ -78,7 +84,10 @@ class NonlinearLayer(Layer):
         for part in constraint.parts:
             if not (part.by_functions or part.smooth or (part.polyhedral and not part.relaxed)):
                 label = type(part).__name__
-                return f"{label} has neither affine rows nor a g; write it as hn.Nonlinear, or use method='cvx' alone"
+                remedy = INSTEAD.get(label, "write its constraints as rows of an hn.Nonlinear")
+                return (
+                    f"{label} has neither affine nor smooth rows; {remedy}, or use method='cvx' without nonlinear rows"
+                )
         return None
 
     def mode(self, n: int) -> Literal["nearest", "retract"]:
@@ -164,7 +173,9 @@ def split_rows(
             straight.append(part.structure(part_numbers, raw))
         else:
             functions.append(Level(part))
-            rows = part.row_count(part_numbers, raw)
+            beside = part.level_rows(part_numbers)
+            straight += [] if beside is None else [beside]
+            rows = part.level(part_numbers, raw.detach()).shape[-1]
             bounds.append((raw.new_full((rows,), -torch.inf), raw.new_zeros(rows)))
     lower = join([bound[0] for bound in bounds]) if bounds else None
     upper = join([bound[1] for bound in bounds]) if bounds else None
