@@ -415,3 +415,35 @@ def test_a_refused_step_goes_on_along_the_plain_projection():
     layer = NonlinearLayer(hn.Nonlinear(orbit, dim=4, lower=-0.5, upper=-0.5) & hn.Box([-2.0] * 4, [2.0] * 4))
     raw = real([[-0.1632, -0.6829, 0.1206, -0.0427], [0.5, -0.3, 0.2, 0.4]])
     assert (layer.solve(raw).status == Status.OK).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "retract"}, {"iterations": 16}], ids=str)
+def test_the_compiler_stands_aside_and_export_is_refused(options):
+    """A break of the graph around the layer: the answers, gradients and errors of eager code; one graph is refused."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = hn.HardNet(torch.nn.Linear(3, 2, dtype=F64), CIRCLE, **options)
+    x = draw(50, 3, seed=40)
+    y = model(x)
+    compiled = torch.compile(model, backend="eager")
+    own = compiled(x)
+    assert torch.equal(own, y)
+    grads = [torch.autograd.grad(point[:, 0].sum(), list(model.parameters())) for point in (y, own)]
+    for one, two in zip(*grads, strict=True):
+        assert torch.equal(one, two)
+    found = torch.compile(lambda point: model.layer.solve(point).status, backend="eager")(draw(5, 2, seed=41))
+    assert found.tolist() == [Status.OK] * 5
+    with pytest.raises(NonFiniteError, match="in sample 1"):
+        compiled(torch.where(torch.arange(50).unsqueeze(-1) == 1, torch.nan, x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+    with pytest.raises(UnsupportedSetError, match=r"torch.export: expected a fixed graph, got nonlinear rows"):
+        torch.export.export(model, (x,))
+
+
+def test_the_function_under_the_compiler():
+    torch._dynamo.reset()
+    project = lambda point: hn.functional.project_nonlinear(2 * point, sphere, lower=0.0, upper=0.0) + 1
+    raw = draw(6, 3, seed=42)
+    assert torch.equal(torch.compile(project, backend="eager")(raw), project(raw))

@@ -13,7 +13,7 @@ from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentenc
 from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, count, number, vector
-from hardnet.modes import may_look
+from hardnet.modes import may_look, outside_compiler
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
@@ -96,6 +96,7 @@ class NonlinearLayer(Layer):
             return self.options.mode
         return "nearest" if n <= MOST_NEAREST else "retract"
 
+    @outside_compiler
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         y, found = self._call(raw, x, None)
@@ -104,6 +105,7 @@ class NonlinearLayer(Layer):
             self._warn(found)
         return y
 
+    @outside_compiler
     def solve(self, raw: Tensor, x: Any = None, *, start: Tensor | None = None) -> NonlinearSolution:
         """The point with its status, multipliers, violation and residual; nothing is raised.
 
