@@ -35,6 +35,7 @@ ELSEWHERE = {
     "functional/test_polyhedron_gradient.py": "solvers/active",
     "functional/test_quadratic.py": "solvers/quadratic_root",
     "functional/test_simplex_ball_box.py": "functional/box functional/simplex",
+    "kernels/test_active_set.py": "kernels/cpu/active_set kernels/cpu/definite",
     "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",

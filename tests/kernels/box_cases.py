@@ -62,16 +62,17 @@ def compare_shared(device, samples):
 
 
 def compare_bad_samples(device):
-    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 9, 1, 5))
+    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 11, 1, 5))
     lower[0], upper[0] = 50.0, 60.0
     lower[1], upper[1] = -60.0, -50.0
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
     A[6], lower[6], upper[6] = 0.0, 1.0, 2.0
+    low[7, 1], high[7, 1], A[8, 0, 1], low[8, 1], high[8, 1] = torch.inf, torch.inf, 0.0, -torch.inf, -torch.inf
     _, flat = flatten_boxed(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
     agree(flat)
     assert outcome(flat).dual[:2, 0].sign().tolist() == [-1, 1]
-    _, sound = flatten_boxed(*(part[7:].to(device) for part in (raw, A, lower, upper, low, high)))
-    assert torch.equal(outcome(flat).y[7:], outcome(sound).y)
+    _, sound = flatten_boxed(*(part[9:].to(device) for part in (raw, A, lower, upper, low, high)))
+    assert torch.equal(outcome(flat).y[9:], outcome(sound).y)
 
 
 def compare_units(device):
@@ -107,6 +108,7 @@ def compare_short_numbers(device, samples):
         agree_in_short((raw * unit, A, lower * unit, upper * unit, low * unit, high * unit))
     for far in (1e3, 1e8, 1e20):
         agree_in_short((raw * far, A, lower, upper, low, high))
+        agree_in_short((raw + far, A, lower, upper, low, high))
     small = A * torch.tensor([1.0, 1e-3, 1e-6, 1.0, 1e-6, 1e-4], device=device)
     middle = 0.5 * (low.clamp_min(-9.0) + high.clamp_max(9.0))
     value = (small[:, 0] * middle).sum(-1, keepdim=True)

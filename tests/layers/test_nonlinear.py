@@ -253,9 +253,13 @@ def test_options_are_checked():
         NonlinearLayer(CIRCLE, mode="retract", gradient="exact")
     with pytest.raises(ShapeError, match="start: expected 2 numbers"):
         NonlinearLayer(CIRCLE, start=[1.0])
-    cone = hn.SecondOrderCone(torch.eye(2, dtype=F64), [0.0, 0.0], [0.0, 1.0], 1.0)
-    with pytest.raises(UnsupportedSetError, match="SecondOrderCone has neither affine rows nor a g"):
-        NonlinearLayer(CIRCLE & cone)
+    matrix = hn.LMI(torch.eye(2, dtype=F64), torch.zeros(2, 2, 2, dtype=F64))
+    with pytest.raises(
+        UnsupportedSetError, match="LMI has neither affine nor smooth rows; write 'all principal minors"
+    ):
+        NonlinearLayer(CIRCLE & matrix)
+    with pytest.raises(UnsupportedSetError, match="Relaxed has neither affine nor smooth rows; put the slack"):
+        NonlinearLayer(CIRCLE & hn.Relaxed(hn.Box([0.0, 0.0], 1.0)))
     layer = NonlinearLayer(CIRCLE)
     assert (layer.mode(200), layer.mode(201)) == ("nearest", "retract")
     with pytest.raises(UnsupportedSetError, match="no transform around nonlinear rows"):
@@ -384,9 +388,62 @@ def test_balls_and_quadratics_stand_beside_nonlinear_rows():
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
 
 
+def test_a_second_order_cone_stands_beside_nonlinear_rows():
+    """``|(y1, y2)| <= y3`` on the unit sphere: the nearest point of the cap, whose rim is at 45 degrees."""
+    cone = hn.SecondOrderCone(torch.eye(3, dtype=F64)[:2], [0.0, 0.0], [0.0, 0.0, 1.0], 0.0)
+    layer = NonlinearLayer(hn.Nonlinear(sphere, dim=3, lower=0.0, upper=0.0) & cone)
+    raw = draw(60, 3, seed=30, scale=2.0)
+    found = layer.solve(raw)
+    flat = torch.linalg.vector_norm(raw[:, :2], dim=-1, keepdim=True)
+    rim = torch.cat([raw[:, :2] / flat, torch.ones_like(flat)], dim=-1) / real(2.0).sqrt()
+    direct = raw / torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+    expected = torch.where(flat <= raw[:, 2:], direct, rim)
+    good = found.status == Status.OK
+    assert good.double().mean() >= 0.95
+    assert hn.check(layer.constraint, found.y[good], tolerance=1e-9).ok
+    nearest = (found.y - expected).abs().amax(-1) <= 1e-7
+    farther = torch.linalg.vector_norm(raw - found.y, dim=-1) >= torch.linalg.vector_norm(raw - expected, dim=-1) - 1e-9
+    assert farther[good].all()
+    assert nearest[good].double().mean() >= 0.9  # far below the cap a KKT point may be another one
+    leaf = raw[good][:5].clone().requires_grad_()
+    assert torch.autograd.gradcheck(layer, (leaf,))
+
+
 def test_a_refused_step_goes_on_along_the_plain_projection():
     """Energy of an orbit in a box: here no length of the step with the Hessian lowers the merit."""
     orbit = lambda y, x: y[..., 2:].square().sum(-1, keepdim=True) / 2 - 1 / y[..., :2].square().sum(-1, True).sqrt()
     layer = NonlinearLayer(hn.Nonlinear(orbit, dim=4, lower=-0.5, upper=-0.5) & hn.Box([-2.0] * 4, [2.0] * 4))
     raw = real([[-0.1632, -0.6829, 0.1206, -0.0427], [0.5, -0.3, 0.2, 0.4]])
     assert (layer.solve(raw).status == Status.OK).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "retract"}, {"iterations": 16}], ids=str)
+def test_the_compiler_stands_aside_and_export_is_refused(options):
+    """A break of the graph around the layer: the answers, gradients and errors of eager code; one graph is refused."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = hn.HardNet(torch.nn.Linear(3, 2, dtype=F64), CIRCLE, **options)
+    x = draw(50, 3, seed=40)
+    y = model(x)
+    compiled = torch.compile(model, backend="eager")
+    own = compiled(x)
+    assert torch.equal(own, y)
+    grads = [torch.autograd.grad(point[:, 0].sum(), list(model.parameters())) for point in (y, own)]
+    for one, two in zip(*grads, strict=True):
+        assert torch.equal(one, two)
+    found = torch.compile(lambda point: model.layer.solve(point).status, backend="eager")(draw(5, 2, seed=41))
+    assert found.tolist() == [Status.OK] * 5
+    with pytest.raises(NonFiniteError, match="in sample 1"):
+        compiled(torch.where(torch.arange(50).unsqueeze(-1) == 1, torch.nan, x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+    with pytest.raises(UnsupportedSetError, match=r"torch.export: expected a fixed graph, got nonlinear rows"):
+        torch.export.export(model, (x,))
+
+
+def test_the_function_under_the_compiler():
+    torch._dynamo.reset()
+    project = lambda point: hn.functional.project_nonlinear(2 * point, sphere, lower=0.0, upper=0.0) + 1
+    raw = draw(6, 3, seed=42)
+    assert torch.equal(torch.compile(project, backend="eager")(raw), project(raw))

@@ -11,13 +11,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.functional import enforce_affine, project_affine, project_box_rows
+from hardnet.functional import enforce_affine, project_affine, project_box_rows, project_nonlinear
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 
 
 def _in_a_box(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """The nearest point in the unit box that satisfies the rows."""
     return project_box_rows(raw, A, lower, upper, -torch.ones_like(raw[0]), torch.ones_like(raw[0]))
+
+
+def _curved(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point that satisfies the rows of ``A y + |y|^2``."""
+    rows = lambda y, x: y @ A.to(y).mT + y.square().sum(-1, keepdim=True)
+    return project_nonlinear(raw, rows, lower=lower.double(), upper=upper.double())
 
 
 PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
@@ -30,6 +36,7 @@ PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "nearest point, many rows per sample": (project_affine, (4, 12, 8)),
     "nearest point, one row in a box": (_in_a_box, (1, 8)),
     "nearest point, few rows in a box per sample": (_in_a_box, (4, 2, 8)),
+    "nearest point, nonlinear rows": (_curved, (2, 3)),
 }
 """What runs it, and the shape of A: one for each kernel."""
 

@@ -11,6 +11,7 @@ from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron import solve_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.simplex import project_simplex
+from hardnet.functional.solve import solve_rows
 from hardnet.functional.strict import rounding_bound
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "rounding_bound",
     "solve_affine",
     "solve_nonlinear",
+    "solve_rows",
 ]

@@ -1,6 +1,6 @@
 """The box ``lower <= y <= upper``: exact projection by a clamp.
 
-Called by `hardnet.functional.box_rows` and `hardnet.sets.box`.
+Called by `hardnet.functional.box_rows`, `hardnet.functional.solve` and `hardnet.sets.box`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 `hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything is
 plain tensor operations without a look at values.
 
-Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and `hardnet.functional.simplex`.
+Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def project_box_rows(
     eager = plain(raw, A, *bounds)
     project = _eager if eager else _traced
     y, found = project(flat, rounding, gradient == "tangent")
-    y = _hold_exactly(y, flat, raw.dtype) if strict else y
+    y = hold_in_box(y, flat, raw.dtype) if strict else y
     y, status, dual, residual = (
         part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )
@@ -113,7 +113,7 @@ def _on_a_gpu(raw: Tensor, *others: Tensor | None) -> bool:
     return not recorded
 
 
-def _hold_exactly(y: Tensor, flat: BoxedBatch, dtype: torch.dtype) -> Tensor:
+def hold_in_box(y: Tensor, flat: BoxedBatch, dtype: torch.dtype) -> Tensor:
     """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
     _, A, lower, upper, *box = (part.detach() for part in flat)
     eps = torch.finfo(torch.float64).eps
@@ -224,11 +224,11 @@ def _compromise(y: Tensor, empty: Tensor, given: Given) -> Tensor:
     return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
-def _solve(flat: BoxedBatch, rounding: float) -> Outcome:
+def find_in_box(flat: BoxedBatch, rounding: float) -> Outcome:
     """By a kernel where one takes the batch, else in plain torch; what is left open is settled where a look is free."""
     backend = next((backend for backend in (cpu, gpu) if backend.takes_box(flat)), None)
     found = solve(*flat, rounding=rounding) if backend is None else Outcome(*backend.nearest_in_box(flat, rounding))
-    if not may_look(flat[0]) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
+    if not (may_look(flat[0]) and plain(*flat)) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
         return found
     return settle(found, flat, rounding, by_kernel=backend is not None)
 
@@ -240,7 +240,7 @@ class _Projection(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
         flat, (rounding, tangent) = inputs[:6], inputs[6:]
-        found = _solve(flat, rounding)
+        found = find_in_box(flat, rounding)
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)
         ctx.mark_non_differentiable(*found[1:])

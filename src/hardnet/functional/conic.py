@@ -25,7 +25,7 @@ from hardnet.errors import (
     ShapeError,
     sentence,
 )
-from hardnet.functional.conic_gradient import cotangents, project_compiled
+from hardnet.functional.conic_gradient import cotangents, project_compiled, solve_compiled
 from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.shapes import broadcast_batch, require_float, require_like
@@ -100,8 +100,12 @@ def _answer(
 
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
     """The same projection with its `Solution` (status, residual, iterations and multipliers), without gradients."""
+    refuse_transforms("the projection onto a convex set")
     batch, flat, kinds = _flatten(raw, blocks)
-    found = solve(_spread(raw, batch), gather(kinds, flat), tolerance=tolerance, dtype=raw.dtype)
+    if mode() in GRAPHS:
+        found = solve_compiled(_spread(raw, batch), flat, kinds, tolerance)
+    else:
+        found = solve(_spread(raw, batch), gather(kinds, flat), tolerance=tolerance, dtype=raw.dtype)
     return Solution(*(field.reshape(batch + field.shape[1:]) for field in found))
 
 

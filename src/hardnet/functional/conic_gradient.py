@@ -29,7 +29,7 @@ from hardnet.solvers.conic_distance import local_unit
 from hardnet.solvers.images import times
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.saddle import StiffSaddle
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Linear, Stack
 
 TIGHT = 1e-10
@@ -122,22 +122,33 @@ def project_compiled(raw: Tensor, fields: Sequence[Tensor], kinds: Sequence[type
     return _project(raw, list(fields), names, tolerance)[0]  # pyright: ignore[reportCallIssue]
 
 
+def solve_compiled(raw: Tensor, fields: Sequence[Tensor], kinds: Sequence[type[Block]], tolerance: float) -> Solution:
+    """The same operator with what it knows of its answer; y is NaN where a sample is not solved."""
+    names = " ".join(kind.__name__ for kind in kinds)
+    y, _, dual, status, iterations, residual = _project(raw, list(fields), names, tolerance)  # pyright: ignore[reportCallIssue]
+    return Solution(y, dual, status, iterations, residual)
+
+
 def _kinds(names: str) -> list[type[Block]]:
     return [KINDS[name] for name in names.split()]
 
 
 @torch.library.custom_op("hardnet::project_blocks", mutates_args=())
-def _project(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+def _project(
+    raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = solve(raw, gather(_kinds(kinds), fields), tolerance=tolerance, dtype=raw.dtype)
     y = torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
-    return y.to(raw.dtype, copy=True), y, found.dual
+    return y.to(raw.dtype, copy=True), y, found.dual, found.status, found.iterations, found.residual
 
 
 @_project.register_fake  # pyright: ignore[reportFunctionMemberAccess]
-def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[Tensor, ...]:
     rows = sum(block.rows for block in gather(_kinds(kinds), fields))
     wide = torch.empty_like(raw, dtype=torch.float64)
-    return torch.empty_like(raw), wide, wide.new_empty(raw.shape[0], rows)
+    status, iterations = (torch.empty_like(wide[:, 0], dtype=kind) for kind in (torch.int8, torch.int64))
+    dual, residual = wide.new_empty(raw.shape[0], rows), torch.empty_like(wide[:, 0])
+    return torch.empty_like(raw), wide, dual, status, iterations, residual
 
 
 @torch.library.custom_op("hardnet::project_blocks_backward", mutates_args=())
@@ -155,7 +166,7 @@ def _(grad: Tensor, y: Tensor, dual: Tensor, fields: list[Tensor], kinds: str, n
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, fields, kinds, _ = inputs
-    ctx.save_for_backward(*output[1:], *fields)
+    ctx.save_for_backward(*output[1:3], *fields)
     ctx.kinds, ctx.needed = kinds, [i for i, field in enumerate(fields) if field.requires_grad]
 
 

@@ -25,6 +25,7 @@ from hardnet.solvers.cones import (
     semidefinite_frame,
     unpack,
 )
+from hardnet.solvers.solution import Solution, Status
 
 
 def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_invalid: Policy = "raise") -> Tensor:
@@ -49,6 +50,22 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
         reject(bad & ~offset.isfinite().all(-1), NOT_FINITE, "raw, center")
         reject(bad, NEGATIVE, "radius")
     return y
+
+
+@torch.no_grad()
+def solve_ball(raw: Tensor, center: Tensor, radius: Tensor) -> Solution:
+    """`project_ball` with its multipliers ``(raw - y, -|raw - y|)``, ``(*batch, n + 1)``, status and residual.
+
+    They are those of the cone ``|y - center| <= radius``; the residual is how far y is outside, in parts of its size.
+    """
+    y = project_ball(raw, center, radius, on_invalid="nan")
+    bad, step = y.isnan().any(-1), raw - y
+    outside = _length(y - center) - radius.unsqueeze(-1)
+    size = _length(y) + _length(center) + radius.unsqueeze(-1)
+    residual = (outside / torch.where(size > 0, size, 1.0)).clamp_min(0.0).squeeze(-1)
+    status = torch.where(bad, int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
+    dual = torch.cat([step, -_length(step)], dim=-1)
+    return Solution(y, dual, status, torch.zeros_like(status, dtype=torch.long), residual.expand(bad.shape))
 
 
 def _length(v: Tensor) -> Tensor:

@@ -84,12 +84,8 @@ def project_few(
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
     if not look and not rows.learned and gpu.takes(rows):
         return _as_given(gpu.answer(rows), raw, rows, on_invalid)
-    found = _fixed_program(rows, gradient)
-    y = found.y
-    if look and rows.lower is not None and rows.upper is not None and bool((rows.lower == rows.upper).any()):
-        # the value of raw, with the derivative of y, which moves along the equalities
-        y = torch.where(_holds(rows), keep_value(y, rows.raw), y)
-    y = _as_given(y, raw, rows, on_invalid)
+    found = fixed_program(rows, gradient)
+    y = _as_given(bits_of_raw(found.y, rows) if look else found.y, raw, rows, on_invalid)
     if not look:  # NaN where it is not solved
         return y
     bad = found.status != int(Status.SOLVED)
@@ -166,7 +162,7 @@ def nearest_few(
     check_options(gradient=gradient)
     if lower is None and upper is None:
         rows = rows._replace(upper=torch.full_like(rows.A[..., 0].detach(), torch.inf))
-    return _fixed_program(rows, gradient)
+    return fixed_program(rows, gradient)
 
 
 def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:
@@ -175,6 +171,16 @@ def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:
         return y
     y = y.reshape(*rows.shape, raw.shape[-1])
     return narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
+
+
+def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
+    """Y ``(B, n)`` as raw itself where that already holds its equalities to rounding; looks at values.
+
+    The derivative stays that of y, which moves along the equalities.
+    """
+    if rows.lower is None or rows.upper is None or not bool((rows.lower == rows.upper).any()):
+        return y
+    return torch.where(_holds(rows), keep_value(y, rows.raw), y)
 
 
 def _holds(rows: Batch) -> Tensor:
@@ -187,7 +193,7 @@ def _holds(rows: Batch) -> Tensor:
     return ((product - target).abs() <= rounding * (length + target.abs())).all(-1, keepdim=True)
 
 
-def _fixed_program(rows: Batch, gradient: str) -> Nearest:
+def fixed_program(rows: Batch, gradient: str) -> Nearest:
     """The nearest point by kernels where they take these rows, else by the formulas; no look at any value."""
     tangent = gradient == "tangent"
     for backend in (cpu, gpu):

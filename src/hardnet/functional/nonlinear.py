@@ -70,6 +70,7 @@ def jacobian_of(function: Function, derivative: Function | None, y: Tensor, x: A
     return differentiate(function, y, x)
 
 
+@outside_compiler
 def project_nonlinear(
     raw: Tensor,
     g: Function,
@@ -130,6 +131,7 @@ def project_nonlinear(
     return apply_policy(y, raw, found, policy_for(on_failure, iterations, raw))
 
 
+@outside_compiler
 def solve_nonlinear(
     raw: Tensor,
     g: Function,
@@ -182,7 +184,6 @@ def project_rows_and_functions(
     return _project(raw, function, x, jacobian=derivative if known else None, **arguments)
 
 
-@outside_compiler
 @full_precision
 def _project(
     raw: Tensor,

@@ -9,19 +9,19 @@ Rows that touch y with a zero multiplier are left out of J, which agrees with re
 dual and w by the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code takes the
 fixed program of `hardnet.functional.polyhedron_fixed`.
 
-Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`.
+Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
-from hardnet.functional.polyhedron_fixed import FixedSolution, project_fixed
+from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
 from hardnet.functional.samples import (
@@ -39,7 +39,7 @@ from hardnet.shapes import check_affine
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.shared_choice import LEAST_ROWS, rows_for
 from hardnet.solvers.shared_factor import SharedRows
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Solution, Status
 
 LOOSE = 1e-9
 """The residual above which an answer that nobody may look at is NaN (and 64 roundings of a narrower dtype)."""
@@ -105,6 +105,14 @@ def project_affine(
     return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
 
 
+class FixedSolution(NamedTuple):
+    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
+
+    y: Tensor
+    status: Tensor
+    residual: Tensor
+
+
 def solve_affine(
     raw: Tensor,
     A: Tensor,
@@ -126,7 +134,33 @@ def solve_affine(
         steps: How many pivots; by default 2 n + 10 for up to n rows, else 3 n + 10 (m in the place of n if smaller).
     """
     _, lower, upper = check_affine(raw, A, lower, upper)
-    return project_fixed(raw, A, lower, upper, steps)
+    found = project_fixed(raw, A, lower, upper, steps)
+    return FixedSolution(found.y, found.status, found.residual)
+
+
+def solve_any(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, shared: SharedRows | None = None
+) -> Solution:
+    """What `project_affine` knows of its answer, without derivatives; y is NaN where a sample has none.
+
+    Nothing is raised, and on a GPU nothing is looked at. Shapes as in `project_affine`, bounds as tensors.
+    """
+    if mode() == "eager":
+        found = _solve(raw, A, lower, upper, shared, may_look(raw))
+    else:
+        found = project_fixed(raw, A, lower, upper)
+    return found._replace(y=_without_a_look(found.y, found.status, found.residual))
+
+
+def _solve(
+    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, shared: SharedRows | None, look: bool
+) -> Solution:
+    """The solver of eager code, with the batch as it came."""
+    many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
+    batch, flat = flatten(raw, A, lower, upper)
+    found = solve(*flat, look=look, shared=rows_for(raw, A, lower, upper, shared, look) if many else None)
+    y, dual = (part.to(raw.dtype).view(*batch, part.shape[-1]) for part in (found.y, found.dual))
+    return Solution(y, dual, *(part.view(batch) for part in (found.status, found.iterations, found.residual)))
 
 
 def _route(

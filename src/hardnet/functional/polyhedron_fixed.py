@@ -24,15 +24,7 @@ from hardnet.rows import times
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
 from hardnet.solvers.problem import FEASIBLE, SOLVED
-from hardnet.solvers.solution import Status
-
-
-class FixedSolution(NamedTuple):
-    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
-
-    y: Tensor
-    status: Tensor
-    residual: Tensor
+from hardnet.solvers.solution import Solution, Status
 
 
 class _Scaled(NamedTuple):
@@ -43,12 +35,13 @@ class _Scaled(NamedTuple):
     lower: Tensor
     upper: Tensor
     unit: Tensor  # (*batch, 1)
+    length: Tensor  # what each row was divided by, (*batch, m)
 
 
 def project_fixed(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, steps: int | None = None
-) -> FixedSolution:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper`` after a fixed number of pivots.
+) -> Solution:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` after a fixed number of pivots, y differentiable.
 
     Args:
         raw: ``(*batch, n)``.
@@ -67,13 +60,27 @@ def project_fixed(
     slack = FEASIBLE * (torch.linalg.vector_norm(raw_, dim=-1, keepdim=True) + _finite(nearest))
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
     pivots = compiled_pivots if mode() == "compile" else fixed_pivots
-    found = pivots(A_ @ A_.mT, product, low, high, slack, steps_for(m, n) if steps is None else steps)
+    steps = steps_for(m, n) if steps is None else steps
+    found = pivots(A_ @ A_.mT, product, low, high, slack, steps)
     y, dual = _on_active(problem, found.side, found.inverse)
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
-    status = _status(valid, residual, _proved_empty(A_, low, high, found.ray, y.detach()))
+    empty = _proved_empty(A_, low, high, found.ray, y.detach())
+    status = _status(valid, residual, empty)
+    dual = _multipliers(problem, dual.detach(), found.ray, inside, status)
     moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
     y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
-    return FixedSolution(torch.where(valid.unsqueeze(-1), y, torch.nan), status, residual)
+    iterations = torch.where(inside, 0, steps)
+    return Solution(torch.where(valid.unsqueeze(-1), y, torch.nan), dual.to(raw.dtype), status, iterations, residual)
+
+
+def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, status: Tensor) -> Tensor:
+    """``raw - y = A'dual`` in the units that came in; for an empty set the rows that contradict each other."""
+    dual = torch.where(inside.unsqueeze(-1), 0.0, dual * problem.unit) / problem.length
+    proof = ray / problem.length
+    proof = proof / _or_one(proof.abs().amax(-1, keepdim=True))
+    kind = status.unsqueeze(-1)
+    dual = torch.where(kind == int(Status.INFEASIBLE), proof, dual)
+    return torch.where(kind == int(Status.INVALID), torch.nan, dual)
 
 
 def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
@@ -124,7 +131,7 @@ def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
     asked = torch.maximum(low.detach(), -high.detach())
     asked = torch.where((asked > 0) & asked.isfinite(), asked, 0.0)
     unit = _or_one(torch.maximum(raw.detach().abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
-    return _Scaled(raw / unit, A, _divide(low, unit), _divide(high, unit), unit)
+    return _Scaled(raw / unit, A, _divide(low, unit), _divide(high, unit), unit, size * length)
 
 
 def _divide(bound: Tensor, by: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows ``A
 L^-T``. For a diagonal W the change of variables is a scale of each output.
 
-Called by `hardnet.functional.polyhedron`.
+Called by `hardnet.functional.polyhedron` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations
@@ -138,11 +138,13 @@ def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> 
     return rows, side
 
 
-def hold_exactly(y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Project) -> Tensor:
+def hold_exactly(
+    y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Project, on_invalid: str = "raise"
+) -> Tensor:
     """Y whose inequalities hold for these very numbers in exact arithmetic, by projection on tightened bounds.
 
     The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
-    whose rows leave no room is an error where a look is free, else NaN.
+    whose rows leave no room is an error where a look is free and nobody asked for NaN, else NaN.
     """
     if y.dtype not in (torch.float32, torch.float64):
         remedy = "project in float32 and round yourself"
@@ -154,7 +156,7 @@ def hold_exactly(y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Proj
     )
     onto = lambda point, least, most: project(point, rows.double(), least, most)
     exact = tighten(y.reshape(-1, n), (rows, low, high), onto, y.dtype, INSETS).view(shape)
-    if may_look(y):
+    if on_invalid == "raise" and may_look(y):
         text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
         refuse((exact.isnan() & ~y.isnan()).any(-1), ConvergenceError, text)
     return exact

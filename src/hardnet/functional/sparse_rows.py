@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from hardnet.errors import CROSSED, NOT_FINITE, DeviceError, sentence
 from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
 from hardnet.modes import outside_compiler, refuse_transforms
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.sparse_factor import SparseRows
 from hardnet.solvers.sparse_rows import project_sparse, split_sparse
 
@@ -42,9 +42,7 @@ def project_sparse_affine(
         on_infeasible: What an empty set gives: ``"raise"`` an `InfeasibleError`, ``"nan"`` NaN for that sample alone.
         on_invalid: What NaN or lower > upper give: an error, or ``"nan"`` for that sample alone.
     """
-    refuse_transforms("the projection onto sparse rows")
-    if raw.device.type != "cpu":
-        raise DeviceError(sentence("raw", "a tensor on the CPU beside sparse rows", raw.device, "give A densely"))
+    _require_plain(raw)
     y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
     if on_invalid == "raise":
         reject((status == Status.INVALID) & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
@@ -55,19 +53,44 @@ def project_sparse_affine(
     return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)
 
 
+@outside_compiler
+@torch.no_grad()
+def solve_sparse_affine(raw: Tensor, rows: SparseRows, lower: Tensor | None, upper: Tensor | None) -> Solution:
+    """What `project_sparse_affine` knows of its answer, without derivatives; y is NaN where a sample has none."""
+    _require_plain(raw)
+    batch, wide = _flatten(raw, lower, upper, *rows.A.shape)
+    found = project_sparse(rows, *wide)
+    y = torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
+    parts = (y.to(raw.dtype), found.dual.to(raw.dtype), found.status, found.iterations, found.residual)
+    return Solution(*(part.reshape(batch + part.shape[1:]) for part in parts))
+
+
+def _require_plain(raw: Tensor) -> None:
+    """Refuse transforms and other devices."""
+    refuse_transforms("the projection onto sparse rows")
+    if raw.device.type != "cpu":
+        raise DeviceError(sentence("raw", "a tensor on the CPU beside sparse rows", raw.device, "give A densely"))
+
+
+def _flatten(
+    raw: Tensor, lower: Tensor | None, upper: Tensor | None, m: int, n: int
+) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
+    """The batch, and all three as one flat batch in float64, absent bounds infinite."""
+    shapes = [part.shape[:-1] for part in (raw, lower, upper) if part is not None]
+    batch = torch.broadcast_shapes(*shapes)
+    low = raw.new_full((m,), -torch.inf) if lower is None else lower
+    high = raw.new_full((m,), torch.inf) if upper is None else upper
+    low, high = (bound.double().expand(*batch, m).reshape(-1, m) for bound in (low, high))
+    return batch, (raw.double().expand(*batch, n).reshape(-1, n), low, high)
+
+
 class _Sparse(torch.autograd.Function):
     """y and, without derivative, dual, status and residual."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, lower: Tensor | None, upper: Tensor | None, rows: SparseRows) -> Any:
         """Solve in float64."""
-        m, n = rows.A.shape
-        shapes = [part.shape[:-1] for part in (raw, lower, upper) if part is not None]
-        batch = torch.broadcast_shapes(*shapes)
-        wide = [raw.double().expand(*batch, n).reshape(-1, n)]
-        for bound, absent in ((lower, -torch.inf), (upper, torch.inf)):
-            full = raw.new_full((m,), absent) if bound is None else bound
-            wide.append(full.double().expand(*batch, m).reshape(-1, m))
+        (m, n), (batch, wide) = rows.A.shape, _flatten(raw, lower, upper, *rows.A.shape)
         found = project_sparse(rows, *wide)
         tight = wide[1] == wide[2]
         ctx.rows, ctx.inputs = rows, (raw, lower, upper)

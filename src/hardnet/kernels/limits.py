@@ -1,6 +1,6 @@
-"""What kernels take: every limit on rows and sizes, once.
+"""What kernels take: every limit on rows and sizes, once; and numbers that a kernel shares with its plain reference.
 
-Called by `hardnet.solvers.box_rows`, `hardnet.solvers.projection` and others.
+Called by `hardnet.solvers.box_rows`, `hardnet.solvers.nonlinear_step` and others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ MOST_ROWS, MOST_NUMBERS = 8, 256
 limit up to which Gram-Schmidt in plain torch does."""
 MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""
+MOST_ELIMINATED = 32
+"""CPU: the most rows of a symmetric matrix, or of a step of the nonlinear solver, that are solved without LAPACK."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8
@@ -26,6 +28,13 @@ MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes a row beside a box strictly active."""
+
+ROUNDS, PATIENCE = 12, 4
+"""Steps of the nonlinear solver: guesses of the active rows, and how many may go by without a better one."""
+NOISE = 1e-12
+"""Part of the size of a row's numbers by which it may miss a bound there and count as holding."""
+INDEPENDENT = 1e-13
+"""Least pivot of unit rows for which elimination is trusted there."""
 
 
 def padded(size: int) -> int:

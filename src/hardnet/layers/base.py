@@ -112,6 +112,13 @@ class Layer(nn.Module):
                 self._buffers[name] = value.to(raw.device, working(raw.dtype))
         self.refresh()
 
+    def settle(self, raw: Tensor) -> None:
+        """Let the constants of the set follow raw, where they do not yet."""
+        if self._place != (raw.dtype, raw.device) and mode() not in GRAPHS:
+            if self.constraint.follow(raw):
+                self._follow(raw)
+            self._place = (raw.dtype, raw.device)
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self.refresh()
@@ -139,10 +146,7 @@ class Layer(nn.Module):
         Half precision is enforced in float32, and y rounded to the dtype of raw; under autocast y stays in float32.
         Constants that were written as lists follow raw, together with what is kept of them.
         """
-        if self._place != (raw.dtype, raw.device) and mode() not in GRAPHS:
-            if self.constraint.follow(raw):
-                self._follow(raw)
-            self._place = (raw.dtype, raw.device)
+        self.settle(raw)
         if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
             with torch.autocast(raw.device.type, enabled=False):
                 return self.enforce(widen(raw), widen(x))

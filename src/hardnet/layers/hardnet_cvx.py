@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hardnet.errors import OptionError, sentence
+from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
-from hardnet.layers.projection import nearest_point
+from hardnet.layers.projection import nearest_point, solve_layer, solve_set
 from hardnet.modes import look_or_nan
 from hardnet.sets.base import ConstraintSet
+from hardnet.solvers.solution import Solution
 
 
 class HardNetCvx(Layer):
@@ -80,6 +81,28 @@ class HardNetCvx(Layer):
         """Diagonalise the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
         spectrum = self.constraint.factorize()
         self.values, self.vectors = (None, None) if spectrum is None else spectrum
+
+    def solve(self, raw: Tensor, x: Any = None) -> Solution:
+        """The nearest point with what is known of it, on the device of raw: y, dual, status, iterations, residual.
+
+        As `Projection.solve`, for polyhedra and for every set that has a `solve` of its own: sparse rows, balls,
+        quadratics, cones, matrix inequalities and their intersections, whose multipliers are those of the blocks.
+
+        Args:
+            raw: ``(*batch, n)``.
+            x: The input.
+        """
+        return solve_layer(self, raw, x, self._find)
+
+    def _find(self, raw: Tensor, x: Any) -> Solution:
+        """`solve` in float32 or float64."""
+        constraint, own = self.constraint, getattr(self.constraint, "solve", None)
+        if constraint.polyhedral:
+            return solve_set(constraint, raw, x, strict=self.options.strict)
+        if own is None or constraint.relaxed:
+            expected = "a set whose solver tells the status of a sample"
+            raise UnsupportedSetError(sentence("constraint", expected, type(constraint).__name__, "call the layer"))
+        return own(raw, x)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""

@@ -16,7 +16,7 @@ from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentenc
 from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, count, number, vector
-from hardnet.modes import may_look
+from hardnet.modes import may_look, outside_compiler
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
@@ -24,6 +24,11 @@ from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 MOST_NEAREST = 200
 """Most outputs for which ``mode="auto"`` looks for the nearest point."""
+INSTEAD = {
+    "LMI": "write 'all principal minors >= 0' as rows of an hn.Nonlinear",
+    "Relaxed": "put the slack into the outputs and its rows into an hn.Nonlinear",
+}
+"""What to write in place of sets that cannot stand beside nonlinear rows."""
 
 
 class NonlinearLayer(Layer):
@@ -34,7 +39,8 @@ class NonlinearLayer(Layer):
     evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
 
     Args:
-        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`.
+        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`,
+            `SecondOrderCone`.
         mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
             to 200 outputs.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
@@ -81,7 +87,10 @@ class NonlinearLayer(Layer):
         for part in constraint.parts:
             if not (part.by_functions or part.smooth or (part.polyhedral and not part.relaxed)):
                 label = type(part).__name__
-                return f"{label} has neither affine rows nor a g; write it as hn.Nonlinear, or use method='cvx' alone"
+                remedy = INSTEAD.get(label, "write its constraints as rows of an hn.Nonlinear")
+                return (
+                    f"{label} has neither affine nor smooth rows; {remedy}, or use method='cvx' without nonlinear rows"
+                )
         return None
 
     def mode(self, n: int) -> Literal["nearest", "retract"]:
@@ -90,6 +99,7 @@ class NonlinearLayer(Layer):
             return self.options.mode
         return "nearest" if n <= MOST_NEAREST else "retract"
 
+    @outside_compiler
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         y, found = self._call(raw, x, None)
@@ -98,6 +108,7 @@ class NonlinearLayer(Layer):
             self._warn(found)
         return y
 
+    @outside_compiler
     def solve(self, raw: Tensor, x: Any = None, *, start: Tensor | None = None) -> NonlinearSolution:
         """The point with its status, multipliers, violation and residual; nothing is raised.
 
@@ -167,7 +178,9 @@ def split_rows(
             straight.append(part.structure(part_numbers, raw))
         else:
             functions.append(Level(part))
-            rows = part.row_count(part_numbers, raw)
+            beside = part.level_rows(part_numbers)
+            straight += [] if beside is None else [beside]
+            rows = part.level(part_numbers, raw.detach()).shape[-1]
             bounds.append((raw.new_full((rows,), -torch.inf), raw.new_zeros(rows)))
     lower = join([bound[0] for bound in bounds]) if bounds else None
     upper = join([bound[1] for bound in bounds]) if bounds else None

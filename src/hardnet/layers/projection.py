@@ -5,23 +5,26 @@ Called by `hardnet.layers.hardnet_cvx` and `hardnet.layers.registry`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError, OptionError, sentence
+from hardnet.errors import InfeasibleError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import PROJECTIONS, project_affine
+from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, look_or_nan, mode
+from hardnet.modes import GRAPHS, HALF, full_precision, look_or_nan, mode, narrow, widen
 from hardnet.rows import MOST_BOX_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.solution import Solution, Status
 
 
 class Projection(Layer):
@@ -91,17 +94,46 @@ class Projection(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        options: Any = {
+        policies = {
             "on_infeasible": look_or_nan(self.options.on_infeasible, raw),
             "on_invalid": self.options.on_invalid,
             "gradient": self.options.gradient,
-            "strict": self.options.strict,
         }
+        return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
+
+    def _given(self, raw: Tensor, x: Any) -> dict[str, Any]:
+        """What solver and projection are both told."""
+        given: dict[str, Any] = {"strict": self.options.strict}
         if self.metric is not None:
-            options["metric"] = self.metric(raw, x)
+            given["metric"] = self.metric(raw, x)
         if self.shared is not None and mode() not in GRAPHS:  # compiled code takes a fixed program
-            options["shared"] = self.shared
-        return nearest_point(self.constraint, raw, x, **options)
+            given["shared"] = self.shared
+        return given
+
+    def solve(self, raw: Tensor, x: Any = None) -> Solution:
+        """The nearest point with what is known of it, on the device of raw: y, dual, status, iterations, residual.
+
+        ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric). Without derivatives. Nothing is raised
+        for a sample: `Status` says which are SOLVED, and y is NaN for an empty set, unless ``on_infeasible="nearest"``
+        asks for the compromise. Nothing waits for a GPU, and compiled, exported and mapped code takes it too.
+
+        Args:
+            raw: ``(*batch, n)``.
+            x: The input.
+
+        Returns:
+            `hardnet.solvers.Solution`; `dual` is ``(*batch, m)`` for m general rows, or ``(*batch, m + n)`` where
+            coordinates have bounds of their own, which come last: `constraint.structure_names` names them in order.
+        """
+        return solve_layer(self, raw, x, self._find)
+
+    def _find(self, raw: Tensor, x: Any) -> Solution:
+        """`solve` in float32 or float64."""
+        found = solve_set(self.constraint, raw, x, **self._given(raw, x))
+        if self.options.on_infeasible != "nearest":
+            return found
+        empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
+        return found._replace(y=torch.where(empty, self.enforce(raw, x), found.y))
 
 
 MOST_OUTPUTS = 4096
@@ -125,6 +157,38 @@ def _box_and_few_rows(A: Tensor) -> bool:
     """Whether most rows bound one output, and so few others that they are solved in their multipliers."""
     general = int(((A != 0).sum(-1) > 1).sum())
     return general <= MOST_BOX_ROWS and general < len(A)
+
+
+@full_precision
+@torch.no_grad()
+def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
+    """The solution that `find` has for a layer, whose constants follow raw; half precision is solved in float32."""
+    layer.settle(raw)
+    found = find(widen(raw), widen(x))
+    return found._replace(y=narrow(found.y, raw.dtype, "nan")) if raw.dtype in HALF else found
+
+
+def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Solution:
+    """What `nearest_point` knows of its answer; multipliers of general rows first, then those of the box."""
+    if constraint.relaxed:
+        raise UnsupportedSetError(sentence("constraint", "rows that do not give way", "Relaxed", "call the layer"))
+    numbers = constraint.numbers(x, raw)
+    structure = constraint.structure(numbers, raw)
+    if options.get("shared") is None or not structure.boxed:
+        return solve_rows(raw, structure, **options)
+    found = solve_rows(raw, BoxedRows(*constraint.rows(numbers, raw)), **options)
+    return found._replace(dual=_box_last(constraint, numbers, raw, found.dual))
+
+
+def _box_last(constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor) -> Tensor:
+    """Multipliers of `constraint.rows` as those of its structure: every member has its coordinates before its rows."""
+    general, box = [], []
+    for part, own in zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True):
+        count, k = part.row_count(own, raw), part.structure(own, raw).A.shape[-2]
+        coordinates, rows, dual = dual.split([count - k, k, dual.shape[-1] - count], dim=-1)
+        general.append(rows)
+        box.extend(coordinates.split(raw.shape[-1], dim=-1) if count > k else [])
+    return torch.cat([*general, torch.stack(box).sum(0)], dim=-1)
 
 
 MOST_DIAGNOSED = 1000

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.curved import project_ball
+from hardnet.functional.curved import project_ball, solve_ball
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SecondOrder
+from hardnet.solvers.solution import Solution
 
 
 class BallNumbers(NamedTuple):
@@ -63,6 +64,10 @@ class Ball(CurvedSet):
         """``|I y - center| <= 0'y + radius``."""
         eye = torch.eye(numbers.center.shape[-1], dtype=numbers.center.dtype, device=numbers.center.device)
         return SecondOrder(eye, -numbers.center, torch.zeros_like(eye[0]), numbers.radius)
+
+    def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
+        """The projection with its `Solution`, in closed form: status, residual and multipliers of each sample."""
+        return solve_ball(raw, *self.numbers(x, raw))
 
     def project(
         self, numbers: BallNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

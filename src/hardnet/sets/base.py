@@ -113,6 +113,10 @@ class ConstraintSet(Arguments):
         """The set as ``level <= 0``, ``(*batch, rows)``, twice differentiable in y; only where `smooth` is True."""
         raise UnsupportedSetError(f"{type(self).__name__} has no description by smooth functions")
 
+    def level_rows(self, numbers: Any) -> BoxedRows | None:
+        """Affine rows that follow from `level` and that every step towards it keeps; None where there are none."""
+        return None
+
     def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
         """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""
         rows = self.rows(numbers, like)

@@ -19,7 +19,7 @@ from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.curved import block_of
-from hardnet.sets.sparse import Factors, project_compressed
+from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.blocks import Block
 from hardnet.solvers.solution import Solution
 
@@ -210,7 +210,10 @@ class Intersection(ConstraintSet):
 
     def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
         """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""
-        return solve_intersection(raw, self.blocks(self.numbers(x, raw), raw), tolerance=tolerance)
+        numbers = self.numbers(x, raw)
+        if self.compressed:
+            return solve_compressed(self.parts, numbers, raw, self._factors)
+        return solve_intersection(raw, self.blocks(numbers, raw), tolerance=tolerance)
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The matrices of all members, stacked, where every one is constant."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
+from hardnet.rows import BoxedRows, times
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SecondOrder
@@ -26,6 +28,8 @@ class SecondOrderCone(CurvedSet):
         d: A number, or a function that returns ``(*batch)``.
         name: What errors and certificates call it.
     """
+
+    smooth = True
 
     def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: str | None = None) -> None:
         super().__init__(name)
@@ -44,6 +48,20 @@ class SecondOrderCone(CurvedSet):
     def residual(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""
         return numbers.residual(y)
+
+    def level(self, numbers: SecondOrder, y: Tensor) -> Tensor:
+        """``|A y + b| - (c'y + d)``, one row, with zero derivatives of the norm at 0.
+
+        Squares would be smooth at the axis, too, but flat where ``c'y + d = 0``: a step stops there for ever.
+        """
+        square = (times(numbers.A, y) + numbers.b).square().sum(-1, keepdim=True)
+        off = square > 0
+        length = torch.where(off, torch.where(off, square, 1.0).sqrt(), 0.0)
+        return length - (numbers.c * y).sum(-1, keepdim=True) - numbers.d.unsqueeze(-1)
+
+    def level_rows(self, numbers: SecondOrder) -> BoxedRows:
+        """``c'y + d >= 0``, which follows from the level; as an affine row it holds in every step."""
+        return BoxedRows(numbers.c.unsqueeze(-2), -numbers.d.unsqueeze(-1), None, None, None)
 
     def scale(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
-from hardnet.functional.sparse_rows import project_sparse_affine
+from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_affine
 from hardnet.rows import join
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
+from hardnet.solvers.solution import Solution
 from hardnet.solvers.sparse_factor import SparseRows, prepare_sparse
 
 
@@ -110,6 +111,12 @@ class SparseAffine(ConstraintSet):
         except InfeasibleError as error:
             raise error.named(self.row_names(numbers, raw)) from None
 
+    def solve(self, raw: Tensor, x: Any = None) -> Solution:
+        """The projection with its `Solution`: status, residual, exchanges of rows and multipliers of each sample."""
+        numbers = self.numbers(x, raw)
+        rows = self._factors.of([numbers.values], numbers, self._sizes["n"])
+        return solve_sparse_affine(raw, rows, numbers.lower, numbers.upper)
+
 
 class Factors:
     """The factors of sparse rows, made once: a move or a load brings other tensors, and other factors."""
@@ -138,10 +145,22 @@ def project_compressed(
         factors: What was prepared before.
         policies: What empty and invalid sets give.
     """
+    return project_sparse_affine(raw, *_joined(parts, numbers, raw, factors), **policies)
+
+
+def solve_compressed(parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors) -> Solution:
+    """`project_compressed` with its `Solution`; multipliers in the order of the members' rows."""
+    return solve_sparse_affine(raw, *_joined(parts, numbers, raw, factors))
+
+
+def _joined(
+    parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors
+) -> tuple[SparseRows, Tensor | None, Tensor | None]:
+    """The factors of all rows, one below the other, and their bounds."""
     whole = join_compressed([compressed_rows(*pair, raw) for pair in zip(parts, numbers, strict=True)])
     fixed = [part.fixed(name) for part in parts for name in ("values", "A")]
     rows = factors.of([entries for entries in fixed if entries is not None], whole, raw.shape[-1])
-    return project_sparse_affine(raw, rows, whole.lower, whole.upper, **policies)
+    return rows, whole.lower, whole.upper
 
 
 def compressed_rows(part: ConstraintSet, numbers: Any, like: Tensor) -> SparseNumbers:

@@ -10,7 +10,7 @@ The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k num
 
 All samples take the same steps, so nothing looks at values: it compiles, exports and maps.
 
-Called by `hardnet.functional.box_rows` and `hardnet.functional.box_rows_gradient`.
+Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Several sets of one kind and size are one image with a group dimension g, so that a hundred quadratics cost a few
 operations. Constants lead with 1 and are never copied over the batch. Made by `blocks`; read by `stack`.
 
-Called by `hardnet.solvers.barrier_cones`, `hardnet.solvers.barrier_matrices` and others.
+Called by `hardnet.functional.conic_gradient`, `hardnet.solvers.barrier_cones` and others.
 """
 
 from __future__ import annotations

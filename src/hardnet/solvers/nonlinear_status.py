@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear_direction import DEGENERATE
-from hardnet.solvers.nonlinear_measure import FINE, relative_error, row_norms
+from hardnet.solvers.nonlinear_measure import relative_error, row_norms
 from hardnet.solvers.nonlinear_rows import Rows
 from hardnet.solvers.small import product, products, solve_definite
 
@@ -20,6 +20,8 @@ KKT_ROUNDINGS = 64
 """Roundings of the terms of ``J'dual`` by which the KKT conditions may be missed beside the tolerance."""
 SLOW = 0.15
 """A full step near a regular point leaves less than this part of the violation; a cusp or a double root more."""
+ROUNDED = 1e-13
+"""Relative violation up to which rounding may be why the last step did not reduce it."""
 DEPENDENT = 1e-10
 """Least pivot of the unit gradients of active rows; below it they are dependent."""
 
@@ -122,7 +124,7 @@ def status_of(
 ) -> NonlinearSolution:
     """The status of points with a relative violation `error`, found by steps that last reduced it by `ratio`."""
     feasible = error <= tolerance
-    degenerate = (ratio > SLOW) & (error > 10 * FINE)
+    degenerate = (ratio > SLOW) & (error > ROUNDED)
     degenerate = degenerate if weak is None else degenerate | weak
     status = torch.where(feasible if optimal is None else optimal, int(NonlinearStatus.OK), 1)
     status = torch.where(degenerate, int(NonlinearStatus.DEGENERATE), status)

@@ -7,7 +7,8 @@ With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of
 the rows with ``elastic = 0`` (the affine ones) have one, also where the linearisation of the others has none: then it
 is a Levenberg-Marquardt step. With the last multipliers as the centre, s vanishes where the iteration converges.
 
-Most samples are settled by Newton's method on the active set, in the multipliers; the rest by `project_affine`.
+Most samples are settled by guesses of the active rows, in the multipliers: on a CPU by compiled code
+(`kernels.cpu.active_set`), else in torch; the rest by `project_affine`.
 
 Called by `hardnet.solvers.nonlinear_direction`, `hardnet.solvers.nonlinear_nearest` and
 `hardnet.solvers.nonlinear_retract`.
@@ -20,19 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import INDEPENDENT, NOISE, PATIENCE, ROUNDS
 from hardnet.solvers.projection import project_affine
-from hardnet.solvers.small import product, products, solve_definite
+from hardnet.solvers.small import compiles, product, products, solve_definite
 
 SOFTER, MANY = 0.1, 10
 """How much a row of length one gives way where the active ones of more than MANY rows are not found."""
 FIRM = 1e-4
 """How much a row of length one gives way at least where nothing may be looked at."""
-ROUNDS, PATIENCE = 12, 4
-"""Guesses of the active rows, and how many may go by without a better one."""
-NOISE = 1e-12
-"""Part of the size of a row's numbers by which it may miss a bound and count as holding."""
-INDEPENDENT = 1e-13
-"""Least pivot of unit rows for which elimination is trusted."""
 
 
 class Bounds(NamedTuple):
@@ -50,6 +46,10 @@ class Metric(NamedTuple):
     W: Tensor | None
     rows: Tensor
     free: Tensor
+
+    def take(self, index: Tensor) -> Metric:
+        """That of some samples."""
+        return Metric(None if self.W is None else self.W[index], self.rows[index], self.free[index])
 
 
 def solve_step(
@@ -78,6 +78,33 @@ def solve_step(
             the step of the last guess.
         guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``.
     """
+    if not (look and compiles(jacobian)):
+        return _in_torch(jacobian, low, high, elastic, metric, centre, tight, look, guess)
+    from hardnet.kernels.cpu.active_set import solve
+
+    across, free = (None, None) if metric is None else metric[1:]
+    step, dual, settled = solve(jacobian, low, high, elastic, across, free, centre, guess)
+    todo = (~settled).nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return step, dual
+    near, first = (None if part is None else part[todo] for part in (centre, guess))
+    own = None if metric is None else metric.take(todo)
+    rest = _in_torch(jacobian[todo], low[todo], high[todo], elastic[todo], own, near, tight, look, first)
+    return step.index_copy(0, todo, rest[0]), dual.index_copy(0, todo, rest[1])
+
+
+def _in_torch(
+    jacobian: Tensor,
+    low: Tensor,
+    high: Tensor,
+    elastic: Tensor,
+    metric: Metric | None,
+    centre: Tensor | None,
+    tight: bool,
+    look: bool,
+    guess: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`solve_step` without compiled code."""
     across = jacobian.mT if metric is None else metric.rows
     target = torch.zeros_like(low) if metric is None else product(jacobian, metric.free)
     gram = products(jacobian, across)

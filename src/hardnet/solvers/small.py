@@ -1,7 +1,8 @@
 """Products and solves with many small symmetric matrices, with the same bits for a sample whatever its batch.
 
-Up to `SMALL` rows elimination runs column by column over all samples at once, which is several times faster than a
-routine called sample by sample, on a CPU and on a GPU; larger matrices go to LAPACK's Cholesky, filled up by `align`.
+On a CPU compiled code eliminates sample by sample (`kernels.cpu.definite`). Without it, and on a GPU, up to `SMALL`
+rows elimination runs column by column over all samples at once, which is faster than a routine called for each sample;
+larger matrices go to LAPACK's Cholesky, filled up by `align`.
 
 Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_direction` and others.
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.limits import MOST_ELIMINATED
+from hardnet.modes import plain
 from hardnet.solvers.problem import align, multiply
 
 SMALL = 10
@@ -18,6 +22,12 @@ SMALL = 10
 
 FEW = 32
 """Most terms of a product of matrices that is added up over all samples at once."""
+
+
+def compiles(A: Tensor) -> bool:
+    """Whether compiled code takes these matrices ``(b, m, n)``: float64 in plain memory of a CPU, with few rows."""
+    fits = HAS_NUMBA and A.is_cpu and A.shape[-2] <= MOST_ELIMINATED and A.numel() > 0
+    return fits and A.dtype == torch.float64 and plain(A)
 
 
 def product(A: Tensor, vector: Tensor) -> Tensor:
@@ -40,6 +50,10 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
     Where a pivot is not positive the matrix is not positive definite, and the answer means nothing.
     """
+    if compiles(matrix):
+        from hardnet.kernels.cpu.definite import solve
+
+        return solve(matrix, right)
     if matrix.shape[-1] <= SMALL:
         return _eliminate(matrix, right)
     n, k = right.shape[-2:]

@@ -30,13 +30,14 @@ STRICT = 1e-11
 
 
 class SparseAnswer(NamedTuple):
-    """y ``(B, n)``, dual, side ``(B, m)``, `Status` ``(B,)`` int8 and the scale-free residual ``(B,)``."""
+    """y ``(B, n)``, dual, side ``(B, m)``, and for each sample `Status`, scale-free residual and exchanges of rows."""
 
     y: Tensor
     dual: Tensor
     side: Tensor
     status: Tensor
     residual: Tensor
+    iterations: Tensor
 
 
 def project_sparse(rows: SparseRows, raw: Tensor, lower: Tensor, upper: Tensor) -> SparseAnswer:
@@ -48,10 +49,11 @@ def project_sparse(rows: SparseRows, raw: Tensor, lower: Tensor, upper: Tensor) 
     if not found:
         empty = torch.zeros_like(lower)
         status = torch.zeros(0, dtype=torch.int8)
-        return SparseAnswer(raw, empty, empty, status, torch.zeros(0, dtype=torch.float64))
+        return SparseAnswer(raw, empty, empty, status, torch.zeros(0, dtype=torch.float64), status.long())
     y, dual, side = (torch.from_numpy(np.stack(part)) for part in list(zip(*found, strict=True))[:3])
     status = torch.tensor([int(one[3]) for one in found], dtype=torch.int8)
-    return SparseAnswer(y, dual, side, status, torch.tensor([one[4] for one in found], dtype=torch.float64))
+    residual = torch.tensor([one[4] for one in found], dtype=torch.float64)
+    return SparseAnswer(y, dual, side, status, residual, torch.tensor([one[5] for one in found]))
 
 
 def split_sparse(rows: SparseRows, grad: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,30 +68,30 @@ def split_sparse(rows: SparseRows, grad: Tensor, active: Tensor) -> tuple[Tensor
     return torch.from_numpy(np.stack(us)), torch.from_numpy(np.stack(ws))
 
 
-def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, Any, Status, float]:
-    """One sample: y, dual, side, status and residual."""
+def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, Any, Status, float, int]:
+    """One sample: y, dual, side, status, residual and exchanges."""
     import numpy as np
 
     nothing = np.zeros_like(lower)
     if not _valid(raw, lower, upper):
-        return raw + np.nan, nothing + np.nan, nothing, Status.INVALID, np.nan
+        return raw + np.nan, nothing + np.nan, nothing, Status.INVALID, np.nan, 0
     low, high = lower / rows.length, upper / rows.length
     asked = np.maximum(low, -high)
     unit = max(abs(raw).max(initial=0.0), np.where(np.isfinite(asked), asked, 0.0).max(initial=0.0)) or 1.0
     point, low, high = raw / unit, low / unit, high / unit
     product = rows.A @ point
     if (np.maximum(product - high, low - product) <= SLACK).all():
-        return raw, nothing, nothing, Status.SOLVED, 0.0
-    dual = _multipliers(rows, product, low, high)
+        return raw, nothing, nothing, Status.SOLVED, 0.0, 0
+    dual, count = _multipliers(rows, product, low, high)
     y = point - rows.A.T @ dual
     value = rows.A @ y
     residual = abs(value - np.clip(value + dual, low, high)).max() / max(1.0, abs(y).max())
     side = np.where(abs(dual) > STRICT * max(1.0, abs(dual).max()), np.sign(dual), 0.0)
     if residual <= SOLVED:
-        return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual
+        return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual, count
     empty = _proves_empty(rows, dual, low, high, y)
     status = Status.INFEASIBLE if empty else Status.NOT_CONVERGED
-    return unit * y, dual / rows.length, side, status, residual
+    return unit * y, dual / rows.length, side, status, residual, count
 
 
 def _valid(raw: Any, lower: Any, upper: Any) -> bool:
@@ -99,16 +101,16 @@ def _valid(raw: Any, lower: Any, upper: Any) -> bool:
     return bool(np.isfinite(raw).all() and ordered.all())
 
 
-def _multipliers(rows: SparseRows, product: Any, low: Any, high: Any) -> Any:
-    """Multipliers that make the guessed rows tight, exchanged until they are optimal; else those of the guess."""
+def _multipliers(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, int]:
+    """Multipliers that make the guessed rows tight, exchanged until optimal, or those of the guess; how many times."""
     import numpy as np
 
     tight = low == high
     if tight.all():
-        return _tight(rows, tight, product - low, np.zeros_like(product))
+        return _tight(rows, tight, product - low, np.zeros_like(product)), 1
     side, first = guess(rows, product, low, high)
     dual = first
-    for _ in range(EXCHANGES):
+    for count in range(1, EXCHANGES + 1):
         active = side != 0
         bound = np.where(side > 0, high, np.where(active, low, 0.0))
         dual = _tight(rows, active, np.where(active, product - bound, 0.0), np.where(active, dual, 0.0))
@@ -117,9 +119,9 @@ def _multipliers(rows: SparseRows, product: Any, low: Any, high: Any) -> Any:
         joins = (value > high + SLACK) * 1.0 - (value < low - SLACK) * 1.0
         following = np.where(stays, side, np.where(active, 0.0, joins))
         if (following == side).all():
-            return dual
+            return dual, count
         side = following
-    return first
+    return first, EXCHANGES
 
 
 def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:

@@ -1,6 +1,6 @@
 """Launch compiled code on a CPU: addresses and counts in, samples shared out among threads.
 
-Called by `hardnet.experiments.doctor`, `hardnet.functional.simplex` and others.
+Called by `hardnet.functional.simplex`, `hardnet.solvers.small` and others.
 """
 
 from __future__ import annotations

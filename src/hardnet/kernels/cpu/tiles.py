@@ -2,7 +2,7 @@
 
 So every inner loop is a run of vector instructions, and a tile never leaves the cache.
 
-Called by `hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.affine_shared` and others.
+Called by `hardnet.kernels.cpu.active_set`, `hardnet.kernels.cpu.affine_few` and others.
 """
 
 from __future__ import annotations

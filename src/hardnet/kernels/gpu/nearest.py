@@ -7,6 +7,7 @@ Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`; Triton
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ from hardnet.rows import REALS, Batch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
-SHARE = 16
+SHARE = 4
 """Samples that one program finishes in float64, where float32 was not enough."""
 
 Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -106,7 +107,7 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
     from hardnet.kernels.gpu.launching import Launcher
 
     forward = kernel in (Kernel.ANSWER, Kernel.FORWARD)
-    warps = (2 if m * n <= 4 else 1) if forward else (4 if m * n <= 16 else 1)
+    warps = 2 if m * n <= 4 else 1
     power = lambda size: 1 << (size - 1).bit_length()
     constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
@@ -129,16 +130,15 @@ def answer_in_box(flat: Numbers) -> Tensor:
     Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
     """
     raw, *others = (dense(part, part) for part in flat)
-    (batch, n), y = raw.shape, torch.empty_like(raw)
-    rounding, block = torch.finfo(raw.dtype).eps, 1 << (n - 1).bit_length()
+    (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
     each = tuple(len(part) > 1 for part in others)
     if raw.dtype != torch.float32:
-        box_launcher("forward", block, *each).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+        box_launcher("forward", n, each, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
         return y
     left = torch.empty(batch, dtype=torch.int8, device=raw.device)
-    box_launcher("short", block, *each).launch((batch, 1, 1), (y, left, raw, *others), (n,))
-    finish, programs = box_launcher("finish", block, *each), -(-batch // SHARE)
-    finish.launch((programs, 1, 1), (y, left, raw, *others), (batch, n, rounding))
+    tensors, vector = (y, left, raw, *others), math.gcd(n, 4)
+    box_launcher("short", n, each, vector).launch((batch, 1, 1), tensors, (n // vector,))
+    box_launcher("finish", n, each, SHARE).launch((-(-batch // SHARE), 1, 1), tensors, (batch, n, rounding))
     return y
 
 
@@ -156,28 +156,31 @@ def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
         torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
         codes(batch), raw.new_empty(batch),
     )  # fmt: skip
-    kernel = box_launcher("all", 1 << (n - 1).bit_length(), *(len(part) > 1 for part in others))
+    kernel = box_launcher("forward", n, tuple(len(part) > 1 for part in others), False)
     kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
     return found
 
 
 @cache
-def box_launcher(what: str, block: int, *each: bool) -> Any:
-    """The kernel for up to `block` coordinates; A, lower, upper, low and high are of each sample or of all.
+def box_launcher(what: str, n: int, each: tuple[bool, ...], option: int) -> Any:
+    """A kernel for n coordinates.
 
     Args:
-        what: "all" that is known of the answer, "forward" for y alone, "short" and "finish" for y of float32 numbers.
-        block: A power of two.
-        each: Five facts.
+        what: "forward", "short" for y of float32 numbers where they are enough, "finish" for y of the others.
+        n: The coordinates.
+        each: Whether A, lower, upper, low and high are of each sample, or of all.
+        option: Whether y alone is wanted, the numbers moved at a time, or the samples of a program.
     """
     from hardnet.kernels.gpu import nearest_box, nearest_box_short
     from hardnet.kernels.gpu.launching import Launcher
 
+    kernel, name = {
+        "forward": (nearest_box.forward, "ANSWER_ONLY"),
+        "short": (nearest_box_short.forward, "VECTOR"),
+        "finish": (nearest_box.finish, "SHARE"),
+    }[what]
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), map(int, each), strict=True))
+    block = 1 << (n - 1).bit_length()
     warps = min(MOST_WARPS, max(1, block // PER_WARP))
-    constants |= {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False}
-    if what == "short":
-        return Launcher(nearest_box_short.forward, constants)
-    if what == "finish":
-        return Launcher(nearest_box.finish, constants | {"SHARE": SHARE})
-    return Launcher(nearest_box.forward, constants | {"ANSWER_ONLY": what == "forward"})
+    constants |= {name: option, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": False}
+    return Launcher(kernel, constants)

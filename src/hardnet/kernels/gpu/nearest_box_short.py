@@ -1,9 +1,9 @@
-"""A box and one row of float32 numbers on a GPU: the multiplier in float32, its last digits and the verdict in float64.
+"""A box and one row of float32 numbers on a GPU: near the multiplier in float32, its last digits in pairs of them.
 
 ``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is right to the rounding of y. Newton's
-method in float32 comes near the root at half the registers and a third of the instructions of float64; then the row is
-added up in float64 at the very y that would be stored, and t is corrected until the row misses its bound by no more
-than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
+method in float32 comes near the root at half the registers and a third of the instructions of float64. Then the row is
+added up without rounding at the very y that would be stored, and t is corrected until the row misses its bound by no
+more than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
 program in float64.
 
 Called by `hardnet.kernels.gpu.nearest`.
@@ -22,7 +22,7 @@ import triton.language as tl
 PASSES, CORRECTIONS = tl.constexpr(16), tl.constexpr(4)
 """The most passes in float32, and those in float64 after them."""
 NEAR = tl.constexpr(2.0**-17)
-"""Part of t, or of the row's terms, below which a step is left to float64."""
+"""Part of t, or of the bound, below which a step is left to the corrections."""
 FEW = tl.constexpr(1.0 / 16.0)
 """Part of the steepest slope below which Newton's step may go far beyond the root."""
 INSIDE, ROUNDING, EPS = tl.constexpr(4.0 * 2.0**-23), tl.constexpr(2.0**-23), tl.constexpr(2.0**-52)
@@ -48,9 +48,34 @@ def _finite(value):
 
 
 @triton.jit
-def _terms(a, y):
-    """The terms of ``a'y``, exactly."""
-    return a.to(tl.float64) * y.to(tl.float64)
+def _add_exactly(sum_, rest, other, other_rest):
+    """The sum of two numbers, and what its rounding loses beside what was lost before."""
+    total = sum_ + other
+    moved = total - sum_
+    return total, (rest + other_rest) + ((sum_ - (total - moved)) + (other - moved))
+
+
+@triton.jit
+def _exact_product(a, y):
+    """``a'y`` in float64, from float32 numbers whose roundings are kept: half the registers of terms in float64."""
+    term = a * y
+    total, rest = tl.reduce((term, tl.fma(a, y, -term)), 0, _add_exactly)
+    return total.to(tl.float64) + rest.to(tl.float64)
+
+
+@triton.jit
+def _point(start, a, t):
+    """``raw - a t`` for t in float64, to the rounding of the result."""
+    head = t.to(tl.float32)
+    return tl.fma(-a, (t - head.to(tl.float64)).to(tl.float32), tl.fma(-a, head, start))
+
+
+@triton.jit
+def _sweep(p, a, low, high):
+    """``a'clamp(p)`` and the sum of ``a^2`` over what is free, in float32."""
+    y = _clamp(p, low, high)
+    free = tl.where(p == y, a, 0.0)
+    return tl.sum(a * y, 0), tl.sum(free * free, 0)
 
 
 @triton.jit
@@ -58,14 +83,17 @@ def _approach(start, a, low, high, under, over):
     """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the ends seen so far.
 
     Where few coordinates are free the step is that of all: the row falls no faster, so it does not go beyond the root.
+    If that is so at raw, the first step is the one that an unbounded raw would take.
     """
-    y = _clamp(start, low, high)
-    phi, size = tl.sum(a * y, 0), tl.sum(tl.abs(a * y), 0)
-    free = tl.where(start == y, a, 0.0)
-    slope, steepest = tl.sum(free * free, 0), tl.sum(a * a, 0)
+    phi, slope = _sweep(start, a, low, high)
+    steepest = tl.sum(a * a, 0)
     target = _clamp(phi, under, over)
     t = phi * 0.0
     back, ahead = t - float("inf"), t + float("inf")
+    if (slope <= FEW * steepest) & (phi != target):
+        back, ahead = tl.where(phi > target, t, back), tl.where(phi > target, ahead, t)
+        t = (tl.sum(a * start, 0) - target) / tl.where(steepest > 0.0, steepest, 1.0)
+        phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
     passes, going = tl.full([], 0, tl.int32), tl.full([], 1, tl.int32)
     while going != 0:
         miss = phi - target
@@ -73,67 +101,64 @@ def _approach(start, a, low, high, under, over):
         bounded = (back > float("-inf")) & (ahead < float("inf"))
         steep = tl.where(bounded | (slope > FEW * steepest), slope, steepest)
         newton = t + miss / tl.where(steep > 0.0, steep, 1.0)
-        between = (steep > 0.0) & (newton > back) & (newton < ahead)
+        between = (steep > 0.0) & (newton >= back) & (newton <= ahead)
         following = tl.where(between, newton, tl.where(bounded, 0.5 * back + 0.5 * ahead, t))
-        near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * size)
+        near = (tl.abs(following - t) <= NEAR * tl.abs(following)) | (tl.abs(miss) <= NEAR * tl.abs(target))
         t = following
         passes += 1
         going = tl.where(near | (passes >= PASSES), 0, 1)
         if going != 0:
-            p = tl.fma(-a, t, start)
-            y = _clamp(p, low, high)
-            phi = tl.sum(a * y, 0)
-            free = tl.where(p == y, a, 0.0)
-            slope = tl.sum(free * free, 0)
+            phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
     return t
 
 
 @triton.jit
 def forward(
-    y, left, raw, A, lower, upper, low, high, n,
+    y, left, raw, A, lower, upper, low, high, vectors,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1."""
-    sample = tl.program_id(0).to(tl.int64)
+    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1.
+
+    ``n = VECTOR vectors``, where as many numbers are moved at a time: 4 if that divides n, else 1.
+    """
+    sample, n = tl.program_id(0).to(tl.int64), VECTOR * vectors
     columns = tl.arange(0, BLOCK)
     mask = columns < n
     start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
     least, most = _load(low, sample, columns, mask, n, LOW), _load(high, sample, columns, mask, n, HIGH)
     under, over = tl.load(lower + sample * LOWER), tl.load(upper + sample * UPPER)
-    sound = (tl.abs(start) < float("inf")) & (tl.abs(a) < float("inf"))
-    sound = sound & (least <= most) & (least < float("inf")) & (most > float("-inf"))
-    outside = (start < least) | (start > most)
+    # what a clamp would hide; an infinite or undefined a or bound makes the row so, and that is never settled
+    sound = (tl.abs(start) < float("inf")) & (least <= most)
+    outside = start != _clamp(start, least, most)
     state = tl.max(tl.where(sound, tl.where(outside, OUTSIDE, SOUND), INVALID), 0)
     valid = (state != INVALID) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
     below, above = under.to(tl.float64), over.to(tl.float64)
-    settled = tl.full([], 0, tl.int32)
+    inside, settled = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    t = tl.full([], 0.0, tl.float64)
     if valid & (state == SOUND):
-        terms = _terms(a, start)
-        product = tl.sum(terms, 0)
-        slack = INSIDE * (tl.sum(tl.abs(terms), 0) + tl.maximum(_finite(below), _finite(above)))
-        if (product <= above + slack) & (product >= below - slack):
-            tl.store(y + sample * n + columns, start, mask=mask)
-            settled = tl.full([], 1, tl.int32)
+        product = _exact_product(a, start)
+        slack = INSIDE * (tl.sum(tl.abs(a * start), 0).to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
+        inside = tl.where((product <= above + slack) & (product >= below - slack), 1, 0)
+        settled = inside
     if valid & (settled == 0):
         t = _approach(start, a, least, most, under, over).to(tl.float64)
         tries = tl.full([], 0, tl.int32)
         while (settled == 0) & (tries < CORRECTIONS):
-            head = t.to(tl.float32)
-            p = tl.fma(-a, (t - head.to(tl.float64)).to(tl.float32), tl.fma(-a, head, start))
+            p = _point(start, a, t)
             answer = _clamp(p, least, most)
-            terms = _terms(a, answer)
             free = tl.where(p == answer, a, 0.0)
-            phi, size = tl.sum(terms, 0), tl.sum(tl.abs(terms).to(tl.float32), 0)
             slope, roundings = tl.sum(free * free, 0), tl.sum(tl.abs(free * answer), 0)
+            phi = _exact_product(a, answer)
             # the bound on the side of the multiplier: with it y is the nearest point, whatever was aimed at before
             wanted = tl.where(t > 0.0, above, tl.where(t < 0.0, below, _clamp(phi, below, above)))
             miss = phi - wanted
-            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * size.to(tl.float64)
+            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * tl.abs(wanted)
             tries += 1
-            if tl.abs(miss) <= allowed:
-                tl.store(y + sample * n + columns, answer, mask=mask)
-                settled = tl.full([], 1, tl.int32)
-            else:
-                t = t + miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
+            settled = tl.where(tl.abs(miss) <= allowed, 1, 0)
+            step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
+            t = tl.where(settled == 1, t, t + step)
+    if settled == 1:  # computed again rather than kept: registers are what bounds the samples at work
+        answer = tl.where(inside == 1, start, _clamp(_point(start, a, t), least, most))
+        tl.store(y + sample * n + columns, answer, mask=mask)
     tl.store(left + sample, (settled == 0).to(tl.int8))

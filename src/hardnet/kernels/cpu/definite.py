@@ -1,0 +1,75 @@
+"""Many small symmetric systems on a CPU: numba compiles Gauss's elimination, sample by sample.
+
+``matrix^-1 right`` and the least pivot; see `hardnet.solvers.small` for the same in plain torch, which calls it.
+
+Called by `hardnet.kernels.cpu.active_set` and `hardnet.solvers.small`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled
+
+
+@compiled
+def eliminate(work: Tile, right: Tile) -> float:
+    """``right <- work^-1 right``, ``(n, n)`` and ``(n, k)``, without pivoting; the least pivot, NaN where one is.
+
+    Elimination goes on whatever the pivots: a caller that looks at them knows what the answer is worth.
+    """
+    n, k, least = work.shape[0], right.shape[1], np.inf
+    for column in range(n):
+        pivot = work[column, column]
+        least = pivot if pivot < least or pivot != pivot else least
+        for row in range(column + 1, n):
+            share = work[row, column] / pivot
+            for j in range(column + 1, n):
+                work[row, j] -= share * work[column, j]
+            for j in range(k):
+                right[row, j] -= share * right[column, j]
+    for column in range(n - 1, -1, -1):
+        for j in range(k):
+            right[column, j] /= work[column, column]
+        for row in range(column):
+            for j in range(k):
+                right[row, j] -= work[row, column] * right[column, j]
+    return least
+
+
+def _solve(
+    solved: Any, pivot: Any, matrix: Any, right: Any, samples: int, n: int, k: int, begin: int, end: int
+) -> int:  # fmt: skip
+    """All samples from `begin` to `end`, by address."""
+    x, least = carray(solved, (samples, n, k)), carray(pivot, (samples,))
+    A, b = carray(matrix, (samples, n, n)), carray(right, (samples, n, k))
+    work = np.empty((n, n))
+    for sample in range(begin, end):
+        for i in range(n):
+            for j in range(n):
+                work[i, j] = A[sample, i, j]
+            for j in range(k):
+                x[sample, i, j] = b[sample, i, j]
+        least[sample] = eliminate(work, x[sample])
+    return 0
+
+
+@cache
+def _kernel() -> Callable[..., int]:
+    """The compiled kernel of addresses."""
+    return compile_addresses(_solve, torch.float64, 4, 5)
+
+
+def solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``matrix^-1 right``, ``(B, n, k)``, and the least pivot ``(B,)``, of a flat batch in float64."""
+    solved, pivot = right.new_empty(right.shape), right.new_empty(len(right))
+    launch(_kernel(), [solved, pivot], [matrix, right], (), right.shape, tile=1)
+    return solved, pivot
