@@ -1,12 +1,15 @@
 """The contract of the design over every layer and set, and proof that each clause can fail."""
 
+import io
+from typing import Any
+
 import pytest
 import torch
 
 import hardnet as hn
 from hardnet.testing import ContractError, check_layer, check_set
 from hardnet.testing.poison import check_poisoned_numbers
-from tests.cases import CASES, bound_of, constant_rows, matrix_of, moving_rows
+from tests.cases import CASES, bound_of, constant_rows, draw, matrix_of, moving_rows
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -160,3 +163,23 @@ def test_a_layer_that_cannot_be_pickled_for_another_reason_is_found():
     layer.helper = lambda: None
     with pytest.raises(AttributeError, match="pickle"):
         check_layer(layer, None, CASES[0].data()[1], gradients=False)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_trace_is_right_for_other_numbers_and_can_be_saved_or_is_refused(case):
+    layer, (x, raw) = case.layer(), case.data()
+    given = (raw,) if x is None else (raw, x)
+    if not layer.traceable:
+        with pytest.raises(hn.errors.UnsupportedSetError, match=r"torch\.jit\.trace: .*torch\.export"):
+            torch.jit.trace(layer, given, check_trace=False)
+        return
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(layer, given, check_trace=False)
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        file.seek(0)
+        loaded: Any = torch.jit.load(file)
+        for size in (0.01, 1.0, 20.0):
+            other = tuple(size * draw(*part.shape, seed=place) for place, part in enumerate(given))
+            torch.testing.assert_close(loaded(*other), layer(*other), rtol=1e-9, atol=1e-9 * max(1.0, size))

@@ -116,3 +116,16 @@ def test_a_state_dict_without_constants_is_a_partial_one():
         assert model.load_state_dict(weights, strict=False).missing_keys
     with pytest.warns(FileWarning), pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", list(hn.layers.LAYERS))
+def test_sets_given_by_numbers_alone_have_the_dtype_of_any_network(method, dtype):
+    """A total, or one number for all bounds: what a method keeps of them follows, in any order of dtypes."""
+    for build in (lambda: hn.Simplex(4), lambda: hn.Box(0.0, 0.9) & hn.Simplex(4, total=2)):
+        if hn.layers.LAYERS[method].refusal(build()) is not None:
+            continue
+        layer = hn.layers.LAYERS[method](build())
+        for own in (dtype, torch.float32, dtype):
+            raw = torch.rand(3, layer.raw_dim or 4, generator=torch.Generator().manual_seed(0)).to(own)
+            assert layer(raw).dtype == own

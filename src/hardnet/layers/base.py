@@ -53,6 +53,9 @@ class Layer(nn.Module):
     differentiable_numbers: ClassVar[bool] = True
     """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""
 
+    traceable: ClassVar[bool] = True
+    """Whether torch.jit.trace records a program that is right for other numbers, in seconds, and can be saved."""
+
     _place: tuple[torch.dtype, torch.device] | None = None
     """Dtype and device of the raw outputs that the constants of the set follow; None where they may have moved."""
 
@@ -114,6 +117,10 @@ class Layer(nn.Module):
 
     def settle(self, raw: Tensor) -> None:
         """Let the constants of the set follow raw, where they do not yet."""
+        if not self.traceable and mode() == "trace":
+            remedy = "use torch.export, or method='aff'"
+            expected = "a method without iterations"
+            raise UnsupportedSetError(sentence("torch.jit.trace", expected, f"'{self.name}'", remedy))
         if self._place != (raw.dtype, raw.device) and mode() not in GRAPHS:
             if self.constraint.follow(raw):
                 self._follow(raw)

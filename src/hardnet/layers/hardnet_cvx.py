@@ -40,6 +40,7 @@ class HardNetCvx(Layer):
     name = "cvx"
     accepts = "any convex set: boxes, simplices, balls, quadratics, cones, matrix inequalities, their &, CVXPY"
     guarantee = Guarantee.TOLERANCE
+    traceable = False
 
     @dataclass(frozen=True)
     class Options(LayerOptions):

@@ -39,6 +39,7 @@ class LinSAT(TableLayer):
     name = "linsat"
     accepts = "rows lower(x) <= A y <= upper(x) with a constant A >= 0 and bounds >= 0, in the unit cube"
     guarantee = Guarantee.TOLERANCE
+    traceable = False
     identity_inside = False
 
     @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class NonlinearLayer(Layer):
     name = "nonlinear"
     accepts = "nonlinear rows lower(x) <= g(y, x) <= upper(x), beside affine rows"
     guarantee = Guarantee.TOLERANCE
+    traceable = False
 
     @dataclass(frozen=True)
     class Options(LayerOptions):

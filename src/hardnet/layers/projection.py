@@ -51,6 +51,7 @@ class Projection(Layer):
     name = "projection"
     accepts = "affine rows lower(x) <= A(x) y <= upper(x), any number of them, dependent or not"
     guarantee = Guarantee.EXACT
+    traceable = False
 
     @dataclass(frozen=True)
     class Options(LayerOptions):

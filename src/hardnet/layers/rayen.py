@@ -128,6 +128,11 @@ class Rayen(Layer):
         gauges = gauges_about(y0, basis, rows.A, rows.b, curved)
         self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
 
+    def _follow(self, raw: Tensor) -> None:
+        """Round y0 and the basis anew, from their float64 values: no digit is lost on the way through a short dtype."""
+        self.center, self.basis = (exact.to(raw.device, working(raw.dtype)) for exact in self._exact)
+        super()._follow(raw)
+
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         require_like("center", self.center, raw)

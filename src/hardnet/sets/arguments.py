@@ -154,11 +154,11 @@ class Arguments(Constants):
         return fit(self._spoken(name), value, like, core, moving=moving)
 
     def follow(self, like: Tensor) -> bool:
-        """Move constants that were written as lists to the dtype and device of a network; whether any moved."""
+        """Move constants written as lists or numbers to the dtype and device of a network; whether any moved."""
         moved = False
         for name, exact in self._written.items():
             value = self._buffers[name]
-            if value is not None and value.dim() and (value.dtype, value.device) != (working(like.dtype), like.device):
+            if value is not None and (value.dtype, value.device) != (working(like.dtype), like.device):
                 self._buffers[name] = exact.to(device=like.device, dtype=working(like.dtype))
                 moved = True
         return moved

@@ -82,10 +82,10 @@ class ConstraintSet(Arguments):
         parts = [part for part in self.modules() if isinstance(part, Arguments)]
         given = [part._buffers[name] for part in parts for name in part._constants if name not in part._written]
         written = [part._buffers[name] for part in parts for name in part._written]
-        like = next((value for value in given + written if value is not None and value.dim() > 0), None)
-        if like is None:
+        known = sorted((value for value in given + written if value is not None), key=lambda value: value.dim() == 0)
+        if not known:
             return torch.zeros(self.dim, dtype=torch.float64, device="cpu")
-        return like.new_zeros(self.dim)
+        return known[0].new_zeros(self.dim)
 
     @property
     def constant(self) -> bool:

@@ -44,8 +44,8 @@ SUITE = Suite(
     "DC3's published row compares in relative terms alone.",
     (
         _case("case9", 9, 1200, 60, 2),
-        _case("case57", 57, 2000, 25, 0),
-        _case("case118", 118, 400, 100, 0),
+        _case("case57", 57, 2000, 300, 0),
+        _case("case118", 118, 1200, 150, 0),
     ),
     (
         Column("cost", ("objective",)),

@@ -5,8 +5,6 @@ Called by `hardnet.experiments.suites`, by name.
 
 from __future__ import annotations
 
-from typing import Any
-
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import GAP, TIMES, WORST, Case, Suite
 from hardnet.experiments.suites.unicycle import solve_plan
@@ -16,19 +14,28 @@ from hardnet.problems.suites.hardnetpp import UnicycleControls, UnicyclePlan
 _CHOSEN = "By a few short runs on one core, which were watched on the test poses, too; nothing was selected afterwards."
 
 
-def _recipes(epochs: int, last: int) -> tuple[Recipe, Recipe]:
-    """A penalty in every epoch and the layer in testing alone, captured on a GPU; or the layer in the last epochs, too.
+EPOCHS = 600
+_PENALTY = Recipe(
+    "penalty",
+    ("nonlinear",),
+    settings={
+        "learning_rate": 3e-3,
+        "schedule": "cosine",
+        "displacement": 1.0,
+        "clip": 2.0,
+        "warm_epochs": EPOCHS,
+        "capture": True,
+    },
+    options={"mode": "nearest", "on_failure": "best"},
+    label=", in testing alone",
+    epochs=EPOCHS,
+    chosen=_CHOSEN,
+)
+"""A penalty in every epoch, captured on a GPU, and the layer in testing alone.
 
-    The nearest point, whose derivative is exact: that of a retraction promised 30 times the decrease that came.
-    """
-    settings = {"learning_rate": 3e-3, "schedule": "cosine", "displacement": 1.0, "clip": 2.0}
-    shared: dict[str, Any] = {"options": {"mode": "nearest", "on_failure": "best"}, "chosen": _CHOSEN}
-    alone = settings | {"warm_epochs": epochs, "capture": True}
-    late = settings | {"warm_epochs": epochs // 5 - last}
-    return (
-        Recipe("penalty", ("nonlinear",), settings=alone, label=", in testing alone", epochs=epochs, **shared),
-        Recipe("layer", ("nonlinear",), settings=late, label=", in the last epochs", epochs=epochs // 5, **shared),
-    )
+No row trains through the layer: its eager steps take hundreds of milliseconds on a GPU, a run of eight such epochs did
+not end in 70 s, and the penalty alone ends at less than half of the published suboptimality.
+"""
 
 
 SUITE = Suite(
@@ -42,17 +49,17 @@ SUITE = Suite(
             "hardnetpp-plan",
             "states and controls as outputs",
             UnicyclePlan,
-            _recipes(600, 2),
+            (_PENALTY,),
             solve_plan,
-            seeds="1-3",
+            seeds="1-5",
         ),
         Case(
             "hardnetpp-controls",
             "controls as outputs, states by roll-out",
             UnicycleControls,
-            _recipes(600, 8),
+            (_PENALTY,),
             solve_plan,
-            seeds="1-3",
+            seeds="1-5",
         ),
     ),
     (
