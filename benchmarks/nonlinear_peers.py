@@ -1,7 +1,9 @@
-"""ENFORCE 1.0.4 beside the nonlinear layer: violation, distance and time on the same equalities and raw outputs.
+"""ENFORCE 1.0.4 and KKT-HardNet 1.0.2 beside the nonlinear layer: violation, distance and time on the same equalities.
 
-It runs in an environment of its own: ``pip install torch enforce-nn==1.0.4``, then with ``PYTHONPATH=src``
-``python -m benchmarks.nonlinear_peers --out results/bench/nonlinear_peers.json``. ENFORCE's projection is called by
+It runs in an environment of its own: ``pip install torch numba enforce-nn==1.0.4``, then with ``PYTHONPATH=src``
+``python -m benchmarks.nonlinear_peers --out results/bench/nonlinear_peers.json``. KKT-HardNet needs JAX and answers in
+another process: ``--cases cases.npz`` writes what `benchmarks/nonlinear_kkt.py` reads, ``--kkt answers.npz`` takes what
+it wrote. ENFORCE's projection is called by
 itself, in float64, without weights, until the largest residual of the batch is below 1e-6 (its own rule at inference)
 or after its 100 iterations. Times are those that the process spent on the processor, the least of three.
 """
@@ -44,31 +46,60 @@ def enforce(family: Family) -> Tensor:
     return model.ada_np(x, y, tolerance_mode="max", tolerance_value=1e-6)[0].detach()
 
 
-def measured(family: Family) -> dict[str, Any]:
-    """Every tool on one family."""
+def measured(family: Family, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
+    """Every tool on one family; `others` have answered: milliseconds and points by name."""
     layers = {mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_failure="best") for mode in MODES}
     tools = {f"hardnet {mode}": lambda own=layer: own.solve(family.raw, family.x).y for mode, layer in layers.items()}
-    found, away = {}, {}
-    for name, work in (*tools.items(), ("enforce 1.0.4", lambda: enforce(family))):
-        milliseconds, y = timed(work, "cpu", ROUNDS)
-        value = family.constraint.violation(y, family.x).amax(-1)
-        away[name] = torch.linalg.vector_norm(y - family.raw, dim=-1)
-        farther = (away[name] / away["hardnet nearest"])[value <= 1e-5]
-        found[name] = {"ms": milliseconds, "largest violation": value.nan_to_num(torch.inf).amax().item()}
-        found[name] |= {"over 1e-6": (~(value <= 1e-6)).double().mean().item(), "farther, mean": farther.mean().item()}
-    return found
+    tools["enforce 1.0.4"] = lambda: enforce(family)
+    answers = {name: timed(work, "cpu", ROUNDS) for name, work in tools.items()} | others
+    nearest = torch.linalg.vector_norm(answers["hardnet nearest"][1] - family.raw, dim=-1)
+    return {name: judged(family, nearest, *answer) for name, answer in answers.items()}
+
+
+def judged(family: Family, nearest: Tensor, milliseconds: float, y: Tensor) -> dict[str, float]:
+    """What points are worth: the largest violation, how many are over 1e-6, and how much farther feasible ones are."""
+    value = family.constraint.violation(y, family.x).amax(-1)
+    farther = (torch.linalg.vector_norm(y - family.raw, dim=-1) / nearest)[value <= 1e-5]
+    found = {"ms": milliseconds, "largest violation": value.nan_to_num(torch.inf).amax().item()}
+    return found | {"over 1e-6": (~(value <= 1e-6)).double().mean().item(), "farther, mean": farther.mean().item()}
+
+
+def write_cases(path: Path, cases: dict[str, Family]) -> None:
+    """Raw outputs and inputs, for tools that run elsewhere."""
+    import numpy
+
+    parts = {f"{name}/raw": cases[name].raw for name in NAMES}
+    parts |= {f"{name}/x": torch.zeros_like(raw[:, :1]) for name in NAMES if (raw := cases[name].raw) is not None}
+    parts |= {f"{name}/x": x for name in NAMES if (x := cases[name].x) is not None}
+    numpy.savez(path, **{key: part.numpy() for key, part in parts.items()})
+
+
+def read_answers(path: Path | None, name: str) -> dict[str, tuple[float, Tensor]]:
+    """What `benchmarks/nonlinear_kkt.py` answered to one family."""
+    if path is None:
+        return {}
+    import numpy
+
+    found = numpy.load(path)
+    tools = {key.split("/")[1] for key in found.files if key.startswith(f"{name}/")}
+    read = lambda tool, part: torch.from_numpy(found[f"{name}/{tool}/{part}"])
+    return {tool: (read(tool, "ms").item(), read(tool, "y")) for tool in sorted(tools)}
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nonlinear_peers", description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cases", type=Path, help="write the cases there and do nothing else")
+    parser.add_argument("--kkt", type=Path, help="answers of KKT-HardNet")
     parser.add_argument("--note", help="a sentence about the circumstances")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     cases, results = families(), {}
-    for name in NAMES:
-        results[name] = measured(cases[name])
+    if asked.cases is not None:
+        write_cases(asked.cases, cases)
+    for name in () if asked.cases is not None else NAMES:
+        results[name] = measured(cases[name], read_answers(asked.kkt, name))
         print(name, results[name], flush=True)
     if asked.out is not None:
         content = {"environment": environment("cpu", SEED), "clock": "process", "note": asked.note}
