@@ -29,7 +29,9 @@ ELSEWHERE = {
     "functional/test_cones.py": "functional/curved solvers/cones",
     "functional/test_intersection.py": "functional/conic functional/conic_gradient",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
-    "functional/test_nonlinear.py": "functional/nonlinear_gradient solvers/nonlinear_kkt",
+    "functional/test_nonlinear.py": "functional/nonlinear_active functional/nonlinear_again "
+    "functional/nonlinear_arguments functional/nonlinear_call functional/nonlinear_gradient solvers/nonlinear_kkt",
+    "layers/test_nonlinear.py": "functional/nonlinear_failure",
     "functional/test_polyhedron.py": "functional/samples",
     "functional/test_polyhedron_fixed.py": "solvers/fixed solvers/single",
     "functional/test_polyhedron_gradient.py": "solvers/active",
