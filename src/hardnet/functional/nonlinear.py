@@ -1,6 +1,6 @@
 """Points of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest or a near one, with its derivative.
 
-Called by `hardnet.sets.nonlinear`, `hardnet.sets.scaled` and others.
+Called by `hardnet.layers.nonlinear`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
    the start of sequential quadratic programming.
 4. What is reported is evaluated at the point that is returned.
 
-Called by `hardnet.functional.nonlinear_gradient`.
+Called by `hardnet.functional.nonlinear_call`.
 """
 
 from __future__ import annotations

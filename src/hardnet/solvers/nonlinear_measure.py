@@ -1,6 +1,6 @@
 """What a sample's numbers are measured by: sizes of outputs, lengths and scales of rows, the relative violation.
 
-Called by every other module of the nonlinear solver and by `hardnet.functional.nonlinear_gradient`.
+Called by every other module of the nonlinear solver and by `hardnet.functional.nonlinear_call`.
 """
 
 from __future__ import annotations
