@@ -8,13 +8,13 @@ import pytest
 
 KERNELS = """
 import torch
-from hardnet.kernels.cpu.tiles import compile_addresses
-def first(numbers, count):
+from hardnet.kernels.cpu.compiling import compile_addresses
+def first(numbers, count: int):
     return count + 1
-def second(numbers, count):
+def second(numbers, count: int):
     return count + 2
 for dtype in (torch.float32, torch.float64):
-    assert [compile_addresses(kernel, dtype, 1, 1)(0, 3) for kernel in (first, second)] == [4, 5]
+    assert [compile_addresses(kernel, dtype)(0, 3) for kernel in (first, second)] == [4, 5]
 """
 
 

@@ -226,7 +226,7 @@ def test_a_forked_process_can_call_it_after_threads_ran():
     assert done.stdout == "child 0\n", (done.returncode, done.stderr[-2000:])
 
 
-def twice(numbers, count):
+def twice(numbers, count: int):
     """A kernel of addresses: every number doubled."""
     array = carray(numbers, (count,))
     for index in range(count):
@@ -235,11 +235,11 @@ def twice(numbers, count):
 
 
 def test_code_is_compiled_where_no_directory_can_be_written(monkeypatch):
-    from hardnet.kernels.cpu import tiles as cpu_tiles
+    from hardnet.kernels.cpu import compiling
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # a read-only installation, and no home
     numbers = torch.ones(3, dtype=torch.float64)
-    cpu_tiles.compile_addresses(twice, torch.float64, 1, 1)(numbers.data_ptr(), 3)
+    compiling.compile_addresses(twice, torch.float64)(numbers.data_ptr(), 3)
     assert torch.equal(numbers, torch.full((3,), 2.0, dtype=torch.float64))
 
 
@@ -270,16 +270,16 @@ KERNEL = """
 from numba import carray
 from hardnet.kernels.cpu.tiles import fill
 
-def entry(numbers, count):
+def entry(numbers, count: int):
     fill(carray(numbers, (count,)), 1.0)
     return 0
 """
 RESULT = """
 import torch
 from hardnet.kernels.cpu import entry as cpu_entry
-from hardnet.kernels.cpu import tiles as cpu_tiles
+from hardnet.kernels.cpu.compiling import compile_addresses
 numbers = torch.zeros(1, dtype=torch.float64)
-cpu_tiles.compile_addresses(cpu_entry.entry, torch.float64, 1, 1)(numbers.data_ptr(), 1)
+compile_addresses(cpu_entry.entry, torch.float64)(numbers.data_ptr(), 1)
 print(numbers.item())
 """
 

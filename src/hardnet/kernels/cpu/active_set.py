@@ -19,9 +19,9 @@ import torch
 from numba import carray
 from torch import Tensor
 
+from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.definite import eliminate
 from hardnet.kernels.cpu.launch import launch
-from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled
 from hardnet.kernels.limits import INDEPENDENT, NOISE, PATIENCE, ROUNDS
 
 
@@ -173,7 +173,7 @@ def _solve(
 @cache
 def _kernel() -> Callable[..., int]:
     """The compiled kernel of addresses."""
-    return compile_addresses(_solve, torch.float64, 11, 8)
+    return compile_addresses(_solve, torch.float64)
 
 
 def solve(

@@ -188,24 +188,24 @@ def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _few(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The kernels for an A per sample; numba is imported and at work at the first call."""
-    from hardnet.kernels.cpu import affine_few
+def _few(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
+    """The kernels for an A per sample, forward and backward; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import affine_few, compiling
 
-    return affine_few.compiled_forward(dtype), affine_few.compiled_backward(dtype)
+    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_few.ENTRIES)
 
 
 @cache
 def _small(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The kernels for a small shared A."""
-    from hardnet.kernels.cpu import affine_shared_small
+    """The kernels for a small shared A: forward, backward, and its factor."""
+    from hardnet.kernels.cpu import affine_shared_small, compiling
 
-    return affine_shared_small.compiled_kernels(dtype)
+    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_shared_small.ENTRIES)
 
 
 @cache
 def _passes(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The passes around the products with a larger shared A."""
-    from hardnet.kernels.cpu import affine_shared
+    """The passes around the products with a larger shared A: survey, excess, settle, confirm and split."""
+    from hardnet.kernels.cpu import affine_shared, compiling
 
-    return affine_shared.compiled_passes(dtype)
+    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_shared.ENTRIES)

@@ -13,19 +13,15 @@ Called by `hardnet.kernels.cpu.affine`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numba import carray
 
+from hardnet.kernels.cpu.compiling import Tile, compiled
+from hardnet.kernels.cpu.gram_schmidt import orthogonalise, substitute, substitute_transposed
 from hardnet.kernels.cpu.tiles import (
-    Tile,
     add,
-    compile_addresses,
-    compiled,
     copy,
     dot,
     fill,
@@ -33,13 +29,10 @@ from hardnet.kernels.cpu.tiles import (
     lanes_for,
     load,
     load_bound,
-    orthogonalise,
     outer,
     rest,
     split,
     store,
-    substitute,
-    substitute_transposed,
     subtract,
     suspicious,
     verify,
@@ -213,13 +206,5 @@ def _backward(
     )  # fmt: skip
 
 
-@cache
-def compiled_forward(dtype: torch.dtype) -> Callable[..., int]:
-    """The compiled `forward` of addresses."""
-    return compile_addresses(_forward, dtype, 5, 7)
-
-
-@cache
-def compiled_backward(dtype: torch.dtype) -> Callable[..., int]:
-    """The compiled `backward` of addresses."""
-    return compile_addresses(_backward, dtype, 9, 8)
+ENTRIES = (_forward, _backward)
+"""What is compiled: both directions, of addresses."""

@@ -8,15 +8,14 @@ Called by `hardnet.kernels.cpu.affine` and `hardnet.kernels.cpu.affine_shared_sm
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 
 from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
-from hardnet.kernels.cpu.tiles import VERIFIED, Tile, bound_of, compile_addresses, compiled, sound, summed
+from hardnet.kernels.cpu.compiling import Tile, compiled, summed
+from hardnet.kernels.cpu.tiles import VERIFIED, bound_of, sound
 
 ACCURATE = 32.0
 """Roundings that the square of ``A P' - I`` may have: then two applications of the factor leave no more of s."""
@@ -256,8 +255,5 @@ def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) ->
     return split(carray(w, shape), carray(above, shape), carray(below, shape), carray(excess, shape))
 
 
-@cache
-def compiled_passes(dtype: torch.dtype) -> tuple[Any, ...]:
-    """The compiled `survey`, `excess`, `settle`, `confirm` and `split` of addresses."""
-    passes = ((_survey, 3, 2), (_excess, 4, 6), (_settle, 5, 3), (_confirm, 7, 5), (_split, 4, 2))
-    return tuple(compile_addresses(function, dtype, *counts) for function, *counts in passes)
+ENTRIES = (_survey, _excess, _settle, _confirm, _split)
+"""What is compiled: the passes in the order of a call, of addresses."""

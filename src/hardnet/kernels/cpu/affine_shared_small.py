@@ -8,30 +8,14 @@ Called by `hardnet.kernels.cpu.affine`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numba import carray
 
 from hardnet.kernels.cpu.affine_shared import ACCURATE, inner, length
-from hardnet.kernels.cpu.tiles import (
-    Tile,
-    clamp,
-    compile_addresses,
-    compiled,
-    copy,
-    fill,
-    keep,
-    lanes_for,
-    load,
-    load_bound,
-    split,
-    store,
-    summed,
-)
+from hardnet.kernels.cpu.compiling import Tile, compiled, summed
+from hardnet.kernels.cpu.tiles import clamp, copy, fill, keep, lanes_for, load, load_bound, split, store
 
 
 class Work(NamedTuple):
@@ -273,11 +257,5 @@ def _factorise(P: Any, A: Any, m: int, n: int) -> int:
     return factorise(carray(P, (m, n)), carray(A, (m, n)))
 
 
-@cache
-def compiled_kernels(dtype: torch.dtype) -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
-    """The compiled `forward`, `backward` and `factorise` of addresses."""
-    forward_kernel, backward_kernel = (
-        compile_addresses(_forward, dtype, 6, 5),
-        compile_addresses(_backward, dtype, 10, 6),
-    )
-    return forward_kernel, backward_kernel, compile_addresses(_factorise, dtype, 2, 2)
+ENTRIES = (_forward, _backward, _factorise)
+"""What is compiled: both directions and the factor, of addresses."""

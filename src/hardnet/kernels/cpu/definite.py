@@ -16,8 +16,8 @@ import torch
 from numba import carray
 from torch import Tensor
 
+from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.launch import launch
-from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled
 
 
 @compiled
@@ -65,7 +65,7 @@ def _solve(
 @cache
 def _kernel() -> Callable[..., int]:
     """The compiled kernel of addresses."""
-    return compile_addresses(_solve, torch.float64, 4, 5)
+    return compile_addresses(_solve, torch.float64)
 
 
 def solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,9 +65,9 @@ def _matrices(A: Tensor, shape: torch.Size) -> int:
 @cache
 def _kernel(dtype: torch.dtype, back: bool) -> Callable[..., int]:
     """The kernel of one direction; numba is imported and at work at the first call."""
-    from hardnet.kernels.cpu import nearest_few
+    from hardnet.kernels.cpu import compiling, nearest_few
 
-    return nearest_few.compiled_backward(dtype) if back else nearest_few.compiled_forward(dtype)
+    return compiling.compile_addresses(nearest_few.ENTRIES[back], dtype)
 
 
 def takes_box(flat: BoxedBatch) -> bool:
@@ -98,6 +98,6 @@ def nearest_in_box(flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
 @cache
 def _box_kernel() -> Callable[..., int]:
     """The kernel of a box and one row; numba is imported and at work at the first call."""
-    from hardnet.kernels.cpu.nearest_box import compiled_box
+    from hardnet.kernels.cpu import compiling, nearest_box
 
-    return compiled_box()
+    return compiling.compile_addresses(nearest_box.ENTRIES[0], torch.float64)

@@ -11,14 +11,12 @@ Called by `hardnet.kernels.cpu.nearest`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 
-from hardnet.kernels.cpu.tiles import Tile, compile_addresses, compiled, summed
+from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
 """The most passes, those before every third halves the bracket, and the coordinates summed apart."""
@@ -200,6 +198,5 @@ def _project(
     )  # fmt: skip
 
 
-def compiled_box() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
-    return compile_addresses(_project, torch.float64, 10, 10)
+ENTRIES = (_project,)
+"""What is compiled, of addresses."""

@@ -8,14 +8,13 @@ Called by `hardnet.kernels.cpu.nearest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 
+from hardnet.kernels.cpu.compiling import Tile, compiled
+from hardnet.kernels.cpu.gram_schmidt import substitute_transposed
 from hardnet.kernels.cpu.nearest_program import coordinates, frames, solve
 from hardnet.kernels.cpu.nearest_tiles import (
     SOLVED,
@@ -28,20 +27,7 @@ from hardnet.kernels.cpu.nearest_tiles import (
     prepare,
     tolerances,
 )
-from hardnet.kernels.cpu.tiles import (
-    Tile,
-    compile_addresses,
-    compiled,
-    copy,
-    dot,
-    fill,
-    keep,
-    lanes_for,
-    load,
-    store,
-    substitute_transposed,
-    subtract,
-)
+from hardnet.kernels.cpu.tiles import copy, dot, fill, keep, lanes_for, load, store, subtract
 
 
 @compiled
@@ -244,13 +230,5 @@ def _backward(
     )  # fmt: skip
 
 
-@cache
-def compiled_forward(dtype: torch.dtype) -> Callable[..., int]:
-    """The compiled `forward` of addresses."""
-    return compile_addresses(_forward, dtype, 8, 8)
-
-
-@cache
-def compiled_backward(dtype: torch.dtype) -> Callable[..., int]:
-    """The compiled `backward` of addresses."""
-    return compile_addresses(_backward, dtype, 12, 10)
+ENTRIES = (_forward, _backward)
+"""What is compiled: both directions, of addresses."""

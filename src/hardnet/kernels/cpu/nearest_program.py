@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardnet.kernels.cpu.tiles import Tile, compiled, dot, fill
+from hardnet.kernels.cpu.compiling import Tile, compiled
+from hardnet.kernels.cpu.tiles import dot, fill
 
 EPS = float(np.finfo(np.float64).eps)
 DEPENDENT, DOUBT, EMPTY = (64 * EPS) ** 2, 8 * EPS, 64 * EPS

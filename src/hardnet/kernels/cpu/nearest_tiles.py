@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.nearest_program import DEPENDENT, DOUBT, EMPTY
-from hardnet.kernels.cpu.tiles import Tile, compiled, dot, fill, load, load_bound, subtract
+from hardnet.kernels.cpu.tiles import dot, fill, load, load_bound, subtract
 
 ROUNDINGS, STATIONARY, TOUCHES = 16.0, 1e-8, 8 * 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0

@@ -2,76 +2,17 @@
 
 So every inner loop is a run of vector instructions, and a tile never leaves the cache.
 
-Called by `hardnet.kernels.cpu.active_set`, `hardnet.kernels.cpu.affine_few` and others.
+Called by `hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.gram_schmidt` and others.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
-import torch
-from numba import cfunc, njit, types
-from numba.core.compiler import Compiler
 
-REALS = {torch.float32: types.float32, torch.float64: types.float64}
-Tile = npt.NDArray[np.float64]
+from hardnet.kernels.cpu.compiling import Tile, compiled
 
 WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
 """Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
-
-compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
-summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
-"""The same for sums in whatever order the vector unit likes."""
-
-
-def compile_addresses(function: Callable[..., int], dtype: torch.dtype, addresses: int, counts: int) -> Any:
-    """A compiled function of so many addresses of numbers of this dtype and so many counts, to be called from Python.
-
-    By address a call costs little and holds no lock. numba keeps the code on disk, beside the package or in the user's
-    cache, and the next process reads it back; where there is no place to write, each process compiles anew.
-    """
-    signature = types.int64(*[types.CPointer(REALS[dtype])] * addresses, *[types.int64] * counts)
-    function.__qualname__ = f"{function.__name__}_{_digest()}"
-    options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced}
-    try:
-        entry: Any = cfunc(signature, cache=True, **options)(function)
-    except RuntimeError:  # numba found no place for a cache
-        entry = cfunc(signature, **options)(function)
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (addresses + counts))(entry.address)
-
-
-class _Announced(Compiler):
-    """numba's compiler, which makes one of these only where its cache does not have the code: so it can say so."""
-
-    def __init__(self, *arguments: Any) -> None:
-        _announce()
-        super().__init__(*arguments)
-
-
-@cache
-def _announce() -> None:
-    """Say once per process why its first calls take so long."""
-    print(
-        "hardnet: numba compiles the CPU kernels of this program, 10 to 30 s, once per machine; "
-        "`hardnet warmup` does it ahead",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-@cache
-def _digest() -> str:
-    """Stands for the sources of all kernels: numba's cache knows code by its name and the file of its entry alone."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 @compiled
@@ -209,70 +150,6 @@ def clamp(product: Tile, low: Tile, high: Tile, target: Tile, good: Tile) -> Non
             p, lo, hi = product[i, lane], low[i, lane], high[i, lane]
             good[lane] = good[lane] if sound(p, lo, hi) else 0.0
             target[i, lane] = min(max(p, lo), hi)
-
-
-CLOSE = 1e-6
-"""Below this squared distance of a unit row from the rows before it, a row is orthogonalised twice."""
-
-
-@compiled
-def orthogonalise(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
-    """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends.
-
-    Modified Gram-Schmidt, row by row. A row that comes close to those before it has lost its orthogonality to them and
-    is orthogonalised once more, lane by lane, so that no sample changes the bits of another.
-    """
-    along, chosen = np.empty(R.shape[-1]), np.empty(R.shape[-1])
-    for i in range(R.shape[0]):
-        dot(R[i], R[i], size[i])
-        fill(chosen, 1.0)
-        for k in range(i):
-            take_out(R, L, inverse, i, k, along, chosen, 0.0)
-        dot(R[i], R[i], inverse[i])
-        close = 0
-        for lane in range(R.shape[-1]):
-            chosen[lane] = 1.0 if inverse[i, lane] < CLOSE * size[i, lane] else 0.0
-            close += inverse[i, lane] < CLOSE * size[i, lane]
-        if close > 0:
-            for k in range(i):
-                take_out(R, L, inverse, i, k, along, chosen, 1.0)
-            dot(R[i], R[i], inverse[i])
-        for lane in range(R.shape[-1]):
-            good[lane] = good[lane] if inverse[i, lane] > rounding * size[i, lane] else 0.0
-            inverse[i, lane] = 1.0 / inverse[i, lane]
-
-
-@compiled
-def take_out(R: Tile, L: Tile, inverse: Tile, i: int, k: int, along: Tile, chosen: Tile, kept: float) -> None:
-    """Take out of row i what lies along row k, in the chosen lanes, and note it in L, on top of `kept` times L."""
-    dot(R[i], R[k], along)
-    for lane in range(along.size):
-        along[lane] = along[lane] * inverse[k, lane] if chosen[lane] != 0.0 else 0.0
-        L[i, k, lane] = along[lane] + (L[i, k, lane] if kept != 0.0 else 0.0)
-    for j in range(R.shape[1]):
-        for lane in range(along.size):
-            R[i, j, lane] -= along[lane] * R[k, j, lane]
-
-
-@compiled
-def substitute(L: Tile, inverse: Tile, right: Tile) -> None:
-    """``D⁻¹ L⁻¹ r`` in place of r ``(m, lanes)``."""
-    for i in range(right.shape[0]):
-        for k in range(i):
-            for lane in range(right.shape[-1]):
-                right[i, lane] -= L[i, k, lane] * right[k, lane]
-    for i in range(right.shape[0]):
-        for lane in range(right.shape[-1]):
-            right[i, lane] *= inverse[i, lane]
-
-
-@compiled
-def substitute_transposed(L: Tile, right: Tile) -> None:
-    """``L⁻' r`` in place of r ``(m, lanes)``."""
-    for i in range(right.shape[0] - 1, -1, -1):
-        for k in range(i + 1, right.shape[0]):
-            for lane in range(right.shape[-1]):
-                right[i, lane] -= L[k, i, lane] * right[k, lane]
 
 
 @compiled
