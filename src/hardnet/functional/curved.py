@@ -34,7 +34,7 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
     Args:
         raw: ``(*batch, n)``.
         center: ``(n,)`` or ``(*batch, n)``.
-        radius: A number, or ``(*batch)``; not negative. A radius of zero gives the center.
+        radius: A number, or ``(*batch)``; not negative. A radius of zero gives `center` itself.
         on_invalid: What NaN or a negative radius give on a CPU in eager mode: an error, or NaN for that sample.
     """
     radius = _check(raw, center, radius)

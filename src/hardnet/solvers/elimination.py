@@ -118,9 +118,9 @@ def require_consistent(conditions: Rows, constants: Tensor, labels: Sequence[int
     known = (conditions.mix[:, constants.isnan()] == 0).all(dim=1)
     unmet = unmet_conditions(conditions.mix, conditions.equality, constants.nan_to_num(nan=0.0), tolerance)
     for row in (unmet & known).nonzero().flatten().tolist():
-        culprits = sorted({labels[i] for i in conditions.mix[row].nonzero().flatten().tolist()})
-        message = f"constraints are inconsistent: no y satisfies rows {name_samples(culprits)} together"
-        raise InfeasibleError(message, rows=[culprits])
+        contradicting = sorted({labels[i] for i in conditions.mix[row].nonzero().flatten().tolist()})
+        message = f"constraints are inconsistent: no y satisfies rows {name_samples(contradicting)} together"
+        raise InfeasibleError(message, rows=[contradicting])
 
 
 def right_hand_sides(constants: Tensor, mix: Tensor) -> Tensor:
