@@ -34,7 +34,7 @@ def test_gradients_are_those_of_the_multipliers():
 
 
 def test_far_raws_and_rows_that_nearly_depend_are_right_or_settled_by_the_multipliers():
-    raw, A, lower, upper, low, high = box_family("plain", 60, 2, 2)
+    raw, A, _, _, low, high = box_family("plain", 60, 2, 2)
     A[:, 1] = A[:, 0] + 1e-7 * A[:, 1]
     middle = (A * (0.5 * (low + high))[:, None]).sum(-1)
     constraint = hn.Box(low, high) & hn.Affine(A, lower=middle, upper=middle + 1e-3)

@@ -102,13 +102,11 @@ def solve(factor: Factor, right: Tile) -> None:
 @compiled
 def normal(A: Tile, dual: Tile, j: int) -> float:
     """Entry j of ``M'dual``, where ``M = [A, -I]``."""
-    n = A.shape[1]
-    if j >= n:
-        return -dual[j - n]
+    k, n = A.shape
     total = 0.0
-    for i in range(A.shape[0]):
+    for i in range(k if j < n else 0):
         total += A[i, j] * dual[i]
-    return total
+    return total - dual[j - n] if j >= n else total
 
 
 @compiled
