@@ -47,6 +47,7 @@ ELSEWHERE = {
     "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_launch "
     "kernels/gpu/affine_threads kernels/gpu/launching",
     "kernels/test_nearest_box.py": "kernels/cpu/nearest_box",
+    "kernels/test_nearest_box_rows.py": "kernels/cpu/nearest_box_rows kernels/cpu/box_interior",
     "kernels/test_nearest_box_gpu.py": "kernels/gpu/nearest_box kernels/gpu/nearest_box_short",
     "kernels/test_nearest_cpu.py": "kernels/cpu/nearest kernels/cpu/nearest_few kernels/cpu/nearest_program "
     "kernels/cpu/nearest_tiles",

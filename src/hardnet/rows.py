@@ -26,7 +26,7 @@ MOST_FEW_ROWS = 4
 MOST_BOX_ROWS = 8
 """The most rows beside a box that are solved in their multipliers."""
 
-Structure = Literal["box and few rows", "few rows", "rows"]
+Structure = Literal["few rows in a box", "box and few rows", "few rows", "rows"]
 """What decides who projects onto a polyhedron: `hardnet.functional.nearest.PROJECTIONS`."""
 
 
@@ -170,7 +170,8 @@ class BoxedRows(NamedTuple):
         """Which structure this is, and its numbers as that takes them: with the box beside the rows, or as rows."""
         m = self.A.shape[-2]
         if self.boxed and m <= MOST_BOX_ROWS:
-            return "box and few rows", self[:5]
+            few = m > 0 and m + self.A.shape[-1] <= MOST_FEW_ROWS
+            return "few rows in a box" if few else "box and few rows", self[:5]
         return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
 
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -1,8 +1,8 @@
 """The nearest point of a polyhedron: which solver takes which structure, and the fixed program for few rows.
 
 box alone                       clamp                         `functional.box`
+up to 4 rows, box included      a fixed program               here, by kernels or `functional.nearest_formulas`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
-up to 4 rows                    a fixed program               here, by kernels or `functional.nearest_formulas`
 constant rows, many of them     with shared factors           `solvers.shared_rows`
 anything else                   the general solver            `functional.polyhedron`
 
@@ -44,9 +44,11 @@ def structure_of(rows: BoxedRows) -> str:
     m = rows.A.shape[-2]
     if m == 0:
         return "a box alone: clamped"
-    if rows.boxed:
+    if rows.boxed and m + rows.A.shape[-1] > MOST_FEW_ROWS:
         kept = f"a box and {m} row{'s' if m > 1 else ''}"
         return f"{kept}: solved in the multipliers of the rows" if m <= MOST_BOX_ROWS else f"{kept}: dense rows"
+    if rows.boxed:
+        return f"a box and {m} row{'s' if m > 1 else ''}: a fixed program"
     many = "the general solver"
     if m >= LEAST_ROWS and rows.A.dim() == 2:
         many = "the general solver, with shared factors in batches that pay for them"
@@ -95,7 +97,37 @@ def project_few(
     return torch.where(bad.reshape(*rows.shape, 1), settled, y)
 
 
+def project_few_in_box(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | None,
+    upper: Tensor | None,
+    box_lower: Tensor | None,
+    box_upper: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """The same for a box whose n coordinates and k rows are 4 rows at most; exactly inside the box.
+
+    The fixed program has a coordinate at its bound to rounding, and a clamp the rest. Where that is more than rounding
+    (rows that nearly depend on each other, raws far away) the multipliers of the rows decide, or NaN without a look.
+    """
+    box = BoxedRows(A, lower, upper, box_lower, box_upper)
+    y = project_few(raw, *box.dense(), **options)
+    point = y.detach()
+    held = point if box_lower is None else torch.maximum(point, box_lower.detach().to(point.dtype))
+    held = held if box_upper is None else torch.minimum(held, box_upper.detach().to(point.dtype))
+    limit = MOST_CLAMPED * torch.finfo(point.dtype).eps * held.abs().amax(-1)
+    moved = ((held - point).abs().amax(-1) > limit).unsqueeze(-1)
+    inside = keep_value(y, held)
+    if not may_look(raw):
+        return torch.where(moved, torch.nan, inside)
+    return torch.where(moved, project_box_rows(raw, *box[:5], **options), inside) if bool(moved.any()) else inside
+
+
+MOST_CLAMPED = 4.0
+"""Roundings of the largest output by which a clamp may move what the fixed program found."""
 PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
+    "few rows in a box": project_few_in_box,
     "box and few rows": project_box_rows,
     "few rows": project_few,
     "rows": polyhedron.project_affine,

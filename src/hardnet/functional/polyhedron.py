@@ -36,6 +36,7 @@ from hardnet.functional.samples import (
 )
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler
 from hardnet.shapes import check_affine
+from hardnet.solvers.emptiness import prove_empty
 from hardnet.solvers.projection import flatten, solve
 from hardnet.solvers.shared_choice import LEAST_ROWS, rows_for
 from hardnet.solvers.shared_factor import SharedRows
@@ -159,6 +160,11 @@ def _solve(
     many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
     batch, flat = flatten(raw, A, lower, upper)
     found = solve(*flat, look=look, shared=rows_for(raw, A, lower, upper, shared, look) if many else None)
+    if not look:  # who looks has proved it
+        proof = prove_empty(*flat, found.y, found.side)
+        empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
+        status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
+        found = found._replace(status=status, dual=torch.where(empty.unsqueeze(-1), proof, found.dual))
     y, dual = (part.to(raw.dtype).view(*batch, part.shape[-1]) for part in (found.y, found.dual))
     return Solution(y, dual, *(part.view(batch) for part in (found.status, found.iterations, found.residual)))
 

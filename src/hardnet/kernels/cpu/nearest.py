@@ -1,6 +1,6 @@
 """The nearest point on a CPU by compiled code: which problems the kernels take, and one launch each way.
 
-Few rows (`nearest_few`), and a box with one row (`nearest_box`).
+Few rows (`nearest_few`), and a box with one row (`nearest_box`) or several (`nearest_box_rows`).
 
 Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`; numba is imported at the first launch.
 """
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
-from hardnet.kernels.limits import MOST_NUMBERS, STRICT
+from hardnet.kernels.limits import MOST_NUMBERS
 from hardnet.modes import plain
-from hardnet.rows import REALS, Batch, BoxedBatch, dense
+from hardnet.rows import MOST_BOX_ROWS, REALS, Batch, BoxedBatch, dense
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
@@ -71,33 +71,31 @@ def _kernel(dtype: torch.dtype, back: bool) -> Callable[..., int]:
 
 
 def takes_box(flat: BoxedBatch) -> bool:
-    """Whether compiled code takes this flat batch: plain memory on a CPU, one row, and not empty."""
+    """Whether compiled code takes this flat batch: plain memory on a CPU, few rows, and not empty."""
     raw, A = flat[:2]
-    return HAS_NUMBA and raw.is_cpu and A.shape[-2] == 1 and raw.numel() > 0 and plain(*flat)
+    return HAS_NUMBA and raw.is_cpu and 0 < A.shape[-2] <= MOST_BOX_ROWS and raw.numel() > 0 and plain(*flat)
 
 
 def nearest_in_box(flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
-    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+    """Y and place ``(B, n)``, dual and side ``(B, k)``, status and residual ``(B,)``; codes as int8.
 
     Args:
         flat: All in float64.
         rounding: That of the dtype which the answer will have.
     """
     raw, A, lower, upper, *box = flat
-    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(raw.shape[0], 3)
-    shape = torch.Size((raw.shape[0], 1, raw.shape[1]))
-    inputs = [raw, A, raw.new_tensor([rounding])]
-    launch(_box_kernel(), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
-    dual, status, residual = found[:, :1].clone(), found[:, 1].to(torch.int8), found[:, 2].clone()
-    weight = (A.abs().amax(-1) * dual).abs()
-    strict = weight > STRICT * torch.maximum(raw.abs().amax(-1, keepdim=True), weight)
-    side = torch.where(lower == upper, 2, torch.where(strict, dual.sign(), 0.0))
-    return y, place.to(torch.int8), dual, side.expand(dual.shape).to(torch.int8), status, residual
+    (batch, n), k = raw.shape, A.shape[-2]
+    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(batch, 2 * k + 2)
+    inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
+    launch(_box_kernel(k > 1), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
+    dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
+    return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
 
 
 @cache
-def _box_kernel() -> Callable[..., int]:
-    """The kernel of a box and one row; numba is imported and at work at the first call."""
-    from hardnet.kernels.cpu import compiling, nearest_box
+def _box_kernel(several: bool) -> Callable[..., int]:
+    """The kernel of a box and one row, or several; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import compiling, nearest_box, nearest_box_rows
 
-    return compiling.compile_addresses(nearest_box.ENTRIES[0], torch.float64)
+    entry = (nearest_box_rows if several else nearest_box).ENTRIES[0]
+    return compiling.compile_addresses(entry, torch.float64)

@@ -17,6 +17,7 @@ import numpy as np
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
+from hardnet.kernels.limits import STRICT
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
 """The most passes, those before every third halves the bracket, and the coordinates summed apart."""
@@ -155,11 +156,22 @@ def write(y: Tile, place: Tile, p: Tile, low: Tile, high: Tile) -> None:
 
 
 @compiled
+def side_of(raw: Tile, a: Tile, t: float, lower: float, upper: float) -> float:
+    """Which bound the row is at: -1 lower, 1 upper, 0 none or by a multiplier that is rounding, 2 an equality."""
+    if lower == upper:
+        return 2.0
+    far, weight = 0.0, 0.0
+    for i in range(raw.shape[0]):
+        far, weight = max(far, abs(raw[i])), max(weight, abs(a[i] * t))
+    return np.sign(t) if weight > STRICT * max(far, weight) else 0.0
+
+
+@compiled
 def project(
     y: Tile, place: Tile, found: Tile, raw: Tile, A: Tile, rounding: float,
     lower: Tile, upper: Tile, low: Tile, high: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """All samples from `begin` to `end`; `found` ``(B, 3)`` takes multiplier, status and residual.
+    """All samples from `begin` to `end`; `found` ``(B, 4)`` takes multiplier, side, status and residual.
 
     A, the bounds of the row and the box have one entry for all samples or one for each.
     """
@@ -172,7 +184,7 @@ def project(
         good = (under <= over) & (under < np.inf) & (over > -np.inf) & sound(raw[b], least, most)
         if not good:
             y[b], place[b] = np.nan, 0.0
-            found[b, 0], found[b, 1], found[b, 2] = np.nan, INVALID, np.nan
+            found[b, 0], found[b, 1], found[b, 2], found[b, 3] = np.nan, 0.0, INVALID, np.nan
             continue
         for i in range(n):
             p[i], a[i] = raw[b, i], row[i] / scale
@@ -182,7 +194,7 @@ def project(
         write(y[b], place[b], p, least, most)
         if status != SOLVED:
             y[b] = np.nan
-        found[b, 0], found[b, 1], found[b, 2] = t / scale, status, miss
+        found[b, 0], found[b, 1], found[b, 2], found[b, 3] = t / scale, side_of(raw[b], a, t, under, over), status, miss
     return 0
 
 
@@ -192,7 +204,7 @@ def _project(
 ) -> int:  # fmt: skip
     """`project` of addresses; m is 1."""
     return project(
-        carray(y, (samples, n)), carray(place, (samples, n)), carray(found, (samples, 3)), carray(raw, (samples, n)),
+        carray(y, (samples, n)), carray(place, (samples, n)), carray(found, (samples, 4)), carray(raw, (samples, n)),
         carray(A, (rows, n)), carray(rounding, (1,))[0], carray(lower, (lowers, m)), carray(upper, (uppers, m)),
         carray(low, (lows, n)), carray(high, (highs, n)), begin, end,
     )  # fmt: skip

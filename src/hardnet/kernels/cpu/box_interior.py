@@ -1,0 +1,238 @@
+"""A box and several rows on a CPU: their multipliers by an interior point method, sample by sample.
+
+The variables are ``z = (y, s)`` with ``M z = A y - s = 0``, so that the bounds of rows are a box as well. See
+`hardnet.solvers.box_interior`, which explains the method, for the same in plain torch; here a sample ends its steps
+when it is done.
+
+Called by `hardnet.kernels.cpu.nearest_box_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from hardnet.kernels.cpu.compiling import Tile, compiled
+
+STEPS, ROW_CURVATURE, TO_THE_BORDER, DONE = 32, 1e-12, 0.995, 1e-28
+DEPENDENT = 1e-12
+"""The numbers of `hardnet.solvers.box_interior` and `hardnet.solvers.box_factor`."""
+
+
+class Factor(NamedTuple):
+    """``C C' = L D L'`` of k long rows C: their orthogonal parts, L below its diagonal, and D; 0 for dependent rows."""
+
+    rows: Tile
+    below: Tile
+    diagonal: Tile
+
+
+class Frame(NamedTuple):
+    """The problem in z: A ``(k, n)``, and ``(n + k,)`` each its centre and its bounds."""
+
+    A: Tile
+    centre: Tile
+    low: Tile
+    high: Tile
+
+
+class State(NamedTuple):
+    """z, its distances to its bounds, the multipliers of these (0 where there is none), and those of ``M z = 0``."""
+
+    z: Tile
+    below: Tile
+    above: Tile
+    at_low: Tile
+    at_high: Tile
+    dual: Tile
+
+
+class Scratch(NamedTuple):
+    """Weights of z, the gradient of the Lagrangian, what a direction is aimed at, and ``M z``."""
+
+    inverse: Tile
+    slope: Tile
+    low_goal: Tile
+    high_goal: Tile
+    miss: Tile
+
+
+@compiled
+def inner(left: Tile, right: Tile) -> float:
+    """``l'r`` over the entries of the first."""
+    total = 0.0
+    for j in range(left.shape[0]):
+        total += left[j] * right[j]
+    return total
+
+
+@compiled
+def factorise(factor: Factor) -> None:
+    """Orthogonalise its rows in place, those before first."""
+    rows, below, diagonal = factor.rows, factor.below, factor.diagonal
+    k, n = rows.shape
+    for i in range(k):
+        before = inner(rows[i], rows[i])
+        for j in range(i):
+            share = inner(rows[i], rows[j]) / diagonal[j] if diagonal[j] > 0.0 else 0.0
+            below[i, j] = share
+            for c in range(n):
+                rows[i, c] -= share * rows[j, c]
+        left = inner(rows[i], rows[i])
+        diagonal[i] = left if left > DEPENDENT * DEPENDENT * before else 0.0
+
+
+@compiled
+def solve(factor: Factor, right: Tile) -> None:
+    """``right <- (C C')^-1 right``, zero for dependent rows."""
+    below, diagonal = factor.below, factor.diagonal
+    k = right.shape[0]
+    for i in range(k):
+        for j in range(i):
+            right[i] -= below[i, j] * right[j]
+    for i in range(k - 1, -1, -1):
+        value = right[i] / diagonal[i] if diagonal[i] > 0.0 else 0.0
+        for j in range(i + 1, k):
+            value -= below[j, i] * right[j]
+        right[i] = value if diagonal[i] > 0.0 else 0.0
+
+
+@compiled
+def normal(A: Tile, dual: Tile, j: int) -> float:
+    """Entry j of ``M'dual``, where ``M = [A, -I]``."""
+    k, n = A.shape
+    total = 0.0
+    for i in range(k if j < n else 0):
+        total += A[i, j] * dual[i]
+    return total - dual[j - n] if j >= n else total
+
+
+@compiled
+def curvature(j: int, n: int) -> float:
+    """That of the objective in ``z_j``; rows have a little, so that those far from their bounds stay solvable."""
+    return 1.0 if j < n else ROW_CURVATURE
+
+
+@compiled
+def start(frame: Frame, state: State) -> None:
+    """Raw and its rows, a part of the width inside their bounds; multipliers of 1."""
+    A, n = frame.A, frame.A.shape[1]
+    for j in range(frame.centre.shape[0]):
+        low, high = frame.low[j], frame.high[j]
+        value = frame.centre[j] if j < n else inner(A[j - n], state.z)
+        margin = 0.1 * min(high - low, 1.0)
+        value = min(max(value, low + margin), high - margin) if low < high else low
+        state.z[j] = value
+        has_low, has_high = low > -np.inf and low < high, high < np.inf and low < high
+        state.below[j], state.above[j] = value - low if has_low else 1.0, high - value if has_high else 1.0
+        state.at_low[j], state.at_high[j] = 1.0 if has_low else 0.0, 1.0 if has_high else 0.0
+    state.dual[:] = 0.0
+
+
+@compiled
+def prepare(frame: Frame, state: State, scratch: Scratch, factor: Factor) -> None:
+    """The left-hand side of a step's equations, factorised; the slope, and how far z is off its rows."""
+    A, n = frame.A, frame.A.shape[1]
+    for i in range(A.shape[0]):
+        scratch.miss[i] = inner(A[i], state.z) - state.z[n + i]
+    for j in range(frame.centre.shape[0]):
+        own = curvature(j, n)
+        weight = own + state.at_low[j] / state.below[j] + state.at_high[j] / state.above[j]
+        scratch.inverse[j] = 1.0 / weight if frame.low[j] < frame.high[j] else 0.0
+        scratch.slope[j] = own * (state.z[j] - frame.centre[j]) + normal(A, state.dual, j)
+        root = math.sqrt(scratch.inverse[j])
+        for i in range(A.shape[0]):
+            factor.rows[i, j] = root * (A[i, j] if j < n else -1.0 if j - n == i else 0.0)
+    factorise(factor)
+
+
+@compiled
+def aim(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor) -> None:
+    """The way to ``at_low below = low_goal``, ``at_high above = high_goal`` and ``M z = 0``, to first order."""
+    A, n = frame.A, frame.A.shape[1]
+    for j in range(move.z.shape[0]):
+        pull = scratch.slope[j] - scratch.low_goal[j] / state.below[j] + scratch.high_goal[j] / state.above[j]
+        move.z[j] = -pull * scratch.inverse[j]
+    for i in range(A.shape[0]):
+        move.dual[i] = scratch.miss[i] + inner(A[i], move.z) - move.z[n + i]
+    solve(factor, move.dual)
+    for j in range(move.z.shape[0]):
+        z = move.z[j] - scratch.inverse[j] * normal(A, move.dual, j)
+        low, high = state.at_low[j], state.at_high[j]
+        move.z[j], move.below[j], move.above[j] = z, z if low > 0.0 else 0.0, -z if high > 0.0 else 0.0
+        move.at_low[j] = (scratch.low_goal[j] - low * z) / state.below[j] - low
+        move.at_high[j] = (scratch.high_goal[j] + high * z) / state.above[j] - high
+
+
+@compiled
+def products(state: State, move: State, reach: float) -> float:
+    """The mean of distance times multiplier after that part of a move."""
+    total, count = 0.0, 0
+    for j in range(state.z.shape[0]):
+        if state.at_low[j] > 0.0:
+            total += (state.at_low[j] + reach * move.at_low[j]) * (state.below[j] + reach * move.below[j])
+            count += 1
+        if state.at_high[j] > 0.0:
+            total += (state.at_high[j] + reach * move.at_high[j]) * (state.above[j] + reach * move.above[j])
+            count += 1
+    return total / max(count, 1)
+
+
+@compiled
+def reach_of(state: State, move: State, part: float) -> float:
+    """How much of a move, at most all of it, goes that part of the way to the first zero."""
+    fastest = part
+    for j in range(state.z.shape[0]):
+        if state.at_low[j] > 0.0:
+            fastest = max(fastest, max(-move.below[j] / state.below[j], -move.at_low[j] / state.at_low[j]))
+        if state.at_high[j] > 0.0:
+            fastest = max(fastest, max(-move.above[j] / state.above[j], -move.at_high[j] / state.at_high[j]))
+    return part / fastest
+
+
+@compiled
+def correct(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor, gap: float) -> float:
+    """A predictor, then the centred corrector; how much of it the bounds allow."""
+    scratch.low_goal[:], scratch.high_goal[:] = 0.0, 0.0
+    aim(frame, state, move, scratch, factor)
+    after = products(state, move, reach_of(state, move, 1.0))
+    ratio = min(max(after / gap if gap > 0.0 else after, 0.0), 1.0)
+    centre = ratio * ratio * ratio * gap
+    for j in range(move.z.shape[0]):
+        if state.at_low[j] > 0.0:
+            scratch.low_goal[j] = centre - move.at_low[j] * move.z[j]
+        if state.at_high[j] > 0.0:
+            scratch.high_goal[j] = centre + move.at_high[j] * move.z[j]
+    aim(frame, state, move, scratch, factor)
+    return reach_of(state, move, TO_THE_BORDER)
+
+
+@compiled
+def advance(old: Tile, way: Tile, reach: float) -> None:
+    """``old + reach way``."""
+    for j in range(old.shape[0]):
+        old[j] += reach * way[j]
+
+
+@compiled
+def find_multipliers(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor) -> None:
+    """Nearly the multipliers of the rows, in ``state.dual``."""
+    start(frame, state)
+    move.below[:], move.above[:], move.at_low[:], move.at_high[:] = 0.0, 0.0, 0.0, 0.0
+    for _ in range(STEPS):
+        prepare(frame, state, scratch, factor)
+        gap = products(state, move, 0.0)
+        if not (gap > DONE or np.max(np.abs(scratch.miss)) > DONE):
+            return
+        reach = correct(frame, state, move, scratch, factor, gap)
+        sound = np.isfinite(np.sum(move.z) + np.sum(move.dual) + np.sum(move.at_low) + np.sum(move.at_high))
+        if not sound:
+            return
+        advance(state.z, move.z, reach)
+        advance(state.below, move.below, reach)
+        advance(state.above, move.above, reach)
+        advance(state.at_low, move.at_low, reach)
+        advance(state.at_high, move.at_high, reach)
+        advance(state.dual, move.dual, reach)

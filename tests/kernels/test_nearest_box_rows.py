@@ -1,0 +1,52 @@
+"""Several rows beside a box by compiled code, against the same in plain torch."""
+
+import pytest
+import torch
+
+from hardnet.kernels.cpu.nearest import nearest_in_box
+from hardnet.rows import flatten_boxed
+from hardnet.solvers.box_rows import Outcome, solve
+from tests.solvers.box_families import KINDS, D, box_family
+
+pytest.importorskip("numba")
+
+EPS = torch.finfo(D).eps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_agrees_with_plain_torch(kind, k):
+    """To the condition of the projection; what is left open here is settled by plain torch afterwards."""
+    left = 0
+    for n in (1, 2, 7, 60):
+        _, flat = flatten_boxed(*box_family(kind, 40, k, n, seed=n))
+        found, plain = Outcome(*nearest_in_box(flat, EPS)), solve(*flat, rounding=EPS)
+        both = (found.status == 0) & (plain.status == 0)
+        left += int((found.status != plain.status).sum())
+        error = (found.y - plain.y).abs().amax(-1) / flat[0].abs().amax(-1).clamp_min(1.0)
+        assert (error <= 1e-10)[both].all()
+        assert (found.residual <= 8 * EPS)[both].all()
+        assert torch.equal(found.y.isnan().all(-1), found.status != 0)
+    assert left <= 8  # of 160
+
+
+def test_raw_inside_is_returned_bit_for_bit_and_bad_numbers_are_invalid():
+    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 8, 3, 5))
+    y = solve(*flatten_boxed(raw, A, lower, upper, low, high)[1], rounding=EPS).y
+    found = Outcome(*nearest_in_box(flatten_boxed(y, A, lower, upper, low, high)[1], EPS))
+    assert torch.equal(found.y, y)
+    assert (found.dual == 0).all()
+    raw[2, 1], A[3, 0, 2], low[4, 0], lower[5, 1] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
+    _, flat = flatten_boxed(raw, A, lower, upper, low, high)
+    bad = Outcome(*nearest_in_box(flat, EPS))
+    assert bad.status.tolist() == [0, 0, 3, 3, 3, 3, 0, 0]
+    _, mates = flatten_boxed(*(part[6:] for part in (raw, A, lower, upper, low, high)))
+    assert torch.equal(bad.y[6:], nearest_in_box(mates, EPS)[0])
+
+
+def test_empty_sets_are_left_open():
+    raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 3, 2, 5))
+    lower[0, 0], upper[0, 0] = 50.0, 60.0
+    _, flat = flatten_boxed(raw, A, lower, upper, low, high)
+    assert nearest_in_box(flat, EPS)[4].tolist() == [2, 0, 0]
+    assert solve(*flat, rounding=EPS).status.tolist() == [1, 0, 0]
