@@ -1,8 +1,9 @@
 """A step taken a stated number of times: plain operations where they run, one loop of the graph where it is exported.
 
 An exported graph with every step written out has thousands of operations, takes minutes to make, and runs all of them;
-its loop is one operation (ONNX: Loop) that ends with the last sample. Called by `fixed`, `box_rows`
-and `box_interior`.
+its loop is one operation (ONNX: Loop) that ends with the last sample.
+
+Called by `hardnet.solvers.box_interior`, `hardnet.solvers.box_rows` and `hardnet.solvers.fixed`.
 """
 
 from __future__ import annotations
