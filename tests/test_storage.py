@@ -427,3 +427,21 @@ def test_files_have_the_permissions_of_the_users_other_files(tmp_path):
     hn.save(hn.HardNet(network(), constant()), tmp_path / "model")
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
     assert modes == {stat.S_IMODE((tmp_path / "other").stat().st_mode)}
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: hn.Box(torch.zeros(3), torch.ones(3)),
+        lambda: hn.Affine(torch.ones(1, 3), upper=torch.ones(1)),
+        lambda: hn.Ball(torch.zeros(3), 1.0) & hn.Box(torch.zeros(3), 1.0),
+        lambda: hn.Box(-1.0, 1.0) & hn.Relaxed(hn.Affine(torch.ones(1, 3), lower=torch.full((1,), 9.0))),
+    ],
+    ids=["box", "rows", "ball & box", "relaxed"],
+)
+def test_a_network_in_half_precision_beside_float32_constants_is_saved(tmp_path, half, build):
+    """It is enforced in float32, and so the numbers at the example are those of float32."""
+    model, x = hn.HardNet(torch.nn.Linear(3, 3).to(half), build()), draw(4, 3).to(half)
+    hn.save(model, tmp_path / "model", example=x)
+    assert torch.equal(hn.load(tmp_path / "model", torch.nn.Linear(3, 3).to(half))(x), model(x))

@@ -116,16 +116,18 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def refuse_transforms(solver: str, *, mapped: bool = False) -> None:
+def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | None = None) -> None:
     """Refuse export, forward mode and, unless the solver can be `mapped`, every transform of torch.func.
 
     Args:
         solver: The solver, in a phrase for people.
         mapped: Whether vmap, grad and jacrev work.
+        exporting: What would work in place of an export; by default another method, or none.
     """
     around = mode()
     if around == "export":
         remedy = "export a model whose method has no iterations (hn.methods()), or the network without its layer"
+        remedy = remedy if exporting is None else exporting
         raise UnsupportedSetError(sentence("torch.export", "a fixed graph", f"{solver}, which iterates", remedy))
     if around == "forward":
         remedy = "use reverse mode: backward, torch.autograd.functional"

@@ -25,6 +25,7 @@ from hardnet.files import DIGEST, digest, has_header, read_tensors, require_keys
 from hardnet.layers.identity import differences, plain
 from hardnet.layers.registry import LAYERS
 from hardnet.model import HardNet
+from hardnet.modes import widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.description import describe, function_names, rebuild, same_structure
 from hardnet.sets.fingerprint import fingerprint, flatten, same, unflatten
@@ -209,8 +210,9 @@ def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
     with torch.no_grad(), _evaluating(model):
         raw = model(example, enforce=False)
         n = model.constraint.dim or model.layer(raw, example).shape[-1]
-        found = fingerprint(model.constraint, example, raw.new_zeros(*raw.shape[:-1], n))
-        found |= model.layer.code_at(raw, example)
+        like = widen(raw)  # half precision is enforced in float32
+        found = fingerprint(model.constraint, example, like.new_zeros(*like.shape[:-1], n))
+        found |= model.layer.code_at(like, example)
     return {f"{EXAMPLE}{name}": value for name, value in found.items()}
 
 

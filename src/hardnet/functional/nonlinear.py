@@ -6,6 +6,7 @@ Called by `hardnet.layers.nonlinear`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from hardnet.functional.nonlinear_call import Call
 from hardnet.functional.nonlinear_failure import OnFailure, apply_policy, policy_for
 from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, outside_compiler, refuse_transforms
+from hardnet.modes import mode as around
 from hardnet.rows import BoxedRows
 from hardnet.solvers.nonlinear_iterate import Mode
 from hardnet.solvers.nonlinear_rows import Function, Input
@@ -154,18 +156,24 @@ def _project(
     tight: bool = False,
 ) -> tuple[Tensor, NonlinearSolution]:
     """Y with its derivative, in the dtype of raw, and the solution with the batch of raw."""
-    refuse_transforms("nonlinear rows")
+    exported = around() == "export" and iterations is not None and mode == "retract"
+    if not exported:
+        remedy = "give the layer a retraction with a fixed number of passes: mode='retract', iterations=8"
+        refuse_transforms("nonlinear rows", exporting=remedy)
     batch, n = raw.shape[:-1], raw.shape[-1]
-    point = raw.double().reshape(batch.numel(), n)
+    point = raw.double().reshape(prod(batch), n)
     given = Input.of(x, batch)
     m = count(g, point, given)
     A, low, high = dense(rows, raw)
     lower_all = join(bound("lower", lower, m, raw, -torch.inf), low, point, -torch.inf, A.shape[-2])
     upper_all = join(bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
-    first = None if start is None else start.detach().double().expand_as(raw).reshape(batch.numel(), n)
+    first = None if start is None else start.detach().double().expand_as(raw).reshape(prod(batch), n)
     box = None if rows is None or not rows.boxed else (rows.box_lower, rows.box_upper)
     problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, flat_box(box, raw), iterations, tight)
-    y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
+    if exported:  # a graph of the forward pass alone
+        y, *rest = problem.solve(problem.rows(lower_all, upper_all, A), point)
+    else:
+        y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
     found = NonlinearSolution(y.detach(), *rest)
     shaped = [part.reshape((*batch, *part.shape[1:])) for part in found]
     y = y.reshape(raw.shape).to(raw.dtype)

@@ -6,6 +6,7 @@ Called by `hardnet.functional.nonlinear`; `call` and `jacobian_of` by `hardnet.s
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def jacobian_of(function: Function, derivative: Function | None, y: Tensor, x: A
 
 def count(g: Function, point: Tensor, given: Input) -> int:
     """The number of rows of g, which must be differentiable."""
-    if len(point) == 0:
+    if point.shape[0] == 0:
         with torch.no_grad():
             return g(point, given.value()).shape[-1]
     first = torch.zeros(1, dtype=torch.long, device=point.device)
@@ -56,14 +57,14 @@ def dense(rows: BoxedRows | None, raw: Tensor) -> tuple[Tensor, Tensor | None, T
         return raw.new_zeros(0, raw.shape[-1], dtype=torch.float64), None, None
     A, lower, upper = rows.dense()
     A = A.double()
-    shared = A.shape[:-2].numel() == 1
+    shared = prod(A.shape[:-2]) == 1
     A = A.reshape(A.shape[-2:]) if shared else A.expand(*raw.shape[:-1], *A.shape[-2:]).flatten(0, -3)
     return A, None if lower is None else _spread(lower, raw), None if upper is None else _spread(upper, raw)
 
 
 def _spread(bound: Tensor, raw: Tensor) -> Tensor:
     """A bound ``(k,)`` or ``(*batch, k)`` as ``(B, k)`` float64."""
-    return bound.double().expand(*raw.shape[:-1], bound.shape[-1]).reshape(raw.shape[:-1].numel(), bound.shape[-1])
+    return bound.double().expand(*raw.shape[:-1], bound.shape[-1]).reshape(prod(raw.shape[:-1]), bound.shape[-1])
 
 
 def flat_box(box: tuple[Tensor | None, Tensor | None] | None, raw: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -85,14 +86,14 @@ def bound(name: str, bound: Tensor | float | None, m: int, raw: Tensor, absent: 
     value = value.to(device=raw.device, dtype=torch.float64)
     if value.dim() and value.shape[-1] != m:
         raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m}), one entry per row of g", tuple(value.shape)))
-    return value.expand(*raw.shape[:-1], m).reshape(raw.shape[:-1].numel(), m)
+    return value.expand(*raw.shape[:-1], m).reshape(prod(raw.shape[:-1]), m)
 
 
 def join(own: Tensor, other: Tensor | None, point: Tensor, absent: float, k: int) -> Tensor:
     """The bounds of the rows of g and of the affine rows, ``(B, m + k)``."""
     if k == 0:
         return own
-    return torch.cat([own, point.new_full((len(point), k), absent) if other is None else other], dim=-1)
+    return torch.cat([own, point.new_full((point.shape[0], k), absent) if other is None else other], dim=-1)
 
 
 def known_tight(lower: Any, upper: Any, rows: BoxedRows | None) -> bool:

@@ -3,7 +3,7 @@
 Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows ``A
 L^-T``. For a diagonal W the change of variables is a scale of each output.
 
-Called by `hardnet.functional.polyhedron` and `hardnet.functional.solve`.
+Called by `hardnet.functional.polyhedron`, `hardnet.functional.solve` and `hardnet.layers.hardnet_aff`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from hardnet.shapes import require_like
 
 INSETS = (*MARGINS, 8192.0, 65536.0)
 """Distance to the bound tried in turn, in roundings of the row; the last are beyond the tolerance of the solver."""
+
+RIDGE, STEPS = 1e-9, 5
+"""What is added to the Gram matrix of unit rows, and how many steps undo it."""
 
 Bound = Tensor | None
 Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
@@ -93,31 +96,47 @@ class _Tangent(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor) -> Tensor:
+    def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor, beside: Tensor) -> Tensor:
         """Y as it is."""
         return y.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the rows and which of them raw violates."""
+        """Keep the rows, which of them raw violates, and which have a share in the gradient."""
         ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
-        (grad,), (A, side) = grads, ctx.saved_tensors
-        rows = torch.where((side != 0).unsqueeze(-1), A, 0.0)
-        w = times(torch.linalg.pinv(rows.mT), grad.to(rows))
-        inward = torch.where(side * w > 0, w, 0.0)
-        return grad, times(rows.mT, inward).to(grad), None, None
+        (grad,), (A, side, beside) = grads, ctx.saved_tensors
+        w = _shares(A, beside, times(A, grad.to(A)))
+        return grad, times(A.mT, torch.where(side * w > 0, w, 0.0)).to(grad), None, None, None
 
 
-def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> Tensor:
-    """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always."""
+def _shares(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
+    """``w = (A_J A_J')^+ target_J`` for unit rows, zero off J, ``(*batch, m)``: dependent rows share it evenly.
+
+    Proximal steps ``w + (K + ridge I)^-1 (target - K w)`` from zero tend to the pseudo-inverse, by one factor and
+    without a look at its rank, so that a CUDA graph takes it. What is nearly dependent counts as dependent.
+    """
+    K = torch.where(active.unsqueeze(-1) & active.unsqueeze(-2), A @ A.mT, 0.0)
+    factor = torch.linalg.cholesky_ex(K + torch.diag_embed(torch.where(active, RIDGE, 1.0).to(K))).L
+    w, target = torch.zeros_like(target), torch.where(active, target, 0.0)
+    for _ in range(STEPS):
+        w = w + torch.cholesky_solve((target - times(K, w)).unsqueeze(-1), factor).squeeze(-1)
+    return w
+
+
+def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound, *, every: bool = False) -> Tensor:
+    """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always.
+
+    The gradient is shared among the violated rows, or among `every` row for the closed form, which keeps them all.
+    """
     if mode() == "forward":
         remedy = "use gradient='exact', or reverse mode"
         raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
-    return _Tangent.apply(y, raw.expand_as(y), *_violated(y, raw, A, lower, upper))  # pyright: ignore[reportReturnType]
+    rows, side = _violated(y, raw, A, lower, upper)
+    return _Tangent.apply(y, raw.expand_as(y), rows, side, torch.ones_like(side).bool() if every else side != 0)  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()
@@ -126,7 +145,7 @@ def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> 
     rows = A.detach().double()
     length = torch.linalg.vector_norm(rows / rows.abs().amax(-1, keepdim=True).clamp_min(1e-300), dim=-1, keepdim=True)
     scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-300) * length.clamp_min(1e-300)
-    rows = (rows / scale).expand(*y.shape[:-1], *rows.shape[-2:])
+    rows = rows / scale
     size = 64 * torch.finfo(y.dtype).eps * (1 + y.detach().double().abs().amax(-1, keepdim=True))
     at_raw, at_y = (times(rows, point.detach().double()) for point in (raw, y))
     side = torch.zeros_like(at_y)

@@ -74,8 +74,7 @@ def _box_and_rows(raw: Tensor, rows: BoxedRows, strict: bool) -> Solution:
     dual = torch.cat([found.dual, torch.where(found.place != 0, left, 0.0)], dim=-1)
     y = (hold_in_box(found.y, flat, raw.dtype) if strict else found.y).to(raw.dtype)
     lost = _lost(found.status, y)
-    status = torch.where(lost, int(Status.NOT_CONVERGED), found.status)
-    y = torch.where(lost.unsqueeze(-1), torch.nan, y)
+    y, status = torch.where(lost.unsqueeze(-1), torch.nan, y), _without(lost, found.status)
     y, dual = (part.to(raw.dtype).reshape(*batch, part.shape[-1]) for part in (y, dual))
     status, residual = (part.reshape(batch) for part in (status, found.residual))
     return Solution(y, dual, status, torch.full_like(status, steps(rows.A.shape[-2]), dtype=torch.long), residual)
@@ -105,8 +104,7 @@ def _any_rows(
         return found
     onto = lambda *problem: solve_any(*problem).y
     y = hold_exactly(found.y, A, lower, upper, onto, on_invalid="nan")
-    status = torch.where(_lost(found.status, y), int(Status.NOT_CONVERGED), found.status)
-    return found._replace(y=y, status=status)
+    return found._replace(y=y, status=_without(_lost(found.status, y), found.status))
 
 
 def _few(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Solution:
@@ -140,3 +138,8 @@ def _in_metric(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | Non
 def _lost(status: Tensor, y: Tensor) -> Tensor:
     """Solved samples whose answer did not survive: no room for exact arithmetic, or beyond the dtype of raw."""
     return (status == int(Status.SOLVED)) & ~y.isfinite().all(-1)
+
+
+def _without(lost: Tensor, status: Tensor) -> Tensor:
+    """NOT_CONVERGED for the samples that were lost; ONNX Runtime chooses between no numbers of 8 bits."""
+    return torch.where(lost, int(Status.NOT_CONVERGED), status.long()).to(torch.int8)

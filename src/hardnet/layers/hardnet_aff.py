@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
+from hardnet.functional.polyhedron_options import along_tangent
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.modes import working
@@ -30,6 +31,7 @@ class HardNetAff(Layer):
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, or `&` of these.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+        gradient: ``"exact"``, or ``"tangent"``, which also lets through what pulls a violated row back inside.
     """
 
     name = "aff"
@@ -38,10 +40,11 @@ class HardNetAff(Layer):
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
-        """`strict` and `on_invalid`, as above."""
+        """The options above."""
 
         strict: bool = flag(False)
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+        gradient: Literal["exact", "tangent"] = choice("exact", "tangent")
 
     options: Options
     factor: Tensor | None
@@ -69,7 +72,8 @@ class HardNetAff(Layer):
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` with ``A y = clamp(A raw, lower, upper)``."""
         rows = self.constraint.rows(self.constraint.numbers(x, raw), raw)
         options = self.options
-        return enforce_affine(raw, *rows, factor=self.factor, strict=options.strict, on_invalid=options.on_invalid)
+        y = enforce_affine(raw, *rows, factor=self.factor, strict=options.strict, on_invalid=options.on_invalid)
+        return y if options.gradient == "exact" else along_tangent(y, raw, *rows, every=True)
 
 
 def constant_matrix(constraint: ConstraintSet) -> Tensor | None:

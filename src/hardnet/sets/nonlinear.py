@@ -79,11 +79,11 @@ class Nonlinear(ConstraintSet):
             raise ShapeError(sentence("dim", "the number of outputs, at least 1", repr(dim)))
         self.g, self.jacobian = g, jacobian
         self._rows: int | None = None
-        self._tight: bool | None = None
         self._sizes["n"] = dim
         self.take("lower", lower, ("m",), "lower")
         self.take("upper", upper, ("m",), "upper")
         self._check_bounds()
+        self._tight: bool = self._all_equal()
 
     @property
     def dim(self) -> int:
@@ -101,11 +101,13 @@ class Nonlinear(ConstraintSet):
 
     @property
     def tight(self) -> bool:
-        """Whether all rows are equalities by the constants of the set; kept from the first question."""
-        if self._tight is None:
-            lower, upper = self.fixed("lower"), self.fixed("upper")
-            self._tight = lower is not None and upper is not None and bool((lower == upper).all())
+        """Whether all rows are equalities by the constants of the set."""
         return self._tight
+
+    def _all_equal(self) -> bool:
+        """The same, asked once: a graph that is recorded later may not look at values."""
+        lower, upper = self.fixed("lower"), self.fixed("upper")
+        return lower is not None and upper is not None and bool((lower == upper).all())
 
     def values(self, y: Tensor, x: Any) -> Tensor:
         """``g(y, x)``, ``(*batch, m)``, with the parameters of a module in the dtype of y."""

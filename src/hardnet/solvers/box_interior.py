@@ -14,15 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.modes import GRAPHS, mode
+from hardnet.modes import mode
 from hardnet.rows import times_rowwise
 from hardnet.solvers.box_factor import Factor, factorise_rows
 from hardnet.solvers.box_problem import BoxProblem, power_of_two
+from hardnet.solvers.repeat import repeat
 
 STEPS = 32
 """Steps of the method: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
 STEPS_IN_GRAPHS = 16
-"""The same in compiled and exported code, where each step is part of the graph."""
+"""The same in compiled code, where each step is part of the graph."""
 ROW_CURVATURE = 1e-12
 """Curvature given to ``s``, which has none, so that rows far from their bounds stay solvable; Newton undoes it."""
 TO_THE_BORDER = 0.995
@@ -63,8 +64,9 @@ def multipliers_of_rows(problem: BoxProblem) -> Tensor:
     unit = _unit(problem)
     frame = _frame(problem, unit)
     state = _start(frame)
-    for _ in range(STEPS_IN_GRAPHS if mode() in GRAPHS else STEPS):
-        state = _step(frame, state)
+    step = lambda *parts: _step(frame, _State(*parts))
+    going = lambda *parts: _going(frame, _State(*parts))
+    state = _State(*repeat(step, state, STEPS_IN_GRAPHS if mode() == "compile" else STEPS, going))
     return state.dual * unit
 
 
@@ -117,9 +119,7 @@ class _Equations(NamedTuple):
 def _step(frame: _Frame, state: _State) -> _State:
     """A predictor, a centred corrector, and as much of it as the bounds allow."""
     equations = _equations(frame, state)
-    count = ((state.at_low > 0).sum(-1, keepdim=True) + (state.at_high > 0).sum(-1, keepdim=True)).clamp_min(1)
-    none = torch.zeros_like(state.z)
-    gap = _products(state, state, 0.0) / count
+    count, gap, none = *_gap(state), torch.zeros_like(state.z)
     guess = _direction(frame, state, equations, none, none)
     after = _products(state, guess, _reach(state, guess, 1.0)) / count
     centre = (after / torch.where(gap > 0, gap, 1.0)).clamp(0.0, 1.0) ** 3 * gap
@@ -130,6 +130,18 @@ def _step(frame: _Frame, state: _State) -> _State:
     sound = torch.stack([part.isfinite().all(-1) for part in move]).all(0).unsqueeze(-1)
     going = sound & ((gap > DONE) | (equations.miss.abs().amax(-1, keepdim=True) > DONE))
     return _State(*(torch.where(going, old + reach * way, old) for old, way in zip(state, move, strict=True)))
+
+
+def _going(frame: _Frame, state: _State) -> Tensor:
+    """Whether some sample has not come to rest: a bool ``()``."""
+    miss = times_rowwise(frame.M, state.z).abs().amax(-1, keepdim=True)
+    return ((_gap(state)[1] > DONE) | (miss > DONE)).any()
+
+
+def _gap(state: _State) -> tuple[Tensor, Tensor]:
+    """How many bounds there are, and the mean of slack times multiplier: ``(B, 1)`` each."""
+    count = ((state.at_low > 0).sum(-1, keepdim=True) + (state.at_high > 0).sum(-1, keepdim=True)).clamp_min(1)
+    return count, _products(state, state, 0.0) / count
 
 
 def _equations(frame: _Frame, state: _State) -> _Equations:

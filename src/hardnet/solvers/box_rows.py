@@ -29,12 +29,13 @@ from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_interior import STEPS, multipliers_of_rows
 from hardnet.solvers.box_problem import EPS, BoxProblem, power_of_two
 from hardnet.solvers.projection import project_affine
+from hardnet.solvers.repeat import repeat
 from hardnet.solvers.solution import Solution, Status
 
 NEWTON_STEPS = 8
 """Newton's steps after the first multipliers: two or three are enough unless coordinates lie at their bounds."""
 NEWTON_STEPS_IN_GRAPHS = 3
-"""The same in compiled and exported code, where each step is part of the graph."""
+"""The same in compiled code, and for one row in exported code, where each step is part of the graph."""
 
 
 class Outcome(NamedTuple):
@@ -102,6 +103,10 @@ def solve(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, *, rounding: float
 ) -> Outcome:
     """Project a flat batch (see `flatten_boxed`); `rounding` is that of the dtype the answer will have."""
+    if mode() == "export":  # see `repeat`
+        A, lower, upper, low, high = (
+            part.expand(raw.shape[0], *part.shape[1:]) for part in (A, lower, upper, low, high)
+        )
     valid = _valid(raw, A, lower, upper, low, high)
     problem, scale = _problem(raw, A, lower, upper, low, high)
     first = multiplier_of_one_row(problem) if A.shape[-2] == 1 else multipliers_of_rows(problem)
@@ -178,9 +183,12 @@ def _problem(
 def _newton(problem: BoxProblem, dual: Tensor) -> _Point:
     """Newton's steps from the first multipliers."""
     found = _Point(problem.raw - problem.transposed(dual), dual)
-    for _ in range(NEWTON_STEPS_IN_GRAPHS if mode() in GRAPHS else NEWTON_STEPS):
-        found = _newton_step(problem, found)
-    return found
+    step = lambda *parts: _newton_step(problem, _Point(*parts))
+    if mode() in GRAPHS and (mode() == "compile" or dual.shape[-1] == 1):
+        for _ in range(NEWTON_STEPS_IN_GRAPHS):
+            found = step(*found)
+        return found
+    return _Point(*repeat(step, found, NEWTON_STEPS))
 
 
 def _newton_step(problem: BoxProblem, found: _Point) -> _Point:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.solvers.repeat import repeat
+
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 
@@ -63,8 +65,9 @@ def fixed_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, sl
     nothing = torch.zeros_like(product)
     none = torch.zeros_like(product, dtype=torch.bool)
     state = _State(gram, product, nothing, nothing[..., :1], none, lower == upper, nothing)
-    for _ in range(steps):
-        state = _step(state, lower, upper, slack)
+    step = lambda *parts: _step(_State(*parts), lower, upper, slack)
+    going = lambda *parts: _going(_State(*parts), lower, upper, slack)
+    state = _State(*repeat(step, state, steps, going))
     active = (state.side != 0).to(gram)
     inverse = -state.tableau * active.unsqueeze(-1) * active.unsqueeze(-2)
     return Fixed(state.side, inverse, state.ray)
@@ -99,6 +102,13 @@ def compiled_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor,
     It has no derivative, as active rows have none: transforms and derivatives see what is computed from its answer.
     """
     return Fixed(*_opaque(gram, product, lower, upper, slack, steps))
+
+
+def _going(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> Tensor:
+    """Whether some sample has a row to join: a bool ``()``."""
+    violated = torch.maximum(state.value - upper, lower - state.value) > slack
+    stuck = (state.ray != 0).any(-1, keepdim=True)
+    return ((state.joining | state.wanted | (violated & (state.side == 0))) & ~stuck).any()
 
 
 def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:

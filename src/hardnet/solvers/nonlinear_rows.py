@@ -9,6 +9,7 @@ Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_call` an
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.modes import mode
 from hardnet.solvers.small import product
 
 Function = Callable[[Tensor, Any], Tensor]
@@ -41,7 +43,7 @@ class Input(NamedTuple):
         leaves, spec = tree_flatten(x)
         own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
         flat = [
-            leaf.reshape(batch.numel(), *leaf.shape[len(batch) :]) if mine else leaf
+            leaf.reshape(prod(batch), *leaf.shape[len(batch) :]) if mine else leaf
             for leaf, mine in zip(leaves, own, strict=True)
         ]
         real = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in flat]
@@ -134,7 +136,7 @@ class Rows(NamedTuple):
         own = self._call(y)
         if not self.A.shape[-2]:
             return own
-        return torch.cat([own, product(self.A.expand(len(y), *self.A.shape[-2:]), y)], dim=-1)
+        return torch.cat([own, product(self.A.expand(y.shape[0], *self.A.shape[-2:]), y)], dim=-1)
 
     def evaluate(self, y: Tensor, dual: Multipliers | None = None) -> Derivatives:
         """Values and Jacobian of all rows; with a function of these that gives multipliers its Hessian."""
@@ -147,7 +149,7 @@ class Rows(NamedTuple):
             own = self._call(point)
         value = own.detach()
         if self.A.shape[-2]:
-            value = torch.cat([value, product(self.A.expand(len(y), *self.A.shape[-2:]), y)], dim=-1)
+            value = torch.cat([value, product(self.A.expand(y.shape[0], *self.A.shape[-2:]), y)], dim=-1)
         return Traced(point, own, value)
 
     def derive(self, traced: Traced, dual: Multipliers | None = None) -> Derivatives:
@@ -157,7 +159,7 @@ class Rows(NamedTuple):
             given = None if self.derivative is None else self._given(point, self.x.value())
             jacobian = batched_gradient(own, point) if given is None else given.detach()
         if self.A.shape[-2]:
-            jacobian = torch.cat([jacobian, self.A.expand(len(point), *self.A.shape[-2:])], dim=-2)
+            jacobian = torch.cat([jacobian, self.A.expand(point.shape[0], *self.A.shape[-2:])], dim=-2)
         if dual is None:
             return Derivatives(value, jacobian)
         weight = dual(value, jacobian)
@@ -205,15 +207,16 @@ class Rows(NamedTuple):
 
     def _call(self, y: Tensor, x: Any = None) -> Tensor:
         value = self.function(y, self.x.value() if x is None else x)
-        if value.shape != (len(y), self.curved):
-            expected = f"values of shape ({len(y)}, {self.curved}) for y of shape {tuple(y.shape)}"
+        if value.shape != (y.shape[0], self.curved):
+            expected = f"values of shape ({y.shape[0]}, {self.curved}) for y of shape {tuple(y.shape)}"
             raise ShapeError(sentence("g", expected, tuple(value.shape), "g must treat samples apart"))
         return value
 
     def _given(self, y: Tensor, x: Any) -> Tensor:
         value = self.derivative(y, x)  # pyright: ignore[reportOptionalCall]
-        if value.shape != (len(y), self.curved, y.shape[-1]):
-            raise ShapeError(sentence("jacobian", f"shape {(len(y), self.curved, y.shape[-1])}", tuple(value.shape)))
+        if value.shape != (y.shape[0], self.curved, y.shape[-1]):
+            expected = f"shape {(y.shape[0], self.curved, y.shape[-1])}"
+            raise ShapeError(sentence("jacobian", expected, tuple(value.shape)))
         return value
 
 
@@ -232,6 +235,9 @@ def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = Fals
         return point.new_zeros(b, m, point.shape[-1])
     if m == 1:
         return _gradient(values.sum(), point, create_graph=create_graph).unsqueeze(1)
+    if mode() == "export":  # a batch of backward passes is a vmap, which takes no symbolic sizes
+        each = [_gradient(values[:, row].sum(), point, create_graph=create_graph) for row in range(m)]
+        return torch.stack(each, dim=1)
     unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
     found = torch.autograd.grad(
         values, point, unit, allow_unused=True, is_grads_batched=True, retain_graph=True, create_graph=create_graph

@@ -58,7 +58,7 @@ def run(
         pace: When values may be looked at.
     """
     whole: list[Tensor] | None = None
-    index = torch.arange(len(state.going), device=state.going.device)
+    index = torch.arange(state.going.shape[0], device=state.going.device)
     for count in range(passes):
         if pace.every and count % pace.every == 0:
             going = state.going.nonzero().squeeze(-1)

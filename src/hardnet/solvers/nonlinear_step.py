@@ -205,7 +205,7 @@ def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor, look: boo
     last, until they have: block principal pivoting, which ends for every positive definite matrix.
     """
     dual, settled = torch.zeros_like(target), torch.zeros_like(target[:, 0], dtype=torch.bool)
-    index = torch.arange(len(target), device=target.device)
+    index = torch.arange(target.shape[0], device=target.device)
     least, patience = torch.full_like(index, side.shape[-1] + 1), torch.full_like(index, PATIENCE)
     place = torch.arange(1, side.shape[-1] + 1, device=target.device)
     for _ in range(ROUNDS):

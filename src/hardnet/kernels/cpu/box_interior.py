@@ -106,7 +106,7 @@ def normal(A: Tile, dual: Tile, j: int) -> float:
     total = 0.0
     for i in range(k if j < n else 0):
         total += A[i, j] * dual[i]
-    return total - dual[j - n] if j >= n else total
+    return total - float(dual[j - n]) if j >= n else total
 
 
 @compiled

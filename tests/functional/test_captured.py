@@ -1,0 +1,126 @@
+"""What a CUDA graph can hold: no option of `projection` and `aff` makes the host wait for a value.
+
+On a CPU the library is told that no look is free, and every operation that waits on a GPU (reading a value, counting
+non-zeros, and factorisations that check themselves or iterate on the host) is refused, forward and backward.
+"""
+
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hardnet as hn
+from tests.cases import draw
+
+F64 = torch.float64
+WAITS = (
+    "_local_scalar_dense is_nonzero nonzero masked_select unique _unique2 unique_dim equal _linalg_svd linalg_eig "
+    "_linalg_eigh linalg_lstsq linalg_pinv _linalg_check_errors linalg_matrix_rank repeat_interleave"
+).split()
+
+
+class NoWait(TorchDispatchMode):
+    """Refuses every operation that makes the host wait for a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
+        assert name not in WAITS, f"{name} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def blind(monkeypatch):
+    """As on a GPU: no value may be looked at."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("hardnet.") and hasattr(module, "may_look"):
+            monkeypatch.setattr(module, "may_look", lambda _: False)
+
+
+TWO, EIGHT = draw(2, 6, seed=1), draw(8, 6, seed=2)
+
+
+def moving(x):
+    return TWO + 0.1 * x[..., :1, None]
+
+
+def few():
+    return hn.Affine(moving, upper=lambda x: x[..., :2].abs())
+
+
+def boxed():
+    return hn.Box(-torch.ones(6, dtype=F64), 1.0) & hn.Affine(torch.ones(1, 6, dtype=F64), upper=lambda x: x[..., :1])
+
+
+def general():
+    return hn.Affine(lambda x: EIGHT + 0.1 * x[..., :1, None], lower=-1.0, upper=1.0)
+
+
+def shared():
+    """Constant rows with factors that are kept."""
+    A = torch.cat([draw(16, 6, seed=3), draw(1, 6, seed=3)])  # one of them twice
+    return hn.Affine(A, lower=-1.0, upper=1.0)
+
+
+def constant():
+    return hn.Affine(draw(3, 6, seed=4), lower=-0.5, upper=0.5)
+
+
+SETS = {"few": few, "boxed": boxed, "general": general, "shared": shared}
+MATRIX = (torch.eye(6) + 0.1).tolist()
+OPTIONS = {
+    "default": {},
+    "tangent": {"gradient": "tangent"},
+    "strict": {"strict": True},
+    "diagonal metric": {"metric": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+    "matrix metric": {"metric": MATRIX},
+}
+CASES = [("projection", option, name) for option in OPTIONS for name in SETS]
+CASES += [("aff", option, name) for option in ("default", "tangent", "strict") for name in ("few", "constant")]
+
+
+@pytest.mark.parametrize(("method", "option", "name"), CASES)
+def test_nothing_waits_for_the_device(method, option, name, blind):
+    layer = hn.layers.LAYERS[method]((SETS | {"constant": constant})[name](), **OPTIONS[option])
+    raw, x = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=7).abs()
+    layer(raw, x)  # what is made once, at the first call, may wait
+    with NoWait():
+        y = layer(raw, x)
+        (gradient,) = torch.autograd.grad(y.square().sum(), raw)
+    assert hn.check(layer.constraint, y.detach(), x).ok
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_shares_of_dependent_rows_are_those_of_the_pseudo_inverse(twice):
+    """What a raw output gets back inside: ``w = (A_J')^+ g`` on the violated rows, where w pulls inwards."""
+    A = draw(17, 6, seed=3)
+    A = torch.cat([A, 3 * A[:4]]) if twice else A
+    raw, g = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=8)
+    bound = torch.ones(len(A), dtype=F64)
+    bound = torch.cat([bound[:17], 3 * bound[:4]]) if twice else bound
+    gradients = []
+    for gradient in ("exact", "tangent"):
+        y = hn.functional.project_affine(raw, A, upper=bound, gradient=gradient)
+        gradients.append(torch.autograd.grad(y, raw, g)[0])
+    unit = A / torch.linalg.vector_norm(A, dim=-1, keepdim=True)
+    level = bound / torch.linalg.vector_norm(A, dim=-1)
+    active = ((y.detach() @ unit.mT - level).abs() < 1e-9) & (raw.detach() @ unit.mT > level)
+    rows = torch.where(active.unsqueeze(-1), unit, 0.0)
+    w = (torch.linalg.pinv(rows.mT, rtol=1e-7) @ g.unsqueeze(-1)).squeeze(-1)
+    inward = (rows.mT @ w.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(gradients[1] - gradients[0], inward, rtol=0, atol=1e-6)
+
+
+def test_the_closed_form_lets_through_what_pulls_a_violated_row_back_inside():
+    """Exact: ``g - A'Dw``, ``w = (A A')^-1 A g``, D the violated rows; those whose w pulls inwards are left alone."""
+    constraint = constant()
+    raw, g = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=8)
+    layers = {name: hn.layers.HardNetAff(constraint, gradient=name) for name in ("exact", "tangent")}
+    exact, tangent = (torch.autograd.grad(layers[name](raw), raw, g)[0] for name in ("exact", "tangent"))
+    A, value = draw(3, 6, seed=4), raw.detach() @ draw(3, 6, seed=4).mT
+    w = torch.linalg.solve(A @ A.mT, (g @ A.mT).mT).mT
+    side = (value > 0.5).double() - (value < -0.5).double()
+    torch.testing.assert_close(exact, g - torch.where(side != 0, w, 0.0) @ A, rtol=0, atol=1e-9)
+    torch.testing.assert_close(tangent, g - torch.where(side * w < 0, w, 0.0) @ A, rtol=0, atol=1e-9)
+    assert not torch.allclose(exact, tangent)
