@@ -269,3 +269,25 @@ def test_what_cannot_stand_beside_sparse_rows_is_refused_with_what_works():
         with pytest.raises(hn.errors.UnsupportedSetError, match="to_dense"):
             hn.HardNet(torch.nn.Identity(), sparse & other)
         hn.HardNet(torch.nn.Identity(), hn.Affine(compressed(A).to_dense(), upper=1.0) & other)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-18, 1e12])
+@pytest.mark.parametrize("size", [1.0, 1e-8, 1e7])
+def test_what_is_solved_passes_the_certificate_of_dense_rows(unit, size):
+    """In any units of outputs and rows, far away, near, and a few roundings outside; what does not is warned of."""
+    warned = 0
+    for seed in range(12):
+        raw, A, lower, upper, low, high = boxed(n=8, m=6, seed=7 * seed)
+        A, lower, upper, low, high = size * A, unit * size * lower, unit * size * upper, unit * low, unit * high
+        constraint = hn.Box(low, high) & hn.Affine(compressed(A), lower=lower, upper=upper)
+        layer = hn.layers.HardNetCvx(constraint)
+        dense = hn.Box(low, high) & hn.Affine(A, lower=lower, upper=upper)
+        first = layer.solve(unit * raw)
+        near = first.y * (1 + 1e-14 * draw(*raw.shape, seed=seed))  # about where the slack of the solver ends
+        for found in (first, layer.solve(near)):
+            solved = found.status == Status.SOLVED
+            warned += int((~solved).sum())
+            certificate = hn.check(dense, found.y[solved])
+            assert certificate.ok, str(certificate)
+            assert certificate.exact_box.all()
+    assert warned <= 6  # of 120

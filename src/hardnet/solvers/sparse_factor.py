@@ -51,6 +51,8 @@ def prepare_sparse(crow: Tensor, col: Tensor, values: Tensor, n: int) -> SparseR
     length = np.where(length > 0, length, 1.0)
     A = (scipy.sparse.diags(1 / length) @ A).tocsr()
     gram = (A @ A.T).tocsr()
+    for matrix in (A, gram):
+        matrix.sum_duplicates()  # entries in order from the start: scipy orders them when it needs to, and sums change
     order = reverse_cuthill_mckee(gram, symmetric_mode=True)
     return SparseRows(A, length, gram, order, _band(gram[order][:, order].tocoo()))
 

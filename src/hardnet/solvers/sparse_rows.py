@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.solvers.problem import CERTAIN
 from hardnet.solvers.solution import Status
 from hardnet.solvers.sparse_factor import Factor, SparseRows
 from hardnet.solvers.sparse_interior import RIDGE, guess
@@ -25,6 +26,8 @@ SOLVED = 1e-9
 """The residual up to which a sample counts as solved, in its own unit."""
 SLACK = 1e-12
 """How far a row may be off its bound and still hold, in the sample's unit."""
+TOUCHES = 3
+"""Most corrections of the last digits."""
 STRICT = 1e-11
 """Multiplier above which a row is strictly active, in the sample's unit."""
 
@@ -77,21 +80,45 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
         return raw + np.nan, nothing + np.nan, nothing, Status.INVALID, np.nan, 0
     low, high = lower / rows.length, upper / rows.length
     asked = np.maximum(low, -high)
-    unit = max(abs(raw).max(initial=0.0), np.where(np.isfinite(asked), asked, 0.0).max(initial=0.0)) or 1.0
+    size = max(abs(raw).max(initial=0.0), np.where(np.isfinite(asked), asked, 0.0).max(initial=0.0)) or 1.0
+    unit = np.exp2(np.ceil(np.log2(size)).clip(-1000, 1000))  # exact to divide by
     point, low, high = raw / unit, low / unit, high / unit
     product = rows.A @ point
-    if (np.maximum(product - high, low - product) <= SLACK).all():
+    excess = np.maximum(product - high, low - product)
+    if not _beyond(rows, point, excess).any():
         return raw, nothing, nothing, Status.SOLVED, 0.0, 0
-    dual, count = _multipliers(rows, product, low, high)
-    y = point - rows.A.T @ dual
+    dual, count = (nothing, 1) if (excess <= SLACK).all() else _multipliers(rows, product, low, high)
+    y, dual, holds = _touch_up(rows, point - rows.A.T @ dual, dual, low, high)
     value = rows.A @ y
     residual = abs(value - np.clip(value + dual, low, high)).max() / max(1.0, abs(y).max())
     side = np.where(abs(dual) > STRICT * max(1.0, abs(dual).max()), np.sign(dual), 0.0)
-    if residual <= SOLVED:
+    if holds and residual <= SOLVED:
         return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual, count
-    empty = _proves_empty(rows, dual, low, high, y)
+    empty = residual > SOLVED and _proves_empty(rows, dual, low, high, y)
     status = Status.INFEASIBLE if empty else Status.NOT_CONVERGED
     return unit * y, dual / rows.length, side, status, residual, count
+
+
+def _beyond(rows: SparseRows, y: Any, excess: Any) -> Any:
+    """Rows violated beyond `CERTAIN` of their terms, which the certificate would not accept: ``(m,)`` bool."""
+    return (excess > 0) & (excess > CERTAIN * (abs(rows.A) @ abs(y)))
+
+
+def _touch_up(rows: SparseRows, y: Any, dual: Any, low: Any, high: Any) -> tuple[Any, Any, bool]:
+    """The last digits: y moved by ``A_J'w`` so that the rows J at their bounds meet them, and whether all rows hold."""
+    import numpy as np
+
+    for attempt in range(TOUCHES + 1):
+        value = rows.A @ y
+        excess = np.maximum(value - high, low - value)
+        if not np.isfinite(y).all() or not _beyond(rows, y, excess).any():
+            return y, dual, bool(np.isfinite(y).all())
+        if attempt < TOUCHES:
+            touching = excess >= -SLACK
+            target = np.where(touching, np.clip(value, low, high) - value, 0.0)
+            w = _tight(rows, touching, target, np.zeros_like(dual))
+            y, dual = y + rows.A.T @ w, dual - w
+    return y, dual, False
 
 
 def _valid(raw: Any, lower: Any, upper: Any) -> bool:
