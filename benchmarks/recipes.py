@@ -1,7 +1,8 @@
 """How the recipes of the suites of programs were chosen: variants by their gap on the validation split.
 
 ``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. The
-optima of the validation rows are found by `hardnet.experiments.suites.interior`; test rows are not looked at.
+optima of the validation rows of programs with affine rows are found by `hardnet.experiments.suites.interior`; other
+programs are compared by their objective there. Test rows are not looked at.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import torch
 from hardnet.experiments import specs
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.results import write_json
-from hardnet.experiments.row import build_model
+from hardnet.experiments.row import build_model, partly_enforced
 from hardnet.experiments.run import choose_device
 from hardnet.experiments.stamp import environment
 from hardnet.experiments.suites import find_case
 from hardnet.experiments.suites.interior import solve_interior
-from hardnet.problems.suites import SuitePrograms
+from hardnet.problems.suites import SuiteProblem, SuitePrograms
 from hardnet.train import Training, streams_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,6 +48,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden": {"dropout": (0.1, 0.0)},
         "epochs": 1.5,
     },
+    "epochs*4": {"epochs": 4.0},
+    "penalty 1": {"settings": {"soft_weight": 1.0}},
+    "penalty 10": {"settings": {"soft_weight": 10.0}},
+    "penalty 10, epochs*4": {"settings": {"soft_weight": 10.0}, "epochs": 4.0},
     "width/2": {"width": 0.5},
     "width*2": {"width": 2.0},
 }
@@ -64,18 +69,23 @@ def varied(recipe: Recipe, change: dict[str, Any]) -> Recipe:
     return replace(recipe, hidden=replace(hidden, sizes=sizes), settings=settings, options=options, epochs=epochs)
 
 
-def trained(problem: SuitePrograms, recipe: Recipe, optimum: torch.Tensor, seeds: list[int]) -> dict[str, float]:
-    """Relative gap on the validation rows and seconds of training, mean over the seeds."""
-    method, streams = specs.all_methods()["projection"], streams_of(seeds)
+def trained(problem: SuiteProblem, recipe: Recipe, optimum: torch.Tensor | None, seeds: list[int]) -> dict[str, float]:
+    """Objective (and relative gap, if the optima are known) on the validation rows, worst violation, and seconds."""
+    assert recipe.methods is not None
+    method, streams = specs.all_methods()[recipe.methods[-1]], streams_of(seeds)
     model = build_model(problem, method, streams, recipe).to(problem.train.device)
     settings = recipe.adapt(method.settings(problem, recipe.epochs or 1, model.layer.guarantee))
-    training = Training(problem, model, streams, replace(settings, judge_every=recipe.epochs))
+    behind = model if recipe.loose is None else partly_enforced(model, recipe.loose)
+    training = Training(problem, behind, streams, replace(settings, judge_every=recipe.epochs))
     training.run()
     x = problem.inputs(problem.validation)
     with torch.no_grad():
-        value = problem.value(model.eval()(training.stacked(x)), x)
-    gap = ((value - optimum) / optimum.abs()).mean().item()
-    return {"gap": gap, "train_s": training.seconds, "setup_s": training.setup_seconds}
+        y = model.eval()(training.stacked(x))
+        value, violation = problem.value(y, x), problem.constraint.violation(y, training.stacked(x)).amax().item()
+    found = {"objective": value.mean().item(), "violation": violation}
+    if optimum is not None:
+        found["gap"] = ((value - optimum) / optimum.abs()).mean().item()
+    return found | {"train_s": training.seconds, "setup_s": training.setup_seconds}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,8 +105,8 @@ def main(arguments: list[str] | None = None) -> None:
     recipe = known[1].recipes[0]
     if asked.epochs:
         recipe = replace(recipe, epochs=asked.epochs)
-    assert isinstance(problem, SuitePrograms)
-    optimum = solve_interior(problem, problem.inputs(problem.validation)).value
+    affine = isinstance(problem, SuitePrograms)
+    optimum = solve_interior(problem, problem.inputs(problem.validation)).value if affine else None
     names = list(VARIANTS) if asked.only is None else asked.only.split(";")
     rows: list[dict[str, Any]] = []
     told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, int(asked.seeds))}

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from hardnet.functional import enforce_affine, project_affine, project_box_rows, project_nonlinear
+from hardnet.functional.conic import project_intersection
 from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.solvers import Intervals, SecondOrder
 
 
 def _in_a_box(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -26,6 +28,13 @@ def _curved(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return project_nonlinear(raw, rows, lower=lower.double(), upper=upper.double())
 
 
+def _in_a_ball(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point in the unit ball that satisfies the rows."""
+    eye = torch.eye(raw.shape[-1], dtype=raw.dtype)
+    ball = SecondOrder(eye, torch.zeros_like(eye[0]), torch.zeros_like(eye[0]), torch.ones_like(eye[0, 0]))
+    return project_intersection(raw, [Intervals(A, lower, upper), ball])
+
+
 PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "closed form, small shared A": (enforce_affine, (2, 3)),
     "closed form, large shared A": (enforce_affine, (40, 60)),
@@ -36,6 +45,7 @@ PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "nearest point, many rows per sample": (project_affine, (4, 12, 8)),
     "nearest point, one row in a box": (_in_a_box, (1, 8)),
     "nearest point, few rows in a box per sample": (_in_a_box, (4, 2, 8)),
+    "nearest point, one row in a ball": (_in_a_ball, (1, 3)),
     "nearest point, nonlinear rows": (_curved, (2, 3)),
 }
 """What runs it, and the shape of A: one for each kernel."""

@@ -26,6 +26,7 @@ from hardnet.modes import may_look
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_distance import local_unit
+from hardnet.solvers.conic_small import derive_small, takes
 from hardnet.solvers.images import times
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.saddle import StiffSaddle
@@ -76,8 +77,11 @@ def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tupl
     size = lean.abs().amax(-1, keepdim=True)
     weight = power_of_two(1 / size.clamp_min(FAINT))
     lean, scaled, point = lean * weight, stack.scaled(factors, unit), y / unit
-    look = scaled.look(scaled.value(point) + lean)
     tolerance = torch.where(size == 0, torch.inf, TIGHT)  # raw was inside: only equalities are tight
+    if takes(scaled, point):
+        u, force = derive_small(grad, weight, tolerance, point, lean, scaled)
+        return weight * u, -force / factor
+    look = scaled.look(scaled.value(point) + lean)
     linear, frames = scaled.linear(point, look, tolerance)
     tight = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
     # u is orthogonal to tight rows, so that their squares change nothing but the condition of the Hessian

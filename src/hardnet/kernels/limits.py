@@ -12,6 +12,8 @@ MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""
 MOST_ELIMINATED = 32
 """CPU: the most rows of a symmetric matrix, or of a step of the nonlinear solver, that are solved without LAPACK."""
+MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8
+"""CPU: outputs times rows of a curved set, and the order of its matrices, up to which samples are solved one by one."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8

@@ -20,8 +20,8 @@ from hardnet.solvers.blocks import Block, images, valid
 from hardnet.solvers.cone_images import SemiDefiniteImage
 from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic_fixed import follow_and_polish
-from hardnet.solvers.conic_iterate import miss
-from hardnet.solvers.conic_newton import overshoot
+from hardnet.solvers.conic_iterate import miss, overshoot
+from hardnet.solvers.conic_small import takes
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
@@ -97,9 +97,8 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
 
     Small sets without a matrix go to the patient solver at once, which then takes fewer operations.
     """
-    if raw.shape[-1] * sum(stack.sizes) <= SMALL and not any(
-        isinstance(one, SemiDefiniteImage) for one in stack.images
-    ):
+    plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
+    if takes(stack, raw) or (plain and raw.shape[-1] * sum(stack.sizes) <= SMALL):
         return _solve_patiently(raw, stack, tolerance)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, tolerance)

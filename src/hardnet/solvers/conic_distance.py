@@ -18,6 +18,7 @@ from torch import Tensor
 from hardnet.solvers.conic_iterate import State, Task, merge, select, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
 from hardnet.solvers.conic_newton import finish, repair
+from hardnet.solvers.conic_small import project_small, takes
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.stack import Stack
 
@@ -60,13 +61,21 @@ class Answer(NamedTuple):
 def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: float) -> Answer:
     """The projection in `guess.unit`, with the distance weighted by ``(B, 1)`` numbers: Newton first, then all."""
     task, factor = scaled_task(raw, stack, guess, weight)
-    state = start(task, guess.y / guess.unit, guess.dual * factor)
-    known = (guess.dual != 0).any(-1).nonzero().squeeze(-1)
-    near, steps = finish(task.select(known), select(state, known))
-    state, iterations, lost = _alternate(task, merge(state, known, near), tolerance)
-    iterations = iterations.index_add(0, known, steps)
+    first, lean = guess.y / guess.unit, guess.dual * factor
+    small = takes(task.stack, first)
+    state, steps = project_small(task, first, lean) if small else _recall(task, start(task, first, lean))
+    state, iterations, lost = _alternate(task, state, tolerance)
+    iterations = iterations + steps
     y = torch.where((iterations > 0).unsqueeze(-1), state.y * guess.unit, guess.y)
     return Answer(y, state.dual / factor, guess.unit, state.residual, iterations, lost)
+
+
+def _recall(task: Task, state: State) -> tuple[State, Tensor]:
+    """Newton alone where multipliers are known, and its steps ``(B,)``."""
+    known = (state.dual != 0).any(-1).nonzero().squeeze(-1)
+    near, steps = finish(task.select(known), select(state, known))
+    none = torch.zeros_like(state.residual, dtype=torch.int64)
+    return merge(state, known, near), none.index_add(0, known, steps)
 
 
 def scaled_task(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor) -> tuple[Task, Tensor]:
@@ -91,7 +100,10 @@ def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tenso
         state = merge(state, index, part)
         iterations = iterations.index_add(0, index, spent)
         lost = lost.index_copy(0, index, gone & (part.residual > tolerance))
-    return state, iterations, lost | ((state.residual > tolerance) & hopeless(task.stack, state.y, BEYOND_REACH))
+    open_still = state.residual > tolerance
+    if bool(open_still.any()):
+        lost = lost | (open_still & hopeless(task.stack, state.y, BEYOND_REACH))
+    return state, iterations, lost
 
 
 def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Tensor]:

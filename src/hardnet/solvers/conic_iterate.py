@@ -103,3 +103,9 @@ def finite(v: Tensor) -> Tensor:
 def miss(stack: Stack, y: Tensor) -> Tensor:
     """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
     return stack.look(finite(stack.value(y))).excess.abs()
+
+
+def overshoot(stack: Stack, y: Tensor) -> Tensor:
+    """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
+    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+    return (miss(stack, y) / (8 * eps * stack.size(y) + tiny)).amax(-1)

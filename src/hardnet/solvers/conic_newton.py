@@ -1,6 +1,6 @@
 """The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
 
-Called by `hardnet.solvers.conic`, `hardnet.solvers.conic_distance` and `hardnet.solvers.conic_fixed`.
+Called by `hardnet.solvers.conic_distance` and `hardnet.solvers.conic_fixed`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, select
+from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, overshoot, select
 from hardnet.solvers.images import pull_back, times
 from hardnet.solvers.saddle import Saddle, StiffSaddle
-from hardnet.solvers.stack import Stack
 
 TARGET = 2.0**-52
 """Newton stops here, or where a step no longer halves the residual."""
@@ -84,9 +83,3 @@ def _inward(task: Task, state: State) -> Tensor:
     margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
     noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))
     return step(task._replace(stack=task.stack.tightened(margin)), state, noise)[0]
-
-
-def overshoot(stack: Stack, y: Tensor) -> Tensor:
-    """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
-    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
-    return (miss(stack, y) / (8 * eps * stack.size(y) + tiny)).amax(-1)

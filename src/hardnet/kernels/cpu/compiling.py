@@ -26,6 +26,9 @@ Tile = npt.NDArray[np.float64]
 compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
 summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
 """The same for sums in whatever order the vector unit likes."""
+_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inner = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
+"""The same, called by compiled code alone: no time goes into entries for Python, long where records are handed over."""
 
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:

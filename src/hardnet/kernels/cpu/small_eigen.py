@@ -1,0 +1,100 @@
+"""Eigenvalues and singular values of small matrices on a CPU, one sample at a time, by Jacobi's rotations.
+
+For orders below ten a call of the linear algebra library costs more than the rotations.
+
+Called by `hardnet.kernels.cpu.conic_blocks` and `hardnet.kernels.cpu.conic_system`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hardnet.kernels.cpu.compiling import Tile, inner
+
+SWEEPS = 40
+"""Sweeps over all pairs at most: convergence is quadratic, and takes three to six."""
+EPS = 2.0**-52
+
+
+@inner
+def rotation(p: float, q: float, off: float) -> tuple[float, float]:
+    """Cosine and sine of the smaller angle that makes ``[p off; off q]`` diagonal."""
+    half = 0.5 * (q - p)
+    root = math.sqrt(half * half + off * off)
+    tangent = off / (half + root) if half >= 0.0 else off / (half - root)
+    cosine = 1.0 / math.sqrt(1.0 + tangent * tangent)
+    return cosine, tangent * cosine
+
+
+@inner
+def turn(X: Tile, i: int, j: int, cosine: float, sine: float, columns: int) -> None:
+    """Rows i and j of X become ``cosine X_i - sine X_j`` and ``sine X_i + cosine X_j``."""
+    for column in range(columns):
+        one, other = X[i, column], X[j, column]
+        X[i, column] = cosine * one - sine * other
+        X[j, column] = sine * one + cosine * other
+
+
+@inner
+def identity(X: Tile, k: int) -> None:
+    """The identity of order k in place of X."""
+    for i in range(k):
+        for j in range(k):
+            X[i, j] = 1.0 if i == j else 0.0
+
+
+@inner
+def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
+    """``X = V' diag(values) V`` of order k: the rows of V are eigenvectors, in no order; X, symmetric, is used up."""
+    identity(V, k)
+    for _ in range(SWEEPS):
+        off, size = 0.0, 0.0
+        for i in range(k):
+            size += X[i, i] * X[i, i]
+            for j in range(i):
+                off += X[i, j] * X[i, j]
+        if not off > EPS * EPS * size:  # also for NaN
+            break
+        for i in range(k):
+            for j in range(i):
+                if X[i, j] != 0.0:
+                    cosine, sine = rotation(X[j, j], X[i, i], X[i, j])
+                    turn(X, j, i, cosine, sine, k)
+                    for row in range(k):
+                        one, other = X[row, j], X[row, i]
+                        X[row, j] = cosine * one - sine * other
+                        X[row, i] = sine * one + cosine * other
+                    turn(V, j, i, cosine, sine, k)
+    for i in range(k):
+        values[i] = X[i, i]
+
+
+@inner
+def orthogonalise(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
+    """``M = V' G`` with orthogonal rows G in place of the first t rows of M; their norms are the singular values.
+
+    One-sided Jacobi: rows are turned in pairs until all are orthogonal, which keeps small singular values exact.
+    """
+    n, turned = M.shape[1], t > 1
+    identity(V, t)
+    for _ in range(SWEEPS):
+        if not turned:
+            break
+        turned = False
+        for i in range(t):
+            for j in range(i):
+                p, q, off = 0.0, 0.0, 0.0
+                for column in range(n):
+                    p += M[j, column] * M[j, column]
+                    q += M[i, column] * M[i, column]
+                    off += M[i, column] * M[j, column]
+                if abs(off) > EPS * math.sqrt(p * q):
+                    turned = True
+                    cosine, sine = rotation(p, q, off)
+                    turn(M, j, i, cosine, sine, n)
+                    turn(V, j, i, cosine, sine, t)
+    for i in range(t):
+        square = 0.0
+        for column in range(n):
+            square += M[i, column] * M[i, column]
+        sizes[i] = math.sqrt(square)
