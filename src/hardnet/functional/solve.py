@@ -71,7 +71,8 @@ def _box_and_rows(raw: Tensor, rows: BoxedRows, strict: bool) -> Solution:
     batch, flat = flatten_boxed(raw, *rows[:5])
     found = find_in_box(flat, torch.finfo(raw.dtype).eps)
     left = flat[0] - (flat[1] * found.dual.unsqueeze(-1)).sum(-2) - found.y
-    dual = torch.cat([found.dual, torch.where(found.place != 0, left, 0.0)], dim=-1)
+    held = (found.y <= flat[4]) | (found.y >= flat[5])
+    dual = torch.cat([found.dual, torch.where(held, left, 0.0)], dim=-1)
     y = (hold_in_box(found.y, flat, raw.dtype) if strict else found.y).to(raw.dtype)
     lost = _lost(found.status, y)
     y, status = torch.where(lost.unsqueeze(-1), torch.nan, y), _without(lost, found.status)
@@ -137,7 +138,7 @@ def _in_metric(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | Non
 
 def _lost(status: Tensor, y: Tensor) -> Tensor:
     """Solved samples whose answer did not survive: no room for exact arithmetic, or beyond the dtype of raw."""
-    return (status == int(Status.SOLVED)) & ~y.isfinite().all(-1)
+    return (status.long() == int(Status.SOLVED)) & ~y.isfinite().all(-1)
 
 
 def _without(lost: Tensor, status: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
 
 def _place(problem: BoxProblem, point: Tensor) -> Tensor:
     """The code of each coordinate; one that touches its bound without a multiplier is free."""
-    place = (point > problem.high).to(torch.int8) - (point < problem.low).to(torch.int8)
+    place = (point > problem.high).long() - (point < problem.low).long()  # ONNX Runtime chooses no 8 bits
     return torch.where(problem.fixed, 2, place).to(torch.int8)
 
 

@@ -1,0 +1,112 @@
+"""torch.func on every family that ships: each transform against eager values or finite differences, none silently zero.
+
+The loss is not linear, so that its Hessian is not zero, and the points are away from where the active rows change.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
+
+import hardnet as hn
+from tests.cases import draw
+
+F64 = torch.float64
+TWO, MANY = draw(2, 4, seed=1), draw(7, 4, seed=2)
+CUBE = torch.ones(4, dtype=F64)
+FAMILIES = {
+    "few rows": (lambda: hn.Affine(lambda x: TWO + 0.1 * x[..., :1, None], upper=lambda x: x[..., :2].abs()), "auto"),
+    "a box and a row": (lambda: hn.Box(-CUBE, 1.0) & hn.Equality(CUBE[None], lambda x: x[..., :1].tanh()), "auto"),
+    "a box and rows": (lambda: hn.Box(-CUBE, 1.0) & hn.Affine(MANY[:3], lower=-0.5, upper=0.5), "auto"),
+    "a simplex": (lambda: hn.Simplex(4, lambda x: 1 + x[..., 0].square()), "auto"),
+    "a ball": (lambda: hn.Ball(0 * CUBE, lambda x: 0.5 + x[..., 0].square()), "auto"),
+    "general rows": (lambda: hn.Affine(MANY, lower=-0.5, upper=0.5), "auto"),
+}
+STEP = 1e-6
+
+
+def model_of(name, seed=0):
+    make, method = FAMILIES[name]
+    torch.manual_seed(seed)
+    return hn.HardNet(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double(), make(), method).eval()
+
+
+def far(model):
+    """Raw outputs mostly outside."""
+    with torch.no_grad():
+        model.net[-1].weight.mul_(4)
+    return model
+
+
+def loss(y):
+    return (y * torch.arange(1.0, 5.0, dtype=F64)).sin().sum()
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def model(request):
+    return far(model_of(request.param))
+
+
+X = 2 * draw(3, 3, seed=5)
+
+
+def slope(function, x, v):
+    """The derivative along v by central differences."""
+    return (function(x + STEP * v) - function(x - STEP * v)) / (2 * STEP)
+
+
+def close(found, expected, atol):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    assert found.abs().max() > 1e-3  # silent zeros agree with nothing
+
+
+def test_vmap(model):
+    close(vmap(model)(X), model(X), 1e-9)
+
+
+def test_jvp_against_finite_differences(model):
+    v = draw(3, 3, seed=6)
+    y, along = jvp(model, (X,), (v,))
+    close(y, model(X), 1e-9)
+    close(along, slope(model, X, v), 1e-6)
+
+
+def test_grad_and_jacrev_against_autograd(model):
+    x = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(model(x)), x)
+    close(grad(lambda at: loss(model(at)))(X), expected, 1e-9)
+    close(vmap(grad(lambda at: loss(model(at))))(X), expected, 1e-9)
+    jacobian = vmap(jacrev(model))(X)
+    weight = torch.cos(model(X) * torch.arange(1.0, 5.0, dtype=F64)) * torch.arange(1.0, 5.0, dtype=F64)
+    close((weight.unsqueeze(-2) @ jacobian).squeeze(-2), expected, 1e-9)
+
+
+def test_hessian_against_differences_of_the_gradient(model):
+    at, v = X[0], draw(3, seed=7)
+    found = hessian(lambda x: loss(model(x)))(at)
+    close(found @ v, slope(grad(lambda x: loss(model(x))), at, v), 1e-4)
+    close(found, found.mT, 1e-8)
+
+
+def test_functional_call_takes_other_parameters(model):
+    other = {name: 1.1 * value.detach() for name, value in model.named_parameters()}
+    twin = copy.deepcopy(model)
+    twin.load_state_dict({**twin.state_dict(), **other})
+    close(functional_call(model, other, (X,)), twin(X), 1e-9)
+    gradient = grad(lambda numbers: loss(functional_call(model, numbers, (X,))))(other)
+    loss(twin(X)).backward()
+    for name, value in twin.named_parameters():
+        torch.testing.assert_close(gradient[name], value.grad, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_ensemble_is_one_call(name):
+    constraint = FAMILIES[name][0]()
+    models = [far(model_of(name, seed)) for seed in range(3)]
+    models = [hn.HardNet(model.net, constraint, FAMILIES[name][1]).eval() for model in models]
+    parameters, buffers = stack_module_state(models)
+    shared = {key: value[0] for key, value in buffers.items()}  # the set is the same for all
+    run = lambda numbers: functional_call(models[0], (numbers, shared), (X,))
+    close(vmap(run)(parameters), torch.stack([model(X) for model in models]), 1e-9)
