@@ -124,3 +124,22 @@ def test_the_closed_form_lets_through_what_pulls_a_violated_row_back_inside():
     torch.testing.assert_close(exact, g - torch.where(side != 0, w, 0.0) @ A, rtol=0, atol=1e-9)
     torch.testing.assert_close(tangent, g - torch.where(side * w < 0, w, 0.0) @ A, rtol=0, atol=1e-9)
     assert not torch.allclose(exact, tangent)
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "name"),
+    [(method, option, name) for method, option, name in CASES if option != "tangent" and name in SETS],
+)
+def test_options_under_transforms(method, option, name):
+    """Values, derivatives in both modes, and per-sample gradients agree with eager code and finite differences."""
+    layer = hn.layers.LAYERS[method](SETS[name](), **OPTIONS[option])
+    raw, x, v = 3 * draw(3, 6, seed=6), draw(3, 6, seed=7).abs(), draw(3, 6, seed=8)
+    torch.testing.assert_close(torch.vmap(layer)(raw, x), layer(raw, x), rtol=0, atol=1e-9)
+    _, along = torch.func.jvp(lambda at: layer(at, x), (raw,), (v,))
+    expected = (layer(raw + 1e-6 * v, x) - layer(raw - 1e-6 * v, x)) / 2e-6
+    torch.testing.assert_close(along, expected, rtol=0, atol=1e-6)
+    assert along.abs().max() > 1e-3
+    leaf = raw.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(leaf, x).square().sum(), leaf)
+    each = torch.vmap(torch.func.grad(lambda at, own: layer(at, own).square().sum()))(raw, x)
+    torch.testing.assert_close(each, gradient, rtol=0, atol=1e-9)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
-from hardnet.modes import may_look
+from hardnet.modes import may_look, mode
 from hardnet.rows import times
 from hardnet.shapes import check_affine
 
@@ -87,7 +87,8 @@ def tighten(
             exact = torch.where(open_ & moved.isfinite(), moved, exact)
         lost = uncertain(exact, A, low, high, margins[0]).any(-1, keepdim=True)
         exact = torch.where(lost, torch.nan, exact)
-    return keep_value(y, exact) if y.requires_grad else exact
+    # a tensor that carries its derivative forward does not ask for a gradient
+    return keep_value(y, exact) if y.requires_grad or mode() in ("func", "forward") else exact
 
 
 def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:

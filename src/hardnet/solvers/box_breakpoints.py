@@ -66,10 +66,12 @@ def _on_piece(
     falls = first - last
     inner = left + (right - left) * ((first - target) / torch.where(falls > 0, falls, 1.0))
     below, above = problem.low.isinf(), problem.high.isinf()
-    square = a.square()
+    square, rises = a.square(), a > 0
+    # ONNX Runtime does not choose between masks
+    first_free, last_free = (rises & above) | (~rises & below), (rises & below) | (~rises & above)
     # beyond the breakpoints the coordinates without a bound on that side are free
-    start = torch.where(torch.where(a > 0, above, below), square, 0.0).sum(-1, keepdim=True)
-    end = torch.where(torch.where(a > 0, below, above), square, 0.0).sum(-1, keepdim=True)
+    start = torch.where(first_free, square, 0.0).sum(-1, keepdim=True)
+    end = torch.where(last_free, square, 0.0).sum(-1, keepdim=True)
     slope = torch.where(before < 0, start, end)
     outer = left + torch.where(slope > 0, (first - target) / torch.where(slope > 0, slope, 1.0), 0.0)
     return torch.where((before < 0) | (after >= count), outer, inner)
