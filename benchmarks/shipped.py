@@ -79,7 +79,8 @@ class Shipped(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Y ``(*batch, 6)``, status and residual ``(*batch)``."""
-        found = self.model.layer.solve(SPREAD * self.model(x, enforce=False), x)
+        layer: Any = self.model.layer
+        found = layer.solve(SPREAD * self.model(x, enforce=False), x)
         return found.y, found.status, found.residual
 
 
@@ -118,7 +119,8 @@ def by_onnx(shipped: Shipped, program: torch.export.ExportedProgram, x: Tensor) 
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        _, made = timed(lambda: torch.onnx.export(program, dynamo=True, verbose=False).save(path))
+        graph, made = timed(lambda: torch.onnx.export(program, dynamo=True, verbose=False))
+        graph.save(path)
         session = onnxruntime.InferenceSession(path)
         answer, ran = timed(lambda: session.run(None, {session.get_inputs()[0].name: x.numpy()}))
         size = path.stat().st_size
