@@ -114,3 +114,13 @@ def compare_short_numbers(device, samples):
     value = (small[:, 0] * middle).sum(-1, keepdim=True)
     agree_in_short((raw, small, value, value, low, high))
     agree_in_short((raw, small, value - 1e-4, value + 1e-4, low, high))
+
+
+def compare_one_sided(device):
+    """A raw whose row is above its bound, and below it once the box holds: the multiplier has the other sign."""
+    raw, A, lower, _, low, high = (part.to(device) for part in box_family("plain", 60, 1, 5))
+    flat = flatten_boxed(raw[20:26], A[0], lower[20:26], None, low[20:26], high[0])[1]
+    agree_in_short(tuple(part.float() for part in flat))
+    raw, A, lower, low, high = flat[0], flat[1], flat[2], flat[4], flat[5]
+    mirrored = (-raw, A, torch.full_like(lower, -torch.inf), -lower, -high, -low)
+    agree_in_short(tuple(part.float() for part in mirrored))

@@ -92,7 +92,10 @@ def _approach(start, a, low, high, under, over):
     back, ahead = t - float("inf"), t + float("inf")
     if (slope <= FEW * steepest) & (phi != target):
         back, ahead = tl.where(phi > target, t, back), tl.where(phi > target, ahead, t)
-        t = (tl.sum(a * start, 0) - target) / tl.where(steepest > 0.0, steepest, 1.0)
+        whole = tl.sum(a * start, 0) - target
+        # unbounded, the row may be on the other side of its bound
+        way = tl.where((whole > 0.0) == (phi > target), whole, phi - target)
+        t = way / tl.where(steepest > 0.0, steepest, 1.0)
         phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
     passes, going = tl.full([], 0, tl.int32), tl.full([], 1, tl.int32)
     while going != 0:
@@ -153,7 +156,7 @@ def forward(
             # the bound on the side of the multiplier: with it y is the nearest point, whatever was aimed at before
             wanted = tl.where(t > 0.0, above, tl.where(t < 0.0, below, _clamp(phi, below, above)))
             miss = phi - wanted
-            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * tl.abs(wanted)
+            allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * _finite(wanted)
             tries += 1
             settled = tl.where(tl.abs(miss) <= allowed, 1, 0)
             step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
