@@ -11,6 +11,8 @@ or after its 100 iterations. Times are those that the process spent on the proce
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,9 @@ def enforce(family: Family) -> Tensor:
 def measured(family: Family, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
     """Every tool on one family; `others` have answered: milliseconds and points by name."""
     layers = {mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_failure="best") for mode in MODES}
-    tools = {f"hardnet {mode}": lambda own=layer: own.solve(family.raw, family.x).y for mode, layer in layers.items()}
-    tools["enforce 1.0.4"] = lambda: enforce(family)
+    answer = lambda layer: layer.solve(family.raw, family.x).y
+    tools: dict[str, Callable[[], Tensor]] = {f"hardnet {mode}": partial(answer, own) for mode, own in layers.items()}
+    tools["enforce 1.0.4"] = partial(enforce, family)
     answers = {name: timed(work, "cpu", ROUNDS) for name, work in tools.items()} | others
     nearest = torch.linalg.vector_norm(answers["hardnet nearest"][1] - family.raw, dim=-1)
     return {name: judged(family, nearest, *answer) for name, answer in answers.items()}
@@ -71,7 +74,8 @@ def write_cases(path: Path, cases: dict[str, Family]) -> None:
     parts = {f"{name}/raw": cases[name].raw for name in NAMES}
     parts |= {f"{name}/x": torch.zeros_like(raw[:, :1]) for name in NAMES if (raw := cases[name].raw) is not None}
     parts |= {f"{name}/x": x for name in NAMES if (x := cases[name].x) is not None}
-    numpy.savez(path, **{key: part.numpy() for key, part in parts.items()})
+    arrays: dict[str, Any] = {key: part.numpy() for key, part in parts.items()}
+    numpy.savez(path, **arrays)
 
 
 def read_answers(path: Path | None, name: str) -> dict[str, tuple[float, Tensor]]:
