@@ -205,3 +205,20 @@ def test_nearly_dependent_equalities_hold_or_are_not_answered(dtype, k):
             answered += int(found.sum())
             assert hn.check(hn.Box(low, high) & hn.Equality(A, value), y[found]).ok
     assert answered > 100
+
+
+def test_rows_that_nearly_coincide_are_nearest_or_said_not_to_be():
+    """A point that meets two rows at an angle of 1e-15 need not be the nearest one: then a warning says so."""
+    source = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
+    raw, a = 30 * normal(200, 7), normal(200, 1, 7)
+    A = torch.cat([a, a * (1 + 1e-15 * normal(200, 1, 7))], -2)
+    bound = (A * 0.1 * normal(200, 1, 7)).sum(-1)
+    both = bound.amin(-1, keepdim=True).expand(200, 2)
+    low = torch.full((7,), -5.0, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        y = project_box_rows(raw, A, None, both, low, -low)
+    expected = project_box_rows(raw, a, None, both[:, :1], low, -low)
+    loud = any(issubclass(warning.category, NotConvergedWarning) for warning in said)
+    assert loud or (y - expected).abs().max() <= 1e-8

@@ -21,10 +21,12 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.samples import (
     CHOICES,
+    PROVED,
     Gradient,
     Infeasible,
     Policy,
     check_options,
+    not_proved,
     raise_bad_box,
     raise_infeasible,
     refuse,
@@ -198,7 +200,7 @@ def _answer_bad_samples(
     """Raise, warn or compromise where the options ask for it and a look is possible; y has NaN for bad samples."""
     free = may_look(y)
     named = on_infeasible in ("raise", "nearest")
-    if not (free or named) or not bool((status != int(Status.SOLVED)).any()):
+    if not (free or named) or not bool(((status != int(Status.SOLVED)) | (residual > PROVED)).any()):
         return y
     if free and on_invalid == "raise":
         raise_bad_box(*given, status == int(Status.INVALID))
@@ -206,7 +208,7 @@ def _answer_bad_samples(
     if on_infeasible in ("auto", "raise"):
         raise_infeasible(empty, dual, "the box and")
     if free:
-        warn_not_converged(status == int(Status.NOT_CONVERGED), residual)
+        warn_not_converged(not_proved(status, residual), residual)
     return _compromise(y, empty, given) if on_infeasible == "nearest" and bool(empty.any()) else y
 
 

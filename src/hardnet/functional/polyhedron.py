@@ -26,10 +26,12 @@ from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
 from hardnet.functional.samples import (
     CHOICES,
+    PROVED,
     Gradient,
     Infeasible,
     Policy,
     check_options,
+    not_proved,
     raise_bad_numbers,
     raise_infeasible,
     warn_not_converged,
@@ -215,12 +217,12 @@ def _project(
     y = narrow(y, raw.dtype, on_invalid)
     if not look:
         return _without_a_look(y, status, residual)
-    if bool((status != Status.SOLVED).any()):
+    if bool(((status != Status.SOLVED) | (residual > PROVED)).any()):
         if on_invalid == "raise":
             raise_bad_numbers(raw, A, lower, upper, status == Status.INVALID)
         if on_infeasible in ("auto", "raise"):
             raise_infeasible(status == Status.INFEASIBLE, dual)
-        warn_not_converged(status == Status.NOT_CONVERGED, residual)
+        warn_not_converged(not_proved(status, residual), residual)
     if on_infeasible == "nearest":
         return y
     return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)

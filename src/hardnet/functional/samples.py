@@ -31,6 +31,7 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
+from hardnet.solvers.solution import Status
 
 Policy = Literal["raise", "nan"]
 """What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
@@ -164,6 +165,15 @@ def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y
     text = f"{what} rows {name_samples(rows[0])} contradict each other"
     where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if bad.dim() else ""
     raise InfeasibleError(f"{text}{where}; pass on_infeasible='nearest' for a compromise, or 'nan'", samples, rows)
+
+
+PROVED = 1e-6
+"""Residual above which a point that meets its rows is not known to be the nearest one: rows that nearly coincide."""
+
+
+def not_proved(status: Tensor, residual: Tensor) -> Tensor:
+    """Samples ``(*batch)`` that did not converge, or meet their rows at a point that is not known to be the nearest."""
+    return (status == Status.NOT_CONVERGED) | ((status == Status.SOLVED) & (residual > PROVED))
 
 
 def warn_not_converged(bad: Tensor, residual: Tensor) -> None:
