@@ -15,7 +15,7 @@ from numba import carray
 
 from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
-from hardnet.kernels.cpu.tiles import VERIFIED, bound_of, sound
+from hardnet.kernels.cpu.tiles import VERIFIED, bound_of, inner, largest, sound
 
 ACCURATE = 32.0
 """Roundings that the square of ``A P' - I`` may have: then two applications of the factor leave no more of s."""
@@ -78,15 +78,6 @@ def excess(product: Tile, chosen: Tile, lower: Tile, upper: Tile, regular: bool)
 
 
 @summed
-def inner(left: Tile, right: Tile) -> float:
-    """``l'r``."""
-    total = 0.0
-    for j in range(left.shape[0]):
-        total += left[j] * right[j]
-    return total
-
-
-@summed
 def length(row: Tile) -> float:
     """``|a|``."""
     return np.sqrt(inner(row, row))
@@ -99,15 +90,6 @@ def weight(row: Tile) -> float:
     for j in range(row.shape[0]):
         total += abs(row[j])
     return total
-
-
-@summed
-def largest(row: Tile) -> float:
-    """``max |v_j|``."""
-    most = 0.0
-    for j in range(row.shape[0]):
-        most = max(most, abs(row[j]))
-    return most
 
 
 @summed

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
-from hardnet.kernels.cpu.affine_shared import ACCURATE, inner, length
+from hardnet.kernels.cpu.affine_shared import ACCURATE, length
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
-from hardnet.kernels.cpu.tiles import clamp, copy, fill, keep, lanes_for, load, load_bound, split, store
+from hardnet.kernels.cpu.tiles import clamp, copy, fill, inner, keep, lanes_for, load, load_bound, split, store
 
 
 class Work(NamedTuple):

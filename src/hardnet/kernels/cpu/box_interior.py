@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, compiled
+from hardnet.kernels.cpu.tiles import inner
 
 STEPS, ROW_CURVATURE, TO_THE_BORDER, DONE = 32, 1e-12, 0.995, 1e-28
 DEPENDENT = 1e-12
@@ -57,15 +58,6 @@ class Scratch(NamedTuple):
     low_goal: Tile
     high_goal: Tile
     miss: Tile
-
-
-@compiled
-def inner(left: Tile, right: Tile) -> float:
-    """``l'r`` over the entries of the first."""
-    total = 0.0
-    for j in range(left.shape[0]):
-        total += left[j] * right[j]
-    return total
 
 
 @compiled

@@ -24,7 +24,6 @@ from hardnet.kernels.cpu.box_interior import (
     State,
     factorise,
     find_multipliers,
-    inner,
     normal,
     solve,
 )
@@ -40,6 +39,7 @@ from hardnet.kernels.cpu.nearest_box import (
     sound,
     write,
 )
+from hardnet.kernels.cpu.tiles import inner, largest
 from hardnet.kernels.limits import STRICT
 
 NEWTON_STEPS = 8
@@ -63,15 +63,6 @@ class Problem(NamedTuple):
     upper: Tile
     low: Tile
     high: Tile
-
-
-@compiled
-def largest(vector: Tile) -> float:
-    """``|v|_inf``."""
-    size = 0.0
-    for j in range(vector.shape[0]):
-        size = max(size, abs(vector[j]))
-    return size
 
 
 @compiled

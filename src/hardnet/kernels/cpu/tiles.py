@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hardnet.kernels.cpu.compiling import Tile, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 
 WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
 """Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
@@ -210,3 +210,21 @@ def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good
             size = length * largest + (bounds if bounds > 0.0 else rounding * length)
             left = abs(product - min(max(product, lo), hi))
             good[lane] = good[lane] if left <= VERIFIED * rounding * size else 0.0
+
+
+@summed
+def inner(left: Tile, right: Tile) -> float:
+    """``l'r`` over the entries of the first."""
+    total = 0.0
+    for j in range(left.shape[0]):
+        total += left[j] * right[j]
+    return total
+
+
+@summed
+def largest(row: Tile) -> float:
+    """``max |v_j|``."""
+    most = 0.0
+    for j in range(row.shape[0]):
+        most = max(most, abs(row[j]))
+    return most
