@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import power
+from benchmarks.costs import PACKAGED, packaged_costs
 from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
@@ -106,8 +107,10 @@ def _made(results: list[Result]) -> str:
 
 
 def main() -> None:
-    """Update the pages of the repository in the current folder, or in the folder that is given."""
-    for page in update(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
+    """Update the pages of the repository in the current folder, or in the given one, and the costs in the package."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    write_atomically(root / PACKAGED, packaged_costs(root / "results" / "bench").encode())
+    for page in (root / PACKAGED, *update(root)):
         print(page)
 
 

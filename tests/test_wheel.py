@@ -34,7 +34,7 @@ def test_no_benchmark_is_in_the_wheel(names):
 
 
 def test_every_module_and_datum_is_in_the_wheel(names):
-    wanted = [*SOURCES.rglob("*.py"), SOURCES / "py.typed", *SOURCES.rglob("data/*.json")]
+    wanted = [*SOURCES.rglob("*.py"), SOURCES / "py.typed", *SOURCES.rglob("*.json")]
     assert {path.relative_to(SOURCES.parent).as_posix() for path in wanted} <= set(names)
 
 
