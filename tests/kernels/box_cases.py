@@ -106,6 +106,10 @@ def compare_short_numbers(device, samples):
     for unit in (2.0**-80, 2.0**-40, 1.0, 2.0**60):
         agree_in_short((raw, A * unit, lower * unit, upper * unit, low, high))
         agree_in_short((raw * unit, A, lower * unit, upper * unit, low * unit, high * unit))
+    for unit in (2.0**-80, 2.0**-60):  # terms of the row below the smallest float32 number
+        tiny = (raw * unit, A * unit, low * unit, high * unit)
+        agree_in_short((*tiny[:2], lower * unit**2, upper * unit**2, *tiny[2:]))
+        agree_in_short((*tiny[:2], 0 * lower, 0 * upper, -tiny[3].abs(), tiny[3].abs()))
     for far in (1e3, 1e8, 1e20):
         agree_in_short((raw * far, A, lower, upper, low, high))
         agree_in_short((raw + far, A, lower, upper, low, high))

@@ -3,8 +3,8 @@
 ``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is right to the rounding of y. Newton's
 method in float32 comes near the root at half the registers and a third of the instructions of float64. Then the row is
 added up without rounding at the very y that would be stored, and t is corrected until the row misses its bound by no
-more than the free coordinates round. What does not come to that (far raws, an empty set, bad numbers) is left to the
-program in float64.
+more than the free coordinates round. What does not come to that (far raws, terms that float32 cannot hold, an empty set,
+bad numbers) is left to the program in float64.
 
 Called by `hardnet.kernels.gpu.nearest`.
 """
@@ -26,6 +26,8 @@ NEAR = tl.constexpr(2.0**-17)
 FEW = tl.constexpr(1.0 / 16.0)
 """Part of the steepest slope below which Newton's step may go far beyond the root."""
 INSIDE, ROUNDING, EPS = tl.constexpr(4.0 * 2.0**-23), tl.constexpr(2.0**-23), tl.constexpr(2.0**-52)
+SMALL = tl.constexpr(2.0**-100)
+"""Mean size of a row's terms from which none of their digits is lost below the smallest float32 number."""
 SOUND, OUTSIDE, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -141,8 +143,9 @@ def forward(
     t = tl.full([], 0.0, tl.float64)
     if valid & (state == SOUND):
         product = _exact_product(a, start)
-        slack = INSIDE * (tl.sum(tl.abs(a * start), 0).to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
-        inside = tl.where((product <= above + slack) & (product >= below - slack), 1, 0)
+        size = tl.sum(tl.abs(a * start), 0)
+        slack = INSIDE * (size.to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
+        inside = tl.where((product <= above + slack) & (product >= below - slack) & (size >= SMALL * n), 1, 0)
         settled = inside
     if valid & (settled == 0):
         t = _approach(start, a, least, most, under, over).to(tl.float64)
@@ -158,7 +161,8 @@ def forward(
             miss = phi - wanted
             allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * _finite(wanted)
             tries += 1
-            settled = tl.where(tl.abs(miss) <= allowed, 1, 0)
+            exact = (roundings >= SMALL * n) | (tl.abs(phi) >= SMALL * n)
+            settled = tl.where(exact & (tl.abs(miss) <= allowed), 1, 0)
             step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
             t = tl.where(settled == 1, t, t + step)
     if settled == 1:  # computed again rather than kept: registers are what bounds the samples at work
