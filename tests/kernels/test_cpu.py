@@ -126,6 +126,18 @@ def test_rows_of_very_different_size_stand_together(m, n, shared, dtype):
     torch.testing.assert_close(y, enforce(raw, A, lower, upper), rtol=0, atol=10 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.float64, 2.0**-498), (torch.float32, 2.0**-60)])
+@ANY
+def test_small_rows_and_small_raws_stand_together(m, n, shared, dtype, unit):
+    """Terms of a row that its dtype cannot hold, as small as 2^-180 in float32: the answer has the unit of raw."""
+    raw, A, lower, *_ = numbers_of(0, 65, m, n, dtype, shared=shared, spoiled=False)
+    for low, high in ((torch.zeros_like(lower), torch.zeros_like(lower)), (None, torch.zeros_like(lower))):
+        expected = enforce(raw, A, low, high)
+        for small in (unit, unit**0.5) if dtype == torch.float64 else (unit, unit**2):
+            y = enforce(raw * small, A * unit, low, high)
+            torch.testing.assert_close(y / small, expected, rtol=0, atol=10 * TOLERANCE[dtype])
+
+
 @EVERY_DTYPE
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 @ANY

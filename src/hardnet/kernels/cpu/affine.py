@@ -124,7 +124,7 @@ def _forward_large(
         rest = y @ A.mT
         _excess_(rest, lower, upper, regular, chosen)
         y.addmm_(rest, P, alpha=-1)
-        lost = _confirm_(y, raw, excess, A, lower, upper)
+        lost = _confirm_(y, raw, excess, facts, A, lower, upper)
     return y, excess, lost
 
 
@@ -146,8 +146,8 @@ def _backward_large(
 
 
 def _survey(A: Tensor, P: Tensor) -> tuple[Tensor, int]:
-    """What a sample's second pass is decided by, ``(m + 1,)``, and whether A has a factor."""
-    facts, P = A.new_empty(len(A) + 1), dense(P, A)
+    """What a sample's second pass is decided by, ``(m + 2,)``, and whether A has a factor."""
+    facts, P = A.new_empty(len(A) + 2), dense(P, A)
     return facts, _passes(A.dtype)[0](facts.data_ptr(), A.data_ptr(), P.data_ptr(), *A.shape)
 
 
@@ -173,9 +173,11 @@ def _settle_(y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor) -> Tensor | 
     return chosen if needs else None
 
 
-def _confirm_(y: Tensor, raw: Tensor, excess: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> int:
+def _confirm_(
+    y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
+) -> int:
     """NaN for samples that are not at their bounds to rounding, or have no answer at all; how many these are."""
-    parts = (y, y @ A.mT, raw, excess, A, dense(lower, y), dense(upper, y))
+    parts = (y, y @ A.mT, raw, excess, facts, A, dense(lower, y), dense(upper, y))
     counts = len(y), *A.shape, count(lower), count(upper)
     return _passes(y.dtype)[3](*[part.data_ptr() for part in parts], *counts)
 

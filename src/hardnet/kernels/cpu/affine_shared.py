@@ -29,25 +29,28 @@ def survey(facts: Tile, A: Tile, P: Tile) -> bool:
 
     One application leaves ``(A P' - I) e`` of the excess e of unit rows. With d the longest row of ``A P' - I`` for
     unit rows that is rounding of a row's size where ``|e| <= trust max |y|``, ``trust = LEFT eps |a|_1 / (|a| d)``.
-    Trust is zero where some row may not feel every output.
+    Trust is zero where some row may not feel every output. Terms ``a_ij y_j`` lose digits below the smallest number
+    of the dtype; that is rounding of every row's size where ``max |y| >= n tiny / min |a_i|_1``.
 
     Args:
-        facts: ``(m + 1,)``, written: ``1 / |a_i|``, then the trust.
+        facts: ``(m + 2,)``, written: ``1 / |a_i|``, the trust, and the least ``max |y|`` whose terms lose nothing.
         A: ``(m, n)``.
         P: Its factor ``(m, n)``; NaN for dependent rows.
     """
     m, eps = A.shape[0], np.finfo(A.dtype).eps
     share, longest, largest, lengths, left = np.inf, 0.0, 0.0, np.empty(m), np.empty(m)
+    lightest = np.inf
     for i in range(m):
         lengths[i] = length(A[i])
         facts[i] = 1.0 / lengths[i]
-        share = min(share, weight(A[i]) / lengths[i])
+        share, lightest = min(share, weight(A[i]) / lengths[i]), min(lightest, weight(A[i]))
     for i in range(m):
         for k in range(m):
             left[k] = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
             largest = left[k] if not left[k] <= largest else largest
         longest = max(longest, length(left))
     facts[m] = LEFT * eps * share / longest if is_dense(A) else 0.0
+    facts[m + 1] = A.shape[1] * np.finfo(A.dtype).tiny / lightest
     return largest * largest <= ACCURATE * eps
 
 
@@ -117,21 +120,22 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, facts: Tile) -> int:
 
     The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
     Where every row feels every output, that matters only for outputs that shrank. What the factor itself leaves says
-    `survey`; the largest output is sought only where the mean square does not tell.
+    `survey`; the largest output is sought only where the mean square does not tell. A sample whose terms lose digits
+    is in need too, whatever its excess seems to be: `confirm` gives it up.
 
     Args:
         y: ``(B, n)``, overwritten where a sample has no excess.
         chosen: ``(B,)``, written: one for the samples in need, else zero.
         raw: ``(B, n)``.
         excess: ``(B, m)``, of raw.
-        facts: ``(m + 1,)``, of `survey`.
+        facts: ``(m + 2,)``, of `survey`.
     """
-    count, inverse, trust = 0, facts[:-1], facts[-1]
+    count, inverse, trust, least = 0, facts[:-2], facts[-2], facts[-1]
     for b in range(y.shape[0]):
-        inexact = False
+        inexact = loses_digits(raw[b], least)
         if holds(excess[b]):
             y[b] = raw[b]
-        else:
+        elif not inexact:
             size, far = length(y[b]), weighted_length(excess[b], inverse)
             inexact = trust == 0.0 or size < SHRUNK * length(raw[b])
             if not inexact and far > trust * size / np.sqrt(y.shape[1]):
@@ -142,14 +146,28 @@ def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, facts: Tile) -> int:
 
 
 @compiled
-def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
+def loses_digits(point: Tile, least: float) -> bool:
+    """``0 < max |y| < least``: whether the terms of a point ``(n,)`` fall below the smallest number of the dtype."""
+    moves = False
+    for j in range(point.shape[0]):
+        if not abs(point[j]) < least:  # nearly always the first
+            return False
+        moves |= point[j] != 0.0
+    return moves
+
+
+@compiled
+def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
     """NaN for samples of which some row is off its bounds by over `VERIFIED` roundings of its size; how many these are.
+
+    And for samples whose product or excess may not be believed, since its terms lose digits.
 
     Args:
         y: ``(B, n)``, overwritten where a sample is lost, and by the bits of raw where it has no excess.
         product: ``A y``, ``(B, m)``.
         raw: ``(B, n)``.
         excess: ``(B, m)``, of raw.
+        facts: ``(m + 2,)``, of `survey`.
         A: ``(m, n)``.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
@@ -158,10 +176,11 @@ def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, A: Tile, lower: Til
     for i in range(A.shape[0]):
         weights[i] = weight(A[i])
     for b in range(y.shape[0]):
-        if holds(excess[b]):
+        bad = loses_digits(raw[b], facts[-1]) or loses_digits(y[b], facts[-1])
+        if holds(excess[b]) and not bad:
             y[b] = raw[b]
             continue
-        most, bad = largest(y[b]), False
+        most = largest(y[b])
         for i in range(A.shape[0]):
             low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
             bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
@@ -198,7 +217,7 @@ def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
 
 def _survey(facts: Any, A: Any, P: Any, m: int, n: int) -> int:
     """`survey` of addresses."""
-    return survey(carray(facts, (m + 1,)), carray(A, (m, n)), carray(P, (m, n)))
+    return survey(carray(facts, (m + 2,)), carray(A, (m, n)), carray(P, (m, n)))
 
 
 def _excess(
@@ -216,18 +235,19 @@ def _settle(y: Any, chosen: Any, raw: Any, excess: Any, facts: Any, samples: int
     """`settle` of addresses."""
     return settle(
         carray(y, (samples, n)), carray(chosen, (samples,)), carray(raw, (samples, n)),
-        carray(excess, (samples, m)), carray(facts, (m + 1,)),
+        carray(excess, (samples, m)), carray(facts, (m + 2,)),
     )  # fmt: skip
 
 
 def _confirm(
-    y: Any, product: Any, raw: Any, excess: Any, A: Any, lower: Any, upper: Any,
+    y: Any, product: Any, raw: Any, excess: Any, facts: Any, A: Any, lower: Any, upper: Any,
     samples: int, m: int, n: int, lowers: int, uppers: int,
 ) -> int:  # fmt: skip
     """`confirm` of addresses."""
     return confirm(
         carray(y, (samples, n)), carray(product, (samples, m)), carray(raw, (samples, n)),
-        carray(excess, (samples, m)), carray(A, (m, n)), carray(lower, (lowers, m)), carray(upper, (uppers, m)),
+        carray(excess, (samples, m)), carray(facts, (m + 2,)), carray(A, (m, n)),
+        carray(lower, (lowers, m)), carray(upper, (uppers, m)),
     )  # fmt: skip
 
 

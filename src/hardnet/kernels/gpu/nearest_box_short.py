@@ -3,7 +3,7 @@
 ``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is right to the rounding of y. Newton's
 method in float32 comes near the root at half the registers and a third of the instructions of float64. Then the row is
 added up without rounding at the very y that would be stored, and t is corrected until the row misses its bound by no
-more than the free coordinates round. What does not come to that (far raws, terms that float32 cannot hold, an empty set,
+more than the free coordinates round. What does not come to that (far raws, terms too small for float32, an empty set,
 bad numbers) is left to the program in float64.
 
 Called by `hardnet.kernels.gpu.nearest`.
