@@ -60,7 +60,7 @@ ELSEWHERE = {
     "layers/test_dc3.py": "functional/completion functional/dc3",
     "layers/test_hardnet_aff.py": "layers/constant_rows layers/equality_rows",
     "layers/test_hardnet_cvx.py": "functional/program layers/projection",
-    "layers/test_options.py": "layers/auto layers/invalid",
+    "layers/test_options.py": "layers/invalid",
     "layers/test_rayen.py": "solvers/blocks solvers/images solvers/interior solvers/interior_cone",
     "layers/test_soft.py": "layers/base",
     "problems/test_data.py": "problems/base",

@@ -86,9 +86,9 @@ def test_nan_stays_in_its_sample():
 
 
 def test_errors_at_construction():
-    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
+    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='auto'"):
         ACnet(Ball(number(0.0, 0.0), 1.0))
-    with pytest.raises(UnsupportedSetError, match=r"'acnet' cannot enforce this set: it has rows .*'aff-eq'"):
+    with pytest.raises(UnsupportedSetError, match=r"'acnet' cannot enforce this set: it has rows .*'projection'"):
         ACnet(Equality(number([1.0, 1.0]), number(1.0)) & Box(number(0.0, 0.0)))
     with pytest.raises(ValueError, match="from_linear, to_linear: expected a function and its inverse, or neither"):
         ACnet(Equality(number([1.0, 1.0]), number(1.0)), from_linear=lambda z, x: z)

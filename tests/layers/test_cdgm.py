@@ -146,8 +146,11 @@ def test_crossed_bounds_are_a_bounds_error():
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [
-        (Affine(lambda x: x, upper=0.0), "the number of outputs is not known"),
-        (Affine(torch.nn.Parameter(torch.ones(1, 2)), upper=0.0), "A depends on x or is learned.*use method='aff'"),
+        (Affine(lambda x: x, upper=0.0), "nothing in it tells the number of outputs"),
+        (
+            Affine(torch.nn.Parameter(torch.ones(1, 2)), upper=0.0),
+            "A depends on x or is learned.*use method='projection'",
+        ),
     ],
 )
 def test_other_sets_are_refused_with_what_would_do(constraint, message):

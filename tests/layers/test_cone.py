@@ -110,9 +110,9 @@ def test_loading_another_matrix_is_refused_and_leaves_the_generators():
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [
-        (Affine(MONOTONE, upper=1.0), "row 0 has 1; use method='aff' or 'projection'"),
+        (Affine(MONOTONE, upper=1.0), "row 0 has 1; use method='projection'"),
         (Affine(MONOTONE, upper=lambda x: x), "row 0 has a function of x"),
-        (Affine(lambda x: x, upper=0.0), "the number of outputs is not known"),
+        (Affine(lambda x: x, upper=0.0), "nothing in it tells the number of outputs"),
         (Box(lower=torch.zeros(2)) & Affine(lambda x: x, upper=0.0), "A depends on x or is learned"),
     ],
 )

@@ -220,7 +220,7 @@ class Curved(ConstraintSet):
 
 
 def test_errors_name_argument_samples_and_remedy():
-    with pytest.raises(UnsupportedSetError, match=r"'dc3' cannot enforce this set: Curved is not .* 'rayen'"):
+    with pytest.raises(UnsupportedSetError, match=r"'dc3' cannot enforce this set: Curved is not .*use method='auto'"):
         DC3(Curved())
     with pytest.raises(ValueError, match="step: expected a positive number or 'auto', got -1"):
         DC3(line(), step=-1)

@@ -141,7 +141,7 @@ def test_refusals():
 
     with pytest.raises(UnsupportedSetError, match=r"Formless has neither affine rows .* one hn.Cvxpy"):
         HardNetCvx(Formless())
-    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
+    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='auto'"):
         Projection(constant_sets()["ball"])
 
 

@@ -83,9 +83,9 @@ def test_nan_stays_in_its_sample():
 
 
 def test_errors():
-    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='cvx'"):
+    with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='auto'"):
         KKThPINN(Ball(number(0.0, 0.0), 1.0))
-    with pytest.raises(UnsupportedSetError, match="it has rows that are not equalities; use method='aff'"):
+    with pytest.raises(UnsupportedSetError, match="it has rows that are not equalities; use method='projection'"):
         KKThPINN(Affine(number([1.0, 1.0]), upper=number(1.0)))
     with pytest.raises(UnsupportedSetError, match="its matrix is learned or depends on x; use method='aff'"):
         KKThPINN(Equality(lambda x: x, number(1.0)))

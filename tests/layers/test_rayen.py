@@ -194,9 +194,9 @@ class Odd(ConstraintSet):
 
 
 def test_errors_at_construction():
-    with pytest.raises(UnsupportedSetError, match="Odd has no gauge in closed form; use method='cvx'"):
+    with pytest.raises(UnsupportedSetError, match="Odd has no gauge in closed form; use method='auto'"):
         Rayen(Odd())
-    with pytest.raises(UnsupportedSetError, match=r"it depends on x or is learned.*use method='projection' or 'cvx'"):
+    with pytest.raises(UnsupportedSetError, match=r"it depends on x or is learned.*use method='auto'"):
         Rayen(Affine(number([1.0, 1.0]), upper=lambda x: x))
     with pytest.raises(UnsupportedSetError, match="its dimension is not known; give one bound as a vector"):
         Rayen(Box(0.0, 1.0))

@@ -157,7 +157,7 @@ def test_what_it_cannot_do_it_refuses(model):
     A = torch.eye(4, dtype=F64)
     with pytest.raises(hn.errors.DTypeError, match="to_sparse_csr"):
         hn.Affine(A.to_sparse_coo(), upper=1.0)
-    with pytest.raises(hn.errors.UnsupportedSetError, match="cvx"):
+    with pytest.raises(hn.errors.UnsupportedSetError, match="dense affine rows; use method='auto'"):
         hn.HardNet(model.net, model.constraint, method="aff")
     with pytest.raises(hn.errors.UnsupportedSetError, match="sparse rows"):
         torch.func.vmap(model.layer)(draw(2, 30))

@@ -16,7 +16,7 @@ from torch import Tensor
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
 from hardnet.functional.completion import Completion, Partition, complete, factorise_completion
 from hardnet.functional.strict import beyond_rounding
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import (
     choose_columns,
     diagnose_singular,
@@ -98,10 +98,10 @@ class ACnet(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only equalities."""
         if not constraint.polyhedral:
-            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+            return not_affine(constraint)
         if not_filled(constraint) or only_equalities(constraint):
             return not_filled(constraint)
-        return "it has rows that are not equalities; use method='aff-eq', or 'projection' for any affine rows"
+        return "it has rows that are not equalities; use method='projection'"
 
     @property
     def raw_dim(self) -> int:

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import structure_of
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.costs import recorded
 from hardnet.layers.equality_rows import all_equalities, known_equalities
-from hardnet.layers.hardnet_aff import row_condition
+from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
 from hardnet.layers.registry import LAYERS
+from hardnet.rows import BoxedRows
 from hardnet.sets.base import ConstraintSet
 
 CONDITION_LIMIT = 1e6
@@ -63,25 +62,59 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
     if not isinstance(constraint, ConstraintSet):
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     method, why = _choose(constraint)
-    reasons = {}
-    for name, layer in LAYERS.items():
-        refused = layer.refusal(constraint)
-        reasons[name] = f"refused: {refused}" if refused else f"possible; guarantee: {layer.guarantee}"
-    if x is not None and constraint.polyhedral:
-        why = f"{why}; at this x: {_seen_at(constraint, x)}"
-    reasons[method] = f"chosen: {why}"
-    if method == "projection" and reasons["aff"].startswith("possible"):
-        reasons["aff"] = "possible, and faster; it may move outputs by cond(A) times the violation; guarantee: exact"
-        cost = _recorded_cost(constraint)
-        reasons[method] = f"{reasons[method]}; {cost}" if cost else reasons[method]
+    reasons = {name: _judged(layer, constraint) for name, layer in LAYERS.items()}
+    rows = _rows_at(constraint, x) if constraint.polyhedral else None
+    if method == "projection":
+        why = f"{why} ({structure_of(rows)})" if rows is not None else f"{why}; {_told_by(x)}"
+        if reasons["aff"].startswith("possible"):
+            reasons["aff"] = _closed_form(constraint, rows)
+        if reasons["aff"].startswith("possible"):
+            why = _with_cost(why, rows)
+    reasons[method] = f"chosen: {why}; guarantee: {LAYERS[method].guarantee}"
     return Explanation(method, reasons)
 
 
-def _recorded_cost(constraint: ConstraintSet) -> str | None:
-    """What both methods were recorded to cost near the size of a constant set, on its class of device."""
-    like = constraint.origin()
-    A = None if like is None else constraint.fixed_matrix(like)
-    return None if A is None else recorded(A.device.type, A.shape[-1], A.shape[-2])
+def _judged(layer: type[Layer], constraint: ConstraintSet) -> str:
+    """Whether a method takes the set, in words."""
+    refused = layer.refusal(constraint)
+    return f"refused: {refused}" if refused else f"possible; guarantee: {layer.guarantee}"
+
+
+def _rows_at(constraint: ConstraintSet, x: Any) -> BoxedRows | None:
+    """The rows at an input x, as the projection sees them; None where x, or the number of outputs, is not known."""
+    like = constraint.origin_at(x)
+    return None if like is None else constraint.structure(constraint.numbers(x, like), like)
+
+
+def _told_by(x: Any) -> str:
+    """Who knows the rows that nothing here tells."""
+    if x is None:
+        return "how it is solved depends on numbers that come with an input: hn.explain(constraint, x) says it"
+    return "how it is solved depends on the number of outputs, which the network alone knows"
+
+
+def _closed_form(constraint: ConstraintSet, rows: BoxedRows | None) -> str:
+    """What speaks for and against the closed form where the nearest point is taken."""
+    if rows is not None and _count(rows) > rows.A.shape[-1]:
+        return f"refused: {more_rows_than_outputs(_count(rows), rows.A.shape[-1])}"
+    A = constant_matrix(constraint)
+    condition = None if A is None or A.is_meta else row_condition(A)
+    if condition is not None and condition > 1 / torch.finfo(torch.float64).eps:
+        return "refused: its rows are linearly dependent; use method='projection'"
+    times = "cond(A)" if condition is None else f"{condition:.2g}"
+    return f"possible, and faster; it may move outputs by {times} times the violation; guarantee: exact"
+
+
+def _with_cost(why: str, rows: BoxedRows | None) -> str:
+    """The reason, and what both methods were recorded to cost near this size on this class of device."""
+    cost = None if rows is None else recorded(rows.A.device.type, rows.A.shape[-1], _count(rows))
+    return why if cost is None else f"{why}; {cost}"
+
+
+def _count(rows: BoxedRows) -> int:
+    """How many rows the closed form would see: the general ones, and one for each coordinate of a box."""
+    m, n = rows.A.shape[-2:]
+    return m + n if rows.boxed else m
 
 
 def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **options: Any) -> Layer:
@@ -104,13 +137,13 @@ def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **optio
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
     """The rule at the head of this file: a name and the reason."""
     if constraint.projectable:
-        return "cvx", f"{type(constraint).__name__} has an exact projection of its own"
+        return "cvx", f"{type(constraint).__name__} has a projection of its own"
     if not constraint.polyhedral:
         return _made_for(constraint)
     same = _closed_form_is_nearest(constraint)
     if same is not None:
         return "aff", f"the closed form is the nearest point here: {same}"
-    return "projection", f"the nearest point, which learns better than the closed form: {_seen(constraint)}"
+    return "projection", "the nearest point, which learns better than the closed form"
 
 
 def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
@@ -143,20 +176,3 @@ def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
     if across <= A.shape[-1] * torch.finfo(A.dtype).eps:
         return "its rows are orthogonal"
     return equalities
-
-
-def _seen_at(constraint: ConstraintSet, x: Any) -> str:
-    """The structure at an input x, which must tell the number of samples, and the set the number of outputs."""
-    leaf = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
-    if constraint.dim is None:
-        return "unknown, since only the network knows the number of outputs"
-    like = leaf.new_zeros(*leaf.shape[:-1], constraint.dim)
-    return structure_of(constraint.structure(constraint.numbers(x, like), like))
-
-
-def _seen(constraint: ConstraintSet) -> str:
-    """The structure that the projection sees, as far as constants tell."""
-    like = constraint.origin()
-    if like is None or not constraint.constant:
-        return "up to 4 rows a fixed program, a box and up to 8 rows in their multipliers; explain(constraint, x) knows"
-    return structure_of(constraint.structure(constraint.numbers(None, like), like))

@@ -169,6 +169,12 @@ class Layer(nn.Module):
         """Map raw ``(*batch, raw_dim)``, float32 or float64, and the input x to y ``(*batch, n)`` in C(x)."""
 
 
+def not_affine(constraint: ConstraintSet) -> str:
+    """Why a method for affine rows refuses another set."""
+    kind = "dense affine rows" if any(part.compressed for part in constraint.parts) else "affine rows"
+    return f"{type(constraint).__name__} is not a set of {kind}; use method='auto'"
+
+
 def _refactor_after_load(layer: Layer, _: object) -> None:
     """A named function, not a lambda, so that layers can be pickled."""
     layer.refresh()

@@ -80,7 +80,7 @@ class CDGM(TableLayer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only polyhedral sets with a constant A."""
-        return refuse_other_sets(constraint, "method='aff' or 'projection'")
+        return refuse_other_sets(constraint)
 
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
         """Eliminate once; keep the rows of all stages, one below the other, and where each stage finds its own."""

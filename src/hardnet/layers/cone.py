@@ -57,7 +57,7 @@ class Cone(TableLayer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only constant rows whose finite bounds are zero."""
-        reason = refuse_other_sets(constraint, "method='aff' or 'projection'")
+        reason = refuse_other_sets(constraint)
         rows = constant_rows(constraint)
         if reason is not None or rows is None:
             return reason
@@ -66,7 +66,7 @@ class Cone(TableLayer):
             if wrong:
                 value = side[wrong[0]].item()
                 got = "a function of x" if value != value else f"{value:g}"
-                return f"cone rows need bounds of 0, and row {wrong[0]} has {got}; use method='aff' or 'projection'"
+                return f"cone rows need bounds of 0, and row {wrong[0]} has {got}; use method='projection'"
         return None
 
     @property

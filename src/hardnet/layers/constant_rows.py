@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.layers.base import Layer
+from hardnet.layers.base import Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.modes import working
 from hardnet.sets.base import ConstraintSet
@@ -45,16 +45,17 @@ def constant_rows(constraint: ConstraintSet) -> ConstantRows | None:
     return ConstantRows(_double(A), lower, upper, equality)
 
 
-def refuse_other_sets(constraint: ConstraintSet, instead: str) -> str | None:
+def refuse_other_sets(constraint: ConstraintSet) -> str | None:
     """Why a set has no `constant_rows`, and what to use instead; None where it has."""
+    instead = "use method='projection'"
     if not constraint.polyhedral:
-        return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+        return not_affine(constraint)
     if constraint.origin() is None:
-        return f"the number of outputs is not known, since A depends on x; use {instead}"
+        return f"nothing in it tells the number of outputs when it is built; {instead}"
     if any(number.is_meta for number in constraint.buffers()):
-        return f"its numbers are on the meta device, and this method prepares tables from them; use {instead}"
+        return f"its numbers are on the meta device, and this method prepares tables from them; {instead}"
     if constant_rows(constraint) is None:
-        return f"A depends on x or is learned, and this method prepares a constant A once; use {instead}"
+        return f"A depends on x or is learned, and this method prepares a constant A once; {instead}"
     return None
 
 

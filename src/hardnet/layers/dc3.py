@@ -14,7 +14,7 @@ from torch import Tensor
 from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
 from hardnet.functional.completion import Partition
 from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact_step, largest_step, reduce_rows
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
@@ -94,9 +94,7 @@ class DC3(Layer):
         """Only polyhedral sets."""
         if constraint.polyhedral:
             return not_filled(constraint)
-        return (
-            f"{type(constraint).__name__} is not a set of affine rows; use method='cvx', or 'rayen' if it is constant"
-        )
+        return not_affine(constraint)
 
     @property
     def raw_dim(self) -> int | None:

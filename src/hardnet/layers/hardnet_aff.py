@@ -15,7 +15,7 @@ from torch import Tensor
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
 from hardnet.functional.polyhedron_options import along_tangent
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.modes import working
 from hardnet.sets.base import ConstraintSet
@@ -58,7 +58,7 @@ class HardNetAff(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only polyhedral sets; a constant A must not have more rows than columns."""
         if not constraint.polyhedral:
-            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+            return not_affine(constraint)
         return too_many_rows(constraint)
 
     def refactor(self) -> None:
@@ -97,7 +97,11 @@ def too_many_rows(constraint: ConstraintSet) -> str | None:
     A = constant_matrix(constraint)
     if A is None or A.shape[-2] <= A.shape[-1]:
         return None
-    m, n = A.shape[-2:]
+    return more_rows_than_outputs(*A.shape[-2:])
+
+
+def more_rows_than_outputs(m: int, n: int) -> str:
+    """Why the closed form refuses m rows on n outputs."""
     return f"it has {m} rows for {n} outputs, and the closed form needs m <= n; use method='projection'"
 
 

@@ -27,7 +27,7 @@ from hardnet.functional.completion import (
 )
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.strict import beyond_rounding
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import all_equalities, not_filled
 from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
@@ -100,9 +100,9 @@ class HardNetEq(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only affine rows, with at least one `Equality` among them, and no more rows than outputs."""
         if not constraint.polyhedral:
-            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+            return not_affine(constraint)
         if not any(all_equalities(part) for part in constraint.parts):
-            return "it has no hn.Equality to solve for; use method='aff'"
+            return "it has no hn.Equality to solve for; use method='projection'"
         return not_filled(constraint) or too_many_rows(constraint)
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
 from hardnet.functional.completion import independent_columns
 from hardnet.functional.strict import beyond_rounding
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import not_filled, only_equalities
 from hardnet.layers.invalid import (
     diagnose_inputs,
@@ -64,11 +64,11 @@ class KKThPINN(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only equalities, only with a constant matrix."""
         if not constraint.polyhedral:
-            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+            return not_affine(constraint)
         if not_filled(constraint):
             return not_filled(constraint)
         if not only_equalities(constraint):
-            return "it has rows that are not equalities; use method='aff', or 'projection' for any affine rows"
+            return "it has rows that are not equalities; use method='projection'"
         like = constraint.origin()
         if like is None or constraint.fixed_matrix(like) is None:
             return "its matrix is learned or depends on x; use method='aff', which is the same map for any A(x)"

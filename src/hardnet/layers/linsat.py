@@ -16,8 +16,6 @@ from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows
 from hardnet.layers.options import LayerOptions, choice, count, number
 from hardnet.sets.base import ConstraintSet
 
-INSTEAD = "method='cdgm', 'aff' or 'projection'"
-
 
 class LinSAT(TableLayer):
     """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower(x) <= A y <= upper(x)`` hold.
@@ -72,14 +70,14 @@ class LinSAT(TableLayer):
         """Only constant, non-negative rows whose known bounds the unit cube can meet one by one."""
         rows = constant_rows(constraint)
         if rows is None:
-            return refuse_other_sets(constraint, INSTEAD)
+            return refuse_other_sets(constraint)
         reason = check_positive(rows.A)
         if reason is not None:
-            return f"{reason}, and LinSAT takes positive rows only; use {INSTEAD}"
+            return f"{reason}, and LinSAT takes positive rows only; use method='projection'"
         wrong = (rows.upper < 0) | (rows.lower > rows.A.sum(dim=-1))
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            return f"no y in the unit cube satisfies row {row}; scale the outputs, or use {INSTEAD}"
+            return f"no y in the unit cube satisfies row {row}; scale the outputs, or use method='projection'"
         return None
 
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ class NonlinearLayer(Layer):
                 label = type(part).__name__
                 remedy = INSTEAD.get(label, "write its constraints as rows of an hn.Nonlinear")
                 return (
-                    f"{label} has neither affine nor smooth rows; {remedy}, or use method='cvx' without nonlinear rows"
+                    f"{label} has neither affine nor smooth rows; {remedy}, or use method='auto' without nonlinear rows"
                 )
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hardnet.errors import InfeasibleError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import PROJECTIONS, project_affine
 from hardnet.functional.solve import solve_rows
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
@@ -82,7 +82,7 @@ class Projection(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only polyhedral sets; their rows may give way."""
         if not (constraint.polyhedral or (constraint.relaxed and constraint.projectable)):
-            return f"{type(constraint).__name__} is not a set of affine rows; use method='cvx'"
+            return not_affine(constraint)
         return None
 
     def refactor(self) -> None:

@@ -94,11 +94,9 @@ class Rayen(Layer):
         """Only constant sets that are made of known blocks."""
         for part in constraint.parts:
             if not (part.polyhedral or part.curved):
-                return f"{type(part).__name__} has no gauge in closed form; use method='cvx'"
+                return f"{type(part).__name__} has no gauge in closed form; use method='auto'"
         if not constraint.constant:
-            return (
-                "it depends on x or is learned, and its interior point is found once; use method='projection' or 'cvx'"
-            )
+            return "it depends on x or is learned, and its interior point is found once; use method='auto'"
         if any(number.is_meta for number in constraint.buffers()):
             return "its numbers are on the meta device, and an interior point is found from them; build it on the CPU"
         if constraint.dim is None:

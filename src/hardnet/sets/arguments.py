@@ -153,6 +153,15 @@ class Arguments(Constants):
                     return value
         return fit(self._spoken(name), value, like, core, moving=moving)
 
+    @property
+    def moving(self) -> list[str]:
+        """The arguments that are functions or modules of x."""
+        return [name for name in self._cores if self.has(name) and self.known_shape(name) is None]
+
+    def moved(self, x: Any) -> list[tuple[Core, Tensor]]:
+        """Those of `moving` at x, each beside its core: what x tells of batch and sizes."""
+        return [(self._cores[name], self._evaluate(name, x, torch.zeros(()))) for name in self.moving]
+
     def follow(self, like: Tensor) -> bool:
         """Move constants written as lists or numbers to the dtype and device of a network; whether any moved."""
         moved = False

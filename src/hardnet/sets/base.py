@@ -76,16 +76,32 @@ class ConstraintSet(Arguments):
         return type(self).__name__ if self.name is None else self.name
 
     def origin(self) -> Tensor | None:
-        """The zero point ``(n,)`` in the dtype and device of the set's constants; None where n is not known."""
+        """The zero point ``(n,)`` in the dtype and device of the set's tensors; None where n is not known."""
         if self.dim is None:
             return None
         parts = [part for part in self.modules() if isinstance(part, Arguments)]
         given = [part._buffers[name] for part in parts for name in part._constants if name not in part._written]
+        given += [learned for part in parts for learned in part._parameters.values()]
         written = [part._buffers[name] for part in parts for name in part._written]
         known = sorted((value for value in given + written if value is not None), key=lambda value: value.dim() == 0)
         if not known:
             return torch.zeros(self.dim, dtype=torch.float64, device="cpu")
         return known[0].new_zeros(self.dim)
+
+    def origin_at(self, x: Any) -> Tensor | None:
+        """The zero points ``(*batch, n)`` of the samples of x, as the functions of x tell; None where n is not known.
+
+        Without an x, that of a set without functions of x: `origin`.
+        """
+        parts = [part for part in self.modules() if isinstance(part, Arguments)]
+        if x is None and any(part.moving for part in parts):
+            return None
+        moved = [value for part in parts for value in part.moved(x)]
+        sizes = [value.shape[core.index("n") - len(core)] for core, value in moved if "n" in core]
+        if not moved or (self.dim is None and not sizes):
+            return self.origin()
+        batch = torch.broadcast_shapes(*(value.shape[: value.dim() - len(core)] for core, value in moved))
+        return moved[0][1].new_zeros(*batch, self.dim or sizes[0])
 
     @property
     def constant(self) -> bool:
