@@ -179,7 +179,7 @@ def test_numbers_that_are_not_finite_are_violated_for_their_sample_alone(number,
     assert certificate.satisfied.tolist() == [True, absent, True]
 
 
-@pytest.mark.parametrize("unit", [1e-100, 1.0, 1e100])
+@pytest.mark.parametrize("unit", [1e-160, 1e-100, 1.0, 1e100, 1e160])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_balls_against_rational_arithmetic(unit, dtype):
     """``|y - c| <= r + v`` exactly, up to the stated rounding, for both signs of it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.rows import BoxedRows, join, times
+from hardnet.rows import BoxedRows, join, length, times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.judgement import members
@@ -68,28 +68,28 @@ def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
         expected = "affine rows or a curved set with a block"
         raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))
     excess, slope = _linearise(block.excess, point)
-    length = _length(slope)
-    return join([slope / length, _near(-excess / length)])
+    size = _divisor(slope)
+    return join([slope / size, _near(-excess / size)])
 
 
 def _of_rows(rows: BoxedRows, point: Tensor, moves: bool) -> Tensor:
     """Distances to a box, unit rows where they depend on x, and distances to these."""
-    length = _length(rows.A).squeeze(-1)
+    size = _divisor(rows.A)
     value = times(rows.A, point)
-    parts = [_near((value - rows.lower) / length)] if rows.lower is not None else []
+    parts = [_near((value - rows.lower) / size.squeeze(-1))] if rows.lower is not None else []
     if rows.upper is not None and not (rows.equality and all(rows.equality)):
-        parts.append(_near((rows.upper - value) / length))
+        parts.append(_near((rows.upper - value) / size.squeeze(-1)))
     parts += [] if rows.box_lower is None else [_near(point - rows.box_lower)]
     parts += [] if rows.box_upper is None else [_near(rows.box_upper - point)]
     if moves:
-        parts.append((rows.A / _length(rows.A)).flatten(-2))
+        parts.append((rows.A / size).flatten(-2))
     return join(parts)
 
 
-def _length(vectors: Tensor) -> Tensor:
+def _divisor(vectors: Tensor) -> Tensor:
     """``|a|`` along the last dimension, kept; 1 where it is 0."""
-    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return torch.where(length > 0, length, 1)
+    size = length(vectors)
+    return torch.where(size > 0, size, 1)
 
 
 def _near(distance: Tensor) -> Tensor:

@@ -237,6 +237,13 @@ def times_rowwise(A: Tensor, vector: Tensor) -> Tensor:
     return (A * vector.unsqueeze(-2)).sum(-1)
 
 
+def length(vectors: Tensor) -> Tensor:
+    """``|v|`` along the last dimension, kept, of numbers of any size: their squares neither overflow nor vanish."""
+    size = vectors.detach().abs().amax(-1, keepdim=True)
+    size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
+    return size * torch.linalg.vector_norm(vectors / size, dim=-1, keepdim=True)
+
+
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     """The intersection: general rows one below the other, boxes clipped to each other."""
     A = join([part.A for part in parts], dim=-2)

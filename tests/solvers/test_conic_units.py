@@ -75,6 +75,32 @@ def test_a_power_of_two_as_unit_changes_no_bit(name, exponent):
     assert torch.equal(found.y / s, plain.y)
 
 
+def stretched(block, s, t):
+    """The same block with every length multiplied by s, and what it bounds by t."""
+    if isinstance(block, Intervals):
+        return Intervals(block.A * t, block.lower * s * t, block.upper * s * t)
+    if isinstance(block, SecondOrder):
+        return SecondOrder(block.A * t, block.b * s * t, block.c * t, block.d * s * t)
+    if isinstance(block, SemiDefinite):
+        return SemiDefinite(block.F0 * s * t, block.F * t)
+    return Quadratics(block.P * t / s, block.q * t, block.r * s * t)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("lengths", "values"), [(-360, -360), (200, 340), (-360, 360), (360, -360)])
+def test_values_whose_squares_are_no_numbers(name, lengths, values):
+    """Values of 2^-720 or 2^540: the answer, its status and its certificate do not depend on the unit."""
+    s, t, raw, blocks = 2.0**lengths, 2.0**values, 5 * draw(12, 4, seed=5), FAMILIES[name]
+    plain = solve_intersection(raw, blocks)
+    moved = [stretched(block, s, t) for block in blocks]
+    found = solve_intersection(s * raw, moved)
+    assert found.status.tolist() == plain.status.tolist() == [Status.SOLVED] * 12
+    assert ((found.y / s - plain.y).abs() <= 200 * EPS * raw.abs().amax()).all()
+    for block, other in zip(blocks, moved, strict=True):
+        here, there = block.residual(raw) / block.scale(raw), other.residual(s * raw) / other.scale(s * raw)
+        torch.testing.assert_close(there, here, rtol=0, atol=64 * EPS)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("distance", [1e4, 1e7, 1e10])
 def test_from_far_away_the_answer_is_right_or_not_called_solved(name, distance):

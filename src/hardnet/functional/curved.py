@@ -15,6 +15,7 @@ from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import Policy, reject
 from hardnet.modes import may_look
+from hardnet.rows import length
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.cones import (
     Frame,
@@ -40,9 +41,9 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
     radius = _check(raw, center, radius)
     reach = radius.unsqueeze(-1)
     offset = raw - center
-    outside = _length(offset.detach()) > reach
+    outside = length(offset.detach()) > reach
     # the norm is taken of a harmless vector where it is not used: at zero its gradient is NaN
-    distance = _length(torch.where(outside, offset, 1.0))
+    distance = length(torch.where(outside, offset, 1.0))
     y = torch.where(outside, _drawn_in(center + offset * (reach / distance), center, reach), raw)
     bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
     y = torch.where(bad.unsqueeze(-1), torch.nan, y)
@@ -60,26 +61,19 @@ def solve_ball(raw: Tensor, center: Tensor, radius: Tensor) -> Solution:
     """
     y = project_ball(raw, center, radius, on_invalid="nan")
     bad, step = y.isnan().any(-1), raw - y
-    outside = _length(y - center) - radius.unsqueeze(-1)
-    size = _length(y) + _length(center) + radius.unsqueeze(-1)
+    outside = length(y - center) - radius.unsqueeze(-1)
+    size = length(y) + length(center) + radius.unsqueeze(-1)
     residual = (outside / torch.where(size > 0, size, 1.0)).clamp_min(0.0).squeeze(-1)
     status = torch.where(bad, int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
-    dual = torch.cat([step, -_length(step)], dim=-1)
+    dual = torch.cat([step, -length(step)], dim=-1)
     return Solution(y, dual, status, torch.zeros_like(status, dtype=torch.long), residual.expand(bad.shape))
-
-
-def _length(v: Tensor) -> Tensor:
-    """``|v|``, ``(*batch, 1)``, without overflow of the squares."""
-    size = v.detach().abs().amax(-1, keepdim=True)
-    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
-    return size * torch.linalg.vector_norm(v / size, dim=-1, keepdim=True)
 
 
 def _drawn_in(y: Tensor, center: Tensor, reach: Tensor) -> Tensor:
     """Undo the rounding that may leave y outside by an ulp or two: shrink the offset by that much."""
     offset = (y - center).detach()
     shrunk = center.detach() + offset * (1 - 2 * torch.finfo(y.dtype).eps)
-    return keep_value(y, torch.where(_length(offset) > reach, shrunk, y))
+    return keep_value(y, torch.where(length(offset) > reach, shrunk, y))
 
 
 def _check(raw: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hardnet.functional.curved import project_ball, solve_ball
 from hardnet.functional.samples import Policy
+from hardnet.rows import length
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SecondOrder
@@ -47,8 +48,7 @@ class Ball(CurvedSet):
 
     def residual(self, numbers: BallNumbers, y: Tensor) -> Tensor:
         """``relu(|y - center| - radius)``, one row."""
-        distance = torch.linalg.vector_norm(y - numbers.center, dim=-1)
-        return (distance - numbers.radius).clamp_min(0).unsqueeze(-1)
+        return (length(y - numbers.center) - numbers.radius.unsqueeze(-1)).clamp_min(0)
 
     def level(self, numbers: BallNumbers, y: Tensor) -> Tensor:
         """``|y - center|^2 - radius^2``, one row; a negative radius leaves no point."""
@@ -57,8 +57,7 @@ class Ball(CurvedSet):
 
     def scale(self, numbers: BallNumbers, y: Tensor) -> Tensor:
         """``|y| + |center| + radius``, one row."""
-        lengths = torch.linalg.vector_norm(y, dim=-1) + torch.linalg.vector_norm(numbers.center, dim=-1)
-        return (lengths + numbers.radius.abs()).unsqueeze(-1)
+        return length(y) + length(numbers.center) + numbers.radius.abs().unsqueeze(-1)
 
     def block(self, numbers: BallNumbers) -> SecondOrder:
         """``|I y - center| <= 0'y + radius``."""

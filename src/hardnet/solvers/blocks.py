@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import length
 from hardnet.solvers.cone_images import SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.cones import order, pack, unpack
 from hardnet.solvers.images import Image, IntervalImage
@@ -149,7 +150,7 @@ class SecondOrder(NamedTuple):
     def excess(self, y: Tensor) -> Tensor:
         """``|A y + b| - c'y - d``, one row."""
         z = self.image().value(y)
-        return torch.linalg.vector_norm(z[..., :-1], dim=-1, keepdim=True) - z[..., -1:]
+        return length(z[..., :-1]) - z[..., -1:]
 
     def residual(self, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""

@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from hardnet.rows import length
 from hardnet.solvers.cones import (
     ConeLook,
     Frame,
@@ -56,7 +57,7 @@ class ConeImage(Image):
 
     def factor(self, y: Tensor) -> Tensor:
         """The largest norm of a column of K_i: how far G_i moves with one coordinate of y."""
-        size = positive(torch.linalg.vector_norm(self.K, dim=-2).amax(-1, keepdim=True))
+        size = positive(length(self.K.mT).amax(-2))
         return size.expand(self.K.shape[:-1]).flatten(-2)
 
     def scaled(self, factor: Tensor, unit: Tensor) -> Self:
@@ -67,7 +68,7 @@ class ConeImage(Image):
     def size(self, y: Tensor) -> Tensor:
         """The norm of ``|K_i| |y| + |k_i|``, for every row."""
         terms = self.each(times(self.jacobian(y).abs(), y.abs())) + self.k.abs()
-        return torch.linalg.vector_norm(terms, dim=-1, keepdim=True).expand_as(terms).flatten(-2)
+        return length(terms).expand_as(terms).flatten(-2)
 
     def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:
         """The frames of all cones as one, on rows that follow one another."""

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import length
+
 
 class Frame(NamedTuple):
     """``D = Q diag(delta) Q'``, the derivative of a projection at one point of each sample.
@@ -49,7 +51,7 @@ class ConeLook(NamedTuple):
 def project_second_order(z: Tensor) -> Tensor:
     """``argmin |w - z|  s.t.  |w_u| <= w_t`` for ``z = (u, t)`` of shape ``(..., k + 1)``."""
     u, t = z[..., :-1], z[..., -1:]
-    size = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    size = length(u)
     height = (size + t) / 2
     onto = torch.cat([u * (height / size.clamp_min(torch.finfo(z.dtype).tiny)), height], dim=-1)
     return torch.where(size <= t, z, torch.where(size <= -t, torch.zeros_like(z), onto))
@@ -62,7 +64,7 @@ def second_order_frame(z: Tensor, tolerance: Tensor) -> Frame:
     ``(1 + t / |u|) / 2`` across. A Householder reflection completes e to a basis.
     """
     u, t = z[..., :-1], z[..., -1:]
-    size = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    size = length(u)
     first = torch.zeros_like(u)
     first[..., 0] = 1
     e = torch.where(size > 0, u / size.clamp_min(torch.finfo(z.dtype).tiny), first)

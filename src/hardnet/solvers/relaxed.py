@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import length
 from hardnet.solvers.problem import multiply
 from hardnet.solvers.projection import solve
 from hardnet.solvers.solution import Status
@@ -50,10 +51,10 @@ class Rows(NamedTuple):
     @classmethod
     def of_unit_length(cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Rows, Tensor]:
         """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row stays as it is."""
-        length = row_lengths(A.detach())
-        scaled = weight * length.square()
+        lengths = row_lengths(A.detach())
+        scaled = weight * lengths.square()
         scaled = scaled / scaled.amax(-1, keepdim=True)
-        return cls(A / length.unsqueeze(-1), lower / length, upper / length, scaled), length
+        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, scaled), lengths
 
 
 class Relaxation(NamedTuple):
@@ -90,11 +91,9 @@ def relax(raw: Tensor, rows: Rows) -> Relaxation:
 
 
 def row_lengths(A: Tensor) -> Tensor:
-    """``|a|`` of each row without overflow, ``(*batch, k)``; 1 for a row of zeros."""
-    size = A.abs().amax(-1, keepdim=True)
-    size = torch.where(size > 0, size, 1.0)
-    length = torch.linalg.vector_norm(A / size, dim=-1)
-    return torch.where(length > 0, length, 1.0) * size.squeeze(-1)
+    """``|a|`` of each row, ``(*batch, k)``; 1 for a row of zeros."""
+    size = length(A).squeeze(-1)
+    return torch.where(size > 0, size, 1.0)
 
 
 def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
