@@ -9,25 +9,17 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.nonlinear_active import sides, working
-from hardnet.functional.nonlinear_call import Call
+from hardnet.functional.nonlinear_call import Call, Saved
 from hardnet.solvers.nonlinear_rows import Rows, batched_gradient
 
 
-def differentiable(
-    problem: Call,
-    grad: Tensor,
-    inputs: tuple[Tensor, ...],
-    needed: tuple[bool, ...],
-    y: Tensor,
-    dual: Tensor,
-    status: Tensor,
-) -> list[Tensor | None]:
+def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:
     """The first derivative as a function that can be differentiated itself.
 
     A Newton step on the KKT system from the solution, with the system held fixed, has the right first derivative; one
     more step, with everything moving, then has the right second one.
     """
-    raw, lower, upper, A, *leaves = inputs
+    (raw, lower, upper, A, *leaves), y, dual, status = saved
     with torch.no_grad():
         rows = problem.rows(lower, upper, A)
         at, used, active, sound = working(problem, rows, raw, y, dual, status)
@@ -42,7 +34,7 @@ def differentiable(
         K, _ = _system(attached, point, multiplier, active, curved)
         point, _ = _newton(attached, K, raw, bound, point, multiplier, active, curved)
         point = torch.where(sound, point, 0.0)
-    asked = [part for part, need in zip(inputs, needed, strict=True) if need]
+    asked = [part for part, need in zip(saved.inputs, needed, strict=True) if need]
     clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     found = iter(torch.autograd.grad(point, asked, clean, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]

@@ -6,7 +6,7 @@ Called by `hardnet.functional.nonlinear` and by the derivative, `hardnet.functio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,15 @@ class Call:
         lost = ~(error <= allowed) & (found.violation <= self.tolerance)
         status = torch.where(lost, int(NonlinearStatus.NOT_CONVERGED), found.status.long()).to(torch.int8)
         return found._replace(y=y, status=status, violation=error)
+
+
+class Saved(NamedTuple):
+    """What a call leaves to its derivative: raw, bounds, A and the leaves, as they were given, and the solution."""
+
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+    dual: Tensor
+    status: Tensor
 
 
 def _real(leaf: Any) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hardnet.functional.nonlinear_active import sides, working
 from hardnet.functional.nonlinear_again import differentiable
-from hardnet.functional.nonlinear_call import Call
+from hardnet.functional.nonlinear_call import Call, Saved
 from hardnet.modes import may_look
 from hardnet.solvers.nonlinear_kkt import solve_kkt
 from hardnet.solvers.nonlinear_status import NonlinearStatus
@@ -47,25 +47,15 @@ class NonlinearProjection(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The implicit derivative; where it is differentiated again, that of Newton's method on the KKT system."""
         grad = grads[0]
-        raw, lower, upper, A, *leaves, y, dual, status = ctx.saved_tensors
-        y = y.detach()  # an output is saved with its own history
-        inputs, needed = (raw, lower, upper, A, *leaves), ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return None, *differentiable(ctx.problem, grad, inputs, needed, y, dual, status)
-        return None, *_once(ctx.problem, grad, inputs, needed, y, dual, status)
+        *inputs, y, dual, status = ctx.saved_tensors
+        saved = Saved(tuple(inputs), y.detach(), dual, status)  # an output is saved with its own history
+        derivative = differentiable if torch.is_grad_enabled() else _once
+        return None, *derivative(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
 
 
-def _once(
-    problem: Call,
-    grad: Tensor,
-    inputs: tuple[Tensor, ...],
-    needed: tuple[bool, ...],
-    y: Tensor,
-    dual: Tensor,
-    status: Tensor,
-) -> list[Tensor | None]:
+def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:
     """The first derivative."""
-    raw, lower, upper, A, *leaves = inputs
+    (raw, lower, upper, A, *leaves), y, dual, status = saved
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = working(problem, rows, raw, y, dual, status)
     grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
