@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -87,7 +88,39 @@ class StackedDropout(nn.Module):
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "silu": nn.functional.silu}
 
 
-class StackedMLP(nn.Module):
+class Stacked(nn.Module):
+    """Networks of several seeds as one.
+
+    Attributes:
+        seeds: How many.
+        sizes: Widths ``(in, hidden, ..., out)``, where they are known.
+        encode: Maps x to the features that the networks take.
+        norms: The normalisations, which the training loop tells how many samples count.
+        dropouts: The dropouts, which the training loop draws masks for.
+    """
+
+    seeds: int
+    sizes: tuple[int, ...]
+    encode: Encode | None
+    norms: nn.ModuleList
+    dropouts: nn.ModuleList
+
+    def features(self, x: Tensor) -> Tensor:
+        """``encode(x)``, ``(seeds, batch, in)``, of x ``(seeds, batch, n)`` or, for all seeds alike, ``(batch, n)``."""
+        features = x if self.encode is None else self.encode(x)
+        return features.expand(self.seeds, *features.shape) if features.dim() == 2 else features
+
+    @torch.no_grad()
+    def only(self, index: int) -> Self:
+        """A copy that holds one of the seeds alone."""
+        single = copy.deepcopy(self)
+        single.seeds = 1
+        for tensor in (*single.parameters(), *single.buffers()):
+            tensor.data = tensor.data[index : index + 1].clone()
+        return single
+
+
+class StackedMLP(Stacked):
     """Linear layers with an activation between them, one network per seed; optionally BatchNorm and Dropout.
 
     Args:
@@ -103,10 +136,6 @@ class StackedMLP(nn.Module):
         dtype: Of weights and outputs.
     """
 
-    dropouts: nn.ModuleList
-    sizes: tuple[int, ...]
-    seeds: int
-    encode: Encode | None
     activation: str
 
     def __init__(
@@ -133,7 +162,7 @@ class StackedMLP(nn.Module):
         by_seed = [initial_linears(sizes, stream, dtype, kaiming) for stream in streams]
         self.linears: nn.ModuleList = nn.ModuleList(StackedLinear(layer) for layer in zip(*by_seed, strict=True))
         norms = [StackedBatchNorm(len(streams), width, dtype) for width in sizes[1:-1]] if batch_norm else []
-        self.norms: nn.ModuleList = nn.ModuleList(norms)
+        self.norms = nn.ModuleList(norms)
         self.dropouts = nn.ModuleList(StackedDropout(rate) for rate in rates) if any(rates) else nn.ModuleList()
         zero = torch.zeros(sizes[-1], sizes[0], dtype=dtype), torch.zeros(sizes[-1], dtype=dtype)
         self.skip: StackedLinear | None = StackedLinear([zero] * len(streams)) if skip else None
@@ -141,23 +170,11 @@ class StackedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
-        features = x if self.encode is None else self.encode(x)
-        if features.dim() == 2:
-            features = features.expand(self.seeds, *features.shape)
-        raw = features
+        raw = features = self.features(x)
         for layer in range(len(self.linears) - 1):
             raw = self._hidden(layer, raw)
         raw = self.linears[-1](raw)
         return raw if self.skip is None else raw + self.skip(features)
-
-    @torch.no_grad()
-    def only(self, index: int) -> StackedMLP:
-        """A copy that holds one of the seeds alone."""
-        single = copy.deepcopy(self)
-        single.seeds = 1
-        for tensor in (*single.parameters(), *single.buffers()):
-            tensor.data = tensor.data[index : index + 1].clone()
-        return single
 
     def _hidden(self, layer: int, features: Tensor) -> Tensor:
         features = self.linears[layer](features)

@@ -13,11 +13,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hardnet.errors import HardNetError
+from hardnet.train.stacked import Encode, Stacked
 
-Encode = Callable[[Tensor], Tensor]
 
-
-class StackedModule(nn.Module):
+class StackedModule(Stacked):
     """``net_s(x_s)`` for every seed s at once: parameters ``(seeds, ...)``, data ``(seeds, batch, n)``.
 
     Every seed's network is built after ``torch.manual_seed(seed)`` in a copy of the global generator, which is left as
@@ -30,11 +29,6 @@ class StackedModule(nn.Module):
         encode: Maps x to what the network takes.
         dtype: Of weights and outputs.
     """
-
-    seeds: int
-    encode: Encode | None
-    norms: nn.ModuleList
-    dropouts: nn.ModuleList
 
     def __init__(
         self,
@@ -55,30 +49,18 @@ class StackedModule(nn.Module):
         self._parameter_names, self._buffer_names = list(parameters), list(buffers)
         self._skeleton = [copy.deepcopy(networks[0]).to("meta")]  # in a list: its tensors are not this module's
         self.seeds, self.encode = len(networks), encode
-        self.sizes: tuple[int, ...] = ()
+        self.sizes = ()
         self.norms, self.dropouts = nn.ModuleList(), nn.ModuleList()  # what the loop would draw masks for: nothing
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
-        features = x if self.encode is None else self.encode(x)
-        if features.dim() == 2:
-            features = features.expand(self.seeds, *features.shape)
         skeleton = self._skeleton[0].train(self.training)
 
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
             return torch.func.functional_call(skeleton, (parameters, buffers), (x,))
 
         parameters, buffers = self._state(self._parameter_names), self._state(self._buffer_names)
-        return torch.vmap(one, randomness="different")(parameters, buffers, features)
-
-    @torch.no_grad()
-    def only(self, index: int) -> StackedModule:
-        """A copy that holds one of the seeds alone."""
-        single = copy.deepcopy(self)
-        single.seeds = 1
-        for tensor in (*single.parameters(), *single.buffers()):
-            tensor.data = tensor.data[index : index + 1].clone()
-        return single
+        return torch.vmap(one, randomness="different")(parameters, buffers, self.features(x))
 
     def _state(self, names: list[str]) -> dict[str, Tensor]:
         """The stacked tensors by the names that they have in one network."""
