@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import hardnet as hn
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
-from hardnet.experiments.timing import time_all
+from hardnet.experiments.timing import capture, measure_processor, time_all
 
 ROUNDS, SEED = 5, 2025
 OUTPUTS, EQUALITIES = 100, 50
@@ -139,25 +138,12 @@ def works(case: Case, device: str) -> tuple[hn.layers.HardNetCvx, dict[str, Call
 def spent(work: Callable[[], Any], rounds: int) -> float:
     """Median milliseconds of the processor, after a first call."""
     work()
-    times = []
-    for _ in range(rounds):
-        first = time.process_time()
-        work()
-        times.append(time.process_time() - first)
-    return 1e3 * statistics.median(times)
+    return statistics.median(measure_processor(work)[0] for _ in range(rounds))
 
 
 def captured(work: Callable[[], Any], replays: int = 10) -> float:
     """Milliseconds of one replay of the work as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    graph = capture(work)
     return time_all({"replay": lambda: [graph.replay() for _ in range(replays)]}, "cuda")["replay"] / replays
 
 

@@ -6,32 +6,25 @@ GPU wall time. Raw outputs are drawn anew for each family: around a point of the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import hardnet as hn
+from benchmarks.curved import Case
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
+from hardnet.experiments.timing import capture, measure_cpu, measure_processor
 from hardnet.solvers.nonlinear_status import NonlinearStatus
 
 ROUNDS, SEED = 2, 0
 HORIZON, STEP = 10, 0.2
 PASSES, MANY = 16, 4096
 """Passes of a captured layer, and the batch of the small families on a GPU."""
-
-
-class Family(NamedTuple):
-    """A set with raw outputs ``(B, n)`` and the input ``(B, d)`` or None."""
-
-    constraint: hn.sets.ConstraintSet
-    raw: Tensor
-    x: Tensor | None = None
 
 
 def rows(g: Callable[..., Tensor], n: int, **options: Any) -> hn.Nonlinear:
@@ -90,7 +83,7 @@ def keep_out(y: Tensor, x: Tensor) -> Tensor:
     return 0.51020408 * q[..., 0].square() + 0.90702948 * q[..., 1].square() - 1
 
 
-def planning(count: int, generator: torch.Generator) -> Family:
+def planning(count: int, generator: torch.Generator) -> Case:
     """A unicycle that goes round an obstacle: 50 outputs, 30 equalities, 10 curved and 20 plain limits."""
     draw = torch.rand(8 * count, 3, generator=generator, dtype=torch.float64)
     start = draw.new_tensor([-4.0, -2.4, -0.45]) + draw * draw.new_tensor([1.8, 4.8, 0.9])
@@ -105,10 +98,10 @@ def planning(count: int, generator: torch.Generator) -> Family:
     high = torch.cat([limit, raw.new_tensor([2.0, 1.5]).repeat(HORIZON)])
     n = raw.shape[-1]
     constraint = rows(unicycle, n) & hn.Nonlinear(keep_out, dim=n, lower=0.0) & hn.Box(low, high)
-    return Family(constraint, raw, start)
+    return Case(constraint, raw, start)
 
 
-def quadratics(count: int, noise: float, generator: torch.Generator) -> Family:
+def quadratics(count: int, noise: float, generator: torch.Generator) -> Case:
     """50 quadratic equalities on 100 outputs, with their Jacobian, around a point of the set."""
     A = torch.randn(50, 100, 100, generator=generator, dtype=torch.float64) / 100
     c = torch.randn(50, 100, generator=generator, dtype=torch.float64) / 10
@@ -123,10 +116,10 @@ def quadratics(count: int, noise: float, generator: torch.Generator) -> Family:
     point = torch.randn(count, 100, generator=generator, dtype=torch.float64)
     x = g(point, torch.zeros(1, dtype=torch.float64))
     raw = point + noise * torch.randn(count, 100, generator=generator, dtype=torch.float64)
-    return Family(rows(g, 100, jacobian=slope), raw, x)
+    return Case(rows(g, 100, jacobian=slope), raw, x)
 
 
-def families(scale: float = 1.0) -> dict[str, Family]:
+def families(scale: float = 1.0) -> dict[str, Case]:
     """All of them; `scale` shrinks the batches, for tests."""
     generator = torch.Generator().manual_seed(SEED)
     many, few = max(2, int(1000 * scale)), max(2, int(100 * scale))
@@ -134,14 +127,14 @@ def families(scale: float = 1.0) -> dict[str, Family]:
     feed = torch.tensor([0.363557425, 1.312977767, 2.5], dtype=torch.float64).expand(many, 3)
     usual = torch.tensor([0.2, 1.5, 0.1, 0.9, 0.05, 0.1, 0.05, 0.8, 0.3], dtype=torch.float64)
     return {
-        "ellipsoid, noise 2": Family(rows(ellipsoid, 3), 2 * draw(many, 3)),
-        "hyperbola, noise 2": Family(rows(hyperbola, 2), 2 * draw(many, 2)),
-        "torus, noise 2": Family(rows(torus, 3), 2 * draw(many, 3)),
-        "parabola, noise 2": Family(
+        "ellipsoid, noise 2": Case(rows(ellipsoid, 3), 2 * draw(many, 3)),
+        "hyperbola, noise 2": Case(rows(hyperbola, 2), 2 * draw(many, 2)),
+        "torus, noise 2": Case(rows(torus, 3), 2 * draw(many, 3)),
+        "parabola, noise 2": Case(
             rows(parabola, 2), 2 * draw(many, 2), torch.rand(many, 1, generator=generator, dtype=torch.float64)
         ),
-        "rotation, noise 0.3": Family(rows(rotation, 9), torch.eye(3).double().flatten() + 0.3 * draw(many, 9)),
-        "column, noise 0.2": Family(rows(column, 9), usual + 0.2 * draw(many, 9), feed),
+        "rotation, noise 0.3": Case(rows(rotation, 9), torch.eye(3).double().flatten() + 0.3 * draw(many, 9)),
+        "column, noise 0.2": Case(rows(column, 9), usual + 0.2 * draw(many, 9), feed),
         "unicycle, noise 0.3": planning(few, generator),
         "quadratics, noise 0.3": quadratics(max(2, int(64 * scale)), 0.3, generator),
         "quadratics, noise 1": quadratics(max(2, int(64 * scale)), 1.0, generator),
@@ -150,18 +143,17 @@ def families(scale: float = 1.0) -> dict[str, Family]:
 
 def timed(work: Callable[[], Any], device: str, rounds: int) -> tuple[float, Any]:
     """The least milliseconds of a few rounds, and the last result."""
-    clock = time.perf_counter if device == "cuda" else time.process_time
-    best, result = float("inf"), None
-    for _ in range(rounds):
-        first = clock()
+
+    def finish() -> Any:
         result = work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, clock() - first)
-    return 1e3 * best, result
+        torch.cuda.synchronize()
+        return result
+
+    calls = [measure_cpu(finish) if device == "cuda" else measure_processor(work) for _ in range(rounds)]
+    return min(elapsed for elapsed, _ in calls), calls[-1][1]
 
 
-def measure(family: Family, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
+def measure(family: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
     """Times and shares of one family."""
     constraint, raw = family.constraint.to(device), family.raw.to(device)
     x = None if family.x is None else family.x.to(device)
@@ -196,24 +188,10 @@ def captured(constraint: hn.sets.ConstraintSet, raw: Tensor, x: Tensor | None, m
     passes = {"forward": lambda: layer(leaf, x), "both": lambda: torch.autograd.grad(layer(leaf, x).sum(), leaf)}
     for name, work in passes.items():
         try:
-            found[f"{mode} captured {name} ms"] = timed(_graph(work).replay, "cuda", 5)[0]
+            found[f"{mode} captured {name} ms"] = timed(capture(work).replay, "cuda", 5)[0]
         except RuntimeError as error:  # what cannot be captured is part of the result
             found[f"{mode} captured {name} ms"] = f"not captured: {str(error).splitlines()[0]}"
     return found
-
-
-def _graph(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """The work as a CUDA graph, after three calls on a stream of its own."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
 
 
 def main_table(device: str, out: Path | None, scale: float | None = None, rounds: int = ROUNDS) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
-from benchmarks.nonlinear import SEED, Family, families, timed
+from benchmarks.curved import Case
+from benchmarks.nonlinear import SEED, families, timed
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
 
@@ -29,7 +30,7 @@ NAMES = ("ellipsoid, noise 2", "hyperbola, noise 2", "torus, noise 2", "parabola
 NAMES += ("column, noise 0.2",)
 
 
-def enforce(family: Family) -> Tensor:
+def enforce(family: Case) -> Tensor:
     """ENFORCE's projection of the raw outputs."""
     from enforce.core.config import ENFORCEConfig
     from enforce.core.model import ENFORCE
@@ -48,7 +49,7 @@ def enforce(family: Family) -> Tensor:
     return model.ada_np(x, y, tolerance_mode="max", tolerance_value=1e-6)[0].detach()
 
 
-def measured(family: Family, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
+def measured(family: Case, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
     """Every tool on one family; `others` have answered: milliseconds and points by name."""
     layers = {mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_failure="best") for mode in MODES}
     answer = lambda layer: layer.solve(family.raw, family.x).y
@@ -59,7 +60,7 @@ def measured(family: Family, others: dict[str, tuple[float, Tensor]]) -> dict[st
     return {name: judged(family, nearest, *answer) for name, answer in answers.items()}
 
 
-def judged(family: Family, nearest: Tensor, milliseconds: float, y: Tensor) -> dict[str, float]:
+def judged(family: Case, nearest: Tensor, milliseconds: float, y: Tensor) -> dict[str, float]:
     """What points are worth: the largest violation, how many are over 1e-6, and how much farther feasible ones are."""
     value = family.constraint.violation(y, family.x).amax(-1)
     farther = (torch.linalg.vector_norm(y - family.raw, dim=-1) / nearest)[value <= 1e-5]
@@ -67,7 +68,7 @@ def judged(family: Family, nearest: Tensor, milliseconds: float, y: Tensor) -> d
     return found | {"over 1e-6": (~(value <= 1e-6)).double().mean().item(), "farther, mean": farther.mean().item()}
 
 
-def write_cases(path: Path, cases: dict[str, Family]) -> None:
+def write_cases(path: Path, cases: dict[str, Case]) -> None:
     """Raw outputs and inputs, for tools that run elsewhere."""
     import numpy
 

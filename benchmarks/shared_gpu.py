@@ -47,23 +47,14 @@ def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[Any
     return constraint, raw, x
 
 
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Replays of the call as a CUDA graph."""
+    return timing.capture(call).replay
+
+
 def timed(call: Callable[[], Any], repeats: int = 7) -> float:
     """Median time of a call between two events, in milliseconds."""
     return timing.time_all({"call": call}, DEVICE, rounds=repeats)["call"]
-
-
-def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a graph that was warmed up."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def backward_of(forward: Callable[[Tensor], Tensor], raw: Tensor) -> Callable[[], Any]:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 Work = Callable[[], object]
+WARM_UP = 3
+"""Calls before a graph is captured."""
 REPLAYS = 10
 """Replays of a graph between two looks at the clock, so that the first launch of a row does not count."""
 
@@ -93,17 +95,28 @@ def measure_cuda(work: Work) -> tuple[float, Any]:
     return start.elapsed_time(stop), result
 
 
-def replay_time(work: Callable[..., object], sets: Sequence[Sequence[Tensor]], rounds: int = 20) -> float:
-    """Median milliseconds of one call, from replays of a graph that runs through all sets of inputs."""
+def capture(work: Work) -> torch.cuda.CUDAGraph:
+    """The work as a CUDA graph, after a few calls on a stream of its own, which compile and allocate."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for inputs in sets:
-            work(*inputs)
+        for _ in range(WARM_UP):
+            work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def replay_time(work: Callable[..., object], sets: Sequence[Sequence[Tensor]], rounds: int = 20) -> float:
+    """Median milliseconds of one call, from replays of a graph that runs through all sets of inputs."""
+
+    def run_all() -> None:
         for inputs in sets:
             work(*inputs)
+
+    graph = capture(run_all)
 
     def replay() -> None:
         for _ in range(REPLAYS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.recipes import Recipe
-from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
+from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WITH_PENALTY, WORST, Case, Suite
 from hardnet.experiments.suites.power import solve_dispatch
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.acopf import PowerFlow
@@ -19,13 +19,7 @@ def _case(grid: str, buses: int, samples: int, epochs: int, last: int) -> Case:
     recipe = Recipe(
         "flow",
         ("nonlinear",),
-        settings={
-            "learning_rate": 2e-3,
-            "schedule": "cosine",
-            "warm_epochs": epochs - last,
-            "displacement": 1.0,
-            "clip": 2.0,
-        },
+        settings=WITH_PENALTY | {"learning_rate": 2e-3, "warm_epochs": epochs - last},
         options={"mode": "retract", "on_failure": "best"},
         epochs=epochs,
         chosen="By two short runs on 9 buses, watched on the test loads, too; nothing was selected afterwards.",

@@ -22,6 +22,8 @@ from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuiteProblem
 
+WITH_PENALTY = {"schedule": "cosine", "displacement": 1.0, "clip": 2.0}
+"""Settings of networks that train with a penalty in place of a layer on nonlinear rows, for most epochs or all."""
 METHODS = ("soft", "dc3", "aff", "projection")
 """What is trained on rows that are affine unless a recipe says otherwise."""
 GAP = Column("gap", ("gap",))

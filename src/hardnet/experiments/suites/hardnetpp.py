@@ -6,7 +6,7 @@ Called by `hardnet.experiments.suites`, by name.
 from __future__ import annotations
 
 from hardnet.experiments.recipes import Recipe
-from hardnet.experiments.suites.base import GAP, TIMES, WORST, Case, Suite
+from hardnet.experiments.suites.base import GAP, TIMES, WITH_PENALTY, WORST, Case, Suite
 from hardnet.experiments.suites.unicycle import solve_plan
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.hardnetpp import UnicycleControls, UnicyclePlan
@@ -18,14 +18,7 @@ EPOCHS = 600
 _PENALTY = Recipe(
     "penalty",
     ("nonlinear",),
-    settings={
-        "learning_rate": 3e-3,
-        "schedule": "cosine",
-        "displacement": 1.0,
-        "clip": 2.0,
-        "warm_epochs": EPOCHS,
-        "capture": True,
-    },
+    settings=WITH_PENALTY | {"learning_rate": 3e-3, "warm_epochs": EPOCHS, "capture": True},
     options={"mode": "nearest", "on_failure": "best"},
     label=", in testing alone",
     epochs=EPOCHS,
