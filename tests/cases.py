@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
+from tests.draws import draw
 
 BATCH = 6
 
@@ -30,10 +31,6 @@ class Case:
         if self.input_dim is None:
             return None, raw
         return torch.randn(BATCH, self.input_dim, generator=generator, dtype=torch.float64), raw
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 BASE = draw(2, 4, seed=1)

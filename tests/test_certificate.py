@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 

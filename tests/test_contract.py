@@ -9,7 +9,8 @@ import torch
 import hardnet as hn
 from hardnet.testing import ContractError, check_layer, check_set
 from hardnet.testing.poison import check_poisoned_numbers
-from tests.cases import CASES, bound_of, constant_rows, draw, matrix_of, moving_rows
+from tests.cases import CASES, bound_of, constant_rows, matrix_of, moving_rows
+from tests.draws import draw
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

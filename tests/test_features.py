@@ -5,7 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.features import FAR
-from tests.cases import ball_of_x, cone, constant_rows, draw, giving_way, matrix_inequality, moving_rows, quadratic
+from tests.cases import ball_of_x, cone, constant_rows, giving_way, matrix_inequality, moving_rows, quadratic
+from tests.draws import draw
 
 D = torch.float64
 

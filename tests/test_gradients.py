@@ -5,7 +5,7 @@ import torch
 
 import hardnet as hn
 from hardnet.functional.derivatives import leak_gradient
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import hardnet as hn
-from tests.cases import bound_of, draw, matrix_of
+from tests.cases import bound_of, matrix_of
+from tests.draws import draw
 
 D = torch.float64
 

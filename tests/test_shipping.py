@@ -8,7 +8,8 @@ import torch
 from torch.autograd.functional import jacobian
 
 import hardnet as hn
-from tests.cases import bound_of, draw, matrix_of
+from tests.cases import bound_of, matrix_of
+from tests.draws import draw
 
 
 def network(outputs=4):

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 import hardnet as hn
-from tests.cases import CASES, bound_of, draw, matrix_of
+from tests.cases import CASES, bound_of, matrix_of
+from tests.draws import draw
 
 FileError, OptionError, FileWarning = hn.errors.FileError, hn.errors.OptionError, hn.errors.FileWarning
 OLD = Path(__file__).parent / "data" / "version-0.1"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
 from tests.faults import deaths, forked
 
 FileError = hn.errors.FileError

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
 
 F64 = torch.float64
 TWO, MANY = draw(2, 4, seed=1), draw(7, 4, seed=2)

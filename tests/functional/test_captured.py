@@ -4,39 +4,14 @@ On a CPU the library is told that no look is free, and every operation that wait
 non-zeros, and factorisations that check themselves or iterate on the host) is refused, forward and backward.
 """
 
-import sys
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
+from tests.waiting import NoWait
 
 F64 = torch.float64
-WAITS = (
-    "_local_scalar_dense is_nonzero nonzero masked_select unique _unique2 unique_dim equal _linalg_svd linalg_eig "
-    "_linalg_eigh linalg_lstsq linalg_pinv _linalg_check_errors linalg_matrix_rank repeat_interleave"
-).split()
-
-
-class NoWait(TorchDispatchMode):
-    """Refuses every operation that makes the host wait for a GPU."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
-        assert name not in WAITS, f"{name} waits for the device"
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def blind(monkeypatch):
-    """As on a GPU: no value may be looked at."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("hardnet.") and hasattr(module, "may_look"):
-            monkeypatch.setattr(module, "may_look", lambda _: False)
-
-
 TWO, EIGHT = draw(2, 6, seed=1), draw(8, 6, seed=2)
 
 

@@ -6,12 +6,9 @@ import torch
 from hardnet.errors import DTypeError, ShapeError
 from hardnet.functional.curved import project_psd, project_second_order_cone
 from hardnet.solvers.cones import order, pack, second_order_frame, semidefinite_frame, unpack
+from tests.draws import draw
 
 D = torch.float64
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 @pytest.mark.parametrize(

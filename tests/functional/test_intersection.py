@@ -16,7 +16,8 @@ from hardnet.errors import (
 )
 from hardnet.functional.conic import project_intersection
 from hardnet.solvers import Intervals, Quadratics
-from tests.solvers.convex import D, ball, draw, families, half_plane
+from tests.draws import draw
+from tests.solvers.convex import D, ball, families, half_plane
 
 
 def bowl(block):

@@ -5,18 +5,11 @@ import torch
 
 from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, UnsupportedSetError
 from hardnet.functional.linsat import check_positive, find_encoding, linsat
+from tests.draws import draw_uniform, tensor
 
 F64 = torch.float64
 WAYS = [("entropic", "newton"), ("v2", "newton"), ("v2", "sweeps"), ("v1", "newton"), ("v1", "sweeps")]
 ways = pytest.mark.parametrize(("variant", "solver"), WAYS)
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=F64)
-
-
-def draw(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 ONES = tensor([1.0, 1.0])
@@ -64,11 +57,11 @@ def test_doubly_stochastic_with_dependent_rows(variant):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.05, 0.002])
 def test_rows_hold_to_the_tolerance_at_any_temperature(temperature):
-    A = draw(4, 8, seed=1) * (draw(4, 8, seed=2) < 0.6)
-    middle = 0.1 + 0.8 * draw(3, 50, 8, seed=3)
+    A = draw_uniform(4, 8, seed=1) * (draw_uniform(4, 8, seed=2) < 0.6)
+    middle = 0.1 + 0.8 * draw_uniform(3, 50, 8, seed=3)
     product = middle @ A.mT
     factor = tensor(0.7, 1.0, 1.0, 0.9), tensor(1.3, torch.inf, 1.0, 1.0)
-    y = linsat(draw(3, 50, 8, seed=4), A, product * factor[0], product * factor[1], temperature=temperature)
+    y = linsat(draw_uniform(3, 50, 8, seed=4), A, product * factor[0], product * factor[1], temperature=temperature)
     assert ((y @ A.mT - product * factor[0]) > -1e-9).all()
     assert ((y @ A.mT - product * factor[1]) < 1e-9).all()
     assert ((y >= 0) & (y <= 1)).all()
@@ -95,25 +88,25 @@ def test_derivatives_to_scores_and_bounds(variant, solver):
             raw, A, lower, upper, temperature=1.0, variant=variant, solver=solver, tolerance=1e-12, max_iterations=3000
         )
 
-    raw, lower, upper = draw(1, 4), tensor(0.4, 0.7), tensor([1.2, 1.9])
+    raw, lower, upper = draw_uniform(1, 4), tensor(0.4, 0.7), tensor([1.2, 1.9])
     assert torch.autograd.gradcheck(enforce, [value.requires_grad_() for value in (raw, lower, upper)])
 
 
 def test_derivative_of_dependent_equalities():
     assert torch.autograd.gradcheck(
-        lambda raw: linsat(raw, BISTOCHASTIC, 1.0, 1.0, temperature=0.3), (draw(2, 9).requires_grad_(),)
+        lambda raw: linsat(raw, BISTOCHASTIC, 1.0, 1.0, temperature=0.3), (draw_uniform(2, 9).requires_grad_(),)
     )
 
 
 def test_lower_bounds_of_zero_say_nothing_sample_by_sample():
-    raw, lower = draw(2, 2), tensor([0.0], [1.5])
+    raw, lower = draw_uniform(2, 2), tensor([0.0], [1.5])
     y = linsat(raw, ONES, lower=lower, temperature=0.5)
     assert torch.allclose(y[0], (raw[0] / 0.5).sigmoid())
     assert y[1].sum() > 1.5
 
 
 def test_float32_is_solved_in_float64():
-    y = linsat(draw(5, 9).float(), BISTOCHASTIC.float(), 1.0, 1.0)
+    y = linsat(draw_uniform(5, 9).float(), BISTOCHASTIC.float(), 1.0, 1.0)
     assert y.dtype == torch.float32
     assert (BISTOCHASTIC @ y.mT.double() - 1).abs().max() < 3e-7
 
@@ -132,12 +125,12 @@ def test_infeasible_samples_are_named_with_their_unsatisfied_rows():
     with pytest.raises(
         InfeasibleError, match=r"no y in the unit cube satisfies the rows in samples? 1; unsat"
     ) as error:
-        linsat(draw(2, 3), A, lower, upper)
+        linsat(draw_uniform(2, 3), A, lower, upper)
     assert error.value.samples == [1]
     assert error.value.rows == [[0, 1]]
-    y = linsat(draw(2, 3), A, lower, upper, on_invalid="nan")
+    y = linsat(draw_uniform(2, 3), A, lower, upper, on_invalid="nan")
     assert y.isnan().all(-1).tolist() == [False, True]
-    assert torch.allclose(y[0], linsat(draw(2, 3)[:1], A, lower[:1], upper[:1])[0])
+    assert torch.allclose(y[0], linsat(draw_uniform(2, 3)[:1], A, lower[:1], upper[:1])[0])
 
 
 def test_too_few_steps_are_reported():
@@ -176,7 +169,7 @@ def test_agrees_with_the_published_package(variant):
     A, b = tensor([1.0, 1.0, 0.0, 0.0, 1.0]), tensor(1.5)
     C, d = tensor([0.0, 1.0, 1.0, 1.0, 0.0]), tensor(0.8)
     E, f = tensor([0.0, 0.0, 0.0, 1.0, 1.0]), tensor(0.9)
-    raw = draw(8, 5)
+    raw = draw_uniform(8, 5)
     theirs = peer.linsat_layer(
         raw.float(),
         *(value.float() for value in (A, b, C, d, E, f)),

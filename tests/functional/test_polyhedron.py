@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hardnet.errors import BoundsError, DTypeError, InfeasibleError, NonFiniteError, NotConvergedWarning, ShapeError
 from hardnet.functional import project_affine
 from hardnet.functional.samples import warn_not_converged
-from tests.solvers.families import F64, FAMILIES, draw, gaussian, integers, product
+from tests.draws import draw
+from tests.solvers.families import F64, FAMILIES, gaussian, integers, product
 
 PROPERTIES = ["many rows", "few rows", "half open", "duplicated rows", "cone apex", "integers", "only equalities"]
 

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardnet.errors import UnsupportedSetError
 from hardnet.functional import polyhedron, project_affine, solve_affine
 from hardnet.solvers import Status
-from tests.solvers.families import F64, FAMILIES, draw, gaussian
+from tests.draws import draw
+from tests.solvers.families import F64, FAMILIES, gaussian
+from tests.waiting import NoWait
 
 SOLVED_BY_PIVOTS = [name for name in FAMILIES if name not in ("300 rows", "thin", "square 100", "nearly parallel")]
 
@@ -133,14 +134,6 @@ def test_a_compromise_is_refused_in_a_fixed_program():
         torch.func.vmap(lambda raw: project_affine(raw, torch.eye(2, dtype=F64), on_infeasible="nearest"))(draw(3, 2))
 
 
-class NoLook(TorchDispatchMode):
-    """Refuses every operation that makes the host wait for a value."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 6), (12, 5)])
 def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
     """Stands for a GPU: there `may_look` is False, and forward and backward run without a value for the host."""
@@ -150,7 +143,7 @@ def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
     monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
     monkeypatch.setattr("hardnet.modes.may_look", lambda tensor: False)
     monkeypatch.setattr("hardnet.functional.nearest.may_look", lambda tensor: False)
-    with NoLook():
+    with NoWait():
         found = project_affine(*ours)
         found.square().sum().backward()
     assert torch.allclose(found, y, atol=1e-12)

@@ -10,7 +10,8 @@ from hardnet.functional import implicit_vjp, project_affine
 from hardnet.functional.polyhedron import project_affine as general
 from hardnet.functional.polyhedron_gradient import _replace_open
 from hardnet.solvers.active import solve_active, split
-from tests.solvers.families import F64, cone_apex, draw, gaussian
+from tests.draws import draw
+from tests.solvers.families import F64, cone_apex, gaussian
 
 
 def leaves(*tensors):

@@ -8,7 +8,8 @@ from torch.autograd import gradcheck
 
 from hardnet.errors import OptionError, ShapeError
 from hardnet.functional import project_affine
-from tests.solvers.families import F64, draw, gaussian, product
+from tests.draws import draw
+from tests.solvers.families import F64, gaussian, product
 
 
 def spd(*batch, n, seed=0):

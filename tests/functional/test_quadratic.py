@@ -5,13 +5,10 @@ import torch
 
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
 from hardnet.functional.quadratic import diagonalise, project_quadratic
+from tests.draws import draw
 
 D = torch.float64
 ELLIPSE = (torch.diag(torch.tensor([0.5, 2.0], dtype=D)), torch.zeros(2, dtype=D), -1.0)
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def numbers(batch: int, n: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,12 +8,9 @@ from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
 from hardnet.functional.box import project_box
 from hardnet.functional.curved import project_ball
 from hardnet.functional.simplex import project_simplex
+from tests.draws import draw
 
 D = torch.float64
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def test_simplex_known_answer_and_jacobian():

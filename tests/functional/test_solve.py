@@ -1,16 +1,15 @@
 """The solution of a layer: its point, multipliers that show it is the nearest, and a status for every sample."""
 
-import sys
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardnet as hn
 from hardnet.functional import solve_rows
 from hardnet.rows import BoxedRows
 from hardnet.solvers import Status
-from tests.cases import ball_of_x, cone, draw, many_rows, moving_rows, quadratic
+from tests.cases import ball_of_x, cone, many_rows, moving_rows, quadratic
+from tests.draws import draw
+from tests.waiting import NoWait
 
 F64 = torch.float64
 ONES = torch.ones(1, 4, dtype=F64)
@@ -161,33 +160,13 @@ def test_options_of_the_layer_hold_for_its_solution(name, options):
     torch.testing.assert_close(W * (raw - found.y), expected_step(layer.constraint, found, raw, x), rtol=0, atol=1e-9)
 
 
-class NoLook(TorchDispatchMode):
-    """Refuses every operation that makes the host wait for a value."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func.overloadpacket._qualified_op_name not in (
-            "aten::_local_scalar_dense",
-            "aten::nonzero",
-            "aten::is_nonzero",
-        )
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def blind(monkeypatch):
-    """As on a GPU: no value may be looked at."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("hardnet.") and hasattr(module, "may_look"):
-            monkeypatch.setattr(module, "may_look", lambda _: False)
-
-
 @pytest.mark.parametrize("name", [*POLYHEDRA, "a ball", "a cone"])
 def test_nothing_is_looked_at_where_a_look_would_wait(name, blind):
     constraint = (POLYHEDRA | OTHERS)[name]()
     layer = hn.layers.HardNetCvx(constraint) if name in OTHERS else hn.layers.Projection(constraint)
     raw, x = data(constraint)
     y = layer(raw, x)
-    with NoLook():
+    with NoWait():
         found = layer.solve(raw, x)
     assert (found.status == Status.SOLVED).all()
     torch.testing.assert_close(found.y, y, rtol=0, atol=1e-9)

@@ -8,13 +8,10 @@ from hardnet.solvers.nonlinear import solve_nonlinear
 from hardnet.solvers.nonlinear_rows import Input, Rows
 from hardnet.solvers.nonlinear_step import Metric, _in_torch
 from hardnet.solvers.small import _eliminate
+from tests.draws import draw
 from tests.nonlinear_problems import F64, KNOWN
 
 pytest.importorskip("numba")
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 32])

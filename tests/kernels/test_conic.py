@@ -9,7 +9,8 @@ from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER
 from hardnet.solvers import SemiDefinite, Status, conic, conic_distance, conic_small
 from hardnet.solvers.blocks import gather
-from tests.solvers.convex import D, ball, cone, draw, families, half_plane, matrix, quadratic, rows
+from tests.draws import draw
+from tests.solvers.convex import D, ball, cone, families, half_plane, matrix, quadratic, rows
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba compiles these")
 BATCH, N = 16, 5

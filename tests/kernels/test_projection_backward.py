@@ -6,8 +6,9 @@ import torch
 import hardnet.functional.polyhedron_gradient as formulas
 from hardnet.functional.polyhedron import project_affine
 from hardnet.solvers import Status
+from tests.draws import draw
 from tests.kernels.interpreter import interpret
-from tests.solvers.families import draw, duplicated, gaussian
+from tests.solvers.families import duplicated, gaussian
 
 pytest.importorskip("triton")
 

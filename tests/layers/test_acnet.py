@@ -10,16 +10,9 @@ from hardnet.errors import ConditionWarning, NonFiniteError, RankError, ShapeErr
 from hardnet.layers.acnet import ACnet
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.ball import Ball
+from tests.draws import draw, tensor
 
 F64 = torch.float64
-
-
-def number(*values):
-    return torch.tensor(values, dtype=F64)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def masses(x):
@@ -33,7 +26,7 @@ def mass_law():
 
 
 def test_the_residual_output_takes_what_the_mass_law_leaves():
-    x, raw = random(5, 1), random(5, 1, seed=1)
+    x, raw = draw(5, 1), draw(5, 1, seed=1)
     m = masses(x).squeeze(-2)
     second = ACnet(mass_law(), residuals=[1], dim=2)(raw, x)
     torch.testing.assert_close(second[:, 1:], (x - m[:, :1] * raw) / m[:, 1:], rtol=1e-13, atol=1e-13)
@@ -45,19 +38,19 @@ def test_the_residual_output_takes_what_the_mass_law_leaves():
 
 
 def test_pivoting_chooses_residuals_and_several_laws_hold_together():
-    C = random(3, 7, seed=2)
+    C = draw(3, 7, seed=2)
     layer = ACnet(Equality(C, lambda x: x))
     assert layer.raw_dim == 4
-    x, raw = random(2, 5, 3, seed=3), random(2, 5, 4, seed=4)
+    x, raw = draw(2, 5, 3, seed=3), draw(2, 5, 4, seed=4)
     assert layer.constraint.violation(layer(raw, x), x).max() < 1e-13
-    assert ACnet(Affine(number([1.0, 2.0]), lower=number(1.0), upper=number(1.0))).raw_dim == 1
+    assert ACnet(Affine(tensor([1.0, 2.0]), lower=tensor(1.0), upper=tensor(1.0))).raw_dim == 1
 
 
 def test_a_law_that_is_linear_after_a_change_of_variables():
     """y1 * y2 = x becomes a sum of logarithms."""
-    law = Equality(number([1.0, 1.0]), torch.log)
+    law = Equality(tensor([1.0, 1.0]), torch.log)
     layer = ACnet(law, residuals=[1], from_linear=lambda z, x: z.exp(), to_linear=lambda y, x: y.log())
-    x, raw = number([2.0], [0.3]), number([0.5], [-1.0])
+    x, raw = tensor([2.0], [0.3]), tensor([0.5], [-1.0])
     y = layer(raw, x)
     torch.testing.assert_close(y.prod(dim=-1, keepdim=True), x, rtol=1e-14, atol=0)
     torch.testing.assert_close(y[:, :1], raw.exp())
@@ -65,12 +58,12 @@ def test_a_law_that_is_linear_after_a_change_of_variables():
 
 def test_gradients_reach_raw_and_the_numbers_of_the_law():
     layer = ACnet(mass_law(), residuals=[1], dim=2)
-    torch.autograd.gradcheck(layer, (random(4, 1, seed=1).requires_grad_(), random(4, 1).requires_grad_()))
+    torch.autograd.gradcheck(layer, (draw(4, 1, seed=1).requires_grad_(), draw(4, 1).requires_grad_()))
 
 
 def test_the_factor_follows_moves_and_loads():
-    layer, other = (ACnet(Equality(random(2, 4), number(1.0, 2.0))) for _ in range(2))
-    raw = random(3, 2)
+    layer, other = (ACnet(Equality(draw(2, 4), tensor(1.0, 2.0))) for _ in range(2))
+    raw = draw(3, 2)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(raw), layer(raw))
     assert copy.deepcopy(layer).float()(raw.float()).dtype == torch.float32
@@ -78,7 +71,7 @@ def test_the_factor_follows_moves_and_loads():
 
 def test_nan_stays_in_its_sample():
     layer = ACnet(mass_law(), residuals=[1], dim=2, on_invalid="nan")
-    x, raw = random(3, 1), random(3, 1, seed=1)
+    x, raw = draw(3, 1), draw(3, 1, seed=1)
     raw[1] = torch.nan
     y = layer(raw, x)
     assert y[1].isnan().all()
@@ -87,40 +80,40 @@ def test_nan_stays_in_its_sample():
 
 def test_errors_at_construction():
     with pytest.raises(UnsupportedSetError, match="Ball is not a set of affine rows; use method='auto'"):
-        ACnet(Ball(number(0.0, 0.0), 1.0))
+        ACnet(Ball(tensor(0.0, 0.0), 1.0))
     with pytest.raises(UnsupportedSetError, match=r"'acnet' cannot enforce this set: it has rows .*'projection'"):
-        ACnet(Equality(number([1.0, 1.0]), number(1.0)) & Box(number(0.0, 0.0)))
+        ACnet(Equality(tensor([1.0, 1.0]), tensor(1.0)) & Box(tensor(0.0, 0.0)))
     with pytest.raises(ValueError, match="from_linear, to_linear: expected a function and its inverse, or neither"):
-        ACnet(Equality(number([1.0, 1.0]), number(1.0)), from_linear=lambda z, x: z)
+        ACnet(Equality(tensor([1.0, 1.0]), tensor(1.0)), from_linear=lambda z, x: z)
     with pytest.raises(ShapeError, match=r"residuals: expected distinct outputs in 0\.\.1, got \[1, 1\]"):
-        ACnet(Equality(number([1.0, 1.0]), number(1.0)), residuals=[1, 1])
+        ACnet(Equality(tensor([1.0, 1.0]), tensor(1.0)), residuals=[1, 1])
     with pytest.raises(ShapeError, match=r"residuals: expected one output per equality row, got \[0, 1\] for 1 rows"):
-        ACnet(Equality(number([1.0, 1.0, 0.0]), number(1.0)), residuals=[0, 1])
+        ACnet(Equality(tensor([1.0, 1.0, 0.0]), tensor(1.0)), residuals=[0, 1])
     with pytest.raises(ShapeError, match="predicted: expected the coordinates that the network predicts"):
         ACnet(mass_law())
     with pytest.raises(RankError, match=r"columns \[1\] .* singular .*solve for \[0\] instead"):
-        ACnet(Equality(number([1.0, 0.0]), number(1.0)), residuals=[1])
+        ACnet(Equality(tensor([1.0, 0.0]), tensor(1.0)), residuals=[1])
     with pytest.raises(RankError, match="linearly independent equality rows, got rank 1"):
-        ACnet(Equality(number([1.0, 1.0], [2.0, 2.0]), number(1.0, 2.0)))
+        ACnet(Equality(tensor([1.0, 1.0], [2.0, 2.0]), tensor(1.0, 2.0)))
     with pytest.warns(ConditionWarning, match=r"residuals: condition number 2\.0e\+10"):
-        ACnet(Equality(number([1.0, 1.0, 0.0], [1.0, 1.0 + 2e-10, 0.5]), number(1.0, 1.0)), residuals=[0, 1])
+        ACnet(Equality(tensor([1.0, 1.0, 0.0], [1.0, 1.0 + 2e-10, 0.5]), tensor(1.0, 1.0)), residuals=[0, 1])
 
 
 def test_errors_at_call():
-    moving = ACnet(Equality(lambda x: torch.stack([x, x - 1], dim=-1), number(1.0)), residuals=[1], dim=2)
+    moving = ACnet(Equality(lambda x: torch.stack([x, x - 1], dim=-1), tensor(1.0)), residuals=[1], dim=2)
     with pytest.raises(RankError, match=r"columns \[1\].*in samples? 1.*solve for \[0\] instead") as caught:
-        moving(number([1.0], [1.0]), number([0.0], [1.0]))
+        moving(tensor([1.0], [1.0]), tensor([0.0], [1.0]))
     assert caught.value.samples == [1]
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 1\), got \(2, 2\)"):
-        moving(random(2, 2), number([0.0], [0.5]))
+        moving(draw(2, 2), tensor([0.0], [0.5]))
     with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1"):
-        moving(number([1.0], [torch.inf]), number([0.0], [0.5]))
+        moving(tensor([1.0], [torch.inf]), tensor([0.0], [0.5]))
     absolute = ACnet(
-        Equality(number([1.0, 1.0]), number(0.0)), from_linear=lambda z, x: z.abs(), to_linear=lambda y, x: y
+        Equality(tensor([1.0, 1.0]), tensor(0.0)), from_linear=lambda z, x: z.abs(), to_linear=lambda y, x: y
     )
     with pytest.raises(NonFiniteError, match=r"expected inverses of each other.* in samples? \[0\]"):
-        absolute(number([1.0]))
+        absolute(tensor([1.0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(NonFiniteError, match="raw: expected numbers that do not overflow the residual outputs"):
-            ACnet(Equality(number([1e9, 1.0]), number(0.0)), residuals=[1])(number([1e305]))
+            ACnet(Equality(tensor([1e9, 1.0]), tensor(0.0)), residuals=[1])(tensor([1e305]))

@@ -10,16 +10,9 @@ from hardnet.errors import DTypeError, OptionError, ShapeError, StateError, Unsu
 from hardnet.layers.cone import Cone
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
+from tests.draws import draw, tensor
 
 F64 = torch.float64
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=F64)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 MONOTONE = tensor([1.0, -1.0, 0.0, 0.0], [0.0, 1.0, -1.0, 0.0], [0.0, 0.0, 1.0, -1.0])

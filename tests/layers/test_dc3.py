@@ -11,26 +11,19 @@ from hardnet.problems.programs import opt
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.simplex import Simplex
+from tests.draws import draw, tensor
 
 F64 = torch.float64
 
 
-def number(*values):
-    return torch.tensor(values, dtype=F64)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 def line():
     """y1 + y2 = 1 and y1 <= 1/4."""
-    return Equality(number([1.0, 1.0]), number(1.0)) & Affine(number([1.0, 0.0]), upper=number(0.25))
+    return Equality(tensor([1.0, 1.0]), tensor(1.0)) & Affine(tensor([1.0, 0.0]), upper=tensor(0.25))
 
 
 def program(n=8, equalities=3, inequalities=4):
     """-2 <= A y <= 1, C y = x with constant matrices: the shape of the paper's optimisation task."""
-    A, C, ones = random(inequalities, n, seed=1), random(equalities, n, seed=2), torch.ones(inequalities, dtype=F64)
+    A, C, ones = draw(inequalities, n, seed=1), draw(equalities, n, seed=2), torch.ones(inequalities, dtype=F64)
     return Affine(A, lower=-2 * ones, upper=ones) & Equality(C, lambda x: x)
 
 
@@ -47,14 +40,14 @@ def published_iteration(y, A, lower, upper, steps, step, momentum=0.5, sign=-1.0
 def test_known_answer_of_the_published_iteration():
     expected = [0.75, 0.65, 0.52, 0.401, 0.3113, 0.25419]
     for steps, first in enumerate(expected):
-        y = DC3(line(), predicted=[0], steps=steps, step=0.1, momentum=0.5)(number(0.75))
-        torch.testing.assert_close(y, number(first, 1 - first), rtol=0, atol=1e-12)
+        y = DC3(line(), predicted=[0], steps=steps, step=0.1, momentum=0.5)(tensor(0.75))
+        torch.testing.assert_close(y, tensor(first, 1 - first), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("A_rows", [2, 5])  # fewer and more rows than outputs: the two forms of the Gram operator
 @pytest.mark.parametrize(("published_sign", "sign"), [(False, -1.0), (True, 1.0)])
 def test_full_mode_is_the_published_iteration(A_rows, published_sign, sign):
-    A, raw = random(A_rows, 3, seed=3), random(2, 6, 3, seed=4)
+    A, raw = draw(A_rows, 3, seed=3), draw(2, 6, 3, seed=4)
     lower, upper = -0.1 * torch.ones(A_rows, dtype=F64), 0.2 * torch.ones(A_rows, dtype=F64)
     layer = DC3(Affine(A, lower=lower, upper=upper), step=1e-2, published_sign=published_sign)
     expected = published_iteration(raw, A, lower, upper, 10, 1e-2, sign=sign)
@@ -62,15 +55,15 @@ def test_full_mode_is_the_published_iteration(A_rows, published_sign, sign):
 
 
 def test_the_published_sign_raises_lower_violations_and_the_right_one_lowers_them():
-    constraint = Affine(number([1.0, 0.0]), lower=number(1.0))
-    raw = number([0.0, 0.0])
+    constraint = Affine(tensor([1.0, 0.0]), lower=tensor(1.0))
+    raw = tensor([0.0, 0.0])
     before = constraint.violation(raw)
     assert (DC3(constraint, step=1e-2)(raw)[..., 0] > 0).all()
     assert (constraint.violation(DC3(constraint, step=1e-2, published_sign=True)(raw)) > before).all()
 
 
 def test_partial_mode_keeps_equalities_exact_and_is_descent_through_the_completion():
-    constraint, x, z = program(), random(7, 3, seed=5), random(7, 5, seed=6)
+    constraint, x, z = program(), draw(7, 3, seed=5), draw(7, 5, seed=6)
     layer = DC3(constraint, steps=30, step=1e-3, momentum=0.5)
     assert layer.raw_dim == 5
     y = layer(z, x)
@@ -89,7 +82,7 @@ def test_partial_mode_keeps_equalities_exact_and_is_descent_through_the_completi
 
 
 def test_inequalities_converge_with_the_automatic_step():
-    constraint, x, z = program(), random(50, 3, seed=5), 3 * random(50, 5, seed=6)
+    constraint, x, z = program(), draw(50, 3, seed=5), 3 * draw(50, 5, seed=6)
     few, many = (constraint.violation(DC3(constraint, steps=steps)(z, x), x).max() for steps in (10, 4000))
     assert many < 1e-6 < few
 
@@ -101,16 +94,16 @@ def test_stable_steps_on_the_data_of_the_paper():
     assert 1 / (2 * pivoted._kept.step.item()) == pytest.approx(6.5e3, rel=0.01)
     assert 1 / (2 * published._kept.step.item()) == pytest.approx(8.6e4, rel=0.01)
     assert pivoted._sides == (False, True)
-    y = pivoted(random(20, 50), problem.test[:20])
+    y = pivoted(draw(20, 50), problem.test[:20])
     assert problem.equalities.violation(y, problem.test[:20]).max() < 1e-12
 
 
 def test_automatic_step_is_half_of_the_stable_limit_and_its_bound_never_exceeds_it():
-    A = random(4, 6, seed=7)
+    A = draw(4, 6, seed=7)
     exact = 1 / (2 * torch.linalg.matrix_norm(A, 2) ** 2)
-    constant = DC3(Affine(A, upper=number(0.0, 0.0, 0.0, 0.0)))
-    varying = DC3(Affine(lambda x: A.expand(*x.shape[:-1], 4, 6), upper=number(0.0, 0.0, 0.0, 0.0)))
-    raw = random(3, 6, seed=8)
+    constant = DC3(Affine(A, upper=tensor(0.0, 0.0, 0.0, 0.0)))
+    varying = DC3(Affine(lambda x: A.expand(*x.shape[:-1], 4, 6), upper=tensor(0.0, 0.0, 0.0, 0.0)))
+    raw = draw(3, 6, seed=8)
     torch.testing.assert_close(constant(raw), DC3(constant.constraint, step=exact.item())(raw))
     from hardnet.functional.dc3 import largest_step
 
@@ -119,7 +112,7 @@ def test_automatic_step_is_half_of_the_stable_limit_and_its_bound_never_exceeds_
 
 
 def test_per_sample_matrices_agree_with_constant_ones():
-    constraint, x, z = program(), random(2, 4, 3, seed=5), random(2, 4, 5, seed=6)
+    constraint, x, z = program(), draw(2, 4, 3, seed=5), draw(2, 4, 5, seed=6)
     A, C = constraint.members[0].A, constraint.members[1].A
     ones = torch.ones(4, dtype=F64)
     varying = Affine(lambda x: A.expand(*x.shape[:-1], -1, -1), lower=-2 * ones, upper=ones) & Equality(
@@ -132,12 +125,12 @@ def test_per_sample_matrices_agree_with_constant_ones():
 
 
 def test_extra_steps_only_in_evaluation_and_each_sample_stops_by_itself():
-    constraint = Affine(number([1.0]), upper=number(0.0))
+    constraint = Affine(tensor([1.0]), upper=tensor(0.0))
     layer = DC3(constraint, steps=0, extra_steps=50, step=0.25, momentum=0.0, tolerance=0.1)
-    raw = number([0.05], [1.0], [8.0])
+    raw = tensor([0.05], [1.0], [8.0])
     assert torch.equal(layer.train()(raw), raw)
     y = layer.eval()(raw)
-    torch.testing.assert_close(y, number([0.05], [1 / 16], [8 / 128]))  # halved until at most 0.1
+    torch.testing.assert_close(y, tensor([0.05], [1 / 16], [8 / 128]))  # halved until at most 0.1
     for sample in range(3):
         assert torch.equal(layer(raw[sample]), y[sample])
 
@@ -148,42 +141,42 @@ def test_identity_inside_bit_for_bit_without_completion():
 
 
 def test_pivoting_completes_an_invertible_block_where_a_fixed_one_is_singular():
-    C = number([0.0, 1.0, 0.0], [0.0, 1.0, 1e-3])
-    layer = DC3(Equality(C, number(1.0, 2.0)))
+    C = tensor([0.0, 1.0, 0.0], [0.0, 1.0, 1e-3])
+    layer = DC3(Equality(C, tensor(1.0, 2.0)))
     assert layer.predicted.tolist() == [0]
-    assert layer.constraint.violation(layer(random(4, 1))).max() < 1e-12
+    assert layer.constraint.violation(layer(draw(4, 1))).max() < 1e-12
 
 
 def test_equalities_may_be_rows_with_equal_constant_bounds():
-    rows = Affine(number([1.0, 1.0, 0.0], [0.0, 1.0, 1.0]), lower=number(1.0, -1.0), upper=number(1.0, 2.0))
+    rows = Affine(tensor([1.0, 1.0, 0.0], [0.0, 1.0, 1.0]), lower=tensor(1.0, -1.0), upper=tensor(1.0, 2.0))
     layer = DC3(rows)
     assert layer.raw_dim == 2
-    assert (layer(random(5, 2)) @ number(1.0, 1.0, 0.0) - 1).abs().max() < 1e-14
+    assert (layer(draw(5, 2)) @ tensor(1.0, 1.0, 0.0) - 1).abs().max() < 1e-14
     assert DC3(rows, completion=False).raw_dim == 3
 
 
 def test_the_sum_of_a_simplex_is_completed_for_any_total():
     layer = DC3(Simplex(3, total=lambda x: x[..., 0]))
     assert layer.raw_dim == 2
-    x = number([1.0], [4.0])
-    torch.testing.assert_close(layer(random(2, 2), x).sum(-1, keepdim=True), x, rtol=1e-15, atol=1e-15)
+    x = tensor([1.0], [4.0])
+    torch.testing.assert_close(layer(draw(2, 2), x).sum(-1, keepdim=True), x, rtol=1e-15, atol=1e-15)
 
 
 def test_gradients_reach_raw_matrices_and_bounds():
-    A = random(2, 3, seed=1)
+    A = draw(2, 3, seed=1)
     constraint = Affine(lambda x: x[..., :6].unflatten(-1, (2, 3)), upper=lambda x: x[..., 6:])
-    x = torch.cat([A.flatten(), number(0.1, -0.2)]).expand(4, -1).clone() + 0.1 * random(4, 8, seed=2)
+    x = torch.cat([A.flatten(), tensor(0.1, -0.2)]).expand(4, -1).clone() + 0.1 * draw(4, 8, seed=2)
     full = DC3(constraint, steps=4)
-    torch.autograd.gradcheck(full, (random(4, 3, seed=3).requires_grad_(), x.requires_grad_()))
+    torch.autograd.gradcheck(full, (draw(4, 3, seed=3).requires_grad_(), x.requires_grad_()))
     partial = DC3(program(), steps=4, extra_steps=3, tolerance=0.1).eval()
-    torch.autograd.gradcheck(partial, (random(4, 5, seed=3).requires_grad_(), random(4, 3).requires_grad_()))
-    learned = DC3(Equality(torch.nn.Parameter(random(1, 3)), number(1.0)) & Box(0.0, 1.0), steps=2)
-    learned(random(4, 2)).square().sum().backward()
+    torch.autograd.gradcheck(partial, (draw(4, 5, seed=3).requires_grad_(), draw(4, 3).requires_grad_()))
+    learned = DC3(Equality(torch.nn.Parameter(draw(1, 3)), tensor(1.0)) & Box(0.0, 1.0), steps=2)
+    learned(draw(4, 2)).square().sum().backward()
     assert learned.constraint.members[0].A.grad.abs().sum() > 0
 
 
 def test_the_reduction_follows_moves_and_loads():
-    layer, x, z = DC3(program()), random(4, 3), random(4, 5)
+    layer, x, z = DC3(program()), draw(4, 3), draw(4, 5)
     single = copy.deepcopy(layer).float()
     torch.testing.assert_close(single(z.float(), x.float()), layer(z, x).float(), rtol=1e-4, atol=1e-4)
     other = DC3(program())
@@ -192,20 +185,20 @@ def test_the_reduction_follows_moves_and_loads():
 
 
 def test_compiles_without_a_break():
-    layer, x, z = DC3(program()), random(4, 3), random(4, 5)
+    layer, x, z = DC3(program()), draw(4, 3), draw(4, 5)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(z, x), layer(z, x))
 
 
 def test_vmap_over_seeds():
-    layer, x, z = DC3(program()), random(3, 4, 3), random(3, 4, 5)
+    layer, x, z = DC3(program()), draw(3, 4, 3), draw(3, 4, 5)
     torch.testing.assert_close(torch.vmap(layer)(z, x), layer(z, x))
 
 
 def test_bad_samples_are_nan_alone():
-    constraint = Affine(lambda x: x.unsqueeze(-2), upper=number(1.0))
+    constraint = Affine(lambda x: x.unsqueeze(-2), upper=tensor(1.0))
     layer = DC3(constraint, on_invalid="nan")
-    x, raw = random(4, 2), random(4, 2, seed=1)
+    x, raw = draw(4, 2), draw(4, 2, seed=1)
     bad, poisoned = x.clone(), raw.clone()
     bad[1, 0] = torch.nan
     poisoned[2, 1] = torch.inf
@@ -231,30 +224,30 @@ def test_errors_name_argument_samples_and_remedy():
     with pytest.raises(ShapeError, match=r"predicted: expected 1 completed outputs, one per equality row, got 0"):
         DC3(line(), predicted=[0, 1])
     with pytest.raises(ShapeError, match=r"predicted: expected the coordinates .* pass predicted"):
-        DC3(Equality(lambda x: x, number(1.0)), completion=True)
+        DC3(Equality(lambda x: x, tensor(1.0)), completion=True)
     with pytest.raises(RankError, match="expected 2 linearly independent equality rows, got rank 1"):
-        DC3(Equality(number([1.0, 2.0], [2.0, 4.0]), number(1.0, 2.0)))
+        DC3(Equality(tensor([1.0, 2.0], [2.0, 4.0]), tensor(1.0, 2.0)))
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 1\), got \(3, 2\)"):
-        DC3(line())(random(3, 2))
+        DC3(line())(draw(3, 2))
 
 
 def test_errors_at_call_name_the_samples():
     with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1") as caught:
-        DC3(line())(number([0.0], [torch.nan]))
+        DC3(line())(tensor([0.0], [torch.nan]))
     assert caught.value.samples == [1]
     with pytest.raises(BoundsError, match="upper: expected numbers other than NaN and -inf, got -inf"):
-        DC3(Affine(number([1.0]), upper=lambda x: x))(number([0.0]), number([-torch.inf]))
+        DC3(Affine(tensor([1.0]), upper=lambda x: x))(tensor([0.0]), tensor([-torch.inf]))
     with pytest.raises(NonFiniteError, match=r"A: expected finite numbers, got NaN or inf.* in samples? 0"):
-        DC3(Affine(lambda x: x, upper=number(0.0)), step=0.1)(number([0.0]), number([[torch.nan]]))
+        DC3(Affine(lambda x: x, upper=tensor(0.0)), step=0.1)(tensor([0.0]), tensor([[torch.nan]]))
     with pytest.raises(BoundsError, match="lower, upper: expected lower <= upper"):
-        DC3(Affine(number([1.0]), lower=lambda x: x, upper=number(0.0)))(number([0.0]), number([1.0]))
+        DC3(Affine(tensor([1.0]), lower=lambda x: x, upper=tensor(0.0)))(tensor([0.0]), tensor([1.0]))
     with pytest.raises(NonFiniteError, match="correction diverged: lower the step, or use step='auto'"):
-        DC3(Affine(number([1.0]), lower=number(0.0), upper=number(0.0)), steps=1000, step=100.0, completion=False)(
-            number([1.0])
+        DC3(Affine(tensor([1.0]), lower=tensor(0.0), upper=tensor(0.0)), steps=1000, step=100.0, completion=False)(
+            tensor([1.0])
         )
-    moving = Equality(lambda x: torch.stack([x, x - 1], dim=-1), number(1.0))
+    moving = Equality(lambda x: torch.stack([x, x - 1], dim=-1), tensor(1.0))
     layer = DC3(moving, predicted=[0], dim=2)
-    assert moving.violation(layer(number([1.0], [1.0]), number([0.0], [2.0])), number([0.0], [2.0])).max() < 1e-15
+    assert moving.violation(layer(tensor([1.0], [1.0]), tensor([0.0], [2.0])), tensor([0.0], [2.0])).max() < 1e-15
     with pytest.raises(RankError, match=r"columns \[1\] of the equalities.*singular in samples? 1") as caught:
-        layer(number([1.0], [1.0]), number([0.0], [1.0]))
+        layer(tensor([1.0], [1.0]), tensor([0.0], [1.0]))
     assert caught.value.samples == [1]

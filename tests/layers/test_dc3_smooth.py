@@ -8,14 +8,11 @@ from hardnet.layers.dc3 import DC3
 from hardnet.layers.dc3_smooth import SmoothDC3
 from hardnet.sets import Affine, Equality
 from hardnet.sets.smooth import Smooth
+from tests.draws import draw
 
 F64 = torch.float64
 A = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.2, -1.0]], dtype=F64)
 C = torch.tensor([[1.0, 1.0, 2.0]], dtype=F64)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def circle():
@@ -30,12 +27,12 @@ def circle():
 def test_agrees_with_the_affine_layer():
     smooth = Smooth(3, lambda y, x: y @ A.mT - 0.1, lambda y, x: y @ C.mT - x)
     affine = Affine(A, upper=torch.full((2,), 0.1, dtype=F64)) & Equality(C, lambda x: x)
-    x, raw = random(2, 5, 1), random(2, 5, 2, seed=1)
+    x, raw = draw(2, 5, 1), draw(2, 5, 2, seed=1)
     expected = DC3(affine, predicted=[0, 1], step=1e-2)(raw, x)
     torch.testing.assert_close(SmoothDC3(smooth, predicted=[0, 1])(raw, x), expected, rtol=1e-11, atol=1e-11)
     free = Smooth(3, lambda y, x: y @ A.mT - 0.1)
-    expected = DC3(affine.members[0], step=1e-2)(random(4, 3))
-    torch.testing.assert_close(SmoothDC3(free)(random(4, 3)), expected, rtol=1e-11, atol=1e-11)
+    expected = DC3(affine.members[0], step=1e-2)(draw(4, 3))
+    torch.testing.assert_close(SmoothDC3(free)(draw(4, 3)), expected, rtol=1e-11, atol=1e-11)
 
 
 def test_nonlinear_equality_is_exact_and_the_inequality_converges():
@@ -62,7 +59,7 @@ def test_extra_steps_stop_each_sample_by_itself():
 
 def test_gradients_through_newton_and_correction():
     layer = SmoothDC3(circle(), predicted=[0], start=1.0, step=0.05, steps=4, newton_tolerance=1e-13)
-    x, raw = 1 + 0.1 * random(3, 1).abs(), torch.tensor([[0.8], [0.1], [0.7]], dtype=F64)
+    x, raw = 1 + 0.1 * draw(3, 1).abs(), torch.tensor([[0.8], [0.1], [0.7]], dtype=F64)
     torch.autograd.gradcheck(layer, (raw.requires_grad_(), x.requires_grad_()))
 
 
@@ -77,7 +74,7 @@ def test_errors():
         SmoothDC3(circle(), predicted=[2])
     layer = SmoothDC3(circle(), predicted=[0], start=1.0, steps=0)
     with pytest.raises(ShapeError, match=r"raw: expected shape \(\*batch, 1\), got \(2, 2\)"):
-        layer(random(2, 2), torch.ones(2, 1, dtype=F64))
+        layer(draw(2, 2), torch.ones(2, 1, dtype=F64))
     x = torch.ones(2, 1, dtype=F64)
     with pytest.raises(NonFiniteError, match=r"raw: expected finite numbers, got NaN or inf.* in samples? 1"):
         layer(torch.tensor([[0.0], [torch.nan]], dtype=F64), x)

@@ -10,7 +10,8 @@ from torch import Tensor
 import hardnet as hn
 from hardnet.errors import DTypeError, NonFiniteError, UnsupportedSetError
 from hardnet.layers.base import Guarantee
-from tests.cases import CASES, draw
+from tests.cases import CASES
+from tests.draws import draw
 
 HALF = [torch.bfloat16, torch.float16]
 PROMISED = (Guarantee.EXACT, Guarantee.TOLERANCE)

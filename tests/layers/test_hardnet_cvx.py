@@ -13,7 +13,8 @@ from hardnet.functional import project_affine
 from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.projection import Projection
 from hardnet.testing import check_layer
-from tests.solvers.convex import D, draw
+from tests.draws import draw
+from tests.solvers.convex import D
 
 N = 3
 ROOT = draw(N, N, seed=1)

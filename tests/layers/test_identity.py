@@ -11,7 +11,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import FileWarning, StateError
-from tests.cases import CASES, bound_of, constant_rows, draw, many_rows
+from tests.cases import CASES, bound_of, constant_rows, many_rows
+from tests.draws import draw
 
 F64 = torch.float64
 KEY = "_extra_state"

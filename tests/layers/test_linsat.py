@@ -8,20 +8,13 @@ from hardnet.errors import InfeasibleError, UnsupportedSetError
 from hardnet.layers.linsat import LinSAT
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
+from tests.draws import draw_uniform, tensor
 
 F64 = torch.float64
 
 
-def tensor(*rows):
-    return torch.tensor(rows, dtype=F64)
-
-
-def draw(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 A = tensor([1.0, 1.0, 0.0, 0.0], [0.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0])
-X = 0.2 + 0.6 * draw(6, 2, seed=1)
+X = 0.2 + 0.6 * draw_uniform(6, 2, seed=1)
 
 
 def budget(x):
@@ -43,14 +36,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_contract(case):
     build, x = CASES[case]
-    check_layer(LinSAT(build(), temperature=0.3), x, draw(6, 4))
+    check_layer(LinSAT(build(), temperature=0.3), x, draw_uniform(6, 4))
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("variant", ["entropic", "v2", "v1"])
 def test_every_variant_satisfies_the_set_in_the_cube(case, variant):
     build, x = CASES[case]
-    y = LinSAT(build(), variant=variant)(draw(6, 4), x)
+    y = LinSAT(build(), variant=variant)(draw_uniform(6, 4), x)
     assert check(build(), y, x, tolerance=1e-9).ok
     assert ((y > 0) & (y < 1)).all()
 
@@ -58,18 +51,18 @@ def test_every_variant_satisfies_the_set_in_the_cube(case, variant):
 def test_sweeps_and_newton_give_the_same_answer():
     constraint = CASES["constant"][0]()
     one, other = (LinSAT(constraint, variant="v2", solver=way, max_iterations=2000) for way in ("newton", "sweeps"))
-    assert torch.allclose(one(draw(5, 4)), other(draw(5, 4)), atol=1e-8)
+    assert torch.allclose(one(draw_uniform(5, 4)), other(draw_uniform(5, 4)), atol=1e-8)
 
 
 def test_a_unit_box_around_the_rows_changes_nothing():
     rows = Affine(A[:1], upper=1.0)
     boxed = rows & Box(torch.zeros(4, dtype=F64), 1.0)
-    assert torch.equal(LinSAT(rows)(draw(3, 4)), LinSAT(boxed)(draw(3, 4)))
+    assert torch.equal(LinSAT(rows)(draw_uniform(3, 4)), LinSAT(boxed)(draw_uniform(3, 4)))
 
 
 def test_learned_bounds_get_gradients():
     total = torch.nn.Parameter(tensor(1.0))
-    LinSAT(Equality(A[2:], total))(draw(4)).sum().backward()
+    LinSAT(Equality(A[2:], total))(draw_uniform(4)).sum().backward()
     assert total.grad is not None
     assert torch.allclose(total.grad, tensor(1.0))
 
@@ -77,7 +70,7 @@ def test_learned_bounds_get_gradients():
 def test_an_empty_set_of_some_samples_is_named():
     layer = LinSAT(Equality(A[2:], budget))
     with pytest.raises(InfeasibleError, match=r"in samples? 1; unsatisfied: \[0\]") as error:
-        layer(draw(2, 4), tensor([1.0, 1.0], [3.0, 3.0]))
+        layer(draw_uniform(2, 4), tensor([1.0, 1.0], [3.0, 3.0]))
     assert error.value.samples == [1]
 
 

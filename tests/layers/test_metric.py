@@ -7,7 +7,8 @@ import torch
 
 import hardnet as hn
 from hardnet.testing import check_layer
-from tests.cases import draw, moving_rows
+from tests.cases import moving_rows
+from tests.draws import draw
 
 D = torch.float64
 N = 4

@@ -13,12 +13,9 @@ from hardnet.layers.police import Abs, Police, PoliceNetwork, hinge_shift
 from hardnet.model import HardNet
 from hardnet.sets import Box
 from hardnet.sets.region import AffineOnRegion
+from tests.draws import tensor
 
 F64 = torch.float64
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=F64)
 
 
 def network(activation=nn.ReLU, d=2, n=3, width=16, seed=0):

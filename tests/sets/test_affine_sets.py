@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 

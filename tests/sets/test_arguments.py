@@ -8,7 +8,7 @@ import torch
 
 import hardnet as hn
 from hardnet import errors
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 NAN, INF = torch.nan, torch.inf

@@ -7,7 +7,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import FileError, FileWarning, StateError
-from tests.cases import CASES, draw
+from tests.cases import CASES
+from tests.draws import draw
 
 F64 = torch.float64
 

@@ -8,7 +8,8 @@ from hardnet.certificate import check
 from hardnet.errors import BoundsError, ConvexityError, DTypeError, InfeasibleError, ShapeError, UnsupportedSetError
 from hardnet.layers import HardNetCvx
 from hardnet.testing import check_set
-from tests.solvers.convex import D, draw
+from tests.draws import draw
+from tests.solvers.convex import D
 
 N = 3
 

@@ -16,7 +16,8 @@ from hardnet.errors import (
     UnsupportedSetError,
 )
 from hardnet.layers.hardnet_cvx import HardNetCvx
-from tests.solvers.convex import D, draw
+from tests.draws import draw
+from tests.solvers.convex import D
 
 cp = pytest.importorskip("cvxpy")
 pytest.importorskip("cvxpylayers")

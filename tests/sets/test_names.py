@@ -3,7 +3,7 @@
 import torch
 
 import hardnet as hn
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 

@@ -4,11 +4,8 @@ import pytest
 import torch
 
 import hardnet as hn
+from tests.draws import draw
 from tests.solvers.oracles import two_stages
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def limits_and_barriers(seed, n=3, m=4, reach=4.0):

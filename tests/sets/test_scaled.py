@@ -10,7 +10,6 @@ from tests.cases import (
     ball_of_x,
     cone,
     constant_rows,
-    draw,
     giving_way,
     matrix_inequality,
     moving_balance,
@@ -19,6 +18,7 @@ from tests.cases import (
     radius_of,
     wide_bound,
 )
+from tests.draws import draw
 
 D = torch.float64
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import hardnet as hn
 from hardnet.errors import ShapeError
-from tests.cases import draw
+from tests.draws import draw
 
 D = torch.float64
 N = 3

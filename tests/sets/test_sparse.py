@@ -12,7 +12,8 @@ from hardnet.solvers import sparse_factor
 from hardnet.solvers.solution import Status
 from hardnet.solvers.sparse_factor import prepare_sparse
 from hardnet.solvers.sparse_rows import project_sparse
-from tests.solvers.families import F64, draw
+from tests.draws import draw
+from tests.solvers.families import F64
 
 pytest.importorskip("scipy")
 

@@ -1,15 +1,11 @@
 """Random blocks with a common interior point (the origin), shared by the tests of curved sets."""
 
 import torch
-from torch import Tensor
 
 from hardnet.solvers import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from tests.draws import draw
 
 D = torch.float64
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def rows(batch: int, n: int, m: int, seed: int = 0) -> Intervals:

@@ -2,15 +2,13 @@
 
 import torch
 
+from tests.draws import draw
+
 F64 = torch.float64
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=F64)
 
 
 def product(A, y):

@@ -8,7 +8,8 @@ from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status, conic
 from hardnet.solvers.cones import project_second_order
 from hardnet.solvers.conic_iterate import Task, miss, optimality
 from hardnet.solvers.stack import Stack
-from tests.solvers.convex import D, ball, draw, families, half_plane, quadratic
+from tests.draws import draw
+from tests.solvers.convex import D, ball, families, half_plane, quadratic
 
 BATCH, N = 24, 5
 FAMILIES = families(BATCH, N)

@@ -6,7 +6,8 @@ import torch
 from hardnet.certificate import check
 from hardnet.functional.conic import project_intersection
 from hardnet.sets import LMI, Affine, Ball, Box, Equality, Quadratic, SecondOrderCone
-from tests.solvers.convex import D, draw
+from tests.draws import draw
+from tests.solvers.convex import D
 
 N = 6
 LOWER, UPPER = -0.1 - 0.3 * draw(N, seed=1).abs(), 0.1 + 0.2 * draw(N, seed=2).abs()

@@ -12,7 +12,8 @@ from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.eigen import jacobi
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 from hardnet.solvers.stack import Linear
-from tests.solvers.convex import D, ball, draw, families, half_plane
+from tests.draws import draw
+from tests.solvers.convex import D, ball, families, half_plane
 
 FAMILIES = families(12, 4)
 EPS = 2.0**-52

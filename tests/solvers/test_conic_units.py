@@ -7,7 +7,8 @@ import torch
 
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
-from tests.solvers.convex import D, ball, draw, families, half_plane
+from tests.draws import draw
+from tests.solvers.convex import D, ball, families, half_plane
 
 FAMILIES = families(12, 4)
 EPS = 2.0**-52

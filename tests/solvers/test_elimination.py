@@ -12,17 +12,10 @@ from hardnet.solvers.elimination import (
     right_hand_sides,
     unmet_conditions,
 )
+from tests.draws import draw, tensor
 
 F64 = torch.float64
 NONE = torch.zeros(2, dtype=torch.bool)
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=F64)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def test_constants_are_rescaled_together_with_their_rows():

@@ -6,15 +6,12 @@ import torch
 from hardnet.functional.linsat import _encode, find_encoding
 from hardnet.solvers.fermi_dirac import balance_by_newton, evaluate, newton_step, proves_infeasible
 from hardnet.solvers.solution import Status
+from tests.draws import draw_uniform
 
 F64 = torch.float64
 BISTOCHASTIC = torch.cat(
     [torch.kron(torch.eye(3), torch.ones(1, 3)), torch.kron(torch.ones(1, 3), torch.eye(3))]
 ).double()
-
-
-def draw(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def balance(A, lower, upper, variant, count):
@@ -26,7 +23,7 @@ def balance(A, lower, upper, variant, count):
 def test_flat_sigmoids_do_not_stop_newton(variant, temperature):
     """Among these scores are some where every full step lands where all sigmoids are flat."""
     problem = balance(BISTOCHASTIC, torch.ones(6).double(), torch.ones(6).double(), variant, 1000)
-    solution = balance_by_newton(problem, draw(1000, 9) / temperature, tolerance=1e-10, max_iterations=60)
+    solution = balance_by_newton(problem, draw_uniform(1000, 9) / temperature, tolerance=1e-10, max_iterations=60)
     assert (solution.status == Status.SOLVED).all()
     assert (solution.residual <= 1e-10).all()
     assert solution.iterations.max() <= 30
@@ -34,7 +31,7 @@ def test_flat_sigmoids_do_not_stop_newton(variant, temperature):
 
 def test_newton_converges_quadratically():
     problem = balance(torch.ones(1, 3).double(), None, torch.ones(1).double(), "entropic", 1)
-    scores, dual, errors = draw(1, 3), torch.zeros(1, 1, dtype=F64), []
+    scores, dual, errors = draw_uniform(1, 3), torch.zeros(1, 1, dtype=F64), []
     for _ in range(5):
         point = evaluate(problem, scores, dual)
         errors.append(point.residual.abs().max().item())
@@ -50,9 +47,9 @@ def test_an_empty_set_is_proved_by_its_multipliers_or_its_residual():
         torch.tensor([2.0, 0.5]),
     )
     problem = balance(A, lower.double(), upper.double(), "entropic", 4)
-    solution = balance_by_newton(problem, draw(4, 2), tolerance=1e-10, max_iterations=60)
+    solution = balance_by_newton(problem, draw_uniform(4, 2), tolerance=1e-10, max_iterations=60)
     assert (solution.status == Status.INFEASIBLE).all()
-    for direction in (solution.dual, -evaluate(problem, draw(4, 2), solution.dual).residual):
+    for direction in (solution.dual, -evaluate(problem, draw_uniform(4, 2), solution.dual).residual):
         if proves_infeasible(problem, direction).all():
             assert not proves_infeasible(problem, -direction).any()
             return
@@ -61,7 +58,7 @@ def test_an_empty_set_is_proved_by_its_multipliers_or_its_residual():
 
 def test_a_bad_sample_leaves_the_others_bit_for_bit():
     problem = balance(BISTOCHASTIC, torch.ones(6).double(), torch.ones(6).double(), "entropic", 5)
-    scores = 20 * draw(5, 9)
+    scores = 20 * draw_uniform(5, 9)
     good = balance_by_newton(problem, scores, tolerance=1e-10, max_iterations=60)
     scores[2, 4] = torch.nan
     bad = balance_by_newton(problem, scores, tolerance=1e-10, max_iterations=60)

@@ -8,11 +8,8 @@ from hardnet.solvers.nonlinear_status import NonlinearStatus
 from hardnet.solvers.nonlinear_step import Metric, solve_step
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import SMALL, solve_definite
+from tests.draws import draw
 from tests.nonlinear_problems import F64, real, sphere
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def rows_of(g, raw, lower=0.0, upper=0.0):

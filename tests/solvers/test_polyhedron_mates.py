@@ -5,7 +5,8 @@ import torch
 
 from hardnet.functional import project_affine as project
 from hardnet.solvers import project_affine, projection_steps
-from tests.solvers.families import F64, draw, gaussian
+from tests.draws import draw
+from tests.solvers.families import F64, gaussian
 
 BACKENDS = [
     "auto",

@@ -6,7 +6,8 @@ import torch
 from hardnet.errors import InfeasibleError
 from hardnet.functional import project_affine as project
 from hardnet.solvers import Status, project_affine
-from tests.solvers.families import F64, draw, gaussian, product
+from tests.draws import draw
+from tests.solvers.families import F64, gaussian, product
 from tests.solvers.oracles import contradict, nearest_point
 
 EXPONENTS = [(-150, 150), (150, -150), (-150, -150), (150, 150), (0, 150), (0, -150), (155, 0), (-170, 0)]

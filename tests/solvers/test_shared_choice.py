@@ -9,7 +9,8 @@ import torch
 import hardnet as hn
 from hardnet.solvers import shared_choice
 from hardnet.solvers.shared_choice import prepare_rows
-from tests.solvers.families import F64, draw
+from tests.draws import draw
+from tests.solvers.families import F64
 from tests.solvers.test_shared_rows import boxed, programs
 
 

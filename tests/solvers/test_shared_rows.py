@@ -11,7 +11,8 @@ from hardnet.solvers.projection import solve
 from hardnet.solvers.shared_factor import prepare
 from hardnet.solvers.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
-from tests.solvers.families import F64, draw, gaussian
+from tests.draws import draw
+from tests.solvers.families import F64, gaussian
 
 NO_BOUND = torch.inf
 

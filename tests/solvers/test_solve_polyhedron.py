@@ -7,7 +7,8 @@ from hardnet.errors import MissingExtraError
 from hardnet.solvers import Status, project_affine, projection_steps
 from hardnet.solvers.newton import newton
 from hardnet.solvers.problem import standard_form
-from tests.solvers.families import F64, FAMILIES, cone_apex, draw, duplicated, gaussian, integers, product
+from tests.draws import draw
+from tests.solvers.families import F64, FAMILIES, cone_apex, duplicated, gaussian, integers, product
 
 BACKENDS = [
     "auto",
