@@ -35,6 +35,12 @@ class Case:
 
 BASE = draw(2, 4, seed=1)
 
+
+def network(outputs: int = 4) -> torch.nn.Module:
+    """Four inputs and a hidden layer, float64."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, outputs)).double()
+
+
 # functions of x stand at module level so that layers can be pickled
 
 

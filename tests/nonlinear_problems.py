@@ -22,6 +22,9 @@ def sphere(y: Tensor, x: Any) -> Tensor:
     return y.square().sum(-1, keepdim=True) - 1
 
 
+CIRCLE = hn.Nonlinear(sphere, dim=2, lower=0.0, upper=0.0)
+
+
 def ellipse(y: Tensor, x: Any) -> Tensor:
     return (y[..., :1] / 3).square() + y[..., 1:].square() - 1
 

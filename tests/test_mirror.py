@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES, TESTS = ROOT / "src" / "hardnet", ROOT / "tests"
 ELSEWHERE = {
-    "experiments/test_cli.py": "cli/common cli/experiments cli/library cli/machine experiments/demo experiments/doctor "
-    "experiments/inputs experiments/warmup",
+    "cli/test_experiments.py": "experiments/demo",
+    "cli/test_machine.py": "experiments/doctor experiments/warmup",
     "experiments/test_figures.py": "experiments/pictures experiments/style",
     "experiments/test_limits.py": "experiments/optimal experiments/substeps",
     "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_active functional/nonlinear_again "
     "functional/nonlinear_arguments functional/nonlinear_call functional/nonlinear_gradient solvers/nonlinear_kkt",
-    "layers/test_nonlinear.py": "functional/nonlinear_failure",
+    "layers/test_nonlinear_failure.py": "functional/nonlinear_failure",
     "functional/test_polyhedron.py": "functional/samples",
     "functional/test_polyhedron_fixed.py": "solvers/fixed solvers/single",
     "functional/test_polyhedron_gradient.py": "solvers/active",
@@ -85,11 +85,11 @@ ELSEWHERE = {
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "
     "solvers/projection_steps",
-    "test_certificate.py": "metrics sets/judge_records sets/judge_rows sets/judgement",
+    "test_certificate.py": "sets/judge_records sets/judge_rows sets/judgement",
     "test_contract.py": "testing/poison testing/promise",
     "test_gradients.py": "functional/derivatives",
     "test_public.py": "errors",
-    "test_storage.py": "sets/fingerprint",
+    "test_storage_functions.py": "sets/fingerprint",
     "train/test_stacked.py": "train/normalisation train/stacked_module",
     "train/test_training.py": "train/batches train/loop",
 }

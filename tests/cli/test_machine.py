@@ -1,0 +1,38 @@
+"""The commands about the machine: doctor and warmup."""
+
+import json
+
+import hardnet.cli
+from tests.cli.calling import call
+
+
+def test_doctor(monkeypatch, capsys):
+    from hardnet.experiments import doctor
+
+    few = {name: doctor.PROBLEMS[name] for name in ("nearest point, shared A",)}
+    monkeypatch.setattr(doctor, "PROBLEMS", few)
+    monkeypatch.setattr(doctor, "SAMPLES", 4)
+    code, out, _ = call(monkeypatch, capsys, "doctor", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["versions"]["hardnet"] == hardnet.__version__
+    assert set(found["milliseconds"]) == set(few)
+    assert all(times["forward"] > 0 for times in found["milliseconds"].values())
+    code, out, _ = call(monkeypatch, capsys, "doctor", "--no-timing")
+    assert code == 0
+    assert "kernels" in out
+    assert "pip install" in doctor.in_words(found | {"extras": {"cpu": {"numba": None}}})
+
+
+def test_warmup_runs_every_shape_of_problem_once(monkeypatch, capsys):
+    from hardnet.experiments import warmup
+
+    small = {name: warmup.PROBLEMS[name] for name in ("nearest point, shared A",)}
+    monkeypatch.setattr(warmup, "PROBLEMS", small)
+    monkeypatch.setattr(warmup, "HAS_NUMBA", True)
+    code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
+    assert code == 0
+    assert list(json.loads(out)) == [f"nearest point, shared A, {dtype}" for dtype in ("float32", "float64")]
+    monkeypatch.setattr(warmup, "HAS_NUMBA", False)
+    code, out, _ = call(monkeypatch, capsys, "warmup")
+    assert (code, "numba is not installed" in out) == (0, True)
