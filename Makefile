@@ -16,7 +16,7 @@ OLDEST_TORCH ?= torch==2.11.*
 demo: $(VENV)/experiments-ready wheel
 	$(BIN)/hardnet demo
 
-# one core compiles the kernels that all tests share while the other looks at the sources; then a worker has a thread
+# all cores compile the kernels that all tests share, beside the look at the sources; then a worker has a thread
 test: $(VENV)/dev-ready wheel
 	$(MAKE) -j 2 lint warm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist worksteal --durations=10

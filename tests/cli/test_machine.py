@@ -1,6 +1,7 @@
 """The commands about the machine: doctor and warmup."""
 
 import json
+from importlib.util import find_spec
 
 import hardnet.cli
 from tests.cli.calling import call
@@ -36,3 +37,11 @@ def test_warmup_runs_every_shape_of_problem_once(monkeypatch, capsys):
     monkeypatch.setattr(warmup, "HAS_NUMBA", False)
     code, out, _ = call(monkeypatch, capsys, "warmup")
     assert (code, "numba is not installed" in out) == (0, True)
+
+
+def test_warmup_compiles_every_kernel_in_a_process_of_its_own():
+    from hardnet.experiments import warmup
+
+    kernels = {problem.kernel for problem in warmup.PROBLEMS.values()}
+    assert sorted(kernels) == sorted(warmup.SLOWEST_FIRST)
+    assert all(find_spec(f"hardnet.kernels.cpu.{kernel}") for kernel in kernels - {""})

@@ -29,13 +29,15 @@ def doctor(
 
 @app.command()
 def warmup(as_json: AsJson = False) -> None:
-    """Compile the kernels of this machine ahead, so that no first call of a program waits for them."""
+    """Compile the kernels of this machine ahead, on all its cores, so that no first call waits for them."""
     from hardnet.experiments.warmup import warm
 
-    compiled = warm()
+    compiled = {}
+    for what, seconds in warm():
+        compiled[what] = seconds
+        if not as_json:
+            typer.echo(f"{seconds:6.1f} s  {what}")
     if as_json:
         print_json(compiled)
-        return
-    for what, seconds in compiled.items():
-        typer.echo(f"{seconds:6.1f} s  {what}")
-    typer.echo("ready" if compiled else "nothing to compile: numba is not installed (pip install 'hardnet[cpu]')")
+    else:
+        typer.echo("ready" if compiled else "nothing to compile: numba is not installed (pip install 'hardnet[cpu]')")

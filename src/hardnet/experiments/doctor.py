@@ -98,7 +98,7 @@ def _kernels() -> dict[str, str]:
 def _milliseconds() -> dict[str, dict[str, float]]:
     """One forward pass, and one forward and backward pass, of every shape of problem with a kernel of its own."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return {name: _time(solve, shape, device) for name, (solve, shape) in PROBLEMS.items()}
+    return {name: _time(problem.solve, problem.shape, device) for name, problem in PROBLEMS.items()}
 
 
 def _time(solve: Callable[..., Tensor], shape: tuple[int, ...], device: str) -> dict[str, float]:

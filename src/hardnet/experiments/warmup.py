@@ -1,12 +1,18 @@
 """Compile the CPU kernels ahead: every shape of problem that has a kernel of its own, solved once each way.
 
+Kernels are compiled side by side, one process for each core; the problems of one kernel go to one process.
+
 Called by `hardnet.cli.machine` and `hardnet.experiments.doctor`.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,33 +41,78 @@ def _in_a_ball(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return project_intersection(raw, [Intervals(A, lower, upper), ball])
 
 
-PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
-    "closed form, small shared A": (enforce_affine, (2, 3)),
-    "closed form, large shared A": (enforce_affine, (40, 60)),
-    "closed form, few rows per sample": (enforce_affine, (4, 2, 3)),
-    "closed form, many rows per sample": (enforce_affine, (4, 12, 20)),
-    "nearest point, shared A": (project_affine, (2, 3)),
-    "nearest point, few rows per sample": (project_affine, (4, 2, 3)),
-    "nearest point, many rows per sample": (project_affine, (4, 12, 8)),
-    "nearest point, one row in a box": (_in_a_box, (1, 8)),
-    "nearest point, few rows in a box per sample": (_in_a_box, (4, 2, 8)),
-    "nearest point, one row in a ball": (_in_a_ball, (1, 3)),
-    "nearest point, nonlinear rows": (_curved, (2, 3)),
+class Problem(NamedTuple):
+    """What runs it, the shape of A, and which of `hardnet.kernels.cpu` it compiles; "" where torch computes."""
+
+    solve: Callable[..., Tensor]
+    shape: tuple[int, ...]
+    kernel: str
+
+
+PROBLEMS: dict[str, Problem] = {
+    "closed form, small shared A": Problem(enforce_affine, (2, 3), "affine_shared_small"),
+    "closed form, large shared A": Problem(enforce_affine, (40, 60), "affine_shared"),
+    "closed form, few rows per sample": Problem(enforce_affine, (4, 2, 3), "affine_few"),
+    "closed form, many rows per sample": Problem(enforce_affine, (4, 12, 20), ""),
+    "nearest point, shared A": Problem(project_affine, (2, 3), "nearest_few"),
+    "nearest point, few rows per sample": Problem(project_affine, (4, 2, 3), "nearest_few"),
+    "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), ""),
+    "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
+    "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "nearest_box_rows"),
+    "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic"),
+    "nearest point, nonlinear rows": Problem(_curved, (2, 3), "active_set"),
 }
-"""What runs it, and the shape of A: one for each kernel."""
+SLOWEST_FIRST = (
+    "conic",
+    "nearest_few",
+    "affine_few",
+    "nearest_box_rows",
+    "affine_shared_small",
+    "affine_shared",
+    "active_set",
+    "nearest_box",
+    "",
+)
+"""The kernels by what they take to compile, so that no core is left with a long one at the end."""
 
 
-def warm() -> dict[str, float]:
-    """Solve each problem once, forward and backward, in each dtype; the seconds that each took.
+def warm() -> Iterator[tuple[str, float]]:
+    """Solve each problem once, forward and backward, in each dtype; what was solved, and its seconds, as they end.
 
     Nothing where nothing is compiled on this machine.
     """
     if not HAS_NUMBA:
-        return {}
+        return
+    kernels = {problem.kernel for problem in PROBLEMS.values()}
+    groups = [
+        {name: problem for name, problem in PROBLEMS.items() if problem.kernel == kernel}
+        for kernel in sorted(kernels, key=SLOWEST_FIRST.index)
+    ]
+    fresh = get_context("spawn")  # a fork would inherit the threads of torch
+    with ProcessPoolExecutor(min(_cores(), len(groups)), fresh, _work_alone) as pool:
+        for done in as_completed([pool.submit(_compile, group) for group in groups]):
+            yield from done.result().items()
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _work_alone() -> None:
+    """One core for this process, and no announcement: who asked for the kernels knows."""
+    from hardnet.kernels.cpu import compiling
+
+    compiling.announces = False
+    torch.set_num_threads(1)
+
+
+def _compile(group: dict[str, Problem]) -> dict[str, float]:
+    """Seconds of each problem, in each dtype."""
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     return {
-        f"{name}, {spelled}": _seconds(solve, shape, dtype)
-        for name, (solve, shape) in PROBLEMS.items()
+        f"{name}, {spelled}": _seconds(problem.solve, problem.shape, dtype)
+        for name, problem in group.items()
         for spelled, dtype in dtypes.items()
     }
 

@@ -49,11 +49,16 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Calla
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(kinds))(entry.address)
 
 
+announces = True
+"""Whether the first compilation of this process is announced."""
+
+
 class _Announced(Compiler):
     """numba's compiler, which makes one of these only where its cache does not have the code: so it can say so."""
 
     def __init__(self, *arguments: Any) -> None:
-        _announce()
+        if announces:
+            _announce()
         super().__init__(*arguments)
 
 
@@ -61,7 +66,7 @@ class _Announced(Compiler):
 def _announce() -> None:
     """Say once per process why its first calls take so long."""
     print(
-        "hardnet: numba compiles the CPU kernels of this program, 10 to 30 s, once per machine; "
+        "hardnet: numba compiles the CPU kernels of this program, 5 to 70 s each, once per machine; "
         "`hardnet warmup` does it ahead",
         file=sys.stderr,
         flush=True,
