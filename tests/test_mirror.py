@@ -37,7 +37,8 @@ ELSEWHERE = {
     "functional/test_polyhedron_gradient.py": "solvers/active",
     "functional/test_quadratic.py": "solvers/quadratic_root",
     "functional/test_simplex_ball_box.py": "functional/box functional/simplex",
-    "kernels/test_active_set.py": "kernels/cpu/active_set kernels/cpu/definite",
+    "kernels/test_active_set.py": "kernels/cpu/active_set kernels/cpu/approach kernels/cpu/definite kernels/cpu/kkt "
+    "kernels/cpu/retraction",
     "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
@@ -79,8 +80,10 @@ ELSEWHERE = {
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "solvers/orthogonal",
-    "solvers/test_nonlinear.py": "solvers/nonlinear_direction solvers/nonlinear_iterate solvers/nonlinear_measure "
-    "solvers/nonlinear_nearest solvers/nonlinear_program solvers/nonlinear_retract solvers/nonlinear_retract_state "
+    "solvers/test_nonlinear.py": "solvers/nonlinear_derivatives solvers/nonlinear_direction solvers/nonlinear_input "
+    "solvers/nonlinear_iterate solvers/nonlinear_measure solvers/nonlinear_nearest solvers/nonlinear_nearest_compiled "
+    "solvers/nonlinear_nearest_step solvers/nonlinear_program solvers/nonlinear_retract "
+    "solvers/nonlinear_retract_compiled solvers/nonlinear_retract_state solvers/nonlinear_retract_step "
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "

@@ -3,9 +3,21 @@
 import pytest
 import torch
 
-from hardnet.solvers import nonlinear_step, small
+from hardnet.kernels.limits import ELASTIC
+from hardnet.solvers import (
+    nonlinear_kkt,
+    nonlinear_nearest,
+    nonlinear_nearest_step,
+    nonlinear_retract,
+    nonlinear_step,
+    small,
+)
 from hardnet.solvers.nonlinear import solve_nonlinear
-from hardnet.solvers.nonlinear_rows import Input, Rows
+from hardnet.solvers.nonlinear_input import Input
+from hardnet.solvers.nonlinear_nearest_step import plan_in_torch
+from hardnet.solvers.nonlinear_nearest_step import plan_step as plan_approach
+from hardnet.solvers.nonlinear_retract import retract
+from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_step import Metric, _in_torch
 from hardnet.solvers.small import _eliminate
 from tests.draws import draw
@@ -28,6 +40,12 @@ def test_elimination_agrees_with_plain_torch(n):
     assert ((solved[2:] - expected[2:]).abs() <= 64 * n * torch.finfo(F64).eps * size).all()
     strided = solve(matrix.mT.contiguous().mT, right)  # any strides
     assert torch.equal(strided[0].nan_to_num(), solved.nan_to_num())
+
+
+def in_torch(monkeypatch):
+    """Leave everything to plain torch."""
+    for module in (small, nonlinear_step, nonlinear_retract, nonlinear_nearest, nonlinear_nearest_step, nonlinear_kkt):
+        monkeypatch.setattr(module, "compiles", lambda A: False)
 
 
 def kinds():
@@ -89,9 +107,60 @@ def test_the_solver_without_compiled_code_finds_the_same_points(known, monkeypat
     x = Input.of(known.x, known.raw.shape[:1])
     rows = Rows(known.g, None, x, m, known.raw.new_zeros(0, known.raw.shape[-1]), bound, bound)
     with_numba = solve_nonlinear(rows, known.raw)
-    for module in (small, nonlinear_step):
-        monkeypatch.setattr(module, "compiles", lambda A: False)
+    in_torch(monkeypatch)
     without = solve_nonlinear(rows, known.raw)
     assert (without.status == 0).all()
     # both satisfy the KKT conditions to 1e-10
     torch.testing.assert_close(without.y, with_numba.y, rtol=0, atol=1e-8)
+
+
+def mixed(seed=0):
+    """Samples around quadratic rows of every kind beside affine ones, some of which contradict each other."""
+    y, A = draw(200, 4, seed=seed), draw(2, 4, seed=seed + 1)
+    S, c = draw(3, 4, 4, seed=seed + 2) / 4, draw(3, 4, seed=seed + 3)
+    g = lambda y, x: torch.einsum("bi,mij,bj->bm", y, (S + S.mT).to(y), y) + y @ c.to(y).mT
+    low = torch.cat([draw(200, 3, seed=seed + 4), -torch.ones(200, 2, dtype=F64)], -1)
+    high = low + torch.where(draw(200, 5, seed=seed + 5) > 0, 0.0, draw(200, 5, seed=seed + 6).abs())
+    high[:, 3:] = 1.0
+    low[::3, 0] = -torch.inf
+    return Rows(g, None, Input.of(None, y.shape[:1]), 3, A, low, high).prepared(look=True), y
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_compiled_pass_of_a_retraction_agrees_with_plain_torch(unit, monkeypatch):
+    rows, y = mixed()
+    fast = retract(rows, y, y, tolerance=1e-10, unit=unit, iterations=1)
+    in_torch(monkeypatch)
+    slow = retract(rows, y, y, tolerance=1e-10, unit=unit, iterations=1)
+    full = (slow.y != y).any(-1)  # compiled code tries shorter steps in the same pass, torch in the next one
+    assert full.double().mean() > 0.3
+    # the Gram matrix of m unit rows has a condition of at most m / ELASTIC^2, which multiplies some roundings
+    allowed = 16 * 5 / ELASTIC**2 * torch.finfo(F64).eps
+    torch.testing.assert_close(fast.y[full], slow.y[full], rtol=0, atol=allowed)
+    torch.testing.assert_close(fast.error[full], slow.error[full], rtol=0, atol=allowed)
+
+
+def test_a_compiled_step_towards_the_nearest_point_agrees_with_plain_torch(monkeypatch):
+    rows, y = mixed(seed=20)
+    raw, dual, weight = y + draw(200, 4, seed=30), draw(200, 5, seed=31), draw(200, 5, seed=32).abs()
+    at = rows.evaluate(y, lambda *_: dual)
+    fast = plan_approach(rows, at, y, raw, weight)
+    in_torch(monkeypatch)
+    slow = plan_in_torch(rows, at, y, raw, weight)
+    for one, two in zip(fast, slow, strict=True):
+        size = two.double().abs().clamp_min(1.0)
+        assert ((one.double() - two.double()).abs() <= 16 * 5 / ELASTIC**2 * torch.finfo(F64).eps * size).all()
+
+
+@pytest.mark.parametrize("curved", [True, False])
+def test_a_compiled_derivative_agrees_with_plain_torch(curved, monkeypatch):
+    J, H, grad = draw(100, 3, 5, seed=40), draw(100, 5, 5, seed=41), draw(100, 5, seed=42)
+    H, active = 0.3 * (H + H.mT), draw(100, 3, seed=43) > 0
+    J[0, 1] = J[0, 0]  # dependent rows share their multiplier
+    at, weak = Derivatives(J[:, :, 0], J, H if curved else None), torch.zeros(100, dtype=torch.bool)
+    fast = nonlinear_kkt.solve_kkt(at, active, grad, weak)
+    in_torch(monkeypatch)
+    slow = nonlinear_kkt.solve_kkt(at, active, grad, weak)
+    torch.testing.assert_close(fast[0], slow[0], rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(fast[1][1:], slow[1][1:], rtol=1e-7, atol=1e-7)
+    assert (fast[1][~active] == 0).all()

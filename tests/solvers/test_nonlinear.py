@@ -3,7 +3,8 @@
 import torch
 
 from hardnet.solvers.nonlinear import solve_nonlinear
-from hardnet.solvers.nonlinear_rows import Input, Rows
+from hardnet.solvers.nonlinear_input import Input
+from hardnet.solvers.nonlinear_rows import Rows
 from hardnet.solvers.nonlinear_status import NonlinearStatus
 from hardnet.solvers.nonlinear_step import Metric, solve_step
 from hardnet.solvers.projection import project_affine

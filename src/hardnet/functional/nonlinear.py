@@ -19,8 +19,9 @@ from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
 from hardnet.rows import BoxedRows
+from hardnet.solvers.nonlinear_derivatives import Function
+from hardnet.solvers.nonlinear_input import Input
 from hardnet.solvers.nonlinear_iterate import Mode
-from hardnet.solvers.nonlinear_rows import Function, Input
 from hardnet.solvers.nonlinear_status import NonlinearSolution
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hardnet.functional.nonlinear_active import sides, working
 from hardnet.functional.nonlinear_call import Call, Saved
-from hardnet.solvers.nonlinear_rows import Rows, batched_gradient
+from hardnet.solvers.nonlinear_derivatives import batched_gradient
+from hardnet.solvers.nonlinear_rows import Rows
 
 
 def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:

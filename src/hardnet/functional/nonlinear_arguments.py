@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.rows import BoxedRows
-from hardnet.solvers.nonlinear_rows import Function, Input, require_differentiable
-from hardnet.solvers.nonlinear_rows import jacobian as differentiate
+from hardnet.solvers.nonlinear_derivatives import Function, require_differentiable
+from hardnet.solvers.nonlinear_derivatives import jacobian as differentiate
+from hardnet.solvers.nonlinear_input import Input
 
 
 def call(function: Callable[..., Any] | nn.Module, y: Tensor, x: Any) -> Any:

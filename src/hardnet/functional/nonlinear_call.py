@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.nonlinear import solve_nonlinear
+from hardnet.solvers.nonlinear_derivatives import Function
+from hardnet.solvers.nonlinear_input import Input
 from hardnet.solvers.nonlinear_measure import FINE, relative_error
-from hardnet.solvers.nonlinear_rows import Function, Input, Rows
+from hardnet.solvers.nonlinear_rows import Rows
 from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
 
 ROUNDINGS = 16

@@ -38,6 +38,45 @@ NOISE = 1e-12
 INDEPENDENT = 1e-13
 """Least pivot of unit rows for which elimination is trusted there."""
 
+SUFFICIENT = 1e-4
+"""Share of the decrease that the slope promises which a step of the nonlinear solver must bring."""
+CHORD, FAST = 1e-5, 1e-2
+"""A sample keeps its Jacobian for the steps that follow where its violation is below CHORD and fell by FAST at once."""
+CUT = 1e-3
+"""Least part of a refused length of a retraction that is tried next."""
+STATIONARY = 1e-9
+"""Share of the violation that a step must promise to remove; below it the point is stationary."""
+NUDGES = 2
+"""Nudges of a sample before it counts as stuck."""
+SOFTEST = 1e1
+"""Most elasticity of a row of length one."""
+SHORT = 0.125
+"""Length of a step below which the next one is more elastic."""
+SHORTEST = 1e-12
+"""Length below which a step is given up: near a vanishing gradient it may be too long by many orders."""
+ELASTIC = 1e-4
+"""Least elasticity of a row of length one there: of a violation v a step leaves about ``ELASTIC^2 v / sigma^2``.
+
+A gradient that would send a sample farther than 1e4 times its own size counts as smaller than it is."""
+FLATTEST = 1e-4
+"""Least curvature that the Hessian of the Lagrangian may have; a smaller or negative one is replaced."""
+SMALL_STEP = 3e-11
+"""A step of this part of the sample's size is the last one: what remains is at most as much, mostly its square."""
+DISTANT = 1e-3
+"""What the distance to raw adds to the size of a sample: where y is near 0 it is all there is."""
+MERIT_ROUNDING = 1e-15
+"""Part of the merit's terms by which rounding may raise it."""
+
+SEARCH_CUT = 0.1
+"""Least part of a refused length towards the nearest point that is tried next."""
+SHORTEST_SEARCH = 2.0**-12
+"""Length below which such a step is given up."""
+FAR = 0.3
+"""Relative violation beyond which no such step may lead, however near to raw: the way back would be lost."""
+
+DEPENDENT = 1e-13
+"""What keeps dependent active rows solvable in the derivative, relative to unit rows: they share the multiplier q."""
+
 
 def padded(size: int) -> int:
     """The power of two that holds a size, of at least 16: what a tile of the matrix units has."""

@@ -3,7 +3,7 @@
 ``W = I + sum_i dual_i Hess g_i``. Where W is not positive definite, curvature along the active rows' gradients is
 added, which does not change the step where these rows hold; what is negative along the rows is turned round.
 
-Called by `hardnet.solvers.nonlinear_kkt`, `hardnet.solvers.nonlinear_nearest` and `hardnet.solvers.nonlinear_status`.
+Called by `hardnet.solvers.nonlinear_nearest_step`, `hardnet.solvers.nonlinear_kkt` and others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import FLATTEST
 from hardnet.solvers.nonlinear_measure import elastic_rows
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import choose
@@ -24,8 +25,6 @@ DENSE = 40
 """Most outputs for which W is formed where all rows are equalities."""
 HEAVY = 10.0
 """Curvature added along the rows' gradients, relative to the largest entry of W."""
-FLATTEST = 1e-4
-"""Least curvature that W may have; a smaller or negative one is replaced."""
 TURNED = 1e-2
 """Least curvature that a negative one is replaced by."""
 JITTER = 1e-14
@@ -43,6 +42,11 @@ class Direction(NamedTuple):
     step: Tensor
     dual: Tensor
     flat: Tensor
+
+
+def is_dense(rows: Rows, y: Tensor) -> bool:
+    """Whether W is formed: not for equalities alone on many outputs, where products with it are enough."""
+    return y.shape[-1] <= DENSE or not rows.tight
 
 
 def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool = True) -> Direction:

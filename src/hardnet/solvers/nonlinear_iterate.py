@@ -54,9 +54,12 @@ def _nearest(rows: Rows, raw: Tensor, first: Retracted, tolerance: float) -> tup
     """The nearest point from the retracted ones, where these are near to their rows; and the steps of all phases."""
     near = first.error <= COARSE
     second = _approach(rows, raw, first, near)
-    last = retract(rows, choose(second.settled, second.y, first.y), raw, tolerance=tolerance)
+    start = choose(second.settled, second.y, first.y)
+    at = rows.evaluate(start)
+    last = retract(rows, start, raw, tolerance=tolerance, at=at)
     y = choose(near, last.y, first.y)
-    found = judged(rows, raw, y, second.dual, last.ratio, tolerance, second.settled, second.flat)
+    at = at if torch.equal(y, start) else rows.evaluate(y)
+    found = judged(rows, raw, y, at, second.dual, last.ratio, tolerance, second.settled, second.flat)
     return found, first.steps + second.steps + last.steps
 
 
@@ -86,7 +89,7 @@ def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at
             break
         some, point = rows.take(todo), raw[todo]
         first = y[todo] if attempt == 0 else elsewhere(some, point, attempt)
-        most = 100 if attempt == 0 else 50
+        most = 300 if attempt == 0 else 150
         again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
         better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
         taken = Retracted(*(part[better] for part in again))

@@ -8,16 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import DEPENDENT
 from hardnet.solvers.nonlinear_direction import added_curvature, stiffened
 from hardnet.solvers.nonlinear_measure import row_norms
 from hardnet.solvers.nonlinear_rows import Derivatives
 from hardnet.solvers.nonlinear_search import choose
-from hardnet.solvers.small import product, products, solve_definite
+from hardnet.solvers.small import compiles, product, products, solve_definite
 
 DEFINITE = 1e-4
 """Least pivot of W for which it is trusted to be positive definite."""
-DEPENDENT = 1e-13
-"""What keeps dependent active rows solvable, relative to unit rows: they share the multiplier q."""
 
 
 def solve_kkt(
@@ -30,6 +29,19 @@ def solve_kkt(
     Without a `look` the active rows' curvature is added for all samples, which leaves p and q as they are, and where
     that is not positive definite W is the identity.
     """
+    if look and compiles(at.jacobian) and (at.hessian is None or compiles(at.hessian)):
+        from hardnet.kernels.cpu.kkt import solve
+
+        p, q, pivot = solve(at.jacobian, at.hessian, active, grad)
+        bad = (~(pivot > DEFINITE)).nonzero().squeeze(-1)
+        if len(bad):
+            p[bad], q[bad] = _in_torch(at.take(bad), active[bad], grad[bad], degenerate[bad], look)
+        return p, q
+    return _in_torch(at, active, grad, degenerate, look)
+
+
+def _in_torch(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor, look: bool) -> tuple[Tensor, Tensor]:
+    """`solve_kkt` without compiled code, and for samples whose W is not positive definite."""
     norm = row_norms(at.jacobian)
     C = torch.where(active.unsqueeze(-1), at.jacobian / norm.unsqueeze(-1), 0.0)
     right = torch.cat([C.mT, grad.unsqueeze(-1)], dim=-1)

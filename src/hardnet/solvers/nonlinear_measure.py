@@ -8,12 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import ELASTIC
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 
-ELASTIC = 1e-4
-"""Least elasticity of a row of length one: of a violation v a step leaves about ``ELASTIC^2 v / sigma^2``.
-
-A gradient that would send a sample farther than 1e4 times its own size counts as smaller than it is."""
 FINE = 3e-15
 """Part of a row's scale to which a violation is driven while steps bring it down; a certificate allows 3.6e-15."""
 

@@ -44,7 +44,9 @@ def run_program(
         common["iterations"] = min(passes, POLISH)
         last = retract(rows, choose(second.settled, second.y, first.y), point, going=near, **common)
         y = choose(near, last.y, first.y)
-        found = judged(rows, point, y, dual, last.ratio, tolerance, second.settled, second.flat, look=False)
+        found = judged(
+            rows, point, y, rows.evaluate(y), dual, last.ratio, tolerance, second.settled, second.flat, look=False
+        )
         found = blame(found, first.steps + second.steps + last.steps, first.stationary)
     else:
         found = blame(status_of(first.y, dual, first.error, first.ratio, tolerance), first.steps, first.stationary)

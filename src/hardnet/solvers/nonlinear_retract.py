@@ -1,7 +1,8 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
-Each step is the nearest point of the linearised set (`nonlinear_step`), shortened until the violation falls; affine
-rows are rows of every step, and never give way. Where the linearisation has no point the step is elastic.
+Each step is the nearest point of the linearised set (`nonlinear_retract_step`), shortened until the violation falls;
+affine rows are rows of every step, and never give way. A step that is refused is tried shorter in the next pass, so
+that the operations of a pass do not depend on values, and nothing of a sample on its mates.
 
 Called by `nonlinear_iterate` and `nonlinear_program` for the feasible point, for the start of the nearest one, and for
 what remains violated at its end.
@@ -14,23 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.nonlinear_measure import FINE, elastic_rows, error_of, fixed_direction, row_norms, size_from
-from hardnet.solvers.nonlinear_retract_state import SHORTEST, Merit, State, Trial, all_moved, begin, ended, moved
-from hardnet.solvers.nonlinear_rows import Derivatives, Rows, Traced
-from hardnet.solvers.nonlinear_search import EVERY_PASS, SUFFICIENT, Pace, choose, run, shorten
-from hardnet.solvers.nonlinear_step import solve_step
-from hardnet.solvers.small import product
+from hardnet.kernels.limits import SHORTEST
+from hardnet.solvers.nonlinear_measure import FINE, error_of, size_from
+from hardnet.solvers.nonlinear_retract_compiled import walk
+from hardnet.solvers.nonlinear_retract_state import State, Trial, begin, ended, moved, outcome
+from hardnet.solvers.nonlinear_retract_step import damped_share, nudged, plan_step
+from hardnet.solvers.nonlinear_rows import Derivatives, Rows
+from hardnet.solvers.nonlinear_search import EVERY_PASS, Pace, choose, run
+from hardnet.solvers.small import compiles
 
-CUT = 1e-3
-"""Least part of a refused length that is tried next."""
-CHORD, FAST = 1e-5, 1e-2
-"""A sample keeps its Jacobian for the steps that follow where its violation is below CHORD and fell by FAST at once."""
-STATIONARY = 1e-9
-"""Share of the violation that a step must promise to remove; below it the point is stationary."""
 NEARLY_STATIONARY = 1e-6
-"""The same share where the iteration ended without an answer."""
-NUDGE = 1e-2
-"""Length of a nudge relative to the sample's size, at a stationary point that violates its rows."""
+"""Share of the violation below which a sample is stationary where the iteration ended without an answer."""
 
 
 class Retracted(NamedTuple):
@@ -53,7 +48,7 @@ def retract(
     *,
     tolerance: float,
     fine: float = FINE,
-    iterations: int = 100,
+    iterations: int = 300,
     unit: bool = True,
     at: Derivatives | None = None,
     going: Tensor | None = None,
@@ -78,125 +73,33 @@ def retract(
         pace: When values may be looked at.
     """
     at = rows.evaluate(y) if at is None else at
-    state = begin(rows, y, raw, at, fine, unit, going)
-    found = run(
-        rows,
-        state,
-        lambda some, now: _pass(some, now, tolerance, fine, unit, pace.free),
-        lambda now: (now.best, now.best_error, now.stationary, now.best_ratio, now.steps),
-        iterations,
-        pace,
-    )
+    if pace.free and going is None and compiles(at.jacobian):
+        found = walk(rows, y, raw, at, tolerance=tolerance, fine=fine, passes=iterations, unit=unit)
+    else:
+        state = begin(rows, y, raw, at, fine, unit)
+        state = state if going is None else state._replace(going=state.going & going)
+        one = lambda some, now: _pass(some, now, tolerance, fine, unit, pace.free)
+        found = run(rows, state, one, outcome, iterations, pace)
     return Retracted(*found) if unit else _settle_stationary(rows, Retracted(*found), tolerance)
-
-
-class Plan(NamedTuple):
-    """The step of a pass and what it promises; ``(b,)`` unless said.
-
-    Attributes:
-        step: ``(b, n)``.
-        merit: What violations are measured by.
-        violation: That of the present point, ``(b, m)``.
-        current: Its size.
-        promised: The size that the linearised rows promise after the full step.
-    """
-
-    step: Tensor
-    merit: Merit
-    violation: Tensor
-    current: Tensor
-    promised: Tensor
-
-    def take(self, index: Tensor) -> Plan:
-        """That of some samples."""
-        step, merit, *rest = self
-        return Plan(step[index], merit.take(index), *(part[index] for part in rest))
-
-    def accepts(self, there: Tensor, length: Tensor) -> Tensor:
-        """Whether the violations ``(b, m)`` after a step of this length have fallen enough; NaN never has."""
-        return self.merit(there) <= self.current + SUFFICIENT * length * (self.promised - self.current)
-
-    def shorter(self, there: Tensor, length: Tensor) -> Tensor:
-        """The next length: the least ``|(1 - t) v + t^2 c|``, with the bending c that the violations there show."""
-        bent = self.merit(there - (1 - length).unsqueeze(-1) * self.violation)
-        least = self.current * length.square() / (2 * bent)
-        least = torch.where(bent.isfinite(), least, 0.1 * length)
-        return torch.minimum(torch.maximum(least, CUT * length), 0.5 * length)
 
 
 def _pass(rows: Rows, now: State, tolerance: float, fine: float, unit: bool, look: bool) -> State:
     """One trial of every open sample."""
-    size = size_from(now.y, now.unit)
-    plan, stationary = _plan(rows, now, size, unit, look)
-    move = now.length.unsqueeze(-1) * plan.step
-    if not look or bool(stationary.any()):
-        move = choose(stationary, NUDGE * size.clamp_min(NUDGE) * fixed_direction(now.y), move)
-    trial, traced, accepted, length, shorter = _try(rows, now, plan, now.y + move, stationary, look)
-    there = rows.violation(traced.value)
-    at = _derive(rows, now, traced, look)
-    error, _ = error_of(rows, there, at.jacobian, size_from(trial, now.unit))
-    tried = Trial(trial, at, there, error, accepted, stationary, length)
-    plain = accepted & ~stationary & (length == 1)
-    simple = look and bool(plain.all())
-    new = all_moved(now, tried) if simple else moved(now, tried, plain, shorter, look)
-    return ended(new, now, plan.merit, unit, tolerance, fine, look)
-
-
-def _plan(rows: Rows, now: State, size: Tensor, unit: bool, look: bool) -> tuple[Plan, Tensor]:
-    """The step, and which samples are stationary: it promises nothing there."""
-    J, norm = now.jacobian, row_norms(now.jacobian)
-    norm = norm if unit else norm.amax(-1, keepdim=True).expand_as(norm)
-    soft = _softness(rows, now, norm, size, unit)
-    low, high = rows.lower - now.value, rows.upper - now.value
-    step, dual = solve_step(J, low, high, soft, tight=rows.tight, look=look)
-    merit = Merit(1 / norm if unit else None)
-    left = soft.square() * dual if rows.tight else rows.violation(now.value + product(J, step))
-    plan = Plan(step, merit, now.violation, merit(now.violation), merit(left))
-    stationary = ~(plan.current - plan.promised > STATIONARY * plan.current)
-    if not unit:
-        stationary = stationary | (_damped_share(rows, now, norm, look) <= STATIONARY)
-    return plan, stationary
-
-
-def _try(
-    rows: Rows, now: State, plan: Plan, trial: Tensor, stationary: Tensor, look: bool
-) -> tuple[Tensor, Traced, Tensor, Tensor, Tensor]:
-    """The trial points with their rows, which are accepted, the lengths they have, and the lengths to try next."""
+    size, at = size_from(now.y, now.unit), Derivatives(now.value, now.jacobian)
+    plan, stationary = plan_step(rows, at, now.violation, size, now.elastic, unit, look)
+    nudging = stationary & (now.length == 1)
+    trial = choose(nudging, nudged(now.y, size), now.y + now.length.unsqueeze(-1) * plan.step)
     traced = rows.trace(trial)
     there = rows.violation(traced.value)
-    good = plan.accepts(there, now.length) | (stationary & traced.value.isfinite().all(-1))
-    if not look:
-        return trial, traced, now.going & good, now.length, plan.shorter(there, now.length)
-    accepted, refused = now.going & good, now.going & ~good
-    if not bool(refused.any()):
-        return trial, traced, accepted, now.length, now.length
-
-    def judge(point: Tensor, length: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        some, own = rows.take(index), plan.take(index)
-        reached = some.violation(some.value(point))
-        return own.accepts(reached, length), own.shorter(reached, length)
-
-    next_length = plan.shorter(there, now.length)
-    trial, accepted, tried = shorten(now.y, plan.step, trial, accepted, refused, next_length, judge, SHORTEST)
-    return trial, rows.trace(trial), accepted, torch.where(refused, tried, 1.0), tried
-
-
-def _softness(rows: Rows, now: State, norm: Tensor, size: Tensor, unit: bool) -> Tensor:
-    """How far each row gives way, ``(b, m)``."""
-    least = now.violation / size.clamp_min(torch.finfo(norm.dtype).tiny)
-    least = least if unit else least.amax(-1, keepdim=True)
-    return elastic_rows(rows, now.jacobian, torch.maximum(norm, least) * now.elastic.unsqueeze(-1))
-
-
-def _derive(rows: Rows, now: State, traced: Traced, look: bool) -> Derivatives:
-    """The derivatives at the trial point; a sample that is nearly there keeps its Jacobian, which is as good there."""
-    if not look:
-        return rows.derive(traced)
-    keeps = (now.error <= CHORD) & (now.ratio <= FAST) & (now.ratio > 0) | ~now.going
-    if bool(keeps.all()):
-        return Derivatives(traced.value, now.jacobian)
+    good = plan.accepts(there, now.length) | (nudging & traced.value.isfinite().all(-1))
+    accepted, shorter = now.going & good, plan.shorter(there, now.length)
     at = rows.derive(traced)
-    return Derivatives(at.value, choose(keeps, now.jacobian, at.jacobian) if bool(keeps.any()) else at.jacobian)
+    error, _ = error_of(rows, there, at.jacobian, size_from(trial, now.unit))
+    given_up = now.going & ~accepted & (shorter < SHORTEST)
+    length = torch.where(now.going & ~accepted & ~given_up, shorter, 1.0)
+    tried = Trial(trial, at, there, error, accepted, stationary, now.length, given_up)
+    new = moved(now, tried)._replace(length=length)
+    return ended(new, now, unit, tolerance, fine)
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:
@@ -205,15 +108,5 @@ def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retra
     if len(todo):
         some = rows.take(todo)
         at = some.evaluate(result.y[todo])
-        norm = row_norms(at.jacobian).amax(-1, keepdim=True).expand_as(at.value)
-        result.stationary[todo] |= _damped_share(some, at, norm) <= NEARLY_STATIONARY
+        result.stationary[todo] |= damped_share(some, at) <= NEARLY_STATIONARY
     return result
-
-
-def _damped_share(rows: Rows, at: Derivatives | State, norm: Tensor, look: bool = True) -> Tensor:
-    """The share of the violation that a step of a gradient's length promises to remove: 0 at a stationary point."""
-    soft = elastic_rows(rows, at.jacobian, norm)
-    step = solve_step(at.jacobian, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)[0]
-    current = torch.linalg.vector_norm(rows.violation(at.value), dim=-1)
-    promised = torch.linalg.vector_norm(rows.violation(at.value + product(at.jacobian, step)), dim=-1)
-    return torch.where(current > 0, 1 - promised / current, 1.0)

@@ -3,60 +3,21 @@
 One flat batch of samples in float64. g sees y ``(b, n)`` and x of the same samples, and must treat samples apart: its
 derivatives come from one batched backward pass, and samples that have converged leave the batch.
 
-Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_call` and others.
+Called by `hardnet.functional.nonlinear_active`, `hardnet.functional.nonlinear_call` and others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.modes import mode
+from hardnet.errors import ShapeError, sentence
+from hardnet.solvers.nonlinear_derivatives import Function, batched_gradient, gradient
+from hardnet.solvers.nonlinear_input import Input
 from hardnet.solvers.small import product
-
-Function = Callable[[Tensor, Any], Tensor]
-"""``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``."""
-
-
-class Input(NamedTuple):
-    """x as its tensors: which of them have one entry for each sample of the flat batch; the others all samples share.
-
-    Attributes:
-        leaves: The parts of x.
-        own: For each whether it is a tensor ``(B, ...)`` with an entry for each sample.
-        spec: How the parts make up x; None where x is its only part.
-    """
-
-    leaves: tuple[Any, ...]
-    own: tuple[bool, ...]
-    spec: Any
-
-    @classmethod
-    def of(cls, x: Any, batch: torch.Size) -> Input:
-        """Tensors whose first dimensions are those of the batch are flattened along them; reals become float64."""
-        leaves, spec = tree_flatten(x)
-        own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
-        flat = [
-            leaf.reshape(prod(batch), *leaf.shape[len(batch) :]) if mine else leaf
-            for leaf, mine in zip(leaves, own, strict=True)
-        ]
-        real = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in flat]
-        return cls(tuple(real), own, None if isinstance(x, Tensor) else spec)
-
-    def take(self, index: Tensor) -> Input:
-        """The input of some samples."""
-        leaves = tuple(leaf[index] if own else leaf for leaf, own in zip(self.leaves, self.own, strict=True))
-        return self._replace(leaves=leaves)
-
-    def value(self) -> Any:
-        """The input as g takes it."""
-        return self.leaves[0] if self.spec is None else tree_unflatten(list(self.leaves), self.spec)
 
 
 class Derivatives(NamedTuple):
@@ -179,7 +140,7 @@ class Rows(NamedTuple):
         weight = dual[:, : self.curved]
         with torch.enable_grad():
             if given is None:
-                return _gradient((own * weight).sum(), point, create_graph=True)
+                return gradient((own * weight).sum(), point, create_graph=True)
             return (given * weight.unsqueeze(-1)).sum(-2)
 
     def violation(self, value: Tensor) -> Tensor:
@@ -201,7 +162,7 @@ class Rows(NamedTuple):
 
         def apply(vector: Tensor) -> Tensor:
             with torch.enable_grad():
-                return _gradient((slope * vector).sum(), point)
+                return gradient((slope * vector).sum(), point)
 
         return apply
 
@@ -218,52 +179,3 @@ class Rows(NamedTuple):
             expected = f"shape {(y.shape[0], self.curved, y.shape[-1])}"
             raise ShapeError(sentence("jacobian", expected, tuple(value.shape)))
         return value
-
-
-def _gradient(scalar: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
-    """The gradient of a sum over samples; zeros where it does not depend on the point."""
-    if not scalar.requires_grad:
-        return torch.zeros_like(point)
-    found = torch.autograd.grad(scalar, point, allow_unused=True, retain_graph=True, create_graph=create_graph)[0]
-    return torch.zeros_like(point) if found is None else found
-
-
-def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
-    """``d values / d point``, ``(b, m, n)``, of values ``(b, m)`` whose samples do not depend on each other."""
-    b, m = values.shape
-    if not values.requires_grad or m == 0:
-        return point.new_zeros(b, m, point.shape[-1])
-    if m == 1:
-        return _gradient(values.sum(), point, create_graph=create_graph).unsqueeze(1)
-    if mode() == "export":  # a batch of backward passes is a vmap, which takes no symbolic sizes
-        each = [_gradient(values[:, row].sum(), point, create_graph=create_graph) for row in range(m)]
-        return torch.stack(each, dim=1)
-    unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
-    found = torch.autograd.grad(
-        values, point, unit, allow_unused=True, is_grads_batched=True, retain_graph=True, create_graph=create_graph
-    )[0]
-    return point.new_zeros(b, m, point.shape[-1]) if found is None else found.transpose(0, 1)
-
-
-def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
-    """``d function / d y``, ``(*batch, m, n)``, without a graph; y keeps its batch dimensions and its dtype."""
-    with torch.enable_grad():
-        point = y.detach().requires_grad_()
-        values = function(point, x)
-        flat = values.reshape(-1, values.shape[-1])
-        unit = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-        unit = unit.unsqueeze(1).expand(-1, len(flat), -1).reshape(len(unit), *values.shape)
-        if not values.requires_grad:
-            return y.new_zeros(*values.shape, y.shape[-1])
-        found = torch.autograd.grad(values, point, unit, allow_unused=True, is_grads_batched=True)[0]
-    return y.new_zeros(*values.shape, y.shape[-1]) if found is None else found.movedim(0, -2)
-
-
-def require_differentiable(function: Function, y: Tensor, x: Any) -> int:
-    """The number of rows of g at one sample y ``(1, n)``; a g without a derivative to y is refused."""
-    with torch.enable_grad():
-        value = function(y.detach().requires_grad_(), x)
-    if not isinstance(value, Tensor) or not (value.requires_grad or value.shape[-1] == 0):
-        got = "values without a derivative" if isinstance(value, Tensor) else type(value).__name__
-        raise DTypeError(sentence("g", "a function of torch operations that can be differentiated", got))
-    return value.shape[-1]

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from hardnet.solvers.nonlinear_rows import Rows
 
-SUFFICIENT = 1e-4
-"""Share of the decrease that the slope promises which a step must bring."""
 WORTH = 0.75
-"""Share of open samples below which the others are taken out of the batch."""
+"""Share of open samples below which the others are taken out of the batch, where looks are not free."""
 
 
 class Pace(NamedTuple):
@@ -52,7 +50,8 @@ def run(
     Args:
         rows: The rows of the batch.
         state: A NamedTuple of tensors with the batch in front.
-        one: One pass: ``(rows, state) -> state``, which leaves closed samples as they are.
+        one: One pass: ``(rows, state) -> state``. Where looks are free it sees open samples alone, else it leaves
+            closed ones as they are.
         result: The part of the state that is wanted.
         passes: The most passes.
         pace: When values may be looked at.
@@ -64,7 +63,7 @@ def run(
             going = state.going.nonzero().squeeze(-1)
             if len(going) == 0:
                 break
-            if len(going) <= WORTH * len(index):
+            if len(going) < len(index) and (pace.free or len(going) <= WORTH * len(index)):
                 whole = _place(whole, index, result(state))
                 rows, index = rows.take(going), index[going]
                 state = type(state)(*(None if part is None else part[going] for part in state))
@@ -82,37 +81,3 @@ def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) 
 def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new` where the sample is in the mask ``(b,)``, else `old`; of any number of dimensions."""
     return torch.where(mask.view(-1, *(1 for _ in new.shape[1:])), new, old)
-
-
-def shorten(
-    y: Tensor,
-    step: Tensor,
-    trial: Tensor,
-    accepted: Tensor,
-    refused: Tensor,
-    length: Tensor,
-    judge: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
-    shortest: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Shorter steps for refused samples: their points, which are accepted, and the lengths, below `shortest` if none.
-
-    Args:
-        y: Where the samples are, ``(b, n)``.
-        step: ``(b, n)``.
-        trial: The points tried so far, ``(b, n)``.
-        accepted: Which of them were accepted, ``(b,)``.
-        refused: The samples to look at, ``(b,)``.
-        length: Of the step to try next, ``(b,)``.
-        judge: ``(points, lengths, index) -> (accepted, next length)`` for the samples of `index`.
-        shortest: Length below which a sample is given up.
-    """
-    index = refused.nonzero().squeeze(-1)
-    while len(index):
-        own = length[index]
-        point = y[index] + own.unsqueeze(-1) * step[index]
-        good, shorter = judge(point, own, index)
-        trial = trial.index_copy(0, index, choose(good, point, y[index]))
-        accepted = accepted.index_copy(0, index, good)
-        length = length.index_copy(0, index, torch.where(good, own, shorter))
-        index = index[~good & (shorter >= shortest)]
-    return trial, accepted, length

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardnet.solvers.nonlinear_direction import DEGENERATE
 from hardnet.solvers.nonlinear_measure import relative_error, row_norms
-from hardnet.solvers.nonlinear_rows import Rows
+from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.small import product, products, solve_definite
 
 KKT_ROUNDINGS = 64
@@ -91,6 +91,7 @@ def judged(
     rows: Rows,
     raw: Tensor,
     y: Tensor,
+    at: Derivatives,
     dual: Tensor,
     ratio: Tensor,
     tolerance: float,
@@ -98,8 +99,8 @@ def judged(
     flat: Tensor,
     look: bool = True,
 ) -> NonlinearSolution:
-    """What holds at y, evaluated there, and the status that it amounts to."""
-    at, away = rows.evaluate(y), y - raw
+    """What holds at y, where `at` was evaluated, and the status that it amounts to."""
+    away = y - raw
     error, _ = relative_error(rows, at, y, raw)
     size = 1 + away.abs().amax(-1)
     gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)

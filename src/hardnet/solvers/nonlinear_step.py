@@ -10,8 +10,8 @@ is a Levenberg-Marquardt step. With the last multipliers as the centre, s vanish
 Most samples are settled by guesses of the active rows, in the multipliers: on a CPU by compiled code
 (`kernels.cpu.active_set`), else in torch; the rest by `project_affine`.
 
-Called by `hardnet.solvers.nonlinear_direction`, `hardnet.solvers.nonlinear_nearest` and
-`hardnet.solvers.nonlinear_retract`.
+Called by `hardnet.solvers.nonlinear_direction`, `hardnet.solvers.nonlinear_nearest_step` and
+`hardnet.solvers.nonlinear_retract_step`.
 """
 
 from __future__ import annotations

@@ -24,21 +24,24 @@ from hardnet.kernels.cpu.launch import launch
 def eliminate(work: Tile, right: Tile) -> float:
     """``right <- work^-1 right``, ``(n, n)`` and ``(n, k)``, without pivoting; the least pivot, NaN where one is.
 
-    Elimination goes on whatever the pivots: a caller that looks at them knows what the answer is worth.
+    Of the symmetric matrix only the upper half is read. Elimination goes on whatever the pivots: a caller that looks
+    at them knows what the answer is worth.
     """
     n, k, least = work.shape[0], right.shape[1], np.inf
     for column in range(n):
         pivot = work[column, column]
         least = pivot if pivot < least or pivot != pivot else least
+        inverse = 1.0 / pivot
         for row in range(column + 1, n):
-            share = work[row, column] / pivot
-            for j in range(column + 1, n):
+            share = work[column, row] * inverse
+            for j in range(row, n):
                 work[row, j] -= share * work[column, j]
             for j in range(k):
                 right[row, j] -= share * right[column, j]
+        work[column, column] = inverse
     for column in range(n - 1, -1, -1):
         for j in range(k):
-            right[column, j] /= work[column, column]
+            right[column, j] *= work[column, column]
         for row in range(column):
             for j in range(k):
                 right[row, j] -= work[row, column] * right[column, j]
