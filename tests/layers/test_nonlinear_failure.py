@@ -135,6 +135,8 @@ def test_options_are_checked():
         NonlinearLayer(CIRCLE & matrix)
     with pytest.raises(UnsupportedSetError, match="Relaxed has neither affine nor smooth rows; put the slack"):
         NonlinearLayer(CIRCLE & hn.Relaxed(hn.Box([0.0, 0.0], 1.0)))
+    with pytest.raises(UnsupportedSetError, match="write 'all principal minors"):  # by "auto" the same advice
+        hn.HardNet(torch.nn.Linear(2, 2).double(), CIRCLE & matrix)
     layer = NonlinearLayer(CIRCLE)
     assert (layer.mode(200), layer.mode(201)) == ("nearest", "retract")
     with pytest.raises(UnsupportedSetError, match="no transform around nonlinear rows"):
@@ -145,3 +147,15 @@ def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NonlinearLayer(CIRCLE)(real([[3.0, 4.0]]))
+
+
+def test_a_matrix_inequality_beside_nonlinear_rows_is_met_by_its_principal_minors():
+    """``[[a, b], [b, c]]`` positive semidefinite with ``a^2 + 2 b^2 + c^2 = 1``: what the refusal says to write."""
+    minors = lambda y, x: torch.stack([y[..., 0], y[..., 2], y[..., 0] * y[..., 2] - y[..., 1] ** 2], -1)
+    size = lambda y, x: (y.square() * y.new_tensor([1.0, 2.0, 1.0])).sum(-1, keepdim=True)
+    both = hn.Nonlinear(minors, dim=3, lower=0.0) & hn.Nonlinear(size, dim=3, lower=1.0, upper=1.0)
+    found = NonlinearLayer(both).solve(draw(50, 3, seed=60))
+    assert ((found.status == Status.OK) | (found.status == Status.DEGENERATE)).all()
+    a, b, c = found.y.unbind(-1)
+    matrix = torch.stack([torch.stack([a, b], -1), torch.stack([b, c], -1)], -2)
+    assert torch.linalg.eigvalsh(matrix).amin() >= -1e-9

@@ -151,6 +151,8 @@ def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
     for name, layer in LAYERS.items():
         if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
             return name, f"{type(constraint).__name__} is what it is made for"
+    if any(part.by_functions for part in constraint.parts):  # refused, with what to write instead
+        return "nonlinear", "it has nonlinear rows"
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"
 
 

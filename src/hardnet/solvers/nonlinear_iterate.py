@@ -89,7 +89,7 @@ def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at
             break
         some, point = rows.take(todo), raw[todo]
         first = y[todo] if attempt == 0 else elsewhere(some, point, attempt)
-        most = 300 if attempt == 0 else 150
+        most = 100 if attempt == 0 else 50
         again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
         better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
         taken = Retracted(*(part[better] for part in again))

@@ -19,7 +19,7 @@ from hardnet.solvers.nonlinear_direction import first_multipliers, is_dense
 from hardnet.solvers.nonlinear_nearest_compiled import walk
 from hardnet.solvers.nonlinear_nearest_step import plan_in_torch, step_back
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import EVERY_PASS, Pace, choose, run
+from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, choose, run
 from hardnet.solvers.small import compiles
 
 
@@ -79,7 +79,7 @@ def approach(
     y: Tensor,
     raw: Tensor,
     *,
-    iterations: int = 300,
+    iterations: int = 100,
     going: Tensor | None = None,
     pace: Pace = EVERY_PASS,
 ) -> Nearest:
@@ -89,7 +89,7 @@ def approach(
         rows: The rows.
         y: Where to start.
         raw: ``(B, n)``.
-        iterations: The most passes.
+        iterations: The most steps; where values may not be looked at, passes.
         going: Samples that are to move, ``(B,)``; by default all.
         pace: When values may be looked at.
     """
@@ -103,7 +103,8 @@ def approach(
     still = torch.zeros_like(dual), torch.ones_like(y[:, 0]), torch.zeros_like(y), none, none, none, none, none.long()
     state = State(~none if going is None else going, y, raw, *at[:3], dual, *still)
     result = lambda now: (now.y, now.dual, now.settled, now.flat, now.steps)
-    return Nearest(*run(rows, state, lambda some, now: _pass(some, now, look), result, iterations, pace))
+    passes = TRIALS * iterations if look else iterations
+    return Nearest(*run(rows, state, lambda some, now: _pass(some, now, look), result, passes, pace))
 
 
 def _pass(rows: Rows, now: State, look: bool) -> State:

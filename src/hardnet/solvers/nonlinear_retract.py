@@ -21,7 +21,7 @@ from hardnet.solvers.nonlinear_retract_compiled import walk
 from hardnet.solvers.nonlinear_retract_state import State, Trial, begin, ended, moved, outcome
 from hardnet.solvers.nonlinear_retract_step import damped_share, nudged, plan_step
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import EVERY_PASS, Pace, choose, run
+from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, choose, run
 from hardnet.solvers.small import compiles
 
 NEARLY_STATIONARY = 1e-6
@@ -48,7 +48,7 @@ def retract(
     *,
     tolerance: float,
     fine: float = FINE,
-    iterations: int = 300,
+    iterations: int = 100,
     unit: bool = True,
     at: Derivatives | None = None,
     going: Tensor | None = None,
@@ -65,7 +65,7 @@ def retract(
         raw: ``(B, n)``, which rounding is relative to.
         tolerance: Relative violation that counts as none.
         fine: Relative violation that ends the iteration at once.
-        iterations: The most passes.
+        iterations: The most steps; where values may not be looked at, passes.
         unit: Whether violations are measured in units of the rows' gradients; else in the rows' own units, so that
             what cannot be satisfied ends at the least sum of squared violations.
         at: The derivatives at y, where they are known.
@@ -79,7 +79,7 @@ def retract(
         state = begin(rows, y, raw, at, fine, unit)
         state = state if going is None else state._replace(going=state.going & going)
         one = lambda some, now: _pass(some, now, tolerance, fine, unit, pace.free)
-        found = run(rows, state, one, outcome, iterations, pace)
+        found = run(rows, state, one, outcome, TRIALS * iterations if pace.free else iterations, pace)
     return Retracted(*found) if unit else _settle_stationary(rows, Retracted(*found), tolerance)
 
 

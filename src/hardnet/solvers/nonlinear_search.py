@@ -19,6 +19,8 @@ from hardnet.solvers.nonlinear_rows import Rows
 
 WORTH = 0.75
 """Share of open samples below which the others are taken out of the batch, where looks are not free."""
+TRIALS = 3
+"""Passes for each step that is allowed, where a pass is one trial: some are refused."""
 
 
 class Pace(NamedTuple):
