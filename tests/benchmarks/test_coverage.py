@@ -8,7 +8,7 @@ from benchmarks import coverage
 def test_shares_are_summed_by_room_and_in_all(tmp_path):
     count = lambda statements, run: {"summary": {"num_statements": statements, "covered_lines": run}}
     files = {
-        "src/hardnet/sets/box.py": count(10, 5),
+        "src/hardnet/sets/ball.py": count(10, 5),
         "lib/hardnet/sets/base.py": count(30, 25),
         "hardnet/rows.py": count(0, 0),
     }

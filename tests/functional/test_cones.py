@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.errors import DTypeError, ShapeError
-from hardnet.functional.curved import project_psd, project_second_order_cone
+from hardnet.functional.elementary import project_psd, project_second_order_cone
 from hardnet.solvers.cones import order, pack, second_order_frame, semidefinite_frame, unpack
 from tests.draws import draw
 

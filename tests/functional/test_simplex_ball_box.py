@@ -5,9 +5,7 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
-from hardnet.functional.box import project_box
-from hardnet.functional.curved import project_ball
-from hardnet.functional.simplex import project_simplex
+from hardnet.functional.elementary import project_ball, project_box, project_simplex
 from tests.draws import draw
 
 D = torch.float64

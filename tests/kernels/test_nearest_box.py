@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.kernels.cpu.nearest import nearest_in_box
+from hardnet.kernels.cpu.launch import nearest_in_box
 from hardnet.rows import flatten_boxed
 from hardnet.solvers.box_rows import solve
 from tests.solvers.box_families import KINDS, D, box_family

@@ -6,7 +6,7 @@ import torch
 from hardnet.functional import nearest, nearest_formulas
 from hardnet.functional.nearest import nearest_few
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.cpu import nearest as cpu
+from hardnet.kernels.cpu import launch as cpu
 from hardnet.rows import take_rows
 from hardnet.solvers.solution import Status
 from tests.functional.nearest_cases import random_problem

@@ -1,16 +1,20 @@
 """Differentiable functions on plain tensors: the mathematics, and where the speed lives."""
 
 from hardnet.functional.affine import enforce_affine, factorize
-from hardnet.functional.box import project_box
 from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.conic import project_intersection
-from hardnet.functional.curved import project_ball, project_psd, project_second_order_cone
 from hardnet.functional.derivatives import implicit_vjp
+from hardnet.functional.elementary import (
+    project_ball,
+    project_box,
+    project_psd,
+    project_second_order_cone,
+    project_simplex,
+)
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron import solve_affine
 from hardnet.functional.quadratic import project_quadratic
-from hardnet.functional.simplex import project_simplex
 from hardnet.functional.solve import solve_rows
 from hardnet.functional.strict import rounding_bound
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
-from hardnet.functional.box import project_box
 from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
+from hardnet.functional.elementary import project_box
 from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.samples import (
     CHOICES,
@@ -33,7 +33,7 @@ from hardnet.functional.samples import (
     warn_not_converged,
 )
 from hardnet.functional.strict import tighten
-from hardnet.kernels.cpu import nearest as cpu
+from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import full_precision, may_look, may_wait, mode, plain
 from hardnet.rows import MOST_BOX_ROWS, REALS, BoxedBatch, flatten_boxed
@@ -165,13 +165,6 @@ def _check(
         batch = batch if side is None else broadcast_batch(name, batch, side.shape[:-1])
         box.append(side)
     return lower, upper, box[0], box[1]
-
-
-def solve_eagerly(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, box_lower: Tensor, box_upper: Tensor) -> Tensor:
-    """Y ``(*batch, n)`` of plain tensors whose set is not empty, in float64; shapes as in `project_box_rows`."""
-    batch, flat = flatten_boxed(raw, A, lower, upper, box_lower, box_upper)
-    y, _ = _eager(flat, torch.finfo(raw.dtype).eps, False)
-    return y.reshape(*batch, raw.shape[-1])
 
 
 def _eager(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:

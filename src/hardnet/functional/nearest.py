@@ -1,6 +1,6 @@
 """The nearest point of a polyhedron: which solver takes which structure, and the fixed program for few rows.
 
-box alone                       clamp                         `functional.box`
+box alone                       clamp                         `functional.elementary`
 up to 4 rows, box included      a fixed program               here, by kernels or `functional.nearest_formulas`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
 constant rows, many of them     with shared factors           `solvers.shared_rows`
@@ -31,7 +31,7 @@ from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.samples import CHOICES, Gradient, Infeasible, Policy, check_options
-from hardnet.kernels.cpu import nearest as cpu
+from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows, times

@@ -1,6 +1,6 @@
 """Bad samples: NaN for these alone; then, where a look is free, the error that says which, why, and what would work.
 
-Called by `hardnet.sets.ball`, `hardnet.sets.box` and others.
+Called by `hardnet.sets.ball`, `hardnet.sets.affine` and others.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.functional.box import project_box
 from hardnet.functional.box_rows import find_in_box, hold_in_box
+from hardnet.functional.elementary import project_box
 from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.functional.polyhedron import solve_any
 from hardnet.functional.polyhedron_options import hold_exactly, in_metric

@@ -17,8 +17,8 @@ from hardnet.certificate import check
 from hardnet.errors import BoundsError, HardNetError, InfeasibleError, MissingExtraError, OptionError, sentence
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Layer
+from hardnet.sets.affine import Box
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.box import Box
 
 try:
     import gymnasium

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentence
-from hardnet.functional.nonlinear import project_rows_and_functions
-from hardnet.functional.nonlinear_failure import apply_policy, policy_for
+from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, count, number, vector
 from hardnet.modes import may_look, outside_compiler

@@ -1,9 +1,8 @@
 """Sets: what is allowed. Each maps the input x to the numbers of C(x)."""
 
-from hardnet.sets.affine import Affine, Equality
+from hardnet.sets.affine import Affine, Box, Equality
 from hardnet.sets.ball import Ball
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
-from hardnet.sets.box import Box
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.curved import project_ball, solve_ball
+from hardnet.functional.elementary import project_ball, solve_ball
 from hardnet.functional.samples import Policy
 from hardnet.rows import length
 from hardnet.sets.base import Number

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hardnet.rows import BoxedRows
-from hardnet.sets.affine import Affine
+from hardnet.sets.affine import Affine, Box
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.box import Box
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
 from hardnet.sets.judge_rows import judge_rows

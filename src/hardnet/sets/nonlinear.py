@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.functional.nonlinear_arguments import call, jacobian_of
+from hardnet.functional.nonlinear_call import call, jacobian_of
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.shapes import fit

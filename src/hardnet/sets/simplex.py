@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.functional.elementary import project_simplex
 from hardnet.functional.samples import Policy
-from hardnet.functional.simplex import project_simplex
 from hardnet.rows import BoxedRows
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 

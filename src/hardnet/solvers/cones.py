@@ -4,7 +4,7 @@ The derivative D of the projection onto a closed convex cone is symmetric with e
 solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the
 constraint is tight, 1 along directions in which it is free, and in between where the boundary is curved.
 
-Called by `hardnet.functional.curved`, `hardnet.solvers.barrier_matrices` and others.
+Called by `hardnet.functional.elementary`, `hardnet.solvers.barrier_matrices` and others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compile kernels for a CPU by numba: functions of addresses and counts, kept on disk under the text of all kernels.
 
-Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.nearest` and others.
+Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
 
 from __future__ import annotations

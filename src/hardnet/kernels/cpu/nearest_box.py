@@ -5,7 +5,7 @@ the point ``raw - a t`` in place and returns phi and its slope; the next t is Ne
 last t on either side of the root, else the next breakpoint or the middle. O(n) per pass, a handful of passes, and one
 row of scratch memory. See `hardnet.solvers.box_rows` for the same in plain torch.
 
-Called by `hardnet.kernels.cpu.nearest`.
+Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ fails, nearly the multipliers by an interior point method and the same from ther
 `hardnet.solvers.box_rows`, which explains them and settles what is left open here: samples that did not converge, and
 empty sets.
 
-Called by `hardnet.kernels.cpu.nearest`.
+Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

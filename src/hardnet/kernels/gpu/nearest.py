@@ -61,7 +61,7 @@ def answer(rows: Batch) -> Tensor:
 
 
 def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``; see `hardnet.kernels.cpu.nearest`."""
+    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``; see `hardnet.kernels.cpu.launch`."""
     raw, A, lower, upper = rows[:4]
     raw, A = dense(raw, raw), dense(A, raw)
     batch, m = raw.shape[0], A.shape[-2]
