@@ -13,7 +13,7 @@ ROOT = Path(hardnet.__file__).parent
 ORDER = [
     {"errors"},
     {"files"},
-    {"shapes", "modes"},
+    {"shapes", "modes", "products"},
     {"rows"},
     {"kernels"},
     {"solvers"},

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.rows import BoxedRows, join, length, times
+from hardnet.products import length, times
+from hardnet.rows import BoxedRows, join
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.judgement import members

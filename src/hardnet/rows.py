@@ -218,32 +218,6 @@ def flatten_boxed(
     return batch, (raw.to(dtype).expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)
 
 
-def times(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(m, n)`` or ``(*batch, m, n)`` and v ``(*batch, n)``: ``(*batch, m)``.
-
-    One matrix for all samples is one matrix product. ``A' v`` is ``times(A.mT, v)``. The last bits may depend on the
-    size of the batch; where they must not, take one of the next two, or in solvers `hardnet.solvers.problem.multiply`.
-    """
-    return vector @ A.mT if A.dim() == 2 else (vector.unsqueeze(-2) @ A.mT).squeeze(-2)
-
-
-def times_each(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``, one product for each sample, also where they share A."""
-    return (A @ vector.unsqueeze(-1)).squeeze(-1)
-
-
-def times_rowwise(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(m, n)`` or ``(1 or B, m, n)`` and v ``(B, n)``, one sum for each row: the same in any batch."""
-    return (A * vector.unsqueeze(-2)).sum(-1)
-
-
-def length(vectors: Tensor) -> Tensor:
-    """``|v|`` along the last dimension, kept, of numbers of any size: their squares neither overflow nor vanish."""
-    size = vectors.detach().abs().amax(-1, keepdim=True)
-    size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
-    return size * torch.linalg.vector_norm(vectors / size, dim=-1, keepdim=True)
-
-
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     """The intersection: general rows one below the other, boxes clipped to each other."""
     A = join([part.A for part in parts], dim=-2)

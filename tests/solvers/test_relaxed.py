@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.solvers.problem import multiply
+from hardnet.products import times_aligned
 from hardnet.solvers.relaxed import Rows, relax
 from hardnet.solvers.solution import Status
 from tests.solvers.oracles import two_stages
@@ -33,7 +33,7 @@ def test_both_stages_agree_with_an_interior_point_method(n, m, unit):
         slack, y = two_stages(*(part[i] / unit for part in (raw, A * unit, lower, upper)), weight[i])
         assert torch.allclose((found.slack * length)[i] / unit, slack, atol=1e-6)  # Clarabel's own tolerance
         assert torch.allclose(found.y[i] / unit, y, atol=1e-4)  # it moves y by the root of its tolerance
-    product = multiply(rows.A, found.y) + found.slack
+    product = times_aligned(rows.A, found.y) + found.slack
     assert (product - product.clamp(rows.lower, rows.upper)).abs().max() <= 1e-13 * unit
 
 

@@ -32,7 +32,8 @@ from hardnet.functional.strict import tighten
 from hardnet.kernels.cpu.affine import CompiledPath
 from hardnet.kernels.gpu.affine import FusedPath
 from hardnet.modes import full_precision, may_look, mode, plain
-from hardnet.rows import Batch, take_rows, times
+from hardnet.products import times
+from hardnet.rows import Batch, take_rows
 from hardnet.shapes import require_float
 
 OnInvalid = Literal["raise", "nan"]

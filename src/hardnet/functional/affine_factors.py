@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
 from hardnet.modes import may_look, mode
-from hardnet.rows import times
+from hardnet.products import times
 
 MOST_EXPORTED_ROWS = 64
 """The most rows for Gram-Schmidt where a graph is exported, and formats have no factorisation."""

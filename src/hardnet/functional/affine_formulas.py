@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hardnet.functional.affine_factors import Factor, PseudoInverse, by_qr, make_factor, nan_where_negative, restore
 from hardnet.modes import may_look
-from hardnet.rows import Batch, times
+from hardnet.products import times
+from hardnet.rows import Batch
 
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]

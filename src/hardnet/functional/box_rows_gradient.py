@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, sentence
-from hardnet.rows import BoxedBatch, times_rowwise
+from hardnet.products import times_columnwise, times_rowwise
+from hardnet.rows import BoxedBatch
 from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_problem import power_of_two
 from hardnet.solvers.box_rows import Outcome, solve
@@ -52,7 +53,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
     miss = times_rowwise(rows, base) - _held(found.side, lower, upper) / scale
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
     dual = factorise_rows(chosen).solve(torch.where(active, miss, 0.0))
-    return base - (chosen * dual.unsqueeze(-1)).sum(-2)
+    return base - times_columnwise(chosen, dual)
 
 
 def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: bool) -> Cotangents:
@@ -65,7 +66,7 @@ def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: boo
     rows = A / scale.unsqueeze(-1)
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
     w = factorise_rows(chosen).solve(times_rowwise(chosen, grad)) / scale
-    rest = grad - (A * torch.where(active, w, 0.0).unsqueeze(-1)).sum(-2)
+    rest = grad - times_columnwise(A, torch.where(active, w, 0.0))
     at = lambda code, part, value: torch.where(code == part, value, torch.where(code == 2, 0.5 * value, 0.0))
     sides = at(found.side, -1, w), at(found.side, 1, w)
     held = torch.where(free, 0.0, rest)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hardnet.errors import RankError
 from hardnet.modes import may_look, working
-from hardnet.rows import times
+from hardnet.products import times
 
 REFINEMENTS = 3
 """Each multiplies the residual by about ``cond(A_O) eps``."""

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.modes import may_look
+from hardnet.products import times_tiled
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_distance import local_unit
 from hardnet.solvers.conic_small import derive_small, takes
-from hardnet.solvers.images import times
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.saddle import StiffSaddle
 from hardnet.solvers.solution import Solution, Status
@@ -87,7 +87,7 @@ def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tupl
     # u is orthogonal to tight rows, so that their squares change nothing but the condition of the Hessian
     hessian = linear.hessian(scaled.curvature(weight, lean)) + tight.mT @ tight
     u, pull = _solve_adjoint(grad, linear, hessian)
-    bent = linear.bend * times(linear.rows, u)
+    bent = linear.bend * times_tiled(linear.rows, u)
     return weight * u, -scaled.restore(frames, pull + bent) / factor
 
 

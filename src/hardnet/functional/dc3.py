@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.completion import Completion, Partition, complete, factorise_completion, reduced_rows
-from hardnet.rows import times
+from hardnet.products import times
 
 
 class Descent(NamedTuple):

@@ -16,7 +16,8 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import Policy, find_invalid, reject
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.modes import may_look
-from hardnet.rows import flatten_boxed, length
+from hardnet.products import length
+from hardnet.rows import flatten_boxed
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
 from hardnet.solvers.cones import (
     Frame,

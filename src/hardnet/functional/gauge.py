@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.solvers.blocks import Block, Quadratics, SecondOrder, SemiDefinite
 
 

@@ -34,7 +34,8 @@ from hardnet.functional.samples import CHOICES, Gradient, Infeasible, Policy, ch
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
-from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows, times
+from hardnet.products import times
+from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
 from hardnet.solvers.shared_choice import LEAST_ROWS
 from hardnet.solvers.solution import Status
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_rowwise
+from hardnet.products import times_columnwise, times_rowwise
 from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
@@ -86,7 +86,7 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
         target = target + let_through(scaled, chosen)
     rows = torch.where(chosen.active.unsqueeze(-1), scaled.rows, 0.0)
     # adding zero turns -0.0 into 0.0, and what is subtracted then leaves every bit of a raw output inside
-    x = scaled.raw - ((rows * chosen.dual.unsqueeze(-1)).sum(-2) + 0)
+    x = scaled.raw - (times_columnwise(rows, chosen.dual) + 0)
     step = solve_active(rows, times_rowwise(rows, x) - target)
     y = (x - (step + 0)).to(raw.dtype)
     status, residual = judge(scaled, chosen, y.detach(), step.detach())
@@ -134,7 +134,7 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
 def _holds_its_row(dual: Tensor, length: Tensor, scaled: Scaled) -> Tensor:
     """Whether a multiplier moves its row, of `length` ``|a|_1``, by more than rounding of its terms: ``(B, m)``."""
     raw, rows, lower, upper, _, _ = scaled
-    size = (raw - (rows * dual.unsqueeze(-1)).sum(-2)).abs().amax(-1, keepdim=True)
+    size = (raw - times_columnwise(rows, dual)).abs().amax(-1, keepdim=True)
     return dual.abs() * length * length > TOUCHES * (length * size + finite_size(lower) + finite_size(upper))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hardnet.functional.nonlinear_call import Call, Saved
 from hardnet.modes import may_look
-from hardnet.rows import times_each
+from hardnet.products import times_each
 from hardnet.solvers.nonlinear_derivatives import batched_gradient
 from hardnet.solvers.nonlinear_kkt import solve_kkt
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows

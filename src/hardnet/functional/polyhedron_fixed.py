@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
 from hardnet.modes import mode
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
 from hardnet.solvers.problem import FEASIBLE, SOLVED

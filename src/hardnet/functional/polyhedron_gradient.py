@@ -17,9 +17,10 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.derivatives import implicit_vjp, masked_vjp
 from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.modes import plain
+from hardnet.products import align, times_aligned
 from hardnet.rows import REALS
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.problem import align, exponent, multiply, shift, shift_rows
+from hardnet.solvers.problem import exponent, shift, shift_rows
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import shared_vjp
@@ -202,8 +203,8 @@ def _flat(tensor: Tensor, sound: Tensor) -> Tensor:
 
 def _resolved(raw: Tensor, A: Tensor, bound: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     """The point y and dual as differentiable functions of the numbers, on the active set that was found."""
-    dual = solve_active(A, active, torch.where(active, multiply(A, raw) - bound, 0.0))
-    return raw - multiply(A.mT, dual), dual
+    dual = solve_active(A, active, torch.where(active, times_aligned(A, raw) - bound, 0.0))
+    return raw - times_aligned(A.mT, dual), dual
 
 
 def _matrix_gradient(
@@ -235,8 +236,8 @@ def _compromise_gradient(
         rows = (A.expand(len(raw), *A.shape[-2:]) if A.dim() == 2 else A).detach()[samples].requires_grad_()
         scale = active[samples] / torch.linalg.vector_norm(rows, dim=-1).clamp_min(torch.finfo(rows.dtype).tiny)
         C = rows * scale.unsqueeze(-1)
-        excess = multiply(C, raw.detach()[samples]) - bound.detach()[samples] * scale
-        y = raw.detach()[samples] - multiply(torch.linalg.pinv(C, rtol=RANK), excess)
+        excess = times_aligned(C, raw.detach()[samples]) - bound.detach()[samples] * scale
+        y = raw.detach()[samples] - times_aligned(torch.linalg.pinv(C, rtol=RANK), excess)
     (own,) = torch.autograd.grad(y, rows, grad.detach()[samples])
     own = shift_rows(own, unit if unit.dim() == 1 else unit[samples])
     whole = rows.new_zeros(len(raw), *rows.shape[1:]).index_copy(0, samples, own)

@@ -28,7 +28,7 @@ from hardnet.functional.polyhedron_fixed import within_unit_rows
 from hardnet.functional.samples import refuse
 from hardnet.functional.strict import MARGINS, tighten
 from hardnet.modes import may_look, mode
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.shapes import require_like
 
 INSETS = (*MARGINS, 8192.0, 65536.0)

@@ -15,7 +15,7 @@ from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleE
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import Policy, refuse, reject
 from hardnet.modes import may_look, mode
-from hardnet.rows import times_each
+from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.blocks import convex
 from hardnet.solvers.quadratic_root import evaluate, nearest_root

@@ -20,8 +20,8 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows
 from hardnet.functional.samples import Policy, refuse
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
+from hardnet.products import times_aligned
 from hardnet.rows import BoxedRows
-from hardnet.solvers.problem import multiply
 from hardnet.solvers.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
 from hardnet.solvers.solution import Status
 
@@ -148,12 +148,12 @@ def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
     """
     if not torch.is_grad_enabled():
         return found.y
-    reached = multiply(some.rows.A, settle(found.y, some.rows, found.fixed))
+    reached = times_aligned(some.rows.A, settle(found.y, some.rows, found.fixed))
     gave_way = (found.fixed != 0) & (some.rows.weight > 0)
     level = torch.where(gave_way, reached, active_bound(some.rows, found.side))
     active = torch.where((found.side != 0).unsqueeze(-1), some.rows.A, 0.0)
-    missing = multiply(active, some.raw) - level
-    smooth = some.raw - multiply(torch.linalg.pinv(active, rtol=RANK), missing)
+    missing = times_aligned(active, some.raw) - level
+    smooth = some.raw - times_aligned(torch.linalg.pinv(active, rtol=RANK), missing)
     return keep_value(smooth, found.y)
 
 

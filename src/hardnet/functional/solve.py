@@ -18,6 +18,7 @@ from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.functional.polyhedron import solve_any
 from hardnet.functional.polyhedron_options import hold_exactly, in_metric
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow
+from hardnet.products import times_columnwise
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows, flatten_boxed, take_rows
 from hardnet.shapes import check_affine
 from hardnet.solvers.box_rows import steps
@@ -70,7 +71,7 @@ def _box_and_rows(raw: Tensor, rows: BoxedRows, strict: bool) -> Solution:
     """By the multipliers of the rows; those of the coordinates are what is left, zero inside the box."""
     batch, flat = flatten_boxed(raw, *rows[:5])
     found = find_in_box(flat, torch.finfo(raw.dtype).eps)
-    left = flat[0] - (flat[1] * found.dual.unsqueeze(-1)).sum(-2) - found.y
+    left = flat[0] - times_columnwise(flat[1], found.dual) - found.y
     held = (found.y <= flat[4]) | (found.y >= flat[5])
     dual = torch.cat([found.dual, torch.where(held, left, 0.0)], dim=-1)
     y = (hold_in_box(found.y, flat, raw.dtype) if strict else found.y).to(raw.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
 from hardnet.modes import may_look, mode
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.shapes import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)

@@ -33,7 +33,7 @@ from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.modes import may_look
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.intersection import stack_rows
 

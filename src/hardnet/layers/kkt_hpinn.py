@@ -25,7 +25,7 @@ from hardnet.layers.invalid import (
     sample_indices,
 )
 from hardnet.layers.options import LayerOptions, choice
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 PASSES = 4

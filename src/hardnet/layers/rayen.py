@@ -27,7 +27,7 @@ from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import block_of
 from hardnet.shapes import require_like

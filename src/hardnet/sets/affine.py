@@ -13,7 +13,8 @@ from torch import Tensor
 from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sentence
 from hardnet.functional.elementary import project_box
 from hardnet.functional.samples import Policy
-from hardnet.rows import BoxedRows, times
+from hardnet.products import times
+from hardnet.rows import BoxedRows
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardnet.functional.elementary import project_ball, solve_ball
 from hardnet.functional.samples import Policy
-from hardnet.rows import length
+from hardnet.products import length
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SecondOrder

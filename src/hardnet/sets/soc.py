@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
-from hardnet.rows import BoxedRows, times
+from hardnet.products import times
+from hardnet.rows import BoxedRows
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.blocks import SecondOrder

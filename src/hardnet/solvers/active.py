@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import ALIGNMENT, multiply
+from hardnet.products import ALIGNMENT, times_aligned
 
 NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
@@ -33,14 +33,14 @@ def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         A: ``(m, n)`` or ``(B, m, n)``.
         active: J as a mask, ``(B, m)``.
     """
-    product = multiply(A, vector)
+    product = times_aligned(A, vector)
 
     def exact(rows: Tensor, samples: Tensor, _: Tensor) -> Tensor:
         U, S, Vh = _decompose(rows)
-        return multiply(U, _inverse(S, rows) * multiply(Vh, vector[samples]))
+        return times_aligned(U, _inverse(S, rows) * times_aligned(Vh, vector[samples]))
 
     multiplier = _solve(A, active, product, exact)
-    return vector - multiply(A.mT, multiplier), multiplier
+    return vector - times_aligned(A.mT, multiplier), multiplier
 
 
 def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 
     def exact(rows: Tensor, _: Tensor, right: Tensor) -> Tensor:
         U, S, _ = _decompose(rows)
-        return multiply(U, _inverse(S, rows).square() * multiply(U.mT, right))
+        return times_aligned(U, _inverse(S, rows).square() * times_aligned(U.mT, right))
 
     return _solve(A, active, target, exact)
 

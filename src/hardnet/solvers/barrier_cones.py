@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.products import LARGE, tiled_product, times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
 from hardnet.solvers.cone_images import SecondOrderImage
-from hardnet.solvers.images import LARGE, pull_back, tiled_product, times
+from hardnet.solvers.images import pull_back
 
 
 def _mirrored(v: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class ConeLocal(Local):
 
     def move(self, dy: Tensor, drive: Tensor) -> Pair:
         """Along K dy."""
-        change = self.image.each(times(self.image.K.flatten(-3, -2), dy))
+        change = self.image.each(times_tiled(self.image.K.flatten(-3, -2), dy))
         return Pair(change + self.gap, drive - self._weigh(change))
 
     def reach(self, move: Pair) -> Tensor:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.images import Image, IntervalImage, pull_back, times
+from hardnet.products import times_tiled
+from hardnet.solvers.images import Image, IntervalImage, pull_back
 
 TINY = 1e-300
 STIFF = 1e7
@@ -111,7 +112,7 @@ class RowsLocal(Local):
 
     def move(self, dy: Tensor, drive: Tensor) -> Pair:
         """An equality keeps its slack of zero."""
-        change = times(self.J, dy)
+        change = times_tiled(self.J, dy)
         return Pair(torch.where(self.held, change + self.gap, 0.0), drive - self.weight * change)
 
     def reach(self, move: Pair) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import length
+from hardnet.products import length
 from hardnet.solvers.cone_images import SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.cones import order, pack, unpack
 from hardnet.solvers.images import Image, IntervalImage

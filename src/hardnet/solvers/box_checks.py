@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_rowwise
+from hardnet.products import times_columnwise, times_rowwise
 from hardnet.solvers.box_problem import EPS, BoxProblem
 
 INSIDE = 4.0
@@ -45,7 +45,7 @@ def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
     rows = (product - target).abs() / torch.where(size > 0, size, 1.0)
     again = problem.clamp(problem.raw - problem.transposed(dual))
     reach = torch.maximum(problem.raw.abs().amax(-1), y.abs().amax(-1))
-    reach = torch.maximum(reach, (problem.A.abs() * dual.abs().unsqueeze(-1)).sum(-2).amax(-1))
+    reach = torch.maximum(reach, times_columnwise(problem.A.abs(), dual.abs()).amax(-1))
     moved = (y - again).abs().amax(-1) / torch.where(reach > 0, reach, 1.0)
     return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED * EPS)
 
@@ -67,7 +67,7 @@ def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
 def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
     """Whether the least of ``v'A y`` over the box is above the most that the rows allow, by more than rounding."""
     slope = problem.transposed(v)
-    terms = (problem.A.abs() * v.abs().unsqueeze(-1)).sum(-2)
+    terms = times_columnwise(problem.A.abs(), v.abs())
     corner = torch.where(slope > 0, problem.low, problem.high)
     slope = torch.where(corner.isinf() & (slope.abs() <= NO_SLOPE * terms), 0.0, slope)
     corner = torch.where(slope == 0, 0.0, corner)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_rowwise
+from hardnet.products import times_rowwise
 
 DEPENDENT = 1e-12
 """A row whose part outside the span of the rows before it is below this part of it counts as dependent."""

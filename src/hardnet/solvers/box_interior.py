@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.modes import mode
-from hardnet.rows import times_rowwise
+from hardnet.products import times_columnwise, times_rowwise
 from hardnet.solvers.box_factor import Factor, factorise_rows
 from hardnet.solvers.box_problem import BoxProblem, power_of_two
 from hardnet.solvers.repeat import repeat
@@ -149,7 +149,7 @@ def _equations(frame: _Frame, state: _State) -> _Equations:
     weight = frame.curvature + state.at_low / state.below + state.at_high / state.above
     inverse = torch.where(frame.free, 1.0 / weight, 0.0)
     factor = factorise_rows(frame.M * inverse.sqrt().unsqueeze(-2))
-    slope = frame.curvature * (state.z - frame.centre) + (frame.M * state.dual.unsqueeze(-1)).sum(-2)
+    slope = frame.curvature * (state.z - frame.centre) + times_columnwise(frame.M, state.dual)
     return _Equations(inverse, factor, slope, times_rowwise(frame.M, state.z))
 
 
@@ -159,7 +159,7 @@ def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Te
     below, above = state.below, state.above
     pull = (slope - low_goal / below + high_goal / above) * inverse
     dual = factor.solve(miss - times_rowwise(frame.M, pull))
-    z = -pull - inverse * (frame.M * dual.unsqueeze(-1)).sum(-2)
+    z = -pull - inverse * times_columnwise(frame.M, dual)
     at_low = low_goal / below - state.at_low - state.at_low * z / below
     at_high = high_goal / above - state.at_high + state.at_high * z / above
     return _State(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_rowwise
+from hardnet.products import times_columnwise, times_rowwise
 
 EPS = torch.finfo(torch.float64).eps
 VERIFIED = 11.0
@@ -57,7 +57,7 @@ class BoxProblem(NamedTuple):
 
     def transposed(self, dual: Tensor) -> Tensor:
         """``A' dual``, ``(B, n)``."""
-        return (self.A * dual.unsqueeze(-1)).sum(-2)
+        return times_columnwise(self.A, dual)
 
     def size(self, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, ``(B, k)``: what a row's rounding goes by."""

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from hardnet.kernels.limits import STRICT
 from hardnet.modes import GRAPHS, mode
-from hardnet.rows import BoxedBatch, flatten_boxed, times_rowwise
+from hardnet.products import times_rowwise
+from hardnet.rows import BoxedBatch, flatten_boxed
 from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_checks import SOLVED, is_inside, residual_of, witness_of
 from hardnet.solvers.box_factor import factorise_rows

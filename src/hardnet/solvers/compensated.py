@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times
+from hardnet.products import times
 
 UNIT = 2.0**-53
 """The largest relative error of one float64 operation."""

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hardnet.rows import length
+from hardnet.products import length, times_tiled
 from hardnet.solvers.cones import (
     ConeLook,
     Frame,
@@ -28,7 +28,7 @@ from hardnet.solvers.cones import (
     unpack,
 )
 from hardnet.solvers.eigen import eigh
-from hardnet.solvers.images import Image, positive, times
+from hardnet.solvers.images import Image, positive
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ConeImage(Image):
 
     def value(self, y: Tensor) -> Tensor:
         """``K y + k``, one cone after the other."""
-        return times(self.jacobian(y), y) + self.k.flatten(-2)
+        return times_tiled(self.jacobian(y), y) + self.k.flatten(-2)
 
     def jacobian(self, y: Tensor) -> Tensor:
         """``K``."""
@@ -67,7 +67,7 @@ class ConeImage(Image):
 
     def size(self, y: Tensor) -> Tensor:
         """The norm of ``|K_i| |y| + |k_i|``, for every row."""
-        terms = self.each(times(self.jacobian(y).abs(), y.abs())) + self.k.abs()
+        terms = self.each(times_tiled(self.jacobian(y).abs(), y.abs())) + self.k.abs()
         return length(terms).expand_as(terms).flatten(-2)
 
     def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import length
+from hardnet.products import length
 
 
 class Frame(NamedTuple):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.products import times_tiled
 from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, overshoot, select
-from hardnet.solvers.images import pull_back, times
+from hardnet.solvers.images import pull_back
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 
 TARGET = 2.0**-52
@@ -58,7 +59,7 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
     shift = linear.inverse * second
     right = -first - pull_back(linear.rows, shift)
     move, force = system.solve(right, torch.where(linear.tight, -second, torch.zeros_like(second)))
-    change = linear.bend * times(linear.rows, move) + shift + force
+    change = linear.bend * times_tiled(linear.rows, move) + shift + force
     return state.y + move, state.dual + stack.restore(frames, change)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.solvers.orthogonal import EPS, FAR
 
 NOTHING = 1e-12

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_rowwise
+from hardnet.products import times_rowwise
 
 DEPENDENT = (64 * torch.finfo(torch.float64).eps) ** 2
 """A row is constant on pinned rows if they leave this part of its square: an angle of 1e-14."""

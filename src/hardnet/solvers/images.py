@@ -3,7 +3,7 @@
 Several sets of one kind and size are one image with a group dimension g, so that a hundred quadratics cost a few
 operations. Constants lead with 1 and are never copied over the batch. Made by `blocks`; read by `stack`.
 
-Called by `hardnet.functional.conic_gradient`, `hardnet.solvers.barrier_cones` and others.
+Called by `hardnet.solvers.blocks`, `hardnet.solvers.barrier_cones` and others.
 """
 
 from __future__ import annotations
@@ -16,32 +16,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hardnet.rows import times_each
+from hardnet.products import times_tiled
 from hardnet.solvers.cones import ConeLook, Frame
-
-LARGE = 1 << 12
-"""Entries from which a matrix that all samples share is read once for several samples, not once for each."""
-TILE = 8
-"""So many: a fixed number, so that a sample has the same bits in any batch."""
-
-
-def times(A: Tensor, y: Tensor) -> Tensor:
-    """``A y`` for ``(*batch, r, n)`` and ``(*batch, n)``."""
-    if A.dim() == 3 and A.shape[0] == 1 and y.dim() == 2 and A.numel() >= LARGE:
-        return tiled_product(y, A.mT)
-    return times_each(A, y)
 
 
 def pull_back(J: Tensor, v: Tensor) -> Tensor:
     """``J'v`` for ``(b, r, n)`` and ``(B, r)``."""
-    return times(J.mT, v)
-
-
-def tiled_product(v: Tensor, M: Tensor) -> Tensor:
-    """``v M`` for ``(B, *groups, k)`` and a shared ``(1, *groups, k, m)``, in tiles of samples."""
-    B = v.shape[0]
-    tiles = torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, -B % TILE)).unflatten(0, (-1, TILE))
-    return (tiles.movedim(1, -2) @ M).movedim(-2, 1).flatten(0, 1)[:B]
+    return times_tiled(J.mT, v)
 
 
 def positive(size: Tensor) -> Tensor:
@@ -108,7 +89,7 @@ class Image(ABC):
 
     def pairing(self, y: Tensor, u: Tensor, weight: Tensor, dual: Tensor) -> Tensor:
         """``weight . G(y) - dual . DG(y) u``: its gradient to the numbers of the set is their cotangent."""
-        return (weight * self.value(y)).sum() - (dual * times(self.jacobian(y), u)).sum()
+        return (weight * self.value(y)).sum() - (dual * times_tiled(self.jacobian(y), u)).sum()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The image with `function` applied to each tensor."""
@@ -130,7 +111,7 @@ class IntervalImage(Image):
 
     def value(self, y: Tensor) -> Tensor:
         """``A y``."""
-        return times(self.A, y)
+        return times_tiled(self.A, y)
 
     def jacobian(self, y: Tensor) -> Tensor:
         """``A``."""
@@ -159,7 +140,7 @@ class IntervalImage(Image):
     def size(self, y: Tensor) -> Tensor:
         """``|A| |y|`` plus the larger finite bound."""
         bounds = [torch.where(side.isfinite(), side.abs(), 0.0) for side in (self.lower, self.upper)]
-        return times(self.A.abs(), y.abs()) + torch.maximum(*bounds)
+        return times_tiled(self.A.abs(), y.abs()) + torch.maximum(*bounds)
 
     def clamped(self, y: Tensor) -> Tensor:
         """The rows ``y_j`` and ``-y_j`` as bounds of their coordinate."""
@@ -187,4 +168,4 @@ class IntervalImage(Image):
         middle = (self.lower + self.upper) / 2
         bound = torch.where(self.lower == self.upper, middle, torch.where(dual > 0, self.upper, self.lower))
         bound = torch.where(weight == 0, torch.zeros_like(bound), bound)
-        return (weight * (self.value(y) - bound)).sum() - (dual * times(self.A, u)).sum()
+        return (weight * (self.value(y) - bound)).sum() - (dual * times_tiled(self.A, u)).sum()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import Problem, multiply
+from hardnet.products import times_aligned
+from hardnet.solvers.problem import Problem
 
 STEPS = {16: 4, 1 << 30: 6}
 """Most steps, by the most rows they serve: a sample that cycles is cheap to pass on where rows are few."""
@@ -32,7 +33,7 @@ def newton(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for chunk in index.split(max(1, CHUNK_ENTRIES // dual.shape[-1] ** 2)):
         _settle(gram, scaled, chunk, (dual, steps, settled))
     dual = dual / norm
-    return problem.raw - multiply(problem.A.mT, dual), dual, steps, settled
+    return problem.raw - times_aligned(problem.A.mT, dual), dual, steps, settled
 
 
 def _settle(gram: Tensor, scaled: list[Tensor], index: Tensor, result: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -45,7 +46,7 @@ def _settle(gram: Tensor, scaled: list[Tensor], index: Tensor, result: tuple[Ten
         rows = gram if gram.dim() == 2 else gram[index]
         guess = _tight(rows, side, product - torch.where(side > 0, upper, lower))
         steps[index] += 1
-        following = _outside(product - multiply(rows, guess) + guess, lower, upper, slack)
+        following = _outside(product - times_aligned(rows, guess) + guess, lower, upper, slack)
         same = (following == side).all(-1)
         dual[index], settled[index] = guess, same
         rest = (~same).nonzero().squeeze(-1)

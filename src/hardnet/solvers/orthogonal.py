@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import Problem, multiply
+from hardnet.products import times_aligned
+from hardnet.solvers.problem import Problem
 
 EPS = torch.finfo(torch.float64).eps
 FAR = 1e3
@@ -130,7 +131,7 @@ def _minimiser(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, 
     bound = torch.where(state.side > 0, problem.upper, problem.lower).gather(-1, basis.chosen)
     y = moved
     for _ in range(2):
-        product = multiply(problem.A, y).gather(-1, basis.chosen)
+        product = times_aligned(problem.A, y).gather(-1, basis.chosen)
         missing = torch.where(basis.kept, product - bound, 0.0)
         way = torch.linalg.solve_triangular(basis.R.mT, missing.unsqueeze(-1), upper=False)
         y = y - (basis.Q @ way).squeeze(-1)
@@ -142,7 +143,7 @@ def _minimiser(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, 
 
 def _excess(problem: Problem, y: Tensor, side: Tensor) -> Tensor:
     """How far each inactive row is violated beyond what counts as satisfied; -1 for active rows."""
-    excess = problem.violation(multiply(problem.A, y)) - problem.slack_at(y)
+    excess = problem.violation(times_aligned(problem.A, y)) - problem.slack_at(y)
     return excess.masked_fill(side != 0, -1.0)
 
 
@@ -157,10 +158,10 @@ def _violation(problem: Problem, y: Tensor, row: Tensor) -> tuple[Tensor, Tensor
 def _directions(problem: Problem, basis: _Basis, row: Tensor) -> tuple[Tensor, Tensor]:
     """``z = a_p - Q Q'a_p``, twice for its digits, and ``R^-1 Q'a_p`` ``(B, k)``."""
     a = _row(problem.A, row)
-    inner = multiply(basis.Q.mT, a)
-    across = a - multiply(basis.Q, inner)
-    again = multiply(basis.Q.mT, across)
-    across = across - multiply(basis.Q, again)
+    inner = times_aligned(basis.Q.mT, a)
+    across = a - times_aligned(basis.Q, inner)
+    again = times_aligned(basis.Q.mT, across)
+    across = across - times_aligned(basis.Q, again)
     along = torch.linalg.solve_triangular(basis.R, (inner + again).unsqueeze(-1), upper=True).squeeze(-1)
     return across, torch.where(basis.kept, along, 0.0)
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.solvers.problem import Problem, align, multiply
+from hardnet.products import align, times_aligned
+from hardnet.solvers.problem import Problem
 
 DEPENDENT = 1e-11
 """A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
@@ -83,7 +84,7 @@ def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scaled = ((part / norm)[:, :m] for part in (problem.product, problem.lower, problem.upper, problem.slack))
     found = pivot(gram, *scaled, limit=step_limit(problem.A))
     dual = align(found.dual) / norm
-    return problem.raw - multiply(problem.A.mT, dual), dual, found.steps, found.finished
+    return problem.raw - times_aligned(problem.A.mT, dual), dual, found.steps, found.finished
 
 
 def step_limit(A: Tensor) -> int:

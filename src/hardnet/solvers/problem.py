@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ALIGNMENT = 8
-"""Numbers in 64 bytes: matrix routines of a CPU may add up in another order where a sample starts at another place."""
+from hardnet.products import align, times_aligned
+
 CERTAIN = 6 * torch.finfo(torch.float64).eps
 """Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
 FEASIBLE = 1e-13
@@ -93,19 +93,9 @@ class Problem(NamedTuple):
         if len(sample) == 0:
             return worst
         rows = self.A[row] if self.shared else self.A[sample, row]
-        terms = multiply(rows.abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
+        terms = times_aligned(rows.abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
         left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
         return worst.scatter_reduce(0, sample, left, "amax")
-
-
-def multiply(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for each sample, with the same bits whatever the number of samples on a CPU; arguments as by `align`."""
-    if A.dim() == 2 and A.device.type != "cpu":
-        return vector @ A.mT
-    batch = vector.shape[0]
-    if batch == 1:  # a batch of one takes another routine, which adds up in another order
-        return multiply(A.expand(2, *A.shape[-2:]), vector.expand(2, -1))[:1]
-    return torch.bmm(A.expand(batch, *A.shape[-2:]), vector.unsqueeze(-1)).squeeze(-1)
 
 
 def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
@@ -122,18 +112,7 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
     lower, upper = align(lower, absent=-torch.inf), align(upper, absent=torch.inf)
     norm = torch.linalg.vector_norm(A, dim=-1)
     norm = torch.where(norm > 0, norm, 1.0)
-    return Problem(raw, A, lower, upper, norm, multiply(A, raw), _slack(norm, raw, lower, upper), (m, n))
-
-
-def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
-    """Fill the last `dims` dimensions up to a multiple of `ALIGNMENT` on a CPU, so that all samples start alike.
-
-    Then a sample has the same bits at any place of a batch, whoever its mates are.
-    """
-    missing = [-size % ALIGNMENT for size in reversed(tensor.shape[-dims:])]
-    if tensor.device.type != "cpu" or not any(missing):
-        return tensor
-    return torch.nn.functional.pad(tensor, [part for size in missing for part in (0, size)], value=absent)
+    return Problem(raw, A, lower, upper, norm, times_aligned(A, raw), _slack(norm, raw, lower, upper), (m, n))
 
 
 def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -191,8 +170,8 @@ def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | No
     It is zero exactly at the projection. The sample's unit makes 1 the size of raw and of the way to the set.
     `product` is ``A y`` where the caller has it already.
     """
-    stationarity = (y - problem.raw + multiply(problem.A.mT, dual)).abs().amax(-1)
-    product = multiply(problem.A, y) if product is None else product
+    stationarity = (y - problem.raw + times_aligned(problem.A.mT, dual)).abs().amax(-1)
+    product = times_aligned(problem.A, y) if product is None else product
     moved = (product + dual * problem.norm.square()).clamp(problem.lower, problem.upper)
     complementarity = ((product - moved).abs() / problem.norm).amax(-1)
     return torch.maximum(stationarity, complementarity) / y.abs().amax(-1).clamp_min(1.0)
@@ -204,8 +183,8 @@ def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
     Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding. That
     excuses no violated row.
     """
-    size, unit = multiply(problem.A.abs().mT, dual.abs()).amax(-1), y.abs().amax(-1).clamp_min(1.0)
+    size, unit = times_aligned(problem.A.abs().mT, dual.abs()).amax(-1), y.abs().amax(-1).clamp_min(1.0)
     rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / unit
-    product = multiply(problem.A, y)
+    product = times_aligned(problem.A, y)
     violated = (problem.violation(product) / problem.norm).amax(-1) / unit
     return torch.maximum(kkt_residual(problem, y, dual, product) - rounding, violated).clamp_min(0.0)

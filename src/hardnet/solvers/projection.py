@@ -17,6 +17,7 @@ from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.limits import MOST_ON_CHIP
+from hardnet.products import times_aligned
 from hardnet.rows import Batch
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.fixed import fixed_pivots, steps_for
@@ -29,7 +30,6 @@ from hardnet.solvers.problem import (
     Units,
     kkt_residual,
     measure,
-    multiply,
     power,
     shift,
     shift_rows,
@@ -197,8 +197,8 @@ def _fixed_answer(problem: Problem, shared: SharedRows | None = None) -> tuple[T
     bound = torch.where(found.side > 0, unit.upper, unit.lower)
     y, dual = unit.raw, torch.zeros_like(unit.lower)
     for _ in range(3):
-        step = multiply(found.inverse, torch.where(found.side != 0, multiply(unit.A, y) - bound, 0.0))
-        y, dual = y - multiply(unit.A.mT, step), dual + step
+        step = times_aligned(found.inverse, torch.where(found.side != 0, times_aligned(unit.A, y) - bound, 0.0))
+        y, dual = y - times_aligned(unit.A.mT, step), dual + step
     return y, dual / problem.norm, torch.full_like(y[:, 0], steps, dtype=torch.long)
 
 

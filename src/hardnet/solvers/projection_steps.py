@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import MissingExtraError
+from hardnet.products import times_aligned
 from hardnet.rows import Batch
 from hardnet.solvers import orthogonal
 from hardnet.solvers.active import split
 from hardnet.solvers.newton import newton
 from hardnet.solvers.pivoting import by_pivoting, step_limit
-from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, multiply, standard_form
+from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
@@ -108,7 +109,7 @@ def place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
 def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Outcome, Tensor]:
     """Solve the samples outside the set, check them, and settle those that fail the check; ``A y`` beside it."""
     y, dual, iterations, finished = _first_answer(problem, backend, shared)
-    product = multiply(problem.A, y)
+    product = times_aligned(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
     status = torch.zeros_like(iterations, dtype=torch.int8)
     outcome = Outcome(y, dual, side_of(problem, dual), status, iterations.clamp_min(1), residual)
@@ -117,7 +118,7 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
         part = problem.take(failed)
         settled = _careful(part)
         outcome = place(outcome, failed, settled)
-        product = product.index_copy(0, failed, multiply(part.A, settled.y))
+        product = product.index_copy(0, failed, times_aligned(part.A, settled.y))
     return _share(problem, outcome, product), product
 
 

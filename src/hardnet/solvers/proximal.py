@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.products import times_aligned
 from hardnet.solvers.active import solve_active
 from hardnet.solvers.pivoting import pivot
-from hardnet.solvers.problem import Problem, multiply
+from hardnet.solvers.problem import Problem
 
 STEPS = 24
 FIRST_WEIGHT, LAST_WEIGHT = 1e4, 1e8
@@ -33,7 +34,7 @@ def compromise(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     weight = FIRST_WEIGHT
     for _ in range(STEPS):
         dual, new_side, taken = _proximal_step(problem, gram, dual, weight)
-        found = _polish(problem, problem.raw - multiply(problem.A.mT, dual), new_side)
+        found = _polish(problem, problem.raw - times_aligned(problem.A.mT, dual), new_side)
         keep = open_.unsqueeze(-1)
         y, side, steps = torch.where(keep, found, y), torch.where(keep, new_side, side), steps + taken * open_
         open_ = open_ & ~_balanced(problem, y)
@@ -44,9 +45,9 @@ def compromise(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _balanced(problem: Problem, y: Tensor) -> Tensor:
-    product = multiply(problem.A, y)
+    product = times_aligned(problem.A, y)
     missing = product - product.clamp(problem.lower, problem.upper)
-    return multiply(problem.A.mT, missing).abs().amax(-1) <= BALANCED * missing.abs().amax(-1)
+    return times_aligned(problem.A.mT, missing).abs().amax(-1) <= BALANCED * missing.abs().amax(-1)
 
 
 def _polish(problem: Problem, y: Tensor, side: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ def _polish(problem: Problem, y: Tensor, side: Tensor) -> Tensor:
     active = side != 0
     bound = torch.where(side > 0, problem.upper, problem.lower)
     for _ in range(2):
-        missing = torch.where(active, multiply(problem.A, y) - bound, 0.0)
-        y = y - multiply(problem.A.mT, solve_active(problem.A, active, missing))
+        missing = torch.where(active, times_aligned(problem.A, y) - bound, 0.0)
+        y = y - times_aligned(problem.A.mT, solve_active(problem.A, active, missing))
     return y
 
 

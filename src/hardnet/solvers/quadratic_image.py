@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hardnet.products import tiled_product, times_tiled
 from hardnet.solvers.cones import ConeLook, Frame
-from hardnet.solvers.images import Image, positive, same, tiled_product, times
+from hardnet.solvers.images import Image, positive, same
 from hardnet.solvers.quadratic_root import nearest_root
 
 
@@ -37,7 +38,7 @@ class QuadraticImage(Image):
 
     def _bent(self, y: Tensor) -> Tensor:
         """``bend P y``, ``(*batch, g, n)``."""
-        turned = times(self.P.flatten(-3, -2), y).unflatten(-1, self.P.shape[-3:-1])
+        turned = times_tiled(self.P.flatten(-3, -2), y).unflatten(-1, self.P.shape[-3:-1])
         return self.bend.unsqueeze(-1) * turned
 
     def value(self, y: Tensor) -> Tensor:
@@ -61,9 +62,9 @@ class QuadraticImage(Image):
         values = values.clamp_min(0) * self.bend.unsqueeze(-1)
         for i in range(self.rows):
             own, turn = values[:, i], V[:, i]
-            root = nearest_root(times(turn.mT, y), times(turn.mT, self.q[:, i]), self.r[:, i], own)
+            root = nearest_root(times_tiled(turn.mT, y), times_tiled(turn.mT, self.q[:, i]), self.r[:, i], own)
             moved = (root.solved & (root.mu.squeeze(-1) > 0)).unsqueeze(-1)
-            y = torch.where(moved, times(turn, root.y), y)
+            y = torch.where(moved, times_tiled(turn, root.y), y)
         return y
 
     def look(self, z: Tensor) -> ConeLook:

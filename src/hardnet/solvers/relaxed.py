@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import length
-from hardnet.solvers.problem import multiply
+from hardnet.products import length, times_aligned
 from hardnet.solvers.projection import solve
 from hardnet.solvers.solution import Status
 
@@ -107,12 +106,12 @@ def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
     bound = active_bound(rows, fixed)
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
     inverse = torch.linalg.pinv(held, rtol=RANK)
-    start = anchor - multiply(inverse, multiply(held, anchor) - torch.where(soft, 0.0, bound))
+    start = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
     root = torch.where((fixed != 0) & soft, rows.weight.sqrt(), 0.0)
     pull = root.unsqueeze(-1) * rows.A
     rounding = RANK * root.detach().amax(-1)  # absolute: what the hard rows leave free of a pull may be nothing at all
     step = torch.linalg.pinv(pull - pull @ inverse @ held, atol=rounding, rtol=torch.zeros_like(rounding))
-    return start + multiply(step, root * bound - multiply(pull, start))
+    return start + times_aligned(step, root * bound - times_aligned(pull, start))
 
 
 def active_bound(rows: Rows, side: Tensor) -> Tensor:
@@ -167,17 +166,17 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
     the rows in V miss the bound that they are said to miss. The multipliers are those of the step, `dual` ``(B, k)``,
     or those of least length: the first have right signs, the second are exact. NaN, which is no answer, misses by inf.
     """
-    soft, product = rows.weight > 0, multiply(rows.A, y)
+    soft, product = rows.weight > 0, times_aligned(rows.A, y)
     gave_way, bound = (fixed != 0) & soft, active_bound(rows, fixed)
     size = torch.maximum(y.abs().amax(-1), bound.abs().amax(-1))
     other = torch.where(gave_way, 0.0, product.clamp(rows.lower, rows.upper) - product).abs().amax(-1) / size
     force = torch.where(gave_way, rows.weight * (bound - product), 0.0)
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
-    pull = multiply(rows.A.mT, force)
+    pull = times_aligned(rows.A.mT, force)
     signed = torch.where(rows.lower < rows.upper, fixed, 0)  # an equality may be needed on either side
-    shortest = multiply(torch.linalg.pinv(held.mT, rtol=RANK), pull)
+    shortest = times_aligned(torch.linalg.pinv(held.mT, rtol=RANK), pull)
     missed = [
-        torch.maximum((pull - multiply(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
+        torch.maximum((pull - times_aligned(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
         for chosen in (shortest, torch.where(soft, 0.0, dual))
     ]
     unbalanced = torch.maximum(torch.minimum(*missed), (force * signed).amax(-1)) / force.abs().amax(-1)
@@ -193,7 +192,7 @@ def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
     fixed = first.fixed != 0
     _, size, basis = torch.linalg.svd(torch.where(fixed.unsqueeze(-1), rows.A, 0.0), full_matrices=False)
     basis = torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
-    level, product = multiply(basis, first.y), multiply(rows.A, first.y)
+    level, product = times_aligned(basis, first.y), times_aligned(rows.A, first.y)
     room = 4 * torch.finfo(raw.dtype).eps * first.y.abs().amax(-1, keepdim=True)
     lower = torch.where(fixed, -torch.inf, torch.minimum(rows.lower, product - room * (product <= rows.lower)))
     upper = torch.where(fixed, torch.inf, torch.maximum(rows.upper, product + room * (product >= rows.upper)))

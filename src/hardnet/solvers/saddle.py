@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.images import pull_back, times
+from hardnet.products import times_tiled
+from hardnet.solvers.images import pull_back
 from hardnet.solvers.stack import Linear
 
 STIFFNESS = 1e5
@@ -83,5 +84,5 @@ class StiffSaddle:
         for _ in range(ROUNDS):
             right = b - pull_back(self.C, v - self.stiffness * q)
             d = (self.inverse.mT @ (self.inverse @ right.unsqueeze(-1))).squeeze(-1)
-            v = v + self.stiffness * (times(self.C, d) - q)
+            v = v + self.stiffness * (times_tiled(self.C, d) - q)
         return d, v

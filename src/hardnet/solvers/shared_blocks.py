@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.products import times_aligned
 from hardnet.solvers.active import CHUNK_ENTRIES, first_rows, groups
-from hardnet.solvers.problem import multiply
 
 RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
@@ -107,7 +107,7 @@ def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, 
     index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
     factor = factorise(K, index, kept)
     for _ in range(solves):
-        left = torch.where(active, target - multiply(K, found), 0.0)
+        left = torch.where(active, target - times_aligned(K, found), 0.0)
         if index is None:
             found = found + factor.solve(left)
         else:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times
-from hardnet.solvers.problem import align, exponent, shift_rows
+from hardnet.products import align, times
+from hardnet.solvers.problem import exponent, shift_rows
 
 SOFT, STIFF = 4.0, 40.0
 """Weights rho of unit rows in a splitting step: where few rows are active, and where nearly as many as outputs are."""

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import times
-from hardnet.solvers.problem import Problem, multiply
+from hardnet.products import times, times_aligned
+from hardnet.solvers.problem import Problem
 from hardnet.solvers.shared_blocks import solve_shared
 from hardnet.solvers.shared_factor import Product, SharedRows, on_equalities
 from hardnet.solvers.shared_guess import guess_of, pivoted, pivots_on_chip, sides_of, split_steps, stiffen
@@ -137,7 +137,7 @@ def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
             ends = low[chosen], high[chosen]
             part = split_steps(rows.stiff, *ends, state[chosen], steps)
             state, guess = state.index_copy(0, chosen, part), guess_of(part, *ends)
-        found = _keep(found, chosen, _solve(rows, reduced.take(chosen), *guess, look, multiply))
+        found = _keep(found, chosen, _solve(rows, reduced.take(chosen), *guess, look, times_aligned))
     return found
 
 

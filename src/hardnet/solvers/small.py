@@ -15,7 +15,7 @@ from torch import Tensor
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_ELIMINATED
 from hardnet.modes import plain
-from hardnet.solvers.problem import align, multiply
+from hardnet.products import align, times_aligned
 
 SMALL = 10
 """Most rows that are eliminated column by column."""
@@ -34,7 +34,7 @@ def product(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for each sample: ``(b, m, n), (b, n) -> (b, m)``."""
     if max(A.shape[-2:]) <= SMALL:
         return (A * vector.unsqueeze(-2)).sum(-1)
-    return multiply(align(A, 2), align(vector))[:, : A.shape[-2]]
+    return times_aligned(align(A, 2), align(vector))[:, : A.shape[-2]]
 
 
 def products(A: Tensor, B: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hardnet.products import times_aligned
 from hardnet.solvers.active import solve_active
-from hardnet.solvers.problem import FEASIBLE, Problem, multiply
+from hardnet.solvers.problem import FEASIBLE, Problem
 
 ROUNDS = 2
 """Most corrections of a sample by a projection; each leaves the rounding of one product."""
@@ -51,10 +52,10 @@ def touch_up(
         if len(rest) == 0:
             break
         part, start = problem.take(rest), y[rest]
-        product = multiply(part.A, start)
+        product = times_aligned(part.A, start)
         step, weight = project(torch.zeros_like(start), part.A, part.lower - product, part.upper - product)
         point = start + step
-        left = part.beyond(point, multiply(part.A, point))
+        left = part.beyond(point, times_aligned(part.A, point))
         better = (left < worst[rest]) & point.isfinite().all(-1)
         y = y.index_copy(0, rest, torch.where(better.unsqueeze(-1), point, start))
         dual = dual.index_add(0, rest, torch.where(better.unsqueeze(-1), weight, 0))
@@ -68,10 +69,10 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
 
     That is where it is near and meets all rows.
     """
-    product = multiply(problem.A, y)
+    product = times_aligned(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
-    touching = problem.violation(product) >= -FEASIBLE * multiply(problem.A.abs(), y.abs())
+    touching = problem.violation(product) >= -FEASIBLE * times_aligned(problem.A.abs(), y.abs())
     weight = solve_active(problem.A, touching, target)
-    step = multiply(problem.A.mT, weight)
+    step = times_aligned(problem.A.mT, weight)
     near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
-    return y + step, -weight, near & (problem.beyond(y + step, multiply(problem.A, y + step)) == 0)
+    return y + step, -weight, near & (problem.beyond(y + step, times_aligned(problem.A, y + step)) == 0)

@@ -18,7 +18,7 @@ from hardnet.certificate import check
 from hardnet.errors import HardNetError
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.rows import times
+from hardnet.products import times
 from hardnet.sets.base import ConstraintSet
 from hardnet.testing.poison import check_poisoned_numbers, functions_of
 from hardnet.testing.promise import ContractError, require

@@ -18,7 +18,7 @@ from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.programs import WIDE
 from hardnet.problems import Hidden
 from hardnet.problems.suites.separable import ConeRows, Separable
-from hardnet.rows import times
+from hardnet.products import times
 
 TOLERANCE = 1e-10
 _NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False)

@@ -1,0 +1,85 @@
+"""The product of a matrix and a vector, ``A v``, sample by sample: one word, `times`, and what is promised of its bits.
+
+`times` is the fastest, and `times_each` keeps samples apart; their last bits may depend on the size of the batch. Where
+a sample must have the same bits in any batch, take one sum for each row or column, arguments that `align` filled up, or
+tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size.
+
+Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solvers.images` and others.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 8
+"""Numbers in 64 bytes: matrix routines of a CPU may add up in another order where a sample starts at another place."""
+LARGE = 1 << 12
+"""Entries from which a matrix that all samples share is read once for several samples, not once for each."""
+TILE = 8
+"""So many: a fixed number, so that a sample has the same bits in any batch."""
+
+
+def times(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(m, n)`` or ``(*batch, m, n)`` and v ``(*batch, n)``: ``(*batch, m)``.
+
+    One matrix for all samples is one matrix product.
+    """
+    return vector @ A.mT if A.dim() == 2 else (vector.unsqueeze(-2) @ A.mT).squeeze(-2)
+
+
+def times_each(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``, one product for each sample, also where they share A."""
+    return (A @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def times_rowwise(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(m, n)`` or ``(1 or B, m, n)`` and v ``(B, n)``, one sum for each row."""
+    return (A * vector.unsqueeze(-2)).sum(-1)
+
+
+def times_columnwise(A: Tensor, vector: Tensor) -> Tensor:
+    """``A' v`` for A ``(m, n)`` or ``(1 or B, m, n)`` and v ``(B, m)``, one sum for each column."""
+    return (A * vector.unsqueeze(-1)).sum(-2)
+
+
+def times_aligned(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, n)``, both as `align` leaves them on a CPU."""
+    if A.dim() == 2 and A.device.type != "cpu":
+        return vector @ A.mT
+    batch = vector.shape[0]
+    if batch == 1:  # a batch of one takes another routine, which adds up in another order
+        return times_aligned(A.expand(2, *A.shape[-2:]), vector.expand(2, -1))[:1]
+    return torch.bmm(A.expand(batch, *A.shape[-2:]), vector.unsqueeze(-1)).squeeze(-1)
+
+
+def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
+    """Fill the last `dims` dimensions up to a multiple of `ALIGNMENT` on a CPU, so that all samples start alike.
+
+    Then a sample has the same bits at any place of a batch, whoever its mates are.
+    """
+    missing = [-size % ALIGNMENT for size in reversed(tensor.shape[-dims:])]
+    if tensor.device.type != "cpu" or not any(missing):
+        return tensor
+    return torch.nn.functional.pad(tensor, [part for size in missing for part in (0, size)], value=absent)
+
+
+def times_tiled(A: Tensor, vector: Tensor) -> Tensor:
+    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``; a large A ``(1, m, n)`` in tiles of samples."""
+    if A.dim() == 3 and A.shape[0] == 1 and vector.dim() == 2 and A.numel() >= LARGE:
+        return tiled_product(vector, A.mT)
+    return times_each(A, vector)
+
+
+def tiled_product(v: Tensor, M: Tensor) -> Tensor:
+    """``v M`` for ``(B, *groups, k)`` and a shared ``(1, *groups, k, m)``, in tiles of samples."""
+    B = v.shape[0]
+    tiles = torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, -B % TILE)).unflatten(0, (-1, TILE))
+    return (tiles.movedim(1, -2) @ M).movedim(-2, 1).flatten(0, 1)[:B]
+
+
+def length(vectors: Tensor) -> Tensor:
+    """``|v|`` along the last dimension, kept, of numbers of any size: their squares neither overflow nor vanish."""
+    size = vectors.detach().abs().amax(-1, keepdim=True)
+    size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
+    return size * torch.linalg.vector_norm(vectors / size, dim=-1, keepdim=True)
