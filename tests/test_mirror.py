@@ -73,7 +73,7 @@ ELSEWHERE = {
     "solvers/test_box_rows.py": "solvers/box_breakpoints solvers/box_checks solvers/box_factor solvers/box_interior "
     "solvers/box_problem",
     "solvers/test_conic_fixed.py": "solvers/barrier_cones solvers/barrier_matrices solvers/barriers "
-    "solvers/cone_images solvers/conic_interior solvers/eigen solvers/quadratic_image solvers/saddle",
+    "solvers/conic_interior solvers/eigen solvers/quadratic_image solvers/saddle",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "solvers/orthogonal",

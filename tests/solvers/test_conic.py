@@ -6,7 +6,7 @@ import torch
 from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status, conic
 from hardnet.solvers.cones import project_second_order
-from hardnet.solvers.conic_iterate import Task, miss, optimality
+from hardnet.solvers.conic_iterate import Task, optimality
 from hardnet.solvers.stack import Stack
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane, quadratic
@@ -31,7 +31,7 @@ def test_every_sample_is_solved_to_rounding(name, spread):
     assert found.status.tolist() == [Status.SOLVED] * BATCH
     assert found.residual.max().item() < 1e-12
     stack = stack_of(blocks, raw)
-    assert bool((miss(stack, found.y) <= 16 * 2.3e-16 * stack.size(found.y)).all())
+    assert bool((stack.miss(found.y) <= 16 * 2.3e-16 * stack.size(found.y)).all())
     task = Task(raw, torch.ones(BATCH, 1, dtype=D), stack)
     assert (optimality(task, found.y, found.dual) / (1 + raw.abs().amax(-1))).max().item() < 1e-11
     assert found.iterations.max().item() > 0

@@ -8,7 +8,6 @@ from hardnet.functional import conic as functional
 from hardnet.functional import conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status, conic, conic_fixed, conic_interior
-from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.eigen import jacobi
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 from hardnet.solvers.stack import Linear
@@ -75,7 +74,7 @@ def test_many_sets_of_one_kind_are_one_image_and_are_solved(name, blind, request
     found = solve_intersection(raw, blocks)
     images = conic.images(blocks)
     stack = conic.Stack(images, 10)
-    missed = miss(stack, found.y) / stack.size(found.y)
+    missed = stack.miss(found.y) / stack.size(found.y)
     request.getfixturevalue("monkeypatch").undo()
     assert len(images) == (2 if name == "quadratics" else 3)
     assert found.status.tolist() == [Status.SOLVED] * 6

@@ -31,7 +31,6 @@ from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.shapes import broadcast_batch, require_float, require_like
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, gather, images
 from hardnet.solvers.conic import project_intersection as solve
-from hardnet.solvers.conic_iterate import miss
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
 
@@ -159,7 +158,7 @@ def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
 def _violation(blocks: Sequence[Block], y: Tensor) -> Tensor:
     """The largest distance of any row from its cone, in the units of the row: ``(B,)``."""
     y = y.double()
-    return miss(Stack(images(blocks), y.shape[-1]), y).amax(-1)
+    return Stack(images(blocks), y.shape[-1]).miss(y).amax(-1)
 
 
 def _warn(residual: float, violation: float, stopped: Tensor, tolerance: float) -> None:

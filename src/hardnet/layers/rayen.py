@@ -29,7 +29,7 @@ from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
 from hardnet.products import times
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.curved import block_of
+from hardnet.sets.intersection import block_of
 from hardnet.shapes import require_like
 from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.interior import THIN, Halfspaces, affine_hull, halfspaces, hull_of, interior_point, least_slack

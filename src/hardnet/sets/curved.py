@@ -1,6 +1,6 @@
 """What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected.
 
-Called by `hardnet.features`, `hardnet.layers.rayen` and others.
+Called by `hardnet.sets.ball`, `hardnet.sets.lmi` and others.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hardnet.errors import EMPTY
 from hardnet.functional.conic import solve_intersection
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.blocks import Block, Intervals
+from hardnet.solvers.blocks import Block
 from hardnet.solvers.conic import project_intersection
 from hardnet.solvers.solution import Solution, Status
 
@@ -46,14 +45,3 @@ class CurvedSet(ConstraintSet):
         lead = type(block)(*(field.unsqueeze(0) for field in block))
         if int(project_intersection(origin.unsqueeze(0), [lead]).status) == Status.INFEASIBLE:
             raise EMPTY.of(self.label)
-
-
-def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
-    """The block of any curved or polyhedral set; absent bounds become infinite."""
-    if part.curved:
-        return part.block(numbers)  # pyright: ignore[reportCallIssue]
-    rows = part.rows(numbers, like)
-    m = rows.A.shape[-2]
-    lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower
-    upper = rows.A.new_full((m,), torch.inf) if rows.upper is None else rows.upper
-    return Intervals(rows.A, lower, upper)

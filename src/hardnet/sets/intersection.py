@@ -18,9 +18,8 @@ from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
-from hardnet.sets.curved import block_of
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
-from hardnet.solvers.blocks import Block
+from hardnet.solvers.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
 
 
@@ -225,3 +224,14 @@ class Intersection(ConstraintSet):
 def stack_rows(stack: list[AffineRows]) -> AffineRows:
     """The rows of several polyhedra, one below the other."""
     return AffineRows(*join_rows([BoxedRows(*rows) for rows in stack])[:3])
+
+
+def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
+    """The block of any curved or polyhedral set; absent bounds become infinite."""
+    if part.curved:
+        return part.block(numbers)  # pyright: ignore[reportCallIssue]
+    rows = part.rows(numbers, like)
+    m = rows.A.shape[-2]
+    lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower
+    upper = rows.A.new_full((m,), torch.inf) if rows.upper is None else rows.upper
+    return Intervals(rows.A, lower, upper)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hardnet.products import LARGE, tiled_product, times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
-from hardnet.solvers.cone_images import SecondOrderImage
-from hardnet.solvers.images import pull_back
+from hardnet.solvers.images import SecondOrderImage, pull_back
 
 
 def _mirrored(v: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from hardnet.products import times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
-from hardnet.solvers.cone_images import SemiDefiniteImage
 from hardnet.solvers.cones import order, pack_symmetric, unpack
-from hardnet.solvers.images import pull_back
+from hardnet.solvers.images import SemiDefiniteImage, pull_back
 
 SQUARINGS = 6
 """The bound of the largest eigenvalue takes the power 2^6: for k = 4 it is at most 2 % too large, for k = 30 6 %."""

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from hardnet.products import length
-from hardnet.solvers.cone_images import SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.cones import order, pack, unpack
-from hardnet.solvers.images import Image, IntervalImage
+from hardnet.solvers.images import Image, IntervalImage, SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.quadratic_image import QuadraticImage
 from hardnet.solvers.quadratic_root import power_of_two
 

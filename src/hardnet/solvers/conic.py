@@ -17,11 +17,10 @@ from torch import Tensor
 
 from hardnet.modes import may_look
 from hardnet.solvers.blocks import Block, images, valid
-from hardnet.solvers.cone_images import SemiDefiniteImage
 from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic_fixed import follow_and_polish
-from hardnet.solvers.conic_iterate import miss, overshoot
 from hardnet.solvers.conic_small import takes
+from hardnet.solvers.images import SemiDefiniteImage
 from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.stack import Stack
@@ -63,7 +62,7 @@ def project_intersection(
     status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (miss(stack, raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
+    inside = (stack.miss(raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, tolerance)
@@ -126,7 +125,7 @@ def _solve_patiently(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
 
 def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """The answer with a last step inwards where a row is missed by more than rounding."""
-    index = ((overshoot(stack, answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
+    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
     if index.numel() == 0:
         return answer
     return _merge(answer, index, tidy(raw[index], stack.select(index), _select(answer, index)))
@@ -135,7 +134,7 @@ def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
 def _judge(answer: Answer, stack: Stack, tolerance: float) -> Solution:
     """The answer with its status: solved where it is optimal and every row holds."""
     y = stack.clamped(answer.y)
-    feasible = (miss(stack, y) <= max(FEASIBLE, 1e-3 * tolerance) * stack.size(y)).all(-1)
+    feasible = (stack.miss(y) <= max(FEASIBLE, 1e-3 * tolerance) * stack.size(y)).all(-1)
     status = torch.where(feasible & (answer.residual <= tolerance), Status.SOLVED, Status.NOT_CONVERGED)
     status = torch.where(answer.lost, Status.INFEASIBLE, status).to(torch.int8)
     return Solution(y, answer.dual, status, answer.iterations, answer.residual)
@@ -143,7 +142,7 @@ def _judge(answer: Answer, stack: Stack, tolerance: float) -> Solution:
 
 def _unit(raw: Tensor, first: Tensor, stack: Stack) -> Tensor:
     """The power of two above raw, the first point and the distance to the furthest row, ``(B, 1)``."""
-    distance = miss(stack, raw) / stack.factor(raw)
+    distance = stack.miss(raw) / stack.factor(raw)
     sizes = [part.abs().amax(-1, keepdim=True) for part in (raw, first, distance)]
     return power_of_two(torch.cat(sizes, dim=-1).amax(-1, keepdim=True))
 

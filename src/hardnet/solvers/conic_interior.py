@@ -17,9 +17,8 @@ from hardnet.modes import may_look
 from hardnet.solvers.barrier_cones import ConeBarrier
 from hardnet.solvers.barrier_matrices import MatrixBarrier
 from hardnet.solvers.barriers import Barrier, IntervalBarrier, Local, Pair, ValueBarrier
-from hardnet.solvers.cone_images import SecondOrderImage, SemiDefiniteImage
 from hardnet.solvers.conic_iterate import Task
-from hardnet.solvers.images import Image, IntervalImage
+from hardnet.solvers.images import Image, IntervalImage, SecondOrderImage, SemiDefiniteImage
 
 ARRIVED = 1e-12
 """Mean product of slacks and multipliers, in units of size one, from which Newton on the active set goes on."""

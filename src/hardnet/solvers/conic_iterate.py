@@ -1,6 +1,6 @@
 """The task of a projection onto blocks, its iterate, and how far it is from optimal.
 
-Called by `hardnet.functional.conic`, `hardnet.solvers.conic` and others.
+Called by `hardnet.solvers.conic_distance`, `hardnet.solvers.conic_newton` and others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.images import pull_back
-from hardnet.solvers.stack import Look, Stack
+from hardnet.solvers.stack import Look, Stack, finite
 
 
 class Task(NamedTuple):
@@ -93,19 +93,3 @@ def choose(mask: Tensor, new: State, old: State) -> State:
     """`new` for the samples of the mask ``(B,)``, `old` for the others."""
     pieces = zip(new, old, strict=True)
     return State(*(torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pieces))
-
-
-def finite(v: Tensor) -> Tensor:
-    """NaN and infinities of bad samples as zero, so that an eigendecomposition does not refuse the batch."""
-    return torch.where(v.isfinite(), v, torch.zeros_like(v))
-
-
-def miss(stack: Stack, y: Tensor) -> Tensor:
-    """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
-    return stack.look(finite(stack.value(y))).excess.abs()
-
-
-def overshoot(stack: Stack, y: Tensor) -> Tensor:
-    """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
-    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
-    return (miss(stack, y) / (8 * eps * stack.size(y) + tiny)).amax(-1)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.conic_iterate import State, Task, finite, pull
-from hardnet.solvers.stack import Look, Stack
+from hardnet.solvers.conic_iterate import State, Task, pull
+from hardnet.solvers.stack import Look, Stack, finite
 
 FAR = 1e6
 """Iterations stop where no point of the set lies within FAR times the size of raw and of the set's numbers."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
-from hardnet.solvers.conic_iterate import State, Task, conditions, merge, miss, optimality, overshoot, select
+from hardnet.solvers.conic_iterate import State, Task, conditions, merge, optimality, select
 from hardnet.solvers.images import pull_back
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 
@@ -66,20 +66,20 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
 def repair(task: Task, state: State) -> Tensor:
     """Where the answer still misses a row by more than rounding: Newton steps towards the set tightened by it."""
     for _ in range(REPAIRS):
-        over = overshoot(task.stack, state.y)
+        over = task.stack.overshoot(state.y)
         index = (over > 1).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
         part, own = task.select(index), select(state, index)
         moved = _inward(part, own)
-        better = (overshoot(part.stack, moved) < over[index]).unsqueeze(-1)
+        better = (part.stack.overshoot(moved) < over[index]).unsqueeze(-1)
         state = state._replace(y=state.y.index_copy(0, index, torch.where(better, moved, own.y)))
     return state.y
 
 
 def _inward(task: Task, state: State) -> Tensor:
     """One Newton step to the set tightened by four times the worst miss."""
-    missed = miss(task.stack, state.y)
+    missed = task.stack.miss(state.y)
     least = 4 * torch.finfo(missed.dtype).eps  # below it a margin drowns in rounding
     margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
     noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))

@@ -13,10 +13,9 @@ from torch import Tensor
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_NUMBERS, MOST_CONIC_ORDER
 from hardnet.modes import plain
-from hardnet.solvers.cone_images import ConeImage, SemiDefiniteImage
 from hardnet.solvers.cones import order
 from hardnet.solvers.conic_iterate import State, Task, merge, start
-from hardnet.solvers.images import Image, IntervalImage
+from hardnet.solvers.images import ConeImage, Image, IntervalImage, SemiDefiniteImage
 from hardnet.solvers.quadratic_image import QuadraticImage
 from hardnet.solvers.stack import Stack
 

@@ -55,6 +55,11 @@ def _join(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
+def finite(v: Tensor) -> Tensor:
+    """NaN and infinities of bad samples as zero, so that an eigendecomposition does not refuse the batch."""
+    return torch.where(v.isfinite(), v, torch.zeros_like(v))
+
+
 class Look(NamedTuple):
     """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
 
@@ -99,6 +104,15 @@ class Stack:
         looks = [image.look(own) for image, own in zip(self.images, self.split(z), strict=True)]
         onto, excess = (_join(parts) for parts in zip(*(look[:2] for look in looks), strict=True))
         return Look(onto, excess, [look.frame for look in looks])
+
+    def miss(self, y: Tensor) -> Tensor:
+        """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
+        return self.look(finite(self.value(y))).excess.abs()
+
+    def overshoot(self, y: Tensor) -> Tensor:
+        """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
+        eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+        return (self.miss(y) / (8 * eps * self.size(y) + tiny)).amax(-1)
 
     def linear(self, y: Tensor, look: Look, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
         """The Jacobian in the eigenbases where `look` was taken, and the frames that lead back."""
