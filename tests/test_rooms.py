@@ -127,3 +127,52 @@ def test_a_wrong_caller_is_seen():
     assert wrong_callers("hardnet.rows", "Rows.\n\nCalled by `someone`.") == ["nobody"]
     assert wrong_callers("hardnet.rows", "Rows.\n\nCalled by `hardnet.errors`.") == ["hardnet.errors"]
     assert not wrong_callers("hardnet.rows", "Rows.\n\nCalled by `hardnet.sets.affine` and others.")
+
+
+AROUND = {
+    "forward_ad",
+    "is_compiling",
+    "is_current_stream_capturing",
+    "is_exporting",
+    "_are_functorch_transforms_active",
+    "_is_tracing",
+    "_len_torch_dispatch_stack",
+}
+"""What torch is asked about the transform, graph or capture around a call."""
+
+
+def asked(source: str) -> set[str]:
+    """Which of these questions a source asks."""
+    tree = ast.walk(ast.parse(source))
+    return {getattr(node, "attr", getattr(node, "id", "")) for node in tree} & AROUND
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_modes_asks_what_stands_around_a_call(path):
+    assert path.name == "modes.py" or not asked(path.read_text()), "ask `hardnet.modes`"
+
+
+def test_a_question_elsewhere_is_seen():
+    assert asked("if torch.compiler.is_compiling():\n    pass") == {"is_compiling"}
+    assert asked((ROOT / "modes.py").read_text()) == AROUND
+
+
+KINDS = {name for name in dir(hardnet.sets) if isinstance(getattr(hardnet.sets, name), type)} - {"ConstraintSet"}
+
+
+def classes_asked_for(source: str) -> set[str]:
+    """The classes of sets that `isinstance` or `issubclass` is asked about."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    asking = [call for call in calls if getattr(call.func, "id", "") in ("isinstance", "issubclass")]
+    return {
+        getattr(node, "id", getattr(node, "attr", "")) for call in asking for node in ast.walk(call.args[1])
+    } & KINDS
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) in ("layers", "model")], ids=lambda p: p.name)
+def test_no_layer_asks_for_the_class_of_a_set(path):
+    assert not classes_asked_for(path.read_text()), "ask the set: its class attributes, `structure`, `parts`"
+
+
+def test_a_class_that_is_asked_for_is_seen():
+    assert classes_asked_for("isinstance(part, hn.Box | Simplex)") == {"Box", "Simplex"}

@@ -93,7 +93,8 @@ def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
     given = raw, raw.new_ones(1, n), aim, aim, raw.new_zeros(n), raw.new_full((n,), torch.inf)
     if not cpu.takes_box(given):
         return None
-    batch, flat = flatten_boxed(*(part.detach() for part in given))
+    with torch.no_grad():
+        batch, flat = flatten_boxed(*given)
     y, place, _, _, status, _ = cpu.nearest_in_box(flat, torch.finfo(raw.dtype).eps)
     y, support, left = y.reshape(*batch, n), (place == 0).reshape(*batch, n), status == int(Status.NOT_CONVERGED)
     y = _OnSupport.apply(raw.double(), total, y, support)
