@@ -1,7 +1,7 @@
 """What one call ``model(x)`` visits, against the table in CONTRIBUTING: a reader can follow a call by that list.
 
-The hall (`modes`, `shapes`, `rows`, `products`, `errors`) may be asked from everywhere, and a backend that is only asked
-whether it takes the rows does not count; every other room is left once.
+The hall (`modes`, `shapes`, `rows`, `products`, `errors`) may be asked from everywhere, and a backend that is only
+asked whether it takes the rows does not count; every other room is left once.
 """
 
 import re

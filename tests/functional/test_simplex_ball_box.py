@@ -5,6 +5,7 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
+from hardnet.functional import elementary
 from hardnet.functional.elementary import project_ball, project_box, project_simplex
 from tests.draws import draw
 
@@ -61,6 +62,27 @@ def test_simplex_gradient_of_the_sum_is_zero_at_ties(n, mode):
             tracked = raw.clone().requires_grad_()
             (grad,) = torch.autograd.grad(of_sum(tracked), tracked)
         assert torch.equal(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.skipif(not elementary.cpu.HAS_NUMBA, reason="numba compiles the code that may leave a sample open")
+def test_simplex_that_compiled_code_leaves_open_is_sorted(monkeypatch):
+    raw, weight = draw(4, 6), draw(4, 6, seed=1)
+    compiled = elementary.cpu.nearest_in_box
+
+    def leave_one_open(flat, rounding):
+        found = compiled(flat, rounding)
+        found[0][1], found[4][1] = torch.nan, 2
+        return found
+
+    def y_and_gradient():
+        leaf = raw.clone().requires_grad_()
+        y = project_simplex(leaf)
+        return y.detach(), torch.autograd.grad((y * weight).sum(), leaf)[0]
+
+    expected = y_and_gradient()
+    monkeypatch.setattr(elementary.cpu, "nearest_in_box", leave_one_open)
+    for found, known in zip(y_and_gradient(), expected, strict=True):
+        torch.testing.assert_close(found, known, rtol=0, atol=16 * torch.finfo(D).eps * raw.abs().max().item())
 
 
 def test_simplex_of_total_zero_is_the_origin():
