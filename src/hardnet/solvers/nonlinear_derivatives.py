@@ -1,6 +1,6 @@
 """Derivatives of functions ``(y, x) -> values`` whose samples do not depend on each other, by torch's backward passes.
 
-Called by `hardnet.solvers.nonlinear_rows`, `hardnet.functional.nonlinear_again` and others.
+Called by `hardnet.solvers.nonlinear_rows`, `hardnet.functional.nonlinear_gradient` and others.
 """
 
 from __future__ import annotations

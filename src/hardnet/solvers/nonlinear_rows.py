@@ -3,7 +3,7 @@
 One flat batch of samples in float64. g sees y ``(b, n)`` and x of the same samples, and must treat samples apart: its
 derivatives come from one batched backward pass, and samples that have converged leave the batch.
 
-Called by `hardnet.functional.nonlinear_active`, `hardnet.functional.nonlinear_call` and others.
+Called by `hardnet.functional.nonlinear_call`, `hardnet.functional.nonlinear_gradient` and others.
 """
 
 from __future__ import annotations
