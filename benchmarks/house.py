@@ -65,8 +65,9 @@ def private(name: str) -> bool:
 def questions() -> list[str]:
     """The functions of `modes` that say where a call runs or what stands around it."""
     tree = ast.parse((ROOT / "modes.py").read_text())
-    kinds = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None]
-    return [node.name for node in kinds if ast.unparse(node.returns).startswith(("bool", "Literal"))]
+    answers = {node.name: node.returns for node in tree.body if isinstance(node, ast.FunctionDef)}
+    kinds = {name: "" if kind is None else ast.unparse(kind) for name, kind in answers.items()}
+    return [name for name, kind in kinds.items() if kind.startswith(("bool", "Literal"))]
 
 
 def figures() -> dict[str, Any]:
