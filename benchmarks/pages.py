@@ -13,8 +13,8 @@ from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
 from hardnet.experiments import tables
-from hardnet.experiments.report import read_runs
 from hardnet.experiments.results import Result
+from hardnet.experiments.sections import read_runs
 from hardnet.experiments.suites import find_suite, known_suites
 from hardnet.experiments.suites.base import Case, Suite
 from hardnet.experiments.suites.tables import read_suites, suite_note, suite_table

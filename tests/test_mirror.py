@@ -15,6 +15,7 @@ ELSEWHERE = {
     "cli/test_machine.py": "experiments/doctor experiments/warmup",
     "experiments/test_figures.py": "experiments/pictures experiments/style",
     "experiments/test_limits.py": "experiments/optimal experiments/substeps",
+    "experiments/test_report.py": "experiments/report_page experiments/sections",
     "experiments/test_run.py": "experiments/results experiments/row experiments/specs",
     "experiments/suites/test_interior.py": "experiments/suites/convex experiments/suites/references",
     "experiments/suites/test_run.py": "experiments/suites/base experiments/suites/dc3 experiments/suites/pinet "
@@ -61,6 +62,7 @@ ELSEWHERE = {
     "layers/test_options.py": "layers/invalid",
     "layers/test_rayen.py": "solvers/blocks solvers/images solvers/interior solvers/interior_cone",
     "layers/test_soft.py": "layers/base",
+    "problems/suites/test_hardnetpp.py": "problems/suites/hardnetpp_rows",
     "problems/test_data.py": "problems/base",
     "problems/test_unicycle.py": "problems/barrier",
     "sets/test_affine_sets.py": "sets/affine sets/intersection",
@@ -76,7 +78,7 @@ ELSEWHERE = {
     "solvers/conic_interior solvers/eigen solvers/quadratic_image solvers/saddle",
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
-    "solvers/test_elimination.py": "solvers/orthogonal",
+    "solvers/test_elimination.py": "solvers/ordered_clamp solvers/orthogonal",
     "solvers/test_nonlinear.py": "solvers/nonlinear_derivatives solvers/nonlinear_direction solvers/nonlinear_input "
     "solvers/nonlinear_iterate solvers/nonlinear_measure solvers/nonlinear_nearest solvers/nonlinear_nearest_compiled "
     "solvers/nonlinear_nearest_step solvers/nonlinear_program solvers/nonlinear_retract "

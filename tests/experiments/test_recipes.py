@@ -8,10 +8,11 @@ import torch
 from hardnet.errors import HardNetError
 from hardnet.experiments import recipes, specs, tables
 from hardnet.experiments.recipes import AS_PUBLISHED, BEST_RECIPES, choose_recipes
-from hardnet.experiments.report import read_runs, write_report
+from hardnet.experiments.report import write_report
 from hardnet.experiments.results import read_result
 from hardnet.experiments.row import build_model
 from hardnet.experiments.run import reproduce, request
+from hardnet.experiments.sections import read_runs
 from hardnet.problems import PROBLEMS
 from hardnet.train import Settings, streams_of
 

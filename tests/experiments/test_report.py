@@ -6,8 +6,9 @@ import re
 import pytest
 
 from hardnet.errors import FileError
-from hardnet.experiments import report, tables
-from hardnet.experiments.report import read_runs, write_report
+from hardnet.experiments import report_page, tables
+from hardnet.experiments.report import write_report
+from hardnet.experiments.sections import read_runs
 from tests.experiments.fabricated import result, write, write_runs
 
 
@@ -76,4 +77,4 @@ def test_a_headline_stands_beside_a_published_number_or_not_at_all(page):
     assert "class='card'" in page.read_text()
     column = tables.Column("objective", ("objective",))
     row = tables.Row("aff", "HardNet-Aff", {"objective": [1.0], "max_violation": [0.0]}, {})
-    assert report._card(tables.Table("own", (column,), (row,), None)) == ""
+    assert report_page._card(tables.Table("own", (column,), (row,), None)) == ""

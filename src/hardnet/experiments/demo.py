@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hardnet.experiments import tables
-from hardnet.experiments.report import read_runs, write_report
+from hardnet.experiments.report import write_report
 from hardnet.experiments.run import reproduce, request
+from hardnet.experiments.sections import read_runs
 from hardnet.train import Display
 
 PROBLEM = "pwc"

@@ -1,6 +1,6 @@
 """The paper's figures from result files: learned functions, trajectories, gradient paths, learning curves.
 
-Called by `hardnet.experiments.report`.
+Called by `hardnet.experiments.sections`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits as data: what the optimum costs, and what controllers without a network cost, on each test set.
 
-Called by `hardnet.experiments.report` and `hardnet.experiments.tables`.
+Called by `hardnet.experiments.sections` and `hardnet.experiments.tables`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The paper's own numbers, as data.
 
-Called by `hardnet.experiments.report` and `hardnet.experiments.tables`.
+Called by `hardnet.experiments.report_page` and `hardnet.experiments.tables`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is run: the methods of the paper's tables and how each problem is trained with them.
 
-Called by `hardnet.experiments.report`, `hardnet.experiments.row` and others.
+Called by `hardnet.experiments.sections`, `hardnet.experiments.row` and others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The look of the report page.
 
-Called by `hardnet.experiments.report`.
+Called by `hardnet.experiments.report_page`.
 """
 
 CSS = """\

@@ -1,6 +1,6 @@
 """Learning a function on [-2, 2] under piecewise constraints: pwc, pwcfull and pwcbox of the paper.
 
-Called by `hardnet.experiments.figures`, `hardnet.experiments.pictures` and `hardnet.experiments.report`.
+Called by `hardnet.experiments.figures`, `hardnet.experiments.pictures` and `hardnet.experiments.sections`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables of a suite: the exact optimum, what we trained, and what was published, each marked as what it is.
 
-Called by `hardnet.cli.experiments` and `hardnet.experiments.report`.
+Called by `hardnet.cli.experiments` and `hardnet.experiments.sections`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from torch import Tensor
 from hardnet.experiments.optimal import Optimum, _casadi, _ipopt, _solve_all
 from hardnet.experiments.stamp import environment
 from hardnet.files import write_tensors
-from hardnet.problems.suites.hardnetpp import (
+from hardnet.problems.suites.hardnetpp import UnicycleTask, fresh_states
+from hardnet.problems.suites.hardnetpp_rows import (
     CONTROL_WEIGHT,
     GOAL,
     LARGEST,
@@ -25,9 +26,7 @@ from hardnet.problems.suites.hardnetpp import (
     STEPS,
     TERMINAL,
     TIME_STEP,
-    UnicycleTask,
     advance,
-    fresh_states,
 )
 
 TURNS = ((0.0, 0.0), (1.1, -0.8), (-1.1, 0.8), (0.5, 0.5), (-0.5, -0.5))

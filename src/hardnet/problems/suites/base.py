@@ -5,7 +5,7 @@ one). The optima come from small files beside this one, made by ``hardnet suite 
 without a solver can judge. A problem is a subclass with `value` and, where its rows are not those of its set,
 `residuals`; `hardnet.experiments.suites` trains it.
 
-Called by `hardnet.experiments.pictures`, `hardnet.experiments.report` and others.
+Called by `hardnet.experiments.pictures`, `hardnet.experiments.sections` and others.
 """
 
 from __future__ import annotations
