@@ -1,4 +1,4 @@
-"""check(constraint, y, x): what holds, per sample, in arithmetic that cannot be fooled.
+"""check(constraint, y, x): what holds, per sample, in arithmetic more precise than that of y.
 
 Called by users, `hardnet.integrations.gymnasium`, `hardnet.integrations.lightning` and others.
 """

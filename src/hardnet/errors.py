@@ -50,7 +50,7 @@ class SampleError(HardNetError):
     """
 
     def __init__(self, message: str, samples: Sequence[object] = ()) -> None:
-        """Keep the message and the indices of the samples it speaks of."""
+        """Keep the message and the indices of the samples that it names."""
         super().__init__(message)
         self.samples: list[object] = list(samples)
 

@@ -21,7 +21,7 @@ from hardnet.problems import PROBLEMS, Piecewise
 from hardnet.problems.suites import reference
 
 ABOUT: dict[str, str] = {
-    "pwc": "A function on [-2, 2] from 50 samples on [-1.2, 1.2]; outside them only the constraints speak.",
+    "pwc": "A function on [-2, 2] from 50 samples on [-1.2, 1.2]; elsewhere only the constraints inform it.",
     "pwcfull": "The same function from 50 samples on the whole of [-2, 2].",
     "pwcbox": "A function on [-2, 2] from 10 samples, bounded from both sides, on one piece by an equality.",
     "opt": "min ½ y'Qy + p'sin y subject to A y ≤ b and C y = x: 100 variables, 50 inequalities, 50 equalities, "

@@ -1,4 +1,4 @@
-"""The look of the report page.
+"""The style sheet of the report page.
 
 Called by `hardnet.experiments.report_page`.
 """

@@ -1,4 +1,4 @@
-"""Differentiable functions on plain tensors: the mathematics, and where the speed lives."""
+"""Differentiable functions on plain tensors: the mathematics, by the fastest code that takes them."""
 
 from hardnet.functional.affine import enforce_affine, factorize
 from hardnet.functional.box_rows import project_box_rows

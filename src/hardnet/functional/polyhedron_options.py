@@ -1,4 +1,4 @@
-"""What stands around the projection onto a polyhedron: another metric, a gradient that lives, rows that hold exactly.
+"""Options of the projection onto a polyhedron: another metric, a gradient that does not vanish, exact rows.
 
 Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows ``A
 L^-T``. For a diagonal W the change of variables is a scale of each output.

@@ -1,4 +1,4 @@
-"""The projection onto anything CVXPY can say: one compiled cone program, a failed sample named.
+"""The projection onto any set that CVXPY can express, by one compiled cone program; samples that fail are named.
 
 Called by `hardnet.sets.cvxpy`.
 """

@@ -1,4 +1,4 @@
-"""Anything CVXPY can say: constraints built from a variable and parameters that depend on x.
+"""Any set that CVXPY can express: constraints built from a variable and parameters that depend on x.
 
 Called by users and `hardnet.sets.scaled`.
 """

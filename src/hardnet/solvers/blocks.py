@@ -1,4 +1,4 @@
-"""Blocks: the numbers that a convex set is made of, each as people write it, and its image ``G(y) in K``.
+"""Blocks: the numbers that a convex set is made of, each as it is usually written, and its image ``G(y) in K``.
 
 Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant).
 

@@ -1,4 +1,4 @@
-"""What a point of a box and a few rows is worth: inside, optimal to rounding, or a proof that there is none.
+"""Checks of a point of a box and a few rows: inside, optimal to rounding, or a proof that the set is empty.
 
 Rows are measured by their terms, in roundings; a certificate of emptiness is a direction in which even the best corner
 of the box misses the rows.

@@ -1,4 +1,4 @@
-"""The offline look at a constant convex set: its affine hull and a point well inside it, relative to the hull.
+"""A constant convex set analysed ahead: its affine hull and a point well inside it, relative to the hull.
 
 Linear rows alone need linear programs (HiGHS, through scipy); curved blocks need a cone solver (clarabel). Both come
 with the extra ``offline`` and run once, on the CPU in float64.

@@ -1,4 +1,4 @@
-"""Dual active set on an orthonormal basis of the active rows: the careful way for samples that others leave open.
+"""Dual active set on an orthonormal basis of the active rows: accurate and slow, for samples that others leave open.
 
 The method of Goldfarb and Idnani, as in `hardnet.solvers.pivoting`, but with ``A_J' = Q R`` computed afresh from the
 unit rows at every step instead of an updated Gram matrix. Rows at an angle of 1e-7 keep nine digits where their Gram
@@ -33,7 +33,7 @@ CHUNK_ENTRIES = 1 << 20
 
 
 class Settled(NamedTuple):
-    """Where the careful way ended, for rows of length one.
+    """Where the active set ended, for rows of length one.
 
     Attributes:
         y: ``(B, n)``.

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run goes on bit for bit.
+"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run resumes bit for bit.
 
 Called by `hardnet.experiments.row`.
 """
