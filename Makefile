@@ -45,13 +45,13 @@ site: $(VENV)/docs-ready wheel tables
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 coverage: $(VENV)/dev-ready wheel
-	$(BIN)/python -m pytest tests -n 2 --cov=hardnet --cov-report=json:build/coverage.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist worksteal --cov=hardnet --cov-report=json:build/coverage.json
 	$(BIN)/python -m benchmarks.coverage build/coverage.json results/coverage.json
 
 test-oldest: .venv-oldest/ready
 	rm -rf build/lib
 	.venv-oldest/bin/python $(INSTALL) --no-deps --force-reinstall .
-	.venv-oldest/bin/python -m pytest tests -n 2
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest tests -n 2 --dist worksteal
 
 # the package itself is built and installed anew each time; its dependencies only when they change
 wheel: $(VENV)/python-ready
