@@ -93,7 +93,7 @@ ELSEWHERE = {
     "test_public.py": "errors",
     "test_storage_functions.py": "sets/fingerprint",
     "train/test_stacked.py": "train/normalisation train/stacked_module",
-    "train/test_training.py": "train/batches train/loop",
+    "train/test_training.py": "train/batches train/loop train/settings",
 }
 """Test file: the modules that it tests, without their ending."""
 MODULES = {

@@ -2,8 +2,9 @@
 
 from hardnet.train.checkpoint import load_checkpoint, save_checkpoint
 from hardnet.train.distributed import World, joined, local_device
-from hardnet.train.loop import History, InterruptedRunError, Settings, Task, Training, stacked_net
+from hardnet.train.loop import InterruptedRunError, Training, stacked_net
 from hardnet.train.progress import Bars, Display, Silence, bars
+from hardnet.train.settings import History, Settings, Task
 from hardnet.train.stacked import StackedMLP, streams_of
 from hardnet.train.stacked_module import StackedModule
 

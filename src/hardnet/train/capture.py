@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from hardnet.errors import ConvergenceError
 
 if TYPE_CHECKING:
-    from hardnet.train.loop import Policy, Task, Training
+    from hardnet.train.loop import Training
+    from hardnet.train.settings import Policy, Task
 
 MARGIN = 1.05
 """A loop is captured longer by this factor than the last batch needed."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hardnet.errors import FileError
 from hardnet.files import DIGEST, digest, read_tensors, require_keys, write_tensors
-from hardnet.train.loop import History, Training
+from hardnet.train.loop import Training
+from hardnet.train.settings import History
 
 FORMAT, FORMAT_1 = "hardnet-checkpoint-2", "hardnet-checkpoint-1"
 """What is written, and what version 0.1 wrote: there the digest did not cover the header."""

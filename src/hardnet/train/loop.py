@@ -1,15 +1,14 @@
 """One readable training loop over stacked seeds.
 
-Called by `hardnet.experiments.pictures`, `hardnet.experiments.recipes` and others.
+Called by `hardnet.experiments.pictures` and `hardnet.train.checkpoint`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,108 +17,12 @@ from hardnet.errors import HardNetError, sentence
 from hardnet.train.batches import Batches
 from hardnet.train.distributed import World
 from hardnet.train.optimisation import Clipping, build_optimizer, set_rate
+from hardnet.train.settings import History, Policy, Settings, Task
 from hardnet.train.stacked import StackedMLP
 from hardnet.train.stacked_module import StackedModule
 
 if TYPE_CHECKING:
     from hardnet.model import HardNet
-
-Policy = Callable[[Tensor], Any]
-
-
-class Task(Protocol):
-    """What training needs of a problem; ``hardnet.problems.Problem`` has it."""
-
-    train: Tensor
-    validation: Tensor
-    objective: ClassVar[str]
-    violation: ClassVar[str]
-    loop_budget: ClassVar[int]
-    """Above 1, the loss has a loop whose body is the method `substep`, to be compiled on a GPU."""
-
-    def loss(self, policy: Policy, x: Tensor, soft_weight: float, displacement: float = 0.0) -> Tensor:
-        """The loss per sample; with a displacement the policy gives ``(y, raw)``."""
-        ...
-
-    def bounded_loss(
-        self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """The loss per sample in a fixed number of operations, and which samples needed more."""
-        ...
-
-    def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The metrics, each one number per seed."""
-        ...
-
-
-SCHEDULES = ("constant", "cosine")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train.
-
-    Attributes:
-        epochs: Passes over the training samples.
-        batch_size: Samples per step; the last step of an epoch takes what is left.
-        soft_weight: Weight of the squared residuals in the loss.
-        penalise_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
-            zero up to rounding, and computing them is lost time.
-        warm_epochs: Epochs before the layer is switched on (the paper's warm start).
-        learning_rate: Of Adam, in the first epoch.
-        schedule: ``"constant"``, or ``"cosine"``: the rate falls to zero along half a cosine, epoch by epoch.
-        weight_decay: Above 0, AdamW with this decay.
-        clip: Cut each seed's gradient at so many times the running mean of its norm; None leaves it.
-        displacement: Weight of ``|y - raw|^2`` in the loss, where the layer is on.
-        judge_every: Epochs between two entries of the history.
-        judge_last: How many of the last epochs all enter the history.
-        capture: Whether steps may be captured on a GPU: the layer must not look at the data.
-    """
-
-    epochs: int
-    batch_size: int
-    soft_weight: float = 0.0
-    penalise_enforced: bool = True
-    warm_epochs: int = 0
-    learning_rate: float = 1e-4
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    clip: float | None = None
-    displacement: float = 0.0
-    judge_every: int = 10
-    judge_last: int = 1
-    capture: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be counted with."""
-        for name in ("epochs", "batch_size", "judge_every"):
-            if getattr(self, name) < 1:
-                raise HardNetError(sentence(name, "at least 1", getattr(self, name)))
-        if self.schedule not in SCHEDULES:
-            raise HardNetError(sentence("schedule", f"one of {', '.join(SCHEDULES)}", repr(self.schedule)))
-
-    def penalty(self, enforce: bool) -> float:
-        """The weight of the squared residuals in an epoch with or without the layer."""
-        return self.soft_weight if self.penalise_enforced or not enforce else 0.0
-
-    def pull(self, enforce: bool) -> dict[str, float]:
-        """``displacement=weight`` of the loss in an epoch with the layer; nothing without it, where y is raw."""
-        return {"displacement": self.displacement} if enforce and self.displacement else {}
-
-    def judged(self, epoch: int) -> bool:
-        """Whether the epoch of this index enters the history."""
-        return epoch % self.judge_every == 0 or epoch >= self.epochs - max(1, self.judge_last)
-
-
-@dataclass
-class History:
-    """Learning curves: one entry per judged epoch, one number per seed in each; `seconds` of training until then."""
-
-    epoch: list[int] = field(default_factory=list)
-    loss: list[list[float]] = field(default_factory=list)
-    objective: list[list[float]] = field(default_factory=list)
-    violation: list[list[float]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
 
 
 class InterruptedRunError(HardNetError):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from hardnet.train.loop import Settings
+    from hardnet.train.settings import Settings
 
 MEMORY = 0.99
 """Share of the running mean of gradient norms that one step keeps."""
