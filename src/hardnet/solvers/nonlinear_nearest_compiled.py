@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.nonlinear_direction import first_multipliers
+from hardnet.solvers.nonlinear_direction import first_multipliers, is_dense
 from hardnet.solvers.nonlinear_nearest_step import Plan, plan_step, step_back
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import choose
@@ -60,10 +60,17 @@ def _begin(rows: Rows, y: Tensor, raw: Tensor) -> Walk:
 
 
 def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
-    """The rows at y with the Hessian of the Lagrangian; without it for samples that go along the plain projection."""
+    """The rows at y with multipliers and, where it is formed, the Hessian of the Lagrangian.
+
+    Samples that go along the plain projection have a Hessian of 0.
+    """
     from hardnet.kernels.cpu.approach import STRAIGHT
 
     start = lambda value, J: first_multipliers(rows, value, J, now.y - now.raw)
+    if not is_dense(rows, now.y):
+        at = rows.evaluate(now.y)
+        now.numbers[:, STRAIGHT] = 1.0  # there is no other step to try
+        return at._replace(dual=start(at.value, at.jacobian) if first else now.dual.clone())
     at = rows.evaluate(now.y, start if first else lambda *_: now.dual)
     straight = now.numbers[:, STRAIGHT] > 0
     if bool(straight.any()):
