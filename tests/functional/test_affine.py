@@ -1,5 +1,6 @@
 """The closed form: values, shapes, dtypes, conditioning, identity inside, independence of samples."""
 
+import mpmath
 import pytest
 import torch
 
@@ -252,3 +253,46 @@ def test_raw_outputs_far_outside_are_certified(n, m, samples, dtype, size):
     upper = torch.maximum(lower, upper)
     certificate = hn.check(hn.Affine(A, lower=lower, upper=upper), enforce_affine(raw, A, lower, upper))
     assert certificate.ok, str(certificate)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (5, 4), (8, 8), (20, 12)])
+@pytest.mark.parametrize(("dtype", "condition"), [(torch.float32, 5e4), (torch.float64, 2e8)])
+def test_shared_rows_that_come_close_are_certified_for_raws_far_away(n, m, dtype, condition):
+    """The factor's error squared, of a long way, is more than rounding of a short y."""
+    for seed in range(40):
+        source = torch.Generator().manual_seed(seed)
+        A = matrices(n, m, condition, 1, source)[0].to(dtype)
+        raw, centre = (torch.randn(64, n, generator=source, dtype=torch.float64) * size for size in (1e3, 1.0))
+        lower = (centre @ A.double().mT).to(dtype)
+        y = enforce_affine(raw.to(dtype), A, lower, None)
+        certificate = hn.check(hn.Affine(A, lower=lower), y)
+        assert certificate.ok, (seed, str(certificate))
+
+
+def exactly(raw, A, lower, upper):
+    """The formula of one sample in 100 digits, and the condition of its unit rows."""
+    with mpmath.workdps(100):
+        rows, point = mpmath.matrix(A.tolist()), mpmath.matrix(raw.tolist())
+        product, bounds = rows * point, zip(lower.tolist(), upper.tolist(), strict=True)
+        signed = [min(max(p, low), high) - p for p, (low, high) in zip(product, bounds, strict=True)]
+        y = point + rows.T * mpmath.lu_solve(rows * rows.T, mpmath.matrix(signed))
+        values = torch.linalg.svdvals(A / torch.linalg.vector_norm(A, dim=-1, keepdim=True))
+        return torch.tensor([float(entry) for entry in y], dtype=torch.float64), float(values[0] / values[-1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (5, 4), (12, 4)])
+def test_rows_of_any_condition_give_the_formula(n, m, shared):
+    """A backward stable method is off by a modest multiple, here 4 n, of ``cond eps |y|``, or refuses."""
+    for seed in range(60):
+        source = torch.Generator().manual_seed(seed)
+        A = matrices(n, m, 10.0 ** (4 + seed % 10), 1, source)[0]
+        raw, middle = (torch.randn(1, k, generator=source, dtype=torch.float64) for k in (n, m))
+        numbers = 1e3 * raw, A if shared else A.unsqueeze(0), middle - 0.1, middle + 0.1
+        try:
+            y = enforce_affine(*numbers)
+        except RankError:
+            continue
+        exact, condition = exactly(numbers[0][0], A, *(bound[0] for bound in numbers[2:]))
+        size = max(exact.abs().max(), numbers[0].abs().max())
+        assert (y[0] - exact).abs().max() <= 4 * n * condition * torch.finfo(y.dtype).eps * size, seed

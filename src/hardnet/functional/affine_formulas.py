@@ -100,8 +100,9 @@ def to_double(tensor: Any) -> Any:
 def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Y ``(B, n)`` in `dtype`, NaN for samples that do not reach their bounds, and s ``(B, m)``.
 
-    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y: every
-    sample is corrected at y once. Where a look is free, the samples that need it are corrected again.
+    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y, and the
+    error of the factor: every sample is corrected at y once, on all rows, since a step on some of them alone leads
+    away from the formula. Where a look is free, the samples that need it are corrected again.
 
     Args:
         rows: In float64.
@@ -110,11 +111,12 @@ def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor,
     """
     raw, A, lower, upper = rows[:4]
     rounding, weight = torch.finfo(dtype).eps, A.abs().sum(-1)
-    violation = signed_violation(times(A, raw), lower, upper)
+    product = times(A, raw)
+    violation = signed_violation(product, lower, upper)
     y = moved(raw, made.solve(violation))
-    look = may_look(y)
+    look, target = may_look(y), product.clamp(lower, upper)
     for count in range(MOST_CORRECTIONS if look else CORRECTIONS):
-        rest = to_bounds(times(A, y), lower, upper)
+        rest = target - times(A, y)
         if look and count > 0:
             needs = unverified(rest, row_size(weight, y, lower, upper, rounding), rounding / 4)
             if not bool(needs.any()):

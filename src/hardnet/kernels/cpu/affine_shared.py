@@ -15,7 +15,7 @@ from numba import carray
 
 from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
-from hardnet.kernels.cpu.tiles import VERIFIED, bound_of, inner, largest, sound
+from hardnet.kernels.cpu.tiles import at_bounds, bound_of, inner, largest, sound
 
 ACCURATE = 32.0
 """Roundings that the square of ``A P' - I`` may have: then two applications of the factor leave no more of s."""
@@ -38,15 +38,16 @@ def survey(facts: Tile, A: Tile, P: Tile) -> bool:
         P: Its factor ``(m, n)``; NaN for dependent rows.
     """
     m, eps = A.shape[0], np.finfo(A.dtype).eps
+    rows, factor = A.astype(np.float64), P.astype(np.float64)
     share, longest, largest, lengths, left = np.inf, 0.0, 0.0, np.empty(m), np.empty(m)
     lightest = np.inf
     for i in range(m):
-        lengths[i] = length(A[i])
+        lengths[i] = length(rows[i])
         facts[i] = 1.0 / lengths[i]
-        share, lightest = min(share, weight(A[i]) / lengths[i]), min(lightest, weight(A[i]))
+        share, lightest = min(share, weight(rows[i]) / lengths[i]), min(lightest, weight(rows[i]))
     for i in range(m):
         for k in range(m):
-            left[k] = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            left[k] = abs(inner(rows[i], factor[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
             largest = left[k] if not left[k] <= largest else largest
         longest = max(longest, length(left))
     facts[m] = LEFT * eps * share / longest if is_dense(A) else 0.0
@@ -158,7 +159,7 @@ def loses_digits(point: Tile, least: float) -> bool:
 
 @compiled
 def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
-    """NaN for samples of which some row is off its bounds by over `VERIFIED` roundings of its size; how many these are.
+    """NaN for samples of which some row is not `at_bounds`; how many these are.
 
     And for samples whose product or excess may not be believed, since its terms lose digits.
 
@@ -183,10 +184,7 @@ def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Til
         most = largest(y[b])
         for i in range(A.shape[0]):
             low, high = bound_of(lower, b, i, -np.inf), bound_of(upper, b, i, np.inf)
-            bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
-            size = weights[i] * most + (bounds if bounds > 0.0 else rounding * weights[i])
-            p = product[b, i]
-            bad |= not abs(p - min(max(p, low), high)) <= VERIFIED * rounding * size
+            bad |= not at_bounds(product[b, i], low, high, weights[i], most, rounding)
         if bad:
             y[b] = np.nan
             lost += 1

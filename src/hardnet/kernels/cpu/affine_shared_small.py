@@ -1,7 +1,8 @@
 """``y = raw + P' s`` for a small A that all samples share, on a CPU: one compiled pass with the factor ``P = A⁺'``.
 
 The tiles of `affine_few`, with the entries of A and P as scalars to every lane. The closed form is always applied a
-second time, at y, which costs less here than to find out which samples need it.
+second time, at y, which costs less here than to find out which samples need it; where the error of the factor, squared,
+of a long way to the set is more than rounding of a short y, the outcome is verified.
 
 Called by `hardnet.kernels.cpu.affine`.
 """
@@ -13,9 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray
 
-from hardnet.kernels.cpu.affine_shared import ACCURATE, length
+from hardnet.kernels.cpu.affine_shared import ACCURATE, LEFT, length, weight
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
-from hardnet.kernels.cpu.tiles import clamp, copy, fill, inner, keep, lanes_for, load, load_bound, split, store
+from hardnet.kernels.cpu.tiles import (
+    at_bounds,
+    clamp,
+    copy,
+    fill,
+    inner,
+    keep,
+    lanes_for,
+    load,
+    load_bound,
+    split,
+    store,
+)
 
 
 class Work(NamedTuple):
@@ -28,31 +41,32 @@ class Work(NamedTuple):
     point: Tile
     good: Tile
     moves: Tile
+    most: Tile
 
 
 @compiled
 def allocate(m: int, n: int, lanes: int) -> Work:
     """Memory for one tile."""
     low, high, target, excess = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
-    return Work(low, high, target, excess, np.empty((n, lanes)), np.empty(lanes), np.empty(lanes))
+    good, moves, most = np.empty(lanes), np.empty(lanes), np.empty(lanes)
+    return Work(low, high, target, excess, np.empty((n, lanes)), good, moves, most)
 
 
 @compiled
-def contracts(A: Tile, P: Tile) -> bool:
-    """Whether two applications of the factor leave no more than rounding of s; that of dependent rows does not."""
-    left = defect(A, P)
-    return left * left <= ACCURATE * np.finfo(A.dtype).eps
+def contracts(left: float, rounding: float) -> bool:
+    """Whether two applications of a factor with this `defect` leave only rounding of s; that of NaN does not."""
+    return left * left <= ACCURATE * rounding
 
 
 @compiled
 def defect(A: Tile, P: Tile) -> float:
     """The largest entry of ``A P' - I`` for unit rows: what one application of the factor leaves of s; NaN for none."""
-    lengths, worst = np.empty(A.shape[0]), 0.0
+    rows, factor, lengths, worst = A.astype(np.float64), P.astype(np.float64), np.empty(A.shape[0]), 0.0
     for i in range(A.shape[0]):
-        lengths[i] = length(A[i])
+        lengths[i] = length(rows[i])
     for i in range(A.shape[0]):
         for k in range(A.shape[0]):
-            left = abs(inner(A[i], P[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            left = abs(inner(rows[i], factor[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
             worst = left if not left <= worst else worst
     return worst
 
@@ -89,9 +103,9 @@ def exceed(work: Work, A: Tile) -> None:
 
 
 @compiled
-def prepare(work: Work, raw: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile, first: int) -> None:
+def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, regular: bool) -> None:
     """Load the samples from `first` on, ``clamp(A raw, lower, upper)`` into `target`, and their excess."""
-    fill(work.good, 1.0 if contracts(A, P) else 0.0)
+    fill(work.good, 1.0 if regular else 0.0)
     fill(work.moves, 0.0)
     load(raw, first, work.point)
     load_bound(lower, first, -np.inf, work.low)
@@ -99,6 +113,41 @@ def prepare(work: Work, raw: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile, f
     times(A, work.point, work.excess)
     clamp(work.excess, work.low, work.high, work.target, work.good)
     exceed(work, A)
+
+
+@compiled
+def measure(point: Tile, most: Tile) -> None:
+    """``max |y|`` of each lane."""
+    fill(most, 0.0)
+    for j in range(point.shape[0]):
+        for lane in range(most.size):
+            most[lane] = max(most[lane], abs(point[j, lane]))
+
+
+@compiled
+def suspicious(work: Work, lengths: Tile, trust: float) -> bool:
+    """Whether some excess of unit rows that the last application was given is over `trust` of the largest output.
+
+    That application leaves up to m times the `defect` of it.
+    """
+    found = 0
+    for i in range(lengths.size):
+        least = trust * lengths[i]
+        for lane in range(work.most.size):
+            found += not abs(work.excess[i, lane]) <= least * work.most[lane]
+    return found > 0
+
+
+@compiled
+def verify(work: Work, A: Tile) -> None:
+    """A lane is not good if one of its rows is not `at_bounds`."""
+    times(A, work.point, work.excess)
+    for i in range(A.shape[0]):
+        share = weight(A[i])
+        for lane in range(work.good.size):
+            product, low, high = work.excess[i, lane], work.low[i, lane], work.high[i, lane]
+            met = at_bounds(product, low, high, share, work.most[lane], np.finfo(A.dtype).eps)
+            work.good[lane] = work.good[lane] if met else 0.0
 
 
 @compiled
@@ -113,14 +162,21 @@ def forward(y: Tile, raw: Tile, A: Tile, P: Tile, lower: Tile, upper: Tile) -> i
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
     """
-    lanes = lanes_for(raw.shape[0], A.size)
-    work, lost = allocate(A.shape[0], A.shape[1], lanes), 0
+    lanes, m = lanes_for(raw.shape[0], A.size), A.shape[0]
+    work, lost, lengths = allocate(m, A.shape[1], lanes), 0, np.empty(m)
+    for i in range(m):
+        lengths[i] = length(A[i])
+    left, rounding = defect(A, P), np.finfo(A.dtype).eps
+    regular, trust = contracts(left, rounding), LEFT * rounding / (m * left)
     for first in range(0, raw.shape[0], lanes):
-        prepare(work, raw, A, P, lower, upper, first)
+        prepare(work, raw, A, lower, upper, first, regular)
         subtract_transposed(P, work.excess, work.point)
         times(A, work.point, work.excess)
         exceed(work, A)
         subtract_transposed(P, work.excess, work.point)
+        measure(work.point, work.most)
+        if suspicious(work, lengths, trust):
+            verify(work, A)
         lost += store(work.point, work.good, first, y)
         keep(raw, work.good, work.moves, first, y)
     return lost
@@ -150,8 +206,9 @@ def backward(
     work, total, lost = allocate(m, n, lanes), np.zeros((m, n)), 0
     w, above, below, q = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
     kept, across, step = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
+    regular = contracts(defect(A, P), np.finfo(A.dtype).eps)
     for first in range(0, raw.shape[0], lanes):
-        prepare(work, raw, A, P, lower, upper, first)
+        prepare(work, raw, A, lower, upper, first, regular)
         load(grad_y, first, kept)
         times(P, kept, w)
         split(w, work.excess, above, below)

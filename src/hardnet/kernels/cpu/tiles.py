@@ -195,21 +195,35 @@ def suspicious(signed: Tile, size: Tile, point: Tile, rounding: float) -> bool:
 
 @compiled
 def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good: Tile) -> None:
-    """A lane is not good if a row is off its bounds by over `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``."""
+    """A lane is not good if one of its rows is not `at_bounds`."""
     for lane in range(point.shape[-1]):
         largest = 0.0
         for j in range(point.shape[0]):
             largest = max(largest, abs(point[j, lane]))
         for i in range(rows.shape[0]):
-            product, length = 0.0, 0.0
+            product, weight = 0.0, 0.0
             for j in range(point.shape[0]):
                 product += rows[i, j, lane] * point[j, lane]
-                length += abs(rows[i, j, lane])
-            lo, hi = low[i, lane], high[i, lane]
-            bounds = (abs(lo) if lo > -np.inf else 0.0) + (abs(hi) if hi < np.inf else 0.0)
-            size = length * largest + (bounds if bounds > 0.0 else rounding * length)
-            left = abs(product - min(max(product, lo), hi))
-            good[lane] = good[lane] if left <= VERIFIED * rounding * size else 0.0
+                weight += abs(rows[i, j, lane])
+            met = at_bounds(product, low[i, lane], high[i, lane], weight, largest, rounding)
+            good[lane] = good[lane] if met else 0.0
+
+
+@compiled
+def at_bounds(product: float, low: float, high: float, weight: float, largest: float, rounding: float) -> bool:
+    """Whether a row is off its bounds by no more than `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``.
+
+    Args:
+        product: ``a'y``.
+        low: -inf where absent.
+        high: inf where absent.
+        weight: ``|a|_1``.
+        largest: ``max |y|``.
+        rounding: Of y.
+    """
+    bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
+    size = weight * largest + (bounds if bounds > 0.0 else rounding * weight)
+    return abs(product - min(max(product, low), high)) <= VERIFIED * rounding * size
 
 
 @summed
