@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
@@ -292,3 +293,33 @@ def test_what_is_solved_passes_the_certificate_of_dense_rows(unit, size):
             assert certificate.ok, str(certificate)
             assert certificate.exact_box.all()
     assert warned <= 6  # of 120
+
+
+@pytest.mark.parametrize("batch", [(), (7,), (2, 3)])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_certificate_of_sparse_rows_is_not_fooled_by_cancellation(seed, batch):
+    """Terms of 1e17 that cancel but for about 1: the exact violation is within `rounding` of what it says."""
+    source = torch.Generator().manual_seed(seed)
+    A = torch.randint(-3, 4, (6, 12), generator=source).double() * (torch.rand(6, 12, generator=source) < 0.5)
+    A[:, 1::2] = A[:, 0::2]
+    A[0], A[5] = 0.0, 1.0  # a row of none, and one of all entries
+    y = torch.randn(*batch, 12, generator=source, dtype=torch.float64) * 10.0 ** torch.arange(17, 5, -1)
+    y[..., 1:12:2] = -y[..., 0:12:2] + torch.randn(*batch, 6, generator=source, dtype=torch.float64)
+    lower, upper = -torch.ones(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    found = hn.check(hn.Affine(A.to_sparse_csr(), lower=lower, upper=upper), y)
+    assert (found.rounding <= 1e-9 * (1 + found.violation)).all()
+    for point, said, rounding in zip(
+        *(t.reshape(-1, t.shape[-1]) for t in (y, found.violation, found.rounding)), strict=True
+    ):
+        for row in range(6):
+            value = sum(
+                (Fraction(a) * Fraction(b) for a, b in zip(A[row].tolist(), point.tolist(), strict=True)), Fraction(0)
+            )
+            exact = max(value - 1, -1 - value, 0)
+            assert abs(Fraction(said[row].item()) - exact) <= Fraction(rounding[row].item())
+
+
+def test_what_is_not_finite_violates_sparse_rows():
+    constraint = hn.Affine(torch.eye(3, dtype=torch.float64).to_sparse_csr(), upper=1.0)
+    y = torch.tensor([[0.0, torch.inf, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    assert hn.check(constraint, y).satisfied.tolist() == [False, False, True]

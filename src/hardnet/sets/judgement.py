@@ -18,9 +18,10 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
 from hardnet.sets.judge_rows import judge_rows
+from hardnet.sets.judge_sparse import judge_sparse
 from hardnet.sets.relaxed import loosened
 from hardnet.sets.simplex import Simplex
-from hardnet.solvers.compensated import UNIT
+from hardnet.solvers.compensated import UNIT, Excess
 
 ROUNDINGS = 16
 """How many eps of y's dtype, relative to the size of its terms, a row may be off and still count as satisfied.
@@ -132,7 +133,8 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
 
     Its rounding is bounded by ``4 (n + that width + 8)`` times `UNIT`, relative to the size of the terms: twice what
     sums, norms and products lose, and what a backward-stable eigenvalue may. Functions whose terms are not known
-    (Smooth, Cvxpy) are taken to be as careful. Samples with a number or an output that is not finite are violated.
+    (Smooth, Cvxpy) are taken to be as careful. Sparse rows are added up as carefully as dense ones. Samples with a
+    number or an output that is not finite are violated.
     """
     given, numbers = y.double(), to_double(numbers)
     leaves = list(number_leaves(numbers))
@@ -141,11 +143,15 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
         sound = sound & _sound_samples(_usable(name, leaf), y.shape[:-1])
     finite = torch.where(given.isfinite(), given, 0)
     cleaned = finite_numbers(numbers)
-    violation = torch.where(sound.unsqueeze(-1), part.residual(cleaned, finite), not_finite(given))
-    scale = part.scale(cleaned, finite).expand_as(violation)
+    scale = part.scale(cleaned, finite)
     allowed = tolerance.of(_anchored(part, cleaned, finite, scale, tolerance.floor))
     width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
-    return Curved(violation, allowed, 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+    if part.compressed:
+        found = judge_sparse(cleaned, finite, allowed)
+    else:
+        found = Excess(part.residual(cleaned, finite), 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+    violation = torch.where(sound.unsqueeze(-1), found.value, not_finite(given))
+    return Curved(violation, allowed.expand_as(violation), found.rounding.expand_as(violation))
 
 
 def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, scale: Tensor, floor: float) -> Tensor:

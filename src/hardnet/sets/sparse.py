@@ -1,6 +1,6 @@
 """Affine rows with a sparse constant matrix: ``lower(x) <= A y <= upper(x)``, never written densely.
 
-Called by `hardnet.sets.affine`, `hardnet.sets.intersection` and `hardnet.sets.scaled`.
+Called by `hardnet.sets.affine`, `hardnet.sets.intersection` and others.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class SparseAffine(ConstraintSet):
 
     def residual(self, numbers: SparseNumbers, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``."""
-        return interval_residual(_product(numbers, numbers.values, y), numbers.lower, numbers.upper)
+        return interval_residual(product(numbers, numbers.values, y), numbers.lower, numbers.upper)
 
     def scale(self, numbers: SparseNumbers, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
-        size = _product(numbers, numbers.values.abs(), torch.ones_like(y[..., :1]).expand_as(y))
+        size = product(numbers, numbers.values.abs(), torch.ones_like(y[..., :1]).expand_as(y))
         return interval_scale(size * y.abs().amax(-1, keepdim=True), numbers.lower, numbers.upper)
 
     def row_count(self, numbers: SparseNumbers, like: Tensor) -> int:
@@ -202,7 +202,7 @@ def sparse_set(kind: type[ConstraintSet], A: Tensor, *rest: Any, **named: Any) -
     return SparseAffine(*parts, *rest, **named)
 
 
-def _product(numbers: SparseNumbers, values: Tensor, y: Tensor) -> Tensor:
+def product(numbers: SparseNumbers, values: Tensor, y: Tensor) -> Tensor:
     """``A y`` ``(*batch, m)``, entry by entry."""
     counts = numbers.crow.diff()
     row = torch.repeat_interleave(torch.arange(len(counts), device=y.device), counts)

@@ -50,10 +50,13 @@ def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tenso
         y: ``(B, n)``, finite.
         size: ``|a|_1 |y|_inf``, ``(B, m)``.
     """
-    value = times(A, y)
+    return excess_of_sums(times(A, y), lower, upper, size, y.shape[-1])
+
+
+def excess_of_sums(value: Tensor, lower: Tensor, upper: Tensor, size: Tensor, n: int | Tensor) -> Excess:
+    """The excess of sums `value` of n products that float64 added up; `size` is ``|a|_1 |y|_inf``."""
     excess = torch.maximum(value - upper, lower - value)
-    n = y.shape[-1] + 4
-    return Excess(excess, n * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
+    return Excess(excess, (n + 4) * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
 
 
 def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
