@@ -53,7 +53,8 @@ def spelled(node: ast.AST) -> list[str]:
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts, node = [node.attr, *parts], node.value
-    known = {"torch": "torch", "forward_ad": "torch.autograd.forward_ad", "tensor": "torch.Tensor"}
+    known = {"torch": "torch", "pytree": "torch.utils._pytree", "forward_ad": "torch.autograd.forward_ad"}
+    known["tensor"] = "torch.Tensor"
     return [".".join([known[node.id], *parts])] if isinstance(node, ast.Name) and node.id in known else []
 
 

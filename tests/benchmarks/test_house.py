@@ -1,0 +1,29 @@
+"""The figures of the house, and the limits that it keeps."""
+
+from benchmarks.families import FEW, ONE_PASS, PRODUCTS, TORCH, families, served_by
+from benchmarks.house import figures, private_names
+from hardnet.kernels.cpu import affine, launch
+
+
+def test_the_room_of_functions_has_at_most_thirty_files_and_modes_four_questions():
+    found = figures()
+    assert found["rooms"]["functional"]["files"] <= 30
+    assert len(found["questions"]) <= 4
+    assert found["rooms"]["all"]["files"] == sum(own["files"] for name, own in found["rooms"].items() if name != "all")
+
+
+def test_private_names_are_seen_once_each(tmp_path):
+    file = tmp_path / "uses.py"
+    file.write_text("import torch\nfrom torch._C import _is_tracing\ntorch._C._is_tracing()\ntorch._dynamo.reset()\n")
+    assert private_names([file]) == ["torch._C._is_tracing", "torch._dynamo.reset"]
+
+
+def test_a_family_serves_only_while_it_is_asked_to():
+    before = affine.MOST_SHARED_NUMBERS, launch.HAS_NUMBA
+    with served_by(TORCH):
+        assert not launch.HAS_NUMBA
+    with served_by(ONE_PASS):
+        assert affine.MOST_SHARED_NUMBERS > 10**9
+    assert before == (affine.MOST_SHARED_NUMBERS, launch.HAS_NUMBA)
+    assert families(50, 100) == [ONE_PASS, PRODUCTS, TORCH]
+    assert families(2, 2) == [ONE_PASS, PRODUCTS, FEW, TORCH]
