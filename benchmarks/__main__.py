@@ -13,7 +13,7 @@ from benchmarks.compare import main_table as compare
 from benchmarks.processes import last_tag
 from benchmarks.tools import TASKS
 
-ALONE = ("device", "conditioning", "curved", "families", "house", "nonlinear", "power", "scale", "training")
+ALONE = ("device", "conditioning", "curved", "families", "house", "methods", "nonlinear", "power", "scale", "training")
 """Benchmarks of ours alone."""
 
 

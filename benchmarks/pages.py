@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import power
+from benchmarks import methods, power
 from benchmarks.costs import PACKAGED, packaged_costs
 from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
@@ -31,6 +31,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
         "speed": lambda: speed_tables(results / "bench", RECORDS),
         "curved": lambda: curved_tables(results / "bench"),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
+        "methods": lambda: methods.table(results / "bench" / "methods_cpu.json"),
         "power": lambda: power.page(results / "bench" / "power_cpu.json"),
         "suites": lambda: suite_pages(results / "suites"),
     }

@@ -118,7 +118,8 @@ def portfolio(palette: Palette) -> Figure:
     ends = [limit.min(), limit.max()]
     panel.plot(ends, ends, color=palette.other, linestyle=":", label="limit")
     panel.set(xlabel="limit on the risk of this sample", ylabel="risk |L'w|")
-    legend(panel, palette, loc="upper left")
+    panel.margins(y=0.2)
+    legend(panel, palette, loc="upper left", ncols=3)
     return figure
 
 

@@ -49,7 +49,9 @@ def paper(palette: Palette) -> Figure:
             if (RESULTS / path).exists():
                 values = read(path)["metrics"][metric]
                 panel.plot([len(ticks)] * len(values), values, "o", color=colour, alpha=0.75, markersize=5)
-                ticks.append(f"{mean(values):.5g}\n" + name.replace(" ", "\n"))
+                middle = mean(values)
+                shown = f"{middle:.4f}" if abs(middle) < 1 else f"{middle:.5g}"
+                ticks.append(f"{shown}\n" + name.replace(" ", "\n"))
         best(panel, problem, palette)
         panel.set_xticks(range(len(ticks)), ticks, fontsize=8)
         panel.set(xlim=(-0.5, len(ticks) - 0.5), title=title, ylabel=label)
@@ -84,7 +86,9 @@ def peers(palette: Palette) -> Figure:
     left.set_yticks([-i for i in range(len(tools))], tools, color=palette.ink)
     right.set_yticks([-i for i in range(len(tools))], [""] * len(tools))
     left.axvspan(1e-18, 1e-12, color=palette.fill, alpha=0.5, linewidth=0)
-    left.text(2e-17, -len(tools) + 0.35, "rounding", color=palette.good, fontsize=9)
+    left.text(2e-17, -len(tools) + 0.1, "rounding", color=palette.good, fontsize=9)
+    for panel in (left, right):
+        panel.set_ylim(-len(tools) - 0.1, 0.6)
     left.set(xscale="log", xlim=(4e-18, 3), title="largest violation")
     right.axvline(1, color=palette.good, linewidth=1)
     right.set(xscale="log", title="time, hardnet = 1 (hollow: forward alone)")
@@ -152,14 +156,15 @@ def roofline(palette: Palette) -> Figure:
     figure, (panel,) = panels(palette, 1, 3.4)
     bandwidth = content["copy_bytes_per_ms"]
     panel.plot([0.4, 36], [0.4 * bandwidth / 1e6, 36 * bandwidth / 1e6], color=palette.other, label="measured copy")
-    for i, row in enumerate(
-        row for row in content["rows"] if row["dtype"] == "float32" and row["what"] == "closed form"
-    ):
+    panel.plot([], [], "o", color=palette.good, label="rows x outputs: time as a multiple of the floor")
+    for row in content["rows"]:
+        if row["dtype"] != "float32" or row["what"] != "closed form":
+            continue
         moved = row["forward_floor_ms"] * bandwidth
         place = operations(size_of(row)) / moved, operations(size_of(row)) / row["forward_ms"] / 1e6
         panel.plot(*place, "o", color=palette.good)
-        label = f"{row['m']} x {row['n']}: {row['forward_multiple']:.1f} floors"
-        shift = {"xytext": (0, 8 if i % 2 else -14), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+        label = f"{row['m']} x {row['n']}: {row['forward_multiple']:.1f}"
+        shift = {"xytext": (0, -14), "textcoords": "offset points", "ha": "center", "fontsize": 8}
         panel.annotate(label, place, **shift)
     panel.set(xscale="log", yscale="log", xlabel="operations for each byte that must move", ylabel="Gflop/s, forward")
     panel.margins(y=0.12)

@@ -12,7 +12,7 @@ from tests.cli.calling import call
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nosuch"], "experiment: expected 'all' or one of pwc, pwcfull, pwcbox, opt, cbf, gradient, got 'nosuch'"),
+        (["nosuch"], "experiment: expected 'all', one of pwc, pwcfull, pwcbox, opt, cbf, gradient, or your own"),
         (["pwc", "--methods", "magic"], "--methods: expected 'all' or some of nn, soft"),
         (["pwc", "--seeds", "one"], "--seeds: expected a range like 1-5"),
         (["pwc", "--seeds", "9" * 23], "--seeds: expected a range like 1-5 of numbers below 2^63"),

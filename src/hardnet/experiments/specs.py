@@ -153,7 +153,8 @@ def choose_experiments(name: str) -> list[str]:
     if name == "all":
         return list(EXPERIMENTS)
     if name not in EXPERIMENTS:
-        raise HardNetError(sentence("experiment", f"'all' or one of {', '.join(EXPERIMENTS)}", repr(name)))
+        expected = f"'all', one of {', '.join(EXPERIMENTS)}, or your own FILE.py:NAME"
+        raise HardNetError(sentence("experiment", expected, repr(name)))
     return [name]
 
 
