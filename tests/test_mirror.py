@@ -79,8 +79,9 @@ ELSEWHERE = {
     "solvers/test_conic.py": "solvers/conic_distance solvers/conic_iterate solvers/conic_lagrangian "
     "solvers/conic_newton solvers/proximal solvers/stack",
     "solvers/test_elimination.py": "solvers/ordered_clamp solvers/orthogonal",
-    "solvers/test_nonlinear.py": "solvers/nonlinear_derivatives solvers/nonlinear_direction solvers/nonlinear_input "
-    "solvers/nonlinear_iterate solvers/nonlinear_measure solvers/nonlinear_nearest solvers/nonlinear_nearest_compiled "
+    "solvers/test_nonlinear.py": "solvers/nonlinear_derivatives solvers/nonlinear_direction solvers/nonlinear_guesses "
+    "solvers/nonlinear_input solvers/nonlinear_iterate solvers/nonlinear_measure solvers/nonlinear_nearest "
+    "solvers/nonlinear_nearest_compiled "
     "solvers/nonlinear_nearest_step solvers/nonlinear_program solvers/nonlinear_retract "
     "solvers/nonlinear_retract_compiled solvers/nonlinear_retract_state solvers/nonlinear_retract_step "
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
