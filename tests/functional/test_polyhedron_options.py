@@ -39,11 +39,13 @@ def test_a_diagonal_is_the_matrix_of_its_numbers_and_one_is_the_identity():
     raw, A, lower, upper = gaussian(8, 5, 4)
     d = draw(5, seed=3).abs() + 0.1
     diagonal = project_affine(raw, A, lower, upper, metric=d)
-    assert torch.allclose(diagonal, project_affine(raw, A, lower, upper, metric=torch.diag(d)), atol=1e-10)
+    assert torch.allclose(diagonal, project_affine(raw, A, lower, upper, metric=torch.diag(d)), rtol=0, atol=1e-10)
     each = project_affine(raw, A, lower, upper, metric=d.expand(8, 5))
-    assert torch.allclose(diagonal, each, atol=1e-12)
+    assert torch.allclose(diagonal, each, rtol=0, atol=1e-12)
     plain = project_affine(raw, A, lower, upper)
-    assert torch.allclose(project_affine(raw, A, lower, upper, metric=torch.ones(5, dtype=F64)), plain, atol=1e-12)
+    assert torch.allclose(
+        project_affine(raw, A, lower, upper, metric=torch.ones(5, dtype=F64)), plain, rtol=0, atol=1e-12
+    )
     assert torch.equal(project_affine(plain, A, lower - 1e-9, upper + 1e-9, metric=d), plain)
 
 
@@ -72,7 +74,7 @@ def test_the_tangent_gradient_pulls_back_and_drops_what_pushes_out():
     weight = torch.tensor([[1.0, -1.0, 2.0, 1.0, -1.0]], dtype=F64)
     y = project_affine(raw, torch.eye(5, dtype=F64), -1.0, 1.0, gradient="tangent")
     (y * weight).sum().backward()
-    assert torch.allclose(raw.grad, torch.tensor([[1.0, 0.0, 2.0, 0.0, -1.0]], dtype=F64))
+    assert torch.allclose(raw.grad, torch.tensor([[1.0, 0.0, 2.0, 0.0, -1.0]], dtype=F64), rtol=0, atol=1e-12)
     assert torch.equal(y, raw.detach().clamp(-1, 1))
 
 
@@ -111,7 +113,7 @@ def test_strict_keeps_the_gradient_and_refuses_half_types():
     numbers = [part.requires_grad_() for part in gaussian(4, 5, 7)]
     one = torch.autograd.grad(project_affine(*numbers).square().sum(), numbers[0])[0]
     two = torch.autograd.grad(project_affine(*numbers, strict=True).square().sum(), numbers[0])[0]
-    assert torch.allclose(one, two, atol=1e-9)
+    assert torch.allclose(one, two, rtol=0, atol=1e-9)
     with pytest.raises(OptionError, match="strict: expected outputs of float32 or float64"):
         project_affine(*(part.detach().bfloat16() for part in numbers), strict=True)
 

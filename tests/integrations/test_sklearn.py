@@ -70,6 +70,7 @@ def test_it_stands_in_a_pipeline():
     X, y = data()
     pipeline = make_pipeline(PolynomialFeatures(2, include_bias=False), quick())
     assert pipeline.fit(X, y).predict(X).shape == y.shape
+    assert pipeline[-1].check(pipeline[:-1].transform(X)).ok
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def test_wedge_maps_coefficients_to_known_points():
     y = layer(tensor([1.0, 0.0], [0.0, -1.0], [2.0, 2.0]))
     ends = {tuple(point) for point in (y[:2] * 2**0.5).round(decimals=12).tolist()}
     assert ends == {(1.0, 1.0), (1.0, -1.0)}
-    assert torch.allclose(y[2], tensor(2 * 2**0.5, 0.0))
+    assert torch.allclose(y[2], tensor(2 * 2**0.5, 0.0), rtol=0, atol=1e-12)
 
 
 def test_the_whole_line_space_is_reached_with_signed_coefficients():
     layer = Cone(Affine(tensor([1.0, 0.0, 0.0]), upper=0.0))
     assert (len(layer.rays), len(layer.lineality), layer.raw_dim) == (1, 2, 3)
-    assert torch.allclose(layer(tensor(3.0, 0.0, 0.0)), tensor(-3.0, 0.0, 0.0))
+    assert torch.allclose(layer(tensor(3.0, 0.0, 0.0)), tensor(-3.0, 0.0, 0.0), rtol=0, atol=1e-12)
     assert torch.linalg.matrix_rank(layer(torch.eye(3, dtype=F64))) == 3
 
 

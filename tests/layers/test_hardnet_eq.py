@@ -34,7 +34,7 @@ def test_known_answer():
     )
     layer = hn.layers.HardNetEq(constraint, completed=[0])
     y = layer(torch.tensor([[0.7, 0.1]], dtype=D))
-    assert torch.allclose(y, torch.tensor([[0.4, 0.5, 0.1]], dtype=D), atol=1e-15)
+    assert torch.allclose(y, torch.tensor([[0.4, 0.5, 0.1]], dtype=D), rtol=0, atol=1e-15)
 
 
 def test_proposition_3():
@@ -44,12 +44,12 @@ def test_proposition_3():
     y = layer(raw, x)
     A, C = rows_of_x(x), equalities_of_x(x)
     d = b = first_two(x)
-    assert torch.allclose((C @ y.unsqueeze(-1)).squeeze(-1), d, atol=1e-12)
+    assert torch.allclose((C @ y.unsqueeze(-1)).squeeze(-1), d, rtol=0, atol=1e-12)
     block, rest = C[..., :2], C[..., 2:]
     solved = torch.linalg.solve(block, (d.unsqueeze(-1) - rest @ raw.unsqueeze(-1))).squeeze(-1)
     before = (A @ torch.cat([solved, raw], -1).unsqueeze(-1)).squeeze(-1)
     after = (A @ y.unsqueeze(-1)).squeeze(-1)
-    assert torch.allclose(after, torch.minimum(before, b), atol=1e-11)
+    assert torch.allclose(after, torch.minimum(before, b), rtol=0, atol=1e-11)
     assert ((before > b) & (after < before)).any()
 
 
@@ -63,7 +63,7 @@ def test_the_same_map_as_the_paper_writes_it():
     excess = ((reduced @ raw.unsqueeze(-1)).squeeze(-1) - bound).clamp_min(0)
     free = raw - (torch.linalg.pinv(reduced) @ excess.unsqueeze(-1)).squeeze(-1)
     solved = (inverse @ (d.unsqueeze(-1) - C[..., 2:] @ free.unsqueeze(-1))).squeeze(-1)
-    assert torch.allclose(layer(raw, x), torch.cat([solved, free], -1), atol=1e-11)
+    assert torch.allclose(layer(raw, x), torch.cat([solved, free], -1), rtol=0, atol=1e-11)
 
 
 def test_columns_are_chosen_by_pivoting():

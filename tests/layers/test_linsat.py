@@ -7,6 +7,7 @@ from hardnet.certificate import check
 from hardnet.errors import InfeasibleError, UnsupportedSetError
 from hardnet.layers.linsat import LinSAT
 from hardnet.sets import Affine, Box, Equality
+from hardnet.solvers.fermi_dirac import REGULARISATION
 from hardnet.testing import check_layer
 from tests.draws import draw_uniform, tensor
 
@@ -51,7 +52,7 @@ def test_every_variant_satisfies_the_set_in_the_cube(case, variant):
 def test_sweeps_and_newton_give_the_same_answer():
     constraint = CASES["constant"][0]()
     one, other = (LinSAT(constraint, variant="v2", solver=way, max_iterations=2000) for way in ("newton", "sweeps"))
-    assert torch.allclose(one(draw_uniform(5, 4)), other(draw_uniform(5, 4)), atol=1e-8)
+    assert torch.allclose(one(draw_uniform(5, 4)), other(draw_uniform(5, 4)), rtol=0, atol=1e-8)
 
 
 def test_a_unit_box_around_the_rows_changes_nothing():
@@ -64,7 +65,8 @@ def test_learned_bounds_get_gradients():
     total = torch.nn.Parameter(tensor(1.0))
     LinSAT(Equality(A[2:], total))(draw_uniform(4)).sum().backward()
     assert total.grad is not None
-    assert torch.allclose(total.grad, tensor(1.0))
+    # the system of the derivative is regularised, which is as much of its result, beside rounding
+    assert torch.allclose(total.grad, tensor(1.0), rtol=0, atol=2 * REGULARISATION)
 
 
 def test_an_empty_set_of_some_samples_is_named():

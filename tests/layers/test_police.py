@@ -47,8 +47,10 @@ def test_known_shifts():
     vertices, weight, bias = tensor(0.0, 1.0, 0.1)[:, None], tensor(1.0, 2.0, -1.0)[:, None], tensor(-0.25, -0.5, 2.0)
     values = vertices @ weight.mT + bias
     shifted = values - hinge_shift(values)
-    assert torch.allclose(shifted, tensor([-1.0, -2.0, 2.0], [0.0, 0.0, 1.0], [-0.9, -1.8, 1.9]))
-    assert torch.allclose(tensor(3.0)[:, None] @ weight.mT + bias - hinge_shift(values), tensor(2.0, 4.0, -1.0))
+    assert torch.allclose(shifted, tensor([-1.0, -2.0, 2.0], [0.0, 0.0, 1.0], [-0.9, -1.8, 1.9]), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        tensor(3.0)[:, None] @ weight.mT + bias - hinge_shift(values), tensor(2.0, 4.0, -1.0), rtol=0, atol=1e-12
+    )
 
 
 def test_a_tie_goes_to_the_negative_side_and_no_vertex_stays_behind():
@@ -142,7 +144,7 @@ def test_shifts_never_go_stale(change):
         assert torch.equal(model(x), first)
         change(model)
         assert affine_residual(x, model(x)) < 1e-12
-    assert torch.allclose(model.train()(x), model.eval()(x))
+    assert torch.allclose(model.train()(x), model.eval()(x), rtol=0, atol=1e-12)
 
 
 def test_copies_files_and_moves_keep_the_guarantee():
@@ -164,7 +166,7 @@ def test_copies_files_and_moves_keep_the_guarantee():
 
 def test_compiled():
     model, x = police(network(), GIVEN), in_region(SQUARE)
-    assert torch.allclose(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
+    assert torch.allclose(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("module", [nn.GELU(), nn.Tanh(), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.ReLU6()])

@@ -30,7 +30,7 @@ def test_numbers_may_be_functions_of_x():
     constraint = hn.Affine(lambda x: x.unsqueeze(-2), upper=lambda x: x[..., :1])
     x, y = draw(6, 3), draw(6, 3, seed=1)
     expected = ((x * y).sum(-1, keepdim=True) - x[..., :1]).clamp_min(0)
-    assert torch.allclose(constraint.violation(y, x), expected)
+    assert torch.allclose(constraint.violation(y, x), expected, rtol=0, atol=1e-12)
 
 
 def test_numbers_may_be_learned():
@@ -87,12 +87,15 @@ def test_a_fixed_matrix_survives_moving_bounds():
 def test_constants_follow_moves():
     constraint = hn.Affine(draw(2, 3), lower=0.0).to(torch.float32)
     assert constraint.A.dtype == torch.float32
+    assert torch.equal(constraint.A, draw(2, 3).float())
     assert constraint.violation(torch.zeros(1, 3)).dtype == torch.float32
 
 
 def test_python_numbers_follow_the_output():
-    assert hn.Box(0.0, 1.0).violation(torch.tensor([[2.0, 0.5]])).dtype == torch.float32
-    assert hn.Box(0.0, 1.0).violation(torch.tensor([[2.0, 0.5]], dtype=D)).dtype == D
+    for dtype in (torch.float32, D):
+        violation = hn.Box(0.0, 1.0).violation(torch.tensor([[2.0, 0.5]], dtype=dtype))
+        assert violation.dtype == dtype
+        assert violation.amax() == 1.0
 
 
 def test_box_projection_is_the_clamp():

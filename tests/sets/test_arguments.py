@@ -49,8 +49,10 @@ def test_a_bad_constant_is_refused_when_the_set_is_built(name, value):
 
 
 def test_absent_bounds_are_bounds_and_learned_numbers_are_not_judged():
-    hn.Box([-INF, 0.0], [INF, INF])
-    hn.Affine(torch.nn.Parameter(bad(NAN, 2, 3)), upper=1.0)
+    box = hn.Box([-INF, 0.0], [INF, INF])
+    assert box.violation(torch.tensor([[-1e300, -2.0]], dtype=D)).amax() == 2.0
+    learned = hn.Affine(torch.nn.Parameter(bad(NAN, 2, 3)), upper=1.0)
+    assert learned.A.isnan().any()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
@@ -154,7 +156,9 @@ def test_written_constants_follow_the_network_and_lose_no_digit(build, dtype):
 def test_written_constants_follow_raw_where_no_network_tells_the_dtype(method):
     layer = hn.HardNet(torch.nn.Identity(), hn.Affine([[1.0, 0.1, 0.0], [0.0, 1.0, 0.1]], upper=[0.1, 0.2]), method)
     for dtype in (torch.float32, D, torch.float32):
-        assert layer(draw(5, 3).to(dtype)).dtype == dtype
+        y = layer(draw(5, 3).to(dtype))
+        assert y.dtype == dtype
+        assert hn.check(layer.constraint, y).ok
 
 
 @pytest.mark.parametrize("build", WRITTEN)

@@ -30,7 +30,7 @@ def test_membership_in_a_hull_with_more_corners_than_dimensions_and_in_a_segment
 
 def test_only_inputs_in_the_region_are_held_to_the_map():
     violation = given().violation(torch.zeros(5, 1, dtype=F64), INPUTS)
-    assert torch.allclose(violation[:, 0], torch.tensor([3.0, 3.0, 0.0, 3.0, 0.0], dtype=F64))
+    assert torch.allclose(violation[:, 0], torch.tensor([3.0, 3.0, 0.0, 3.0, 0.0], dtype=F64), rtol=0, atol=1e-12)
 
 
 def test_contract():

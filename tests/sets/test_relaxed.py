@@ -31,8 +31,8 @@ def test_least_slack_then_nearest_point_as_an_oracle_has_it(seed):
     upper = torch.cat([torch.full((4,), torch.inf, dtype=torch.float64), torch.ones(3, dtype=torch.float64)])
     for i in range(5):
         slack, nearest = two_stages(raw[i], A, lower, upper, torch.cat([weight, torch.zeros(3, dtype=torch.float64)]))
-        assert torch.allclose(certificate.slack[i, 3:], slack[:4].abs(), atol=1e-6)  # Clarabel's own tolerance
-        assert torch.allclose(y[i], nearest, atol=1e-4)
+        assert torch.allclose(certificate.slack[i, 3:], slack[:4].abs(), rtol=0, atol=1e-6)  # Clarabel's own tolerance
+        assert torch.allclose(y[i], nearest, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -56,7 +56,7 @@ def test_mates_that_need_no_slack_keep_their_bits():
     together = hn.layers.Projection(constraint)(raw, x)
     alone = torch.cat([hn.layers.Projection(constraint)(raw[i : i + 1], x[i : i + 1]) for i in range(6)])
     assert torch.equal(together, alone)
-    assert torch.allclose(together[[1, 3]], torch.ones(2, 2, dtype=torch.float64), atol=1e-14)
+    assert torch.allclose(together[[1, 3]], torch.ones(2, 2, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
 def test_alone_with_rows_of_length_one_it_is_the_compromise():
@@ -65,7 +65,7 @@ def test_alone_with_rows_of_length_one_it_is_the_compromise():
     raw = draw(7, 2, seed=5)
     expected = hn.functional.project_affine(raw, A, rows["lower"], on_infeasible="nearest")
     y = hn.layers.HardNetCvx(hn.Relaxed(hn.Affine(A, **rows)))(raw)
-    assert torch.allclose(y, expected, atol=1e-8)
+    assert torch.allclose(y, expected, rtol=0, atol=1e-8)
 
 
 def test_a_heavier_row_gives_way_less():
@@ -74,7 +74,7 @@ def test_a_heavier_row_gives_way_less():
     light, heavy = hn.Affine(one, lower=1.0, name="light"), hn.Affine(one, upper=0.0, name="heavy")
     constraint = hn.Relaxed(light) & hn.Relaxed(heavy, weight=3.0)
     y = hn.HardNet(torch.nn.Identity(), constraint)(torch.tensor([[5.0]], dtype=torch.float64))
-    assert torch.allclose(y, torch.tensor([[0.25]], dtype=torch.float64), atol=1e-14)
+    assert torch.allclose(y, torch.tensor([[0.25]], dtype=torch.float64), rtol=0, atol=1e-14)
     certificate = hn.check(constraint, y)
     slack = {name: report.slack for name, report in certificate.given_way.items()}
     assert slack == pytest.approx({"light": 0.75, "heavy": 0.25}, abs=1e-12)

@@ -183,10 +183,15 @@ def test_a_history_of_another_kind_is_refused_though_its_digest_is_right(saved):
         load_checkpoint(toy.training(), saved, IDENTITY)
 
 
-def test_a_checkpoint_of_version_0_1_goes_on(saved):
-    tensors = rewritten(saved, lambda header: header)
-    rewritten(saved, lambda header: header | {"format": "hardnet-checkpoint-1", "digest": digest(tensors, None)})
-    load_checkpoint(toy.training(), saved, IDENTITY)
+def test_a_checkpoint_of_version_0_1_goes_on(tmp_path):
+    path, first, second = tmp_path / "c.safetensors", toy.training(), toy.training()
+    first.run(lambda training: training.epoch == 3)
+    save_checkpoint(first, path, IDENTITY)
+    tensors = rewritten(path, lambda header: header)
+    rewritten(path, lambda header: header | {"format": "hardnet-checkpoint-1", "digest": digest(tensors, None)})
+    load_checkpoint(second, path, IDENTITY)
+    assert second.epoch == 3
+    assert_same(toy.numbers(second), toy.numbers(first))
 
 
 def test_a_full_disk_names_the_checkpoint_and_leaves_the_old_one(saved, monkeypatch):
