@@ -64,7 +64,7 @@ def second_order_frame(z: Tensor, tolerance: Tensor) -> Frame:
     ``(1 + t / |u|) / 2`` across. A Householder reflection completes e to a basis.
     """
     u, t = z[..., :-1], z[..., -1:]
-    size = length(u)
+    size = torch.linalg.vector_norm(u, dim=-1, keepdim=True)  # in the unit of the problem
     first = torch.zeros_like(u)
     first[..., 0] = 1
     e = torch.where(size > 0, u / size.clamp_min(torch.finfo(z.dtype).tiny), first)
