@@ -4,9 +4,13 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.solvers.problem import CERTAIN, standard_form
+from hardnet.certificate import ROUNDINGS
+from hardnet.functional.polyhedron import solve_any
+from hardnet.solvers.problem import ALLOWED, CERTAIN, standard_form
 from hardnet.solvers.projection import project_affine
+from hardnet.solvers.solution import Status
 from tests.campaign import run_round
+from tests.draws import draw
 
 
 def slightly_outside(seed, roundings, m=9, n=6):
@@ -30,6 +34,26 @@ def test_a_raw_that_the_certificate_refuses_is_moved(roundings):
         assert hn.check(constraint, y, raw).ok
         # no farther than the rows are: |y - raw| <= sum of their distances, each some roundings of raw
         assert (y - raw).norm(dim=-1).max() <= 100 * roundings * 2.3e-16 * raw.norm(dim=-1).max()
+
+
+@pytest.mark.parametrize(("m", "n"), [(9, 2), (28, 12), (20, 6)])
+def test_rows_that_meet_in_one_point_are_met_or_it_is_told(m, n):
+    """Bounds that are rounded may leave no point: from far away, what fails the certificate is not called solved."""
+    solved = 0
+    for seed in range(6):
+        A, point = draw(40, m, n, seed=seed), draw(40, n, seed=seed + 100)
+        raw, upper = point + 300 * draw(40, n, seed=seed + 200), (A * point.unsqueeze(-2)).sum(-1)
+        lower = torch.where(draw(40, m, seed=seed + 300) > 0, -torch.inf, upper)
+        found = solve_any(raw, A, lower, upper)
+        good = found.status == Status.SOLVED
+        constraint = hn.Affine(lambda good: A[good], lower=lambda good: lower[good], upper=lambda good: upper[good])  # noqa: B023
+        assert hn.check(constraint, found.y[good], good).ok
+        solved += int(good.sum())
+    assert solved >= 0.9 * 240  # least squares on the rows at their bounds meet most of them
+
+
+def test_a_certificate_allows_as_many_roundings():
+    assert ALLOWED == ROUNDINGS
 
 
 def test_a_raw_inside_to_rounding_keeps_its_bits():

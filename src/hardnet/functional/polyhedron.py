@@ -161,7 +161,8 @@ def _solve(
     """The solver of eager code, with the batch as it came."""
     many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
     batch, flat = flatten(raw, A, lower, upper)
-    found = solve(*flat, look=look, shared=rows_for(raw, A, lower, upper, shared, look) if many else None)
+    shared = rows_for(raw, A, lower, upper, shared, look) if many else None
+    found = solve(*flat, look=look, shared=shared, rounding=torch.finfo(raw.dtype).eps)
     if not look:  # who looks has proved it
         proof = prove_empty(*flat, found.y, found.side)
         empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
@@ -240,7 +241,7 @@ class _Projection(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Solve in float64."""
         batch, flat = flatten(raw, A, lower, upper)
-        found = solve(*flat, look=look, shared=shared)
+        found = solve(*flat, look=look, shared=shared, rounding=torch.finfo(raw.dtype).eps)
         y = found.y.to(torch.float32 if raw.dtype in HALF else raw.dtype).view(*batch, raw.shape[-1])
         dual, side = (part.view(*batch, A.shape[-2]) for part in (found.dual, found.side.to(torch.int8)))
         return y, dual, side, found.status.view(batch), found.residual.view(batch)

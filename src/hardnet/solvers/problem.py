@@ -20,6 +20,8 @@ from hardnet.products import align, times_aligned
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
 """Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
+ALLOWED = 16
+"""Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
 LARGEST = 1000
@@ -96,6 +98,13 @@ class Problem(NamedTuple):
         terms = times_aligned(rows.abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
         left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
         return worst.scatter_reduce(0, sample, left, "amax")
+
+    def certified(self, y: Tensor, rounding: float) -> Tensor:
+        """Whether no row is violated by more than `ALLOWED` roundings of its size at y: ``(B,)``."""
+        size = self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
+        for bound in (self.lower, self.upper):
+            size = size + torch.where(bound.isfinite(), bound.abs(), 0.0)
+        return (self.violation(times_aligned(self.A, y)) <= ALLOWED * rounding * size).all(-1)
 
 
 def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:

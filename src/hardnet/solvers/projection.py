@@ -95,12 +95,14 @@ def solve(
     look: bool = True,
     shared: SharedRows | None = None,
     again: bool = True,
+    rounding: float | None = None,
 ) -> Outcome:
     """Project a flat batch in float64 (see `flatten`), in the units that came in.
 
     Without a `look` at any value the host never waits for the device: every sample takes the same program, and what
     that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`. Rows that
-    rounding left violated are met `again`.
+    rounding left violated are met `again`; a sample is NOT_CONVERGED if that leaves one violated by more than a
+    certificate allows for numbers of this `rounding`.
     """
     size = torch.maximum(A.amax(-1), -A.amin(-1))  # |A| would be a copy of A
     valid = _valid(raw, size, lower, upper)
@@ -110,7 +112,7 @@ def solve(
     low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
     rows = shift_rows(A, units.row)
     batch = Batch(shift(raw, -units.sample), rows, low, high)
-    found = _in_units(_choose(batch, backend, look, shared, _again if again else None), units, raw)
+    found = _in_units(_choose(batch, backend, look, shared, _again if again else None, rounding), units, raw)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
@@ -137,13 +139,15 @@ def _again(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor
     return torch.where(solved, found.y, torch.nan), torch.where(solved, found.dual, torch.nan)
 
 
-def _choose(rows: Batch, backend: str, look: bool, shared: SharedRows | None, again: Project | None) -> Outcome:
+def _choose(
+    rows: Batch, backend: str, look: bool, shared: SharedRows | None, again: Project | None, rounding: float | None
+) -> Outcome:
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
         return _one_row(rows)
     if backend == "auto" and _fits_kernel(rows.A):
         return _by_kernel(rows, look)
-    return solve_in_steps(rows, backend, shared, again) if look else _fixed_program(rows, shared)
+    return solve_in_steps(rows, backend, shared, again, rounding) if look else _fixed_program(rows, shared)
 
 
 def _fits_kernel(A: Tensor) -> bool:

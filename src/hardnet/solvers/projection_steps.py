@@ -58,9 +58,17 @@ class Outcome(NamedTuple):
 
 
 def solve_in_steps(
-    rows: Batch, backend: str, shared: SharedRows | None = None, again: Project | None = None
+    rows: Batch,
+    backend: str,
+    shared: SharedRows | None = None,
+    again: Project | None = None,
+    rounding: float | None = None,
 ) -> Outcome:
-    """Project a flat batch by launches over all samples at once; `again` projects what needs its last digits."""
+    """Project a flat batch by launches over all samples at once.
+
+    `again` projects what needs its last digits; what then still misses a row by more than a certificate with this
+    `rounding` allows is not converged.
+    """
     problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
     todo, product = outside.nonzero().squeeze(-1), problem.product
@@ -75,13 +83,16 @@ def solve_in_steps(
     else:
         part, moved = _answer(problem.take(todo), backend)
         found, product = place(_unchanged(problem), todo, part), product.index_copy(0, todo, moved)
-    found = found if again is None else _certain(problem, found, product, again)
+    found = found if again is None else _certain(problem, found, product, again, rounding)
     m, n = problem.size
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
 
-def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project) -> Outcome:
-    """The outcome with the last digits of the samples whose rows are not met to the certificate, given ``A y``."""
+def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, rounding: float | None) -> Outcome:
+    """The outcome with the last digits of the samples whose rows are not met to the certificate, given ``A y``.
+
+    Rows that contradict each other by the rounding of their bounds may not be met at all: that is told.
+    """
     worst = problem.beyond(found.y, product)
     index = ((found.status == Status.SOLVED) & (worst > 0)).nonzero().squeeze(-1)
     if len(index) == 0:
@@ -91,7 +102,9 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project) 
     moved = (y != old.y).any(-1)
     residual = torch.where(moved, careful_residual(part, y, dual), old.residual)
     steps = torch.maximum(old.iterations, moved.to(old.iterations.dtype))
-    return place(found, index, old._replace(y=y, dual=dual, iterations=steps, residual=residual))
+    met = part.certified(y, rounding) if rounding is not None else torch.ones_like(moved)
+    status = torch.where(met, old.status, int(Status.NOT_CONVERGED))
+    return place(found, index, Outcome(y, dual, old.side, status, steps, residual))
 
 
 def _unchanged(problem: Problem) -> Outcome:

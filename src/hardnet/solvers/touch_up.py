@@ -32,9 +32,9 @@ def touch_up(
 
     ``d = -A'w`` adds w to the dual, so that ``raw - y = A'dual`` still holds.
 
-    First on the rows at their bounds alone, ``d = A_J^+ (clamp(A y) - A y)``; the samples of which that leaves
-    a row violated, or that it moves farther than the rows ask for, go to `project`, twice at most. d has units of its
-    own, so that its rounding is that of a tiny number.
+    First on the rows at their bounds alone, ``d = A_J^+ (clamp(A y) - A y)``, the least squares where these contradict
+    each other by a rounding; the samples of which that leaves a row violated, or that it moves farther than the rows
+    ask for, go to `project`, twice at most. d has units of its own, so that its rounding is that of a tiny number.
 
     Args:
         problem: In units of size one.
@@ -44,10 +44,11 @@ def touch_up(
         worst: How far each sample is `beyond`, ``(B,)``.
         project: Solves a batch of such problems.
     """
-    nearby, weight, done = _on_touching_rows(problem, y)
-    done = done & moved
-    y, rest = torch.where(done.unsqueeze(-1), nearby, y), (~done).nonzero().squeeze(-1)
-    dual = torch.where(done.unsqueeze(-1), dual + weight, dual)
+    nearby, weight, left = _on_touching_rows(problem, y)
+    better = moved & (left < worst)
+    y, dual = torch.where(better.unsqueeze(-1), nearby, y), torch.where(better.unsqueeze(-1), dual + weight, dual)
+    worst = torch.where(better, left, worst)
+    rest = (worst > 0).nonzero().squeeze(-1)
     for _ in range(ROUNDS):
         if len(rest) == 0:
             break
@@ -65,9 +66,9 @@ def touch_up(
 
 
 def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds, the multipliers of that step, where it is good.
+    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds, its multipliers, and how far it is `beyond`.
 
-    That is where it is near and meets all rows.
+    Infinitely far where the step is longer than the rows ask for.
     """
     product = times_aligned(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
@@ -75,4 +76,5 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
     weight = solve_active(problem.A, touching, target)
     step = times_aligned(problem.A.mT, weight)
     near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
-    return y + step, -weight, near & (problem.beyond(y + step, times_aligned(problem.A, y + step)) == 0)
+    left = problem.beyond(y + step, times_aligned(problem.A, y + step))
+    return y + step, -weight, torch.where(near, left, torch.inf)
