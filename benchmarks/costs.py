@@ -35,13 +35,11 @@ def packaged_costs(bench: Path) -> str:
 
 
 def _cpu_cost(rows: list[dict[str, Any]], n: int, m: int, name: str) -> dict[str, float]:
-    """For affine rows `cvx` is the program of `projection`: of its two times the less disturbed one counts."""
-
     def cost(method: str) -> float:
         (row,) = (row for row in rows if row["set"].startswith(name) and row["method"] == method)
         return _short(row["forward_ms"] + row["backward_ms"])
 
-    return {"n": n, "m": m, "closed": cost("aff"), "nearest": min(cost("projection"), cost("cvx"))}
+    return {"n": n, "m": m, "closed": cost("aff"), "nearest": cost("projection")}
 
 
 def _gpu_cost(rows: list[dict[str, Any]], size: int) -> dict[str, float]:
