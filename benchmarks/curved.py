@@ -204,6 +204,6 @@ def main_table(device: str, out: Path | None, scale: float = 1.0, rounds: int = 
 def _written(out: Path | None, made: dict[str, Any]) -> dict[str, Any]:
     """The cases in a file of this revision; none where the revision is not known, or its files were changed."""
     before = json.loads(out.read_text()) if out is not None and out.exists() else {}
-    revision = made["revision"]
-    same = revision is not None and before.get("environment", {}).get("revision") == revision
+    revision = made["revision"] or "changes"
+    same = before.get("environment", {}).get("revision") == revision
     return before["cases"] if same and "changes" not in revision else {}
