@@ -26,6 +26,7 @@ from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.definite import eliminate
 from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.retraction import miss
+from hardnet.kernels.cpu.tiles import largest
 from hardnet.kernels.limits import (
     DISTANT,
     ELASTIC,
@@ -43,15 +44,6 @@ GOING, MOVED, LENGTH, TRIED, STRAIGHT, LAST, SETTLED, FLAT, STEPS, CURRENT, SLOP
 tried; whether the step goes without curvature; whether it is the last one; whether it was; whether the Lagrangian is
 flat; steps so far; the merit, what the step promises it to change by, and its rounding; how many numbers there are."""
 TINY = np.finfo(np.float64).tiny
-
-
-@compiled
-def largest(vector: Tile) -> float:
-    """``max |v|``."""
-    found = 0.0
-    for k in range(vector.shape[0]):
-        found = max(found, abs(vector[k]))
-    return found
 
 
 @compiled
