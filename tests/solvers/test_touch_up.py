@@ -9,7 +9,7 @@ from hardnet.functional.polyhedron import solve_any
 from hardnet.solvers.problem import ALLOWED, CERTAIN, standard_form
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.solution import Status
-from tests.campaign import run_round
+from tests.campaign import of_samples, run_round
 from tests.draws import draw
 
 
@@ -46,8 +46,8 @@ def test_rows_that_meet_in_one_point_are_met_or_it_is_told(m, n):
         lower = torch.where(draw(40, m, seed=seed + 300) > 0, -torch.inf, upper)
         found = solve_any(raw, A, lower, upper)
         good = found.status == Status.SOLVED
-        constraint = hn.Affine(lambda good: A[good], lower=lambda good: lower[good], upper=lambda good: upper[good])  # noqa: B023
-        assert hn.check(constraint, found.y[good], good).ok
+        numbers = {"A": A[good], "lower": lower[good], "upper": upper[good]}
+        assert hn.check(of_samples(numbers), found.y[good], numbers).ok
         solved += int(good.sum())
     assert solved >= 0.9 * 240  # least squares on the rows at their bounds meet most of them
 
