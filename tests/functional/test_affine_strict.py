@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from hardnet.functional import enforce_affine, rounding_bound
+from hardnet.errors import ConvergenceError
+from hardnet.functional import enforce_affine, project_affine, project_box_rows, rounding_bound
 from tests.functional.affine_problems import problem
 
 pytestmark = pytest.mark.usefixtures("path")
@@ -100,3 +101,27 @@ def test_bad_sample_is_nan_alone():
     assert y[3].isnan().all()
     assert torch.equal(y[:3], healthy[:3])
     assert torch.equal(y[4:], healthy[4:])
+
+
+def in_a_wide_box(*numbers, **options):
+    return project_box_rows(*numbers, -1e3, 1e3, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("enforce", [enforce_affine, project_affine, in_a_wide_box])
+@pytest.mark.parametrize("roundings", [1, 8, 64, 512])
+def test_an_inequality_too_narrow_to_be_certain_of_is_refused(enforce, roundings, dtype):
+    """``upper = lower + a few roundings``: what comes back holds in exact arithmetic, the others are named."""
+    raw, A, _, upper = problem(6, 3, samples=100, dtype=dtype)
+    lower = upper - 1
+    upper[:, 0] = lower[:, 0] + roundings * torch.finfo(dtype).eps * lower[:, 0].abs()
+    y = enforce(raw, A, lower, upper, strict=True, on_invalid="nan")
+    kept = y.isfinite().all(-1)
+    assert exact_excess(A[kept], y[kept], lower[kept], upper[kept]) <= 0
+    assert y[~kept].isnan().all()
+    if roundings == 512:
+        assert kept.any()
+    if not kept.all():
+        with pytest.raises(ConvergenceError, match="strict: expected room") as caught:
+            enforce(raw, A, lower, upper, strict=True)
+        assert caught.value.samples == (~kept).nonzero().squeeze(-1).tolist()

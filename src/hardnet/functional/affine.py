@@ -28,7 +28,7 @@ from hardnet.functional.affine_formulas import (
 )
 from hardnet.functional.derivatives import join_batches
 from hardnet.functional.samples import raise_invalid
-from hardnet.functional.strict import tighten
+from hardnet.functional.strict import refuse_without_room, tighten
 from hardnet.kernels.cpu.affine import CompiledPath
 from hardnet.kernels.gpu.affine import FusedPath
 from hardnet.modes import full_precision, may_look, mode, plain
@@ -110,7 +110,9 @@ def enforce_affine(
         return raw.expand(*rows.shape, A.shape[-1])
     y = closed_form(rows, on_invalid == "raise")
     if strict:
-        y = _hold_exactly(y.to(raw.dtype), rows)
+        exact = _hold_exactly(y.to(raw.dtype), rows)
+        refuse_without_room(y, exact, rows.shape, on_invalid)
+        y = exact
     return y if rows.raw is raw else y.to(raw.dtype).reshape(*rows.shape, A.shape[-1])
 
 

@@ -32,7 +32,7 @@ from hardnet.functional.samples import (
     refuse,
     warn_not_converged,
 )
-from hardnet.functional.strict import tighten
+from hardnet.functional.strict import refuse_without_room, tighten
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import full_precision, may_look, may_wait, mode, plain
@@ -100,7 +100,10 @@ def project_box_rows(
     eager = plain(raw, A, *bounds)
     project = _eager if eager else _traced
     y, found = project(flat, rounding, gradient == "tangent")
-    y = hold_in_box(y, flat, raw.dtype) if strict else y
+    if strict:
+        exact = hold_in_box(y, flat, raw.dtype)
+        refuse_without_room(y, exact, batch, on_invalid)
+        y = exact
     y, status, dual, residual = (
         part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
     )

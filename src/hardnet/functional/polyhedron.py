@@ -105,7 +105,10 @@ def project_affine(
     else:
         y = in_metric(raw, A, lower, upper, metric, project, on_invalid)
     y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
-    return hold_exactly(y, A, lower, upper, partial(_route, on_infeasible="nan", on_invalid="nan")) if strict else y
+    if not strict:
+        return y
+    onto = partial(_route, on_infeasible="nan", on_invalid="nan")
+    return hold_exactly(y, A, lower, upper, onto, on_invalid)
 
 
 class FixedSolution(NamedTuple):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import (
-    ConvergenceError,
     OptionError,
     ShapeError,
     UnsupportedSetError,
@@ -25,8 +24,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron_fixed import within_unit_rows
-from hardnet.functional.samples import refuse
-from hardnet.functional.strict import MARGINS, tighten
+from hardnet.functional.strict import MARGINS, refuse_without_room, tighten
 from hardnet.modes import may_look, mode
 from hardnet.products import times
 from hardnet.shapes import require_like
@@ -175,7 +173,5 @@ def hold_exactly(
     )
     onto = lambda point, least, most: project(point, rows.double(), least, most)
     exact = tighten(y.reshape(-1, n), (rows, low, high), onto, y.dtype, INSETS).view(shape)
-    if on_invalid == "raise" and may_look(y):
-        text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
-        refuse((exact.isnan() & ~y.isnan()).any(-1), ConvergenceError, text)
+    refuse_without_room(y, exact, shape[:-1], on_invalid)
     return exact

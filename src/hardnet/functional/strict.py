@@ -2,8 +2,9 @@
 
 A product ``a'y`` of n terms computed in float64 is off by at most ``(n + 2) eps |a|'|y|``. A row is certain where the
 computed product keeps that distance from its bounds. Samples with an uncertain row are moved inward by a few roundings
-of the output dtype, by their own projection onto tightened bounds, until they are certain. A row narrower than that (an
-equality) has no room: it is set to its middle, and `rounding_bound` says how exact it is.
+of the output dtype, by their own projection onto tightened bounds, until they are certain. A row without room for that
+is set to its middle: an equality stays there, and `rounding_bound` says how exact it is; an inequality that is not
+certain even there has no answer.
 
 Called by `hardnet.layers.acnet`, `hardnet.layers.hardnet_eq` and others.
 """
@@ -15,7 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hardnet.errors import ConvergenceError, sentence
 from hardnet.functional.derivatives import keep_value
+from hardnet.functional.samples import refuse
 from hardnet.modes import may_look, mode
 from hardnet.products import times
 from hardnet.shapes import check_affine
@@ -63,7 +66,7 @@ def tighten(
     dtype: torch.dtype,
     margins: tuple[float, ...] = MARGINS,
 ) -> Tensor:
-    """Y ``(B, n)`` in `dtype` with its wide rows certain; NaN for a sample where none of the margins made them so.
+    """Y ``(B, n)`` in `dtype` with its inequalities certain; NaN for a sample where none of the margins made them so.
 
     The correction is a few roundings long and is left out of the derivative. A certain sample keeps its bits.
 
@@ -79,13 +82,13 @@ def tighten(
         assert A is not None
         exact = y.detach().to(dtype)
         for margin in margins:
-            open_ = uncertain(exact, A, low, high, margin).any(-1, keepdim=True)
+            open_ = uncertain(exact, A, low, high).any(-1, keepdim=True)
             if may_look(y) and not bool(open_.any()):
                 break
             wide = exact.double()
             moved = project(wide, *tightened(low, high, inset(wide, A, dtype, margin))).to(dtype)
             exact = torch.where(open_ & moved.isfinite(), moved, exact)
-        lost = uncertain(exact, A, low, high, margins[0]).any(-1, keepdim=True)
+        lost = uncertain(exact, A, low, high).any(-1, keepdim=True)
         exact = torch.where(lost, torch.nan, exact)
     # a tensor that carries its derivative forward does not ask for a gradient
     return keep_value(y, exact) if y.requires_grad or mode() in ("func", "forward") else exact
@@ -105,8 +108,8 @@ def tightened(low: Bound, high: Bound, inset: Tensor) -> tuple[Bound, Bound]:
     return torch.where(narrow, middle, low + inset), torch.where(narrow, middle, high - inset)
 
 
-def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound, margin: float) -> Tensor:
-    """Rows ``(B, m)`` that have room for the margin and are not certain to hold at y, in the dtype of y."""
+def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound) -> Tensor:
+    """Inequalities ``(B, m)``, however narrow, that are not certain to hold at y."""
     wide = y.double()
     # three times the error: certain also to whoever sums in another order
     product, error = times(A, wide), 3 * product_error(times(A.abs(), wide.abs()), A.shape[-1])
@@ -114,7 +117,14 @@ def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound, margin: float) -> T
     under = torch.zeros_like(over) if low is None else product - error < low
     if low is None or high is None:
         return over | under
-    return (over | under) & (high - low >= 2 * inset(wide, A, y.dtype, margin))
+    return (over | under) & (low < high)
+
+
+def refuse_without_room(y: Tensor, exact: Tensor, batch: torch.Size, on_invalid: str) -> None:
+    """Raise for the samples of y ``(B, n)`` whose `exact` answer is NaN, where a look is free and NaN not wanted."""
+    if on_invalid == "raise" and may_look(y):
+        text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
+        refuse((exact.isnan() & ~y.isnan()).any(-1).reshape(batch), ConvergenceError, text)
 
 
 def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
