@@ -77,7 +77,8 @@ def boxed(bandwidth: float) -> dict[str, Any]:
     """A box and one equality in float32, forward; the floor reads raw and writes y."""
     batch, n = BOXED
     ones, total = torch.ones(1, n, device="cuda"), torch.full((1,), n / 4, device="cuda")
-    project = lambda raw: hn.functional.project_box_rows(raw, ones, total, total, 0.0, 1.0)
+    zero, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")  # as the buffers of a Box keep them
+    project = lambda raw: hn.functional.project_box_rows(raw, ones, total, total, zero, one)
     sets = [[torch.randn(batch, n, device="cuda")] for _ in range(MOST_SETS)]
     taken, floor = timing.replay_time(project, sets), 2 * batch * n * 4 / bandwidth
     return {"what": "a box and one equality", "dtype": "float32", "B": batch, "n": n, "m": 1,

@@ -212,7 +212,7 @@ def flatten_boxed(
             return part.to(dtype).unsqueeze(0)
         return part.to(dtype).expand(*batch, *own).reshape(-1, *own)
 
-    bound = lambda part, size, absent: flat(raw.new_full((size,), absent) if part is None else part, 1)
+    bound = lambda part, size, absent: flat(raw.new_full((), absent).expand(size) if part is None else part, 1)
     rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
     box = bound(box_lower, n, -torch.inf), bound(box_upper, n, torch.inf)
     return batch, (raw.to(dtype).expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)

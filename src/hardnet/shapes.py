@@ -65,7 +65,7 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     if bound is None:
         return None
     if isinstance(bound, int | float):
-        return raw.new_full((m,), float(bound))
+        return raw.new_full((), float(bound)).expand(m)
     require_float(name, bound)
     if bound.dim() == 0:
         return bound.to(dtype=raw.dtype, device=raw.device).expand(m)

@@ -61,6 +61,23 @@ def compare_shared(device, samples):
     agree(flatten_boxed(raw, A, None, None, low, high)[1])
 
 
+def compare_one_number(device, samples):
+    """One number for all coordinates gives the bits of the same number written n times, zero inside the box or not."""
+    raw, A, *_ = (part.to(device) for part in box_family("plain", samples, 1, 5))
+    middle = torch.full((1, 5), 0.75, dtype=D, device=device)
+    total = (middle * A[0]).sum(-1, keepdim=True)  # a point of every one of these boxes is on the row
+    infinite = torch.full_like(middle, torch.inf)
+    for low, high in ((-infinite, middle), (middle, infinite), (-middle, 2 * middle), (0.5 * middle, 2 * middle)):
+        for dtype in (torch.float64, torch.float32):
+            rows = tuple(part.to(dtype) for part in (raw, A[:1], total, total))
+            low, high = low.to(dtype), high.to(dtype)
+            one, other = (side[:, :1].expand(1, 5) for side in (low, high))
+            expected = answer_in_box((*rows, low, high))
+            assert expected.isfinite().all()
+            for box in ((one, other), (one, high), (low, other)):
+                assert torch.equal(answer_in_box((*rows, *box)), expected)
+
+
 def compare_bad_samples(device):
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 11, 1, 5))
     lower[0], upper[0] = 50.0, 60.0

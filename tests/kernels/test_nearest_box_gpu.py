@@ -20,7 +20,7 @@ def test_promises_on_the_interpreter():
 
 
 def test_short_numbers_on_the_interpreter():
-    interpret("box_cases", "compare_short_numbers('cpu', 2); compare_one_sided('cpu')")
+    interpret("box_cases", "compare_short_numbers('cpu', 2); compare_one_sided('cpu'); compare_one_number('cpu', 4)")
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
@@ -37,6 +37,7 @@ def test_agrees_with_plain_torch_on_a_device():
     box_cases.compare_inside("cuda")
     box_cases.compare_short_numbers("cuda", 60)
     box_cases.compare_one_sided("cuda")
+    box_cases.compare_one_number("cuda", 60)
 
 
 @pytest.mark.gpu

@@ -129,16 +129,15 @@ def answer_in_box(flat: Numbers) -> Tensor:
 
     Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
     """
-    raw, *others = (dense(part, part) for part in flat)
+    raw, others, kinds = _arguments(flat)
     (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
-    each = tuple(len(part) > 1 for part in others)
     if raw.dtype != torch.float32:
-        box_launcher("forward", n, each, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+        box_launcher("forward", n, kinds, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
         return y
     left = torch.empty(batch, dtype=torch.int8, device=raw.device)
     tensors, vector = (y, left, raw, *others), math.gcd(n, 4)
-    box_launcher("short", n, each, vector).launch((batch, 1, 1), tensors, (n // vector,))
-    box_launcher("finish", n, each, SHARE).launch((-(-batch // SHARE), 1, 1), tensors, (batch, n, rounding))
+    box_launcher("short", n, kinds, vector).launch((batch, 1, 1), tensors, (n // vector,))
+    box_launcher("finish", n, kinds, SHARE).launch((-(-batch // SHARE), 1, 1), tensors, (batch, n, rounding))
     return y
 
 
@@ -149,26 +148,37 @@ def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
         flat: All on one device, in float64.
         rounding: That of the dtype which the answer will have.
     """
-    raw, *others = (dense(part, part) for part in flat)
+    raw, others, kinds = _arguments(flat)
     batch, n = raw.shape
     codes = lambda *shape: torch.empty(shape, dtype=torch.int8, device=raw.device)
     found = (
         torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
         codes(batch), raw.new_empty(batch),
     )  # fmt: skip
-    kernel = box_launcher("forward", n, tuple(len(part) > 1 for part in others), False)
+    kernel = box_launcher("forward", n, kinds, False)
     kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
     return found
 
 
+def _arguments(flat: Numbers) -> tuple[Tensor, list[Tensor], tuple[int, ...]]:
+    """Raw, the other numbers, and what each of these is: shared (0), per sample (1), or one for all outputs (2)."""
+    raw, *rows, low, high = flat
+    box, kinds = [], [int(len(part) > 1) for part in rows]
+    for bound in (low, high):
+        alone = len(bound) == 1 and bound.stride(-1) == 0
+        box.append(bound[:, :1] if alone else bound)
+        kinds.append(2 if alone else int(len(bound) > 1))
+    return dense(raw, raw), [dense(part, part) for part in (*rows, *box)], tuple(kinds)
+
+
 @cache
-def box_launcher(what: str, n: int, each: tuple[bool, ...], option: int) -> Any:
+def box_launcher(what: str, n: int, kinds: tuple[int, ...], option: int) -> Any:
     """A kernel for n coordinates.
 
     Args:
         what: "forward", "short" for y of float32 numbers where they are enough, "finish" for y of the others.
         n: The coordinates.
-        each: Whether A, lower, upper, low and high are of each sample, or of all.
+        kinds: Those of A, lower, upper, low and high, see `_arguments`.
         option: Whether y alone is wanted, the numbers moved at a time, or the samples of a program.
     """
     from hardnet.kernels.gpu import nearest_box, nearest_box_short
@@ -179,7 +189,7 @@ def box_launcher(what: str, n: int, each: tuple[bool, ...], option: int) -> Any:
         "short": (nearest_box_short.forward, "VECTOR"),
         "finish": (nearest_box.finish, "SHARE"),
     }[what]
-    constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), map(int, each), strict=True))
+    constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), kinds, strict=True))
     block = 1 << (n - 1).bit_length()
     warps = min(MOST_WARPS, max(1, block // PER_WARP))
     constants |= {name: option, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": False}

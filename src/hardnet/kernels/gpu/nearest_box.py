@@ -88,8 +88,10 @@ def _bracket(start, a, low, high, under, over):
 
 @triton.jit
 def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
-    """One row in float64, of the sample or of all; zero beyond it."""
-    return tl.load(pointer + sample * n * EACH + columns, mask=mask, other=0.0).to(tl.float64)
+    """One row in float64, of the sample (EACH is 1), of all (0), or with one number (2); zero beyond it."""
+    row = pointer + sample * n * EACH + columns
+    loaded = tl.where(mask, tl.load(pointer), 0.0) if EACH == 2 else tl.load(row, mask=mask, other=0.0)
+    return loaded.to(tl.float64)
 
 
 @triton.jit
@@ -102,7 +104,8 @@ def forward(
 
     Place is ``(B, n)``, dual and side are ``(B, 1)``, status and residual ``(B,)``.
 
-    `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all.
+    `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all,
+    LOW and HIGH 2 for one number for all coordinates.
     """
     sample = tl.program_id(0).to(tl.int64)
     _project(

@@ -32,9 +32,10 @@ SOUND, OUTSIDE, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
-    """One row, of the sample or of all; zero beyond it."""
-    return tl.load(pointer + sample * n * EACH + columns, mask=mask, other=0.0)
+def _bound(pointer, sample, columns, mask, n, absent, EACH: tl.constexpr):
+    """The bounds of all coordinates, `absent` beyond them; one number for all of them takes a single register."""
+    each = pointer + sample * n * EACH + columns
+    return tl.load(pointer) if EACH == 2 else tl.load(each, mask=mask, other=absent)
 
 
 @triton.jit
@@ -125,16 +126,19 @@ def forward(
 ):  # fmt: skip
     """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1.
 
-    ``n = VECTOR vectors``, where as many numbers are moved at a time: 4 if that divides n, else 1.
+    ROWS to HIGH are 1 for numbers of each sample, 0 for those of all, LOW and HIGH 2 for one number for all
+    coordinates. ``n = VECTOR vectors``, where as many numbers are moved at a time: 4 if that divides n, else 1.
     """
     sample, n = tl.program_id(0).to(tl.int64), VECTOR * vectors
     columns = tl.arange(0, BLOCK)
     mask = columns < n
-    start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
-    least, most = _load(low, sample, columns, mask, n, LOW), _load(high, sample, columns, mask, n, HIGH)
+    least = _bound(low, sample, columns, mask, n, float("-inf"), LOW)
+    most = _bound(high, sample, columns, mask, n, float("inf"), HIGH)
+    a = tl.load(A + sample * n * ROWS + columns, mask=mask, other=0.0)
+    start = tl.load(raw + sample * n + columns, mask=mask, other=_clamp(0.0, least, most))
     under, over = tl.load(lower + sample * LOWER), tl.load(upper + sample * UPPER)
     # what a clamp would hide; an infinite or undefined a or bound makes the row so, and that is never settled
-    sound = (tl.abs(start) < float("inf")) & (least <= most)
+    sound = tl.where(least <= most, tl.abs(start), float("inf")) < float("inf")
     outside = start != _clamp(start, least, most)
     state = tl.max(tl.where(sound, tl.where(outside, OUTSIDE, SOUND), INVALID), 0)
     valid = (state != INVALID) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
