@@ -27,7 +27,7 @@ ELSEWHERE = {
     "functional/test_affine.py": "functional/affine_factors functional/affine_formulas shapes",
     "functional/test_affine_strict.py": "functional/strict",
     "functional/test_box_rows.py": "functional/box_rows_gradient",
-    "functional/test_cones.py": "solvers/cones",
+    "functional/test_cones.py": "solvers/cones solvers/semidefinite",
     "functional/test_intersection.py": "functional/conic functional/conic_gradient",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_call functional/nonlinear_gradient solvers/nonlinear_kkt",
@@ -42,7 +42,7 @@ ELSEWHERE = {
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
     "kernels/test_conic.py": "kernels/cpu/conic kernels/cpu/conic_blocks kernels/cpu/conic_steps "
-    "kernels/cpu/conic_system kernels/cpu/small_eigen solvers/conic_small",
+    "kernels/cpu/conic_system kernels/cpu/small_eigen",
     "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared_small "
     "kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/compiling kernels/cpu/gram_schmidt kernels/cpu/tiles modes",

@@ -2,7 +2,8 @@
 
 `times` is the fastest, and `times_each` keeps samples apart; their last bits may depend on the size of the batch. Where
 a sample must have the same bits in any batch, take one sum for each row or column, arguments that `align` filled up, or
-tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size.
+tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size, and the
+power of two that a size is measured in.
 
 Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solvers.images` and others.
 """
@@ -83,3 +84,9 @@ def length(vectors: Tensor) -> Tensor:
     size = vectors.detach().abs().amax(-1, keepdim=True)
     size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
     return size * torch.linalg.vector_norm(vectors / size, dim=-1, keepdim=True)
+
+
+def power_above(size: Tensor) -> Tensor:
+    """The power of two above each size, which is exact to divide by; one where the size is zero or not finite."""
+    usable = (size > 0) & size.isfinite()
+    return torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(usable, size, 0.5)).exponent)

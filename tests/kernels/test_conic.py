@@ -7,7 +7,7 @@ from hardnet.functional import conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER
-from hardnet.solvers import SemiDefinite, Status, conic, conic_distance, conic_small
+from hardnet.solvers import SemiDefinite, Status, conic, conic_distance, stack
 from hardnet.solvers.blocks import gather
 from tests.draws import draw
 from tests.solvers.convex import D, ball, cone, families, half_plane, matrix, quadratic, rows
@@ -118,9 +118,9 @@ def test_an_invalid_sample_leaves_its_mates_alone():
 
 
 def test_what_is_large_or_not_float64_memory_is_left_to_tensor_operations():
-    stack = conic_small.Stack(conic.images(FAMILIES["all"]), N)
-    assert conic_small.takes(stack, draw(BATCH, N))
-    assert not conic_small.takes(stack, draw(BATCH, N).float())
-    assert not conic_small.takes(stack, draw(0, N))
-    wide = conic_small.Stack(conic.images([rows(1, 40, 40)]), 40)
-    assert not conic_small.takes(wide, draw(2, 40))
+    small = stack.Stack(conic.images(FAMILIES["all"]), N)
+    assert stack.takes(small, draw(BATCH, N))
+    assert not stack.takes(small, draw(BATCH, N).float())
+    assert not stack.takes(small, draw(0, N))
+    wide = stack.Stack(conic.images([rows(1, 40, 40)]), 40)
+    assert not stack.takes(wide, draw(2, 40))

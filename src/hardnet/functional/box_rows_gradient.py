@@ -22,7 +22,7 @@ from hardnet.errors import OptionError, sentence
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch
 from hardnet.solvers.box_factor import factorise_rows
-from hardnet.solvers.box_problem import power_of_two
+from hardnet.solvers.box_problem import power_near
 from hardnet.solvers.box_rows import Outcome, solve
 from hardnet.solvers.solution import Status
 
@@ -48,7 +48,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
     raw, A, lower, upper, low, high = _harmless(inputs, good)
     free, active = (found.place == 0) & good, (found.side != 0) & good
     base = torch.where(free, raw, _held(found.place, low, high))
-    scale = power_of_two(A.detach().abs().amax(-1))
+    scale = power_near(A.detach().abs().amax(-1))
     rows = A / scale.unsqueeze(-1)
     miss = times_rowwise(rows, base) - _held(found.side, lower, upper) / scale
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
@@ -62,7 +62,7 @@ def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: boo
     A = torch.where(inputs[1].isfinite(), inputs[1], 0.0)
     free, active = (found.place == 0) & good, (found.side != 0) & good
     grad = torch.where(good & ~grad.isnan(), grad, 0.0)
-    scale = power_of_two(A.abs().amax(-1))
+    scale = power_near(A.abs().amax(-1))
     rows = A / scale.unsqueeze(-1)
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
     w = factorise_rows(chosen).solve(times_rowwise(chosen, grad)) / scale

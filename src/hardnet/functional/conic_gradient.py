@@ -23,15 +23,13 @@ from torch import Tensor
 
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.modes import may_look
-from hardnet.products import times_tiled
+from hardnet.products import power_above, times_tiled
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
 from hardnet.solvers.conic import project_intersection as solve
 from hardnet.solvers.conic_distance import local_unit
-from hardnet.solvers.conic_small import derive_small, takes
-from hardnet.solvers.quadratic_root import power_of_two
 from hardnet.solvers.saddle import StiffSaddle
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.stack import Linear, Stack
+from hardnet.solvers.stack import Linear, Stack, takes
 
 TIGHT = 1e-10
 """Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight."""
@@ -75,14 +73,16 @@ def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tupl
     factor = stack.spread(factors, y)
     lean = dual * factor / unit
     size = lean.abs().amax(-1, keepdim=True)
-    weight = power_of_two(1 / size.clamp_min(FAINT))
+    weight = power_above(1 / size.clamp_min(FAINT))
     lean, scaled, point = lean * weight, stack.scaled(factors, unit), y / unit
     tolerance = torch.where(size == 0, torch.inf, TIGHT)  # raw was inside: only equalities are tight
     if takes(scaled, point):
-        u, force = derive_small(grad, weight, tolerance, point, lean, scaled)
+        from hardnet.kernels.cpu.conic import Numbers, project_back
+
+        u, force = project_back(grad, weight, tolerance, point, lean, Numbers(*scaled.numbers()))
         return weight * u, -force / factor
-    look = scaled.look(scaled.value(point) + lean)
-    linear, frames = scaled.linear(point, look, tolerance)
+    feet = scaled.feet(scaled.value(point) + lean)
+    linear, frames = scaled.linear(point, feet, tolerance)
     tight = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
     # u is orthogonal to tight rows, so that their squares change nothing but the condition of the Hessian
     hessian = linear.hessian(scaled.curvature(weight, lean)) + tight.mT @ tight

@@ -19,15 +19,9 @@ from hardnet.modes import may_look
 from hardnet.products import length
 from hardnet.rows import flatten_boxed
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
-from hardnet.solvers.cones import (
-    Frame,
-    pack,
-    project_second_order,
-    project_semidefinite,
-    second_order_frame,
-    semidefinite_frame,
-    unpack,
-)
+from hardnet.solvers.cones import project_second_order, second_order_frame
+from hardnet.solvers.images import Frame
+from hardnet.solvers.semidefinite import pack, project_semidefinite, semidefinite_frame, unpack
 from hardnet.solvers.solution import Solution, Status
 
 

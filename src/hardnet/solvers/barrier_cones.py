@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardnet.products import LARGE, tiled_product, times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
-from hardnet.solvers.images import SecondOrderImage, pull_back
+from hardnet.solvers.cones import SecondOrderImage
 
 
 def _mirrored(v: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class ConeLocal(Local):
 
     def pull(self, v: Tensor) -> Tensor:
         """``K'v``."""
-        return pull_back(self.image.K.flatten(-3, -2), v.flatten(-2))
+        return times_tiled(self.image.K.flatten(-3, -2).mT, v.flatten(-2))
 
     def drive(self, target: Tensor, guess: Pair | None) -> Tensor:
         """``target s^-1 - z - W^-2 gap``, less the product of the guessed moves in the scaled cone."""

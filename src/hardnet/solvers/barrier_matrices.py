@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hardnet.products import times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
-from hardnet.solvers.cones import order, pack_symmetric, unpack
-from hardnet.solvers.images import SemiDefiniteImage, pull_back
+from hardnet.solvers.semidefinite import SemiDefiniteImage, order, pack_symmetric, unpack
 
 SQUARINGS = 6
 """The bound of the largest eigenvalue takes the power 2^6: for k = 4 it is at most 2 % too large, for k = 30 6 %."""
@@ -79,7 +78,7 @@ class MatrixLocal(Local):
 
     def pull(self, v: Tensor) -> Tensor:
         """``tr(F_j V)``."""
-        return pull_back(self.barrier.image.K.flatten(-3, -2), pack_symmetric(v).flatten(-2))
+        return times_tiled(self.barrier.image.K.flatten(-3, -2).mT, pack_symmetric(v).flatten(-2))
 
     def _weigh(self, X: Tensor) -> Tensor:
         return _symmetric(self.pair.z @ X @ self.inverse)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
-from hardnet.solvers.images import Image, IntervalImage, pull_back
+from hardnet.solvers.images import Image, IntervalImage
 
 TINY = 1e-300
 STIFF = 1e7
@@ -103,7 +103,7 @@ class RowsLocal(Local):
 
     def pull(self, v: Tensor) -> Tensor:
         """``J'v``."""
-        return pull_back(self.J, v)
+        return times_tiled(self.J.mT, v)
 
     def drive(self, target: Tensor, guess: Pair | None) -> Tensor:
         """``(target - guess_s guess_z) / s - z - weight gap``; an equality takes the last term alone."""

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import length
-from hardnet.solvers.cones import order, pack, unpack
-from hardnet.solvers.images import Image, IntervalImage, SecondOrderImage, SemiDefiniteImage
+from hardnet.products import length, power_above
+from hardnet.solvers.cones import SecondOrderImage
+from hardnet.solvers.images import Image, IntervalImage
 from hardnet.solvers.quadratic_image import QuadraticImage
-from hardnet.solvers.quadratic_root import power_of_two
+from hardnet.solvers.semidefinite import SemiDefiniteImage, order, pack, unpack
 
 
 def convex(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -236,7 +236,7 @@ class Quadratics(NamedTuple):
     def together(cls, blocks: Sequence[Quadratics], dtype: torch.dtype | None = None) -> Image:
         """All of them as one image, with the entries of each P of size one."""
         P, q, r = _stacked(cls.cores, blocks, dtype)
-        bend = power_of_two(P.detach().abs().amax((-2, -1)))
+        bend = power_above(P.detach().abs().amax((-2, -1)))
         P = P / bend[..., None, None]
         return QuadraticImage((P + P.mT) / 2, bend, q, r)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hardnet.modes import mode
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.solvers.box_factor import Factor, factorise_rows
-from hardnet.solvers.box_problem import BoxProblem, power_of_two
+from hardnet.solvers.box_problem import BoxProblem, power_near
 from hardnet.solvers.repeat import repeat
 
 STEPS = 32
@@ -75,7 +75,7 @@ def _unit(problem: BoxProblem) -> Tensor:
     inside = problem.clamp(problem.raw)
     reach = torch.maximum(problem.raw.abs().amax(-1, keepdim=True), inside.abs().amax(-1, keepdim=True))
     away = problem.excess(problem.times(inside)).abs().amax(-1, keepdim=True)
-    return power_of_two(torch.maximum(reach, torch.where(away.isfinite(), away, 0.0)))
+    return power_near(torch.maximum(reach, torch.where(away.isfinite(), away, 0.0)))
 
 
 def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:

@@ -78,6 +78,6 @@ class BoxProblem(NamedTuple):
         return (self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)).all(-1)
 
 
-def power_of_two(size: Tensor) -> Tensor:
-    """A power of two near a size, 1 for zero: dividing by it is exact."""
+def power_near(size: Tensor) -> Tensor:
+    """A power of two near a size, 1 for zero, in operations that every graph has: dividing by it is exact."""
     return torch.exp2(torch.log2(torch.where(size > 0, size, 1.0)).round())

@@ -28,7 +28,7 @@ from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_checks import SOLVED, is_inside, residual_of, witness_of
 from hardnet.solvers.box_factor import factorise_rows
 from hardnet.solvers.box_interior import STEPS, multipliers_of_rows
-from hardnet.solvers.box_problem import EPS, BoxProblem, power_of_two
+from hardnet.solvers.box_problem import EPS, BoxProblem, power_near
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.repeat import repeat
 from hardnet.solvers.solution import Solution, Status
@@ -174,7 +174,7 @@ def _problem(
 ) -> tuple[BoxProblem, Tensor]:
     """Rows of size 1 and the power of two each was divided by, ``(B, k)``; zeros and open bounds for bad numbers."""
     raw, A = (torch.where(part.isfinite(), part, 0.0) for part in (raw, A))
-    scale = power_of_two(A.abs().amax(-1))
+    scale = power_near(A.abs().amax(-1))
     sound = lambda bound, absent: torch.where(bound.isnan() | (bound == -absent), absent, bound)
     lower, low = sound(lower, -torch.inf), sound(low, -torch.inf)
     upper, high = torch.maximum(sound(upper, torch.inf), lower), torch.maximum(sound(high, torch.inf), low)

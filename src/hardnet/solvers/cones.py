@@ -1,51 +1,21 @@
-"""The second-order cone and the positive semidefinite cone: projection, and its derivative in an eigenbasis.
+"""Images in cones, and the second-order cone: projection, and its derivative in an eigenbasis.
 
-The derivative D of the projection onto a closed convex cone is symmetric with eigenvalues in [0, 1]. Everything that
-solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the
-constraint is tight, 1 along directions in which it is free, and in between where the boundary is curved.
-
-Called by `hardnet.functional.elementary`, `hardnet.solvers.barrier_matrices` and others.
+Called by `hardnet.functional.elementary`, `hardnet.solvers.blocks` and others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import partial
 from math import sqrt
-from typing import NamedTuple
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from hardnet.products import length
-
-
-class Frame(NamedTuple):
-    """``D = Q diag(delta) Q'``, the derivative of a projection at one point of each sample.
-
-    Attributes:
-        delta: Eigenvalues, ``(B, r)``.
-        rotate: ``X -> Q' X`` for ``X`` of shape ``(B, r, columns)``.
-        restore: ``X -> Q X``, the inverse of `rotate`.
-    """
-
-    delta: Tensor
-    rotate: Callable[[Tensor], Tensor]
-    restore: Callable[[Tensor], Tensor]
-
-
-class ConeLook(NamedTuple):
-    """One look at a point z: how far outside of the cone it is, and the derivative of the projection there.
-
-    Attributes:
-        onto: ``P_K(z)``, ``(B, r)``.
-        excess: ``z - P_K(z)``, ``(B, r)``; exactly zero inside.
-        frame: The frame at z; within its argument, a tolerance ``(B, 1)``, a point counts as inside.
-    """
-
-    onto: Tensor
-    excess: Tensor
-    frame: Callable[[Tensor], Frame]
+from hardnet.products import length, times_tiled
+from hardnet.solvers.images import CONE, Foot, Frame, Image, Part, positive
 
 
 def project_second_order(z: Tensor) -> Tensor:
@@ -95,91 +65,79 @@ def _cone_restore(X: Tensor, e: Tensor, mirror: Tensor) -> Tensor:
     return torch.cat([e.unsqueeze(-1) * along + across, t], dim=-2)
 
 
-class Layout(NamedTuple):
-    """How a symmetric ``k x k`` matrix is packed: entries on and below the diagonal, the others times sqrt(2).
+@dataclass(frozen=True)
+class ConeImage(Image):
+    """``K_i y + k_i`` in a cone, which knows only uniform scales: K ``(b, g, r, n)``, k ``(b, g, r)``."""
 
-    Attributes:
-        lower: Where they stand in the flat matrix, ``(k (k + 1) / 2,)``.
-        full: Which of them each entry of the flat matrix is, ``(k k,)``.
-        weight: 1 on the diagonal, sqrt(2) off it, ``(k (k + 1) / 2,)``.
-        share: The inverse, for each entry of the flat matrix, ``(k k,)``.
-        i: Rows of the packed entries.
-        j: Columns of the packed entries.
-    """
+    K: Tensor
+    k: Tensor
 
-    lower: Tensor
-    full: Tensor
-    weight: Tensor
-    share: Tensor
-    i: Tensor
-    j: Tensor
+    @property
+    def rows(self) -> int:
+        """All rows of all cones."""
+        return self.K.shape[-3] * self.K.shape[-2]
 
+    def value(self, y: Tensor) -> Tensor:
+        """``K y + k``, one cone after the other."""
+        return times_tiled(self.jacobian(y), y) + self.k.flatten(-2)
 
-@lru_cache(maxsize=64)
-def layout(k: int, dtype: torch.dtype, device: torch.device) -> Layout:
-    """The layout of order k, made once; outside of inference mode, since derivatives may keep it."""
-    with torch.inference_mode(False):
-        i, j = torch.tril_indices(k, k, device=device)
-        full = torch.empty(k, k, dtype=torch.int64, device=device)
-        full[i, j] = full[j, i] = torch.arange(len(i), device=device)
-        weight = (1 + (i != j).to(dtype)).sqrt()
-        return Layout(i * k + j, full.flatten(), weight, 1 / weight[full.flatten()], i, j)
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``K``."""
+        return self.K.flatten(-3, -2)
 
+    def each(self, z: Tensor) -> Tensor:
+        """``(B, g r)`` as ``(B, g, r)``."""
+        return z.unflatten(-1, self.K.shape[-3:-1])
 
-def pack(X: Tensor) -> Tensor:
-    """The symmetric part of ``(..., k, k)`` as ``(..., k (k + 1) / 2)``: norms are kept."""
-    return pack_symmetric((X + X.mT) / 2)
+    def factor(self, y: Tensor) -> Tensor:
+        """The largest norm of a column of K_i: how far G_i moves with one coordinate of y."""
+        size = positive(length(self.K.mT).amax(-2))
+        return size.expand(self.K.shape[:-1]).flatten(-2)
 
+    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
+        """K and k divided."""
+        factor = self.each(factor)
+        return type(self)(self.K / factor.unsqueeze(-1), self.k / (factor * unit.unsqueeze(-1)))
 
-def pack_symmetric(X: Tensor) -> Tensor:
-    """The same for a matrix that is symmetric already, to rounding."""
-    plan = layout(X.shape[-1], X.dtype, X.device)
-    return X.flatten(-2).index_select(-1, plan.lower) * plan.weight
+    def size(self, y: Tensor) -> Tensor:
+        """The norm of ``|K_i| |y| + |k_i|``, for every row."""
+        terms = self.each(times_tiled(self.jacobian(y).abs(), y.abs())) + self.k.abs()
+        return length(terms).expand_as(terms).flatten(-2)
 
+    def _part(self, kind: int, order: int = 0) -> Part:
+        """One block for each cone; bounds are not read."""
+        k = self.k.flatten(-2)
+        return Part(self.jacobian(k), k, k, k, kind, self.K.shape[-2], order)
 
-def unpack(packed: Tensor, k: int) -> Tensor:
-    """The inverse of `pack`."""
-    plan = layout(k, packed.dtype, packed.device)
-    return (packed.index_select(-1, plan.full) * plan.share).unflatten(-1, (k, k))
-
-
-def order(packed_size: int) -> int:
-    """The k of a packed symmetric matrix of ``k (k + 1) / 2`` entries."""
-    return (int(sqrt(8 * packed_size + 1)) - 1) // 2
-
-
-def project_semidefinite(X: Tensor) -> Tensor:
-    """``V relu(Lambda) V'`` for symmetric X ``(..., k, k)``; X itself where no eigenvalue is negative."""
-    values, V = torch.linalg.eigh(X)
-    onto = (V * values.clamp_min(0).unsqueeze(-2)) @ V.mT
-    return torch.where((values[..., :1] >= 0).unsqueeze(-1), X, onto)
+    def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:
+        """The frames of all cones as one, on rows that follow one another."""
+        found, shape = frame(tolerance.unsqueeze(-1)), self.K.shape[-3:-1]
+        rotate = lambda X: found.rotate(X.unflatten(-2, shape)).flatten(-3, -2)
+        restore = lambda X: found.restore(X.unflatten(-2, shape)).flatten(-3, -2)
+        return Frame(found.delta.flatten(-2), rotate, restore)
 
 
-def negative_part(values: Tensor, V: Tensor) -> Tensor:
-    """``V min(Lambda, 0) V'``, packed ``(..., k (k + 1) / 2)``: exactly zero where no eigenvalue is negative."""
-    return pack_symmetric((V * values.clamp_max(0).unsqueeze(-2)) @ V.mT)
+class SecondOrderImage(ConeImage):
+    """In second-order cones, the height last."""
 
+    @property
+    def small(self) -> bool:
+        """A cone of a height alone is an interval, which compiled code does not see."""
+        return self.K.shape[-2] > 1
 
-def semidefinite_frame(values: Tensor, V: Tensor, tolerance: Tensor) -> Frame:
-    """The derivative of `project_semidefinite` at ``V diag(values) V'``: pairs of eigenvectors, and their ratios.
+    def part(self) -> Part:
+        """Cones, one after the other."""
+        return self._part(CONE)
 
-    For eigenvalues a, b: delta is 1 if both are >= 0, 0 if both are < 0, else ``a / (a - b)`` with a the positive
-    one. Repeated eigenvalues need no care: only differences across the sign enter.
-    """
-    plan = layout(values.shape[-1], values.dtype, values.device)
-    kept = torch.where(values < -tolerance, values, values.clamp_min(0))
-    one, other = kept.index_select(-1, plan.i), kept.index_select(-1, plan.j)
-    above, below = torch.maximum(one, other), torch.minimum(one, other)
-    # both of one sign: free, or tight; rounding of the ratio stays in [0, 1]
-    ratio = above / (above - below).clamp_min(torch.finfo(V.dtype).tiny)
-    delta = torch.where(below >= 0, 1.0, ratio.clamp_min(0))
-    return Frame(delta, lambda X: _congruence(X, V), lambda X: _congruence(X, V.mT))
+    def foot(self, z: Tensor) -> Foot:
+        """On the second-order cones."""
+        points = self.each(z)
+        onto = project_second_order(points)
+        frame = partial(self._grouped, partial(second_order_frame, points))
+        return Foot(onto.flatten(-2), (points - onto).flatten(-2), frame)
 
-
-def _congruence(X: Tensor, V: Tensor) -> Tensor:
-    """``V' X V`` on each packed column of X ``(B, r, columns)``: twice ``X -> (X V)'``, one product per sample."""
-    k = V.shape[-1]
-    matrices = unpack(X.mT, k)
-    for _ in range(2):
-        matrices = (matrices.flatten(-3, -2) @ V).unflatten(-2, (-1, k)).mT
-    return pack_symmetric(matrices).mT
+    def tightened(self, margin: Tensor) -> SecondOrderImage:
+        """The heights lowered."""
+        margin = self.each(margin)
+        flat, height = self.k[..., :-1].expand_as(margin[..., 1:]), self.k[..., -1:] - margin[..., -1:]
+        return SecondOrderImage(self.K, torch.cat([flat, height], -1))

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from hardnet.modes import may_look
+from hardnet.products import power_above
 from hardnet.solvers.blocks import Block, images, valid
 from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic_fixed import follow_and_polish
-from hardnet.solvers.conic_small import takes
-from hardnet.solvers.images import SemiDefiniteImage
-from hardnet.solvers.quadratic_root import power_of_two
+from hardnet.solvers.semidefinite import SemiDefiniteImage
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.stack import Stack
+from hardnet.solvers.stack import Stack, takes
 
 FAR_AWAY = 16.0
 """From so many sizes of y on, the answer is found once more in the unit of y."""
@@ -144,7 +143,7 @@ def _unit(raw: Tensor, first: Tensor, stack: Stack) -> Tensor:
     """The power of two above raw, the first point and the distance to the furthest row, ``(B, 1)``."""
     distance = stack.miss(raw) / stack.factor(raw)
     sizes = [part.abs().amax(-1, keepdim=True) for part in (raw, first, distance)]
-    return power_of_two(torch.cat(sizes, dim=-1).amax(-1, keepdim=True))
+    return power_above(torch.cat(sizes, dim=-1).amax(-1, keepdim=True))
 
 
 def _select(answer: Answer, index: Tensor) -> Answer:

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.conic_iterate import State, Task, merge, select, start
+from hardnet.products import power_above
+from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, merge, select, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
 from hardnet.solvers.conic_newton import finish, repair
-from hardnet.solvers.conic_small import project_small, takes
-from hardnet.solvers.quadratic_root import power_of_two
-from hardnet.solvers.stack import Stack
+from hardnet.solvers.stack import Stack, takes
 
 ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-11) for _ in range(4))
 """Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
@@ -28,6 +27,8 @@ STEPS = 8
 """Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
 HALFWAY = 128.0
 """How many sizes of the set the point on the way lies from y."""
+LOOSE = 1e-9
+"""A sample that compiled code leaves above this residual starts anew."""
 
 
 class Guess(NamedTuple):
@@ -63,11 +64,23 @@ def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: f
     task, factor = scaled_task(raw, stack, guess, weight)
     first, lean = guess.y / guess.unit, guess.dual * factor
     small = takes(task.stack, first)
-    state, steps = project_small(task, first, lean) if small else _recall(task, start(task, first, lean))
+    state, steps = _by_compiled_code(task, first, lean) if small else _recall(task, start(task, first, lean))
     state, iterations, lost = _alternate(task, state, tolerance)
     iterations = iterations + steps
     y = torch.where((iterations > 0).unsqueeze(-1), state.y * guess.unit, guess.y)
     return Answer(y, state.dual / factor, guess.unit, state.residual, iterations, lost)
+
+
+def _by_compiled_code(task: Task, y: Tensor, dual: Tensor) -> tuple[State, Tensor]:
+    """The projection from y and multipliers, and the steps ``(B,)``; a sample that is not solved starts anew."""
+    from hardnet.kernels.cpu.conic import Numbers, project
+
+    found_y, found_dual, (residual, steps) = project(task.raw, task.weight, y, dual, Numbers(*task.stack.numbers()))
+    state = State(found_y, found_dual, torch.full_like(task.weight, FIRST_PENALTY), residual)
+    failed = (~(residual <= LOOSE)).nonzero().squeeze(-1)
+    if failed.numel() > 0:
+        state = merge(state, failed, start(task.select(failed), y[failed], dual[failed]))
+    return state, steps.long()
 
 
 def _recall(task: Task, state: State) -> tuple[State, Tensor]:
@@ -139,7 +152,7 @@ def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
 def near_y(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Guess, Tensor]:
     """Start from y in its own unit, and the weight that makes multipliers of that size."""
     unit = local_unit(raw, stack, y, dual)
-    return Guess(y, dual, unit), power_of_two((unit / _length(raw - y)).clamp_max(1))
+    return Guess(y, dual, unit), power_above((unit / _length(raw - y)).clamp_max(1))
 
 
 def _length(v: Tensor) -> Tensor:
@@ -156,4 +169,4 @@ def local_unit(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     terms = torch.where(holds, stack.size(y) / factor, 0.0).amax(-1, keepdim=True)
     least = 2.0**-60 * raw.abs().amax(-1, keepdim=True)
     size = torch.maximum(torch.maximum(terms, y.abs().amax(-1, keepdim=True)), least)
-    return power_of_two(size)
+    return power_above(size)

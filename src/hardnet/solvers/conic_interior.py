@@ -17,8 +17,10 @@ from hardnet.modes import may_look
 from hardnet.solvers.barrier_cones import ConeBarrier
 from hardnet.solvers.barrier_matrices import MatrixBarrier
 from hardnet.solvers.barriers import Barrier, IntervalBarrier, Local, Pair, ValueBarrier
+from hardnet.solvers.cones import SecondOrderImage
 from hardnet.solvers.conic_iterate import Task
-from hardnet.solvers.images import Image, IntervalImage, SecondOrderImage, SemiDefiniteImage
+from hardnet.solvers.images import Image, IntervalImage
+from hardnet.solvers.semidefinite import SemiDefiniteImage
 
 ARRIVED = 1e-12
 """Mean product of slacks and multipliers, in units of size one, from which Newton on the active set goes on."""

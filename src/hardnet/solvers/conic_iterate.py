@@ -10,8 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.images import pull_back
-from hardnet.solvers.stack import Look, Stack, finite
+from hardnet.products import times_tiled
+from hardnet.solvers.stack import Feet, Stack, finite
+
+FIRST_PENALTY = 10.0
+"""The penalty of an augmented Lagrangian that starts."""
 
 
 class Task(NamedTuple):
@@ -47,24 +50,24 @@ class State(NamedTuple):
 
 def start(task: Task, y: Tensor, dual: Tensor) -> State:
     """From y and multipliers."""
-    return State(y, dual, torch.full_like(task.weight, 10.0), optimality(task, y, dual))
+    return State(y, dual, torch.full_like(task.weight, FIRST_PENALTY), optimality(task, y, dual))
 
 
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
     """``DG(y)' dual``, ``(B, n)``."""
     pieces = zip(stack.images, stack.split(dual), strict=True)
-    pulls = [pull_back(image.jacobian(y), own) for image, own in pieces]
+    pulls = [times_tiled(image.jacobian(y).mT, own) for image, own in pieces]
     return pulls[0] if len(pulls) == 1 else torch.stack(pulls).sum(0)
 
 
-def conditions(task: Task, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Look]:
+def conditions(task: Task, y: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Feet]:
     """``weight (y - raw) + DG'dual`` and ``G - P_K(G + dual)``: ``(B, n)`` and ``(B, r)``, both zero at the projection.
 
-    And the look at ``G + dual`` that they took.
+    And the feet of ``G + dual``.
     """
     value = task.stack.value(y)
-    look = task.stack.look(finite(value + dual))
-    return task.slope(y) + pull(task.stack, y, dual), value - look.onto, look
+    feet = task.stack.feet(finite(value + dual))
+    return task.slope(y) + pull(task.stack, y, dual), value - feet.onto, feet
 
 
 def optimality(task: Task, y: Tensor, dual: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.conic_iterate import State, Task, pull
-from hardnet.solvers.stack import Look, Stack, finite
+from hardnet.solvers.stack import Feet, Stack, finite
 
 FAR = 1e6
 """Iterations stop where no point of the set lies within FAR times the size of raw and of the set's numbers."""
@@ -23,14 +23,14 @@ BEYOND_REACH = 1e2
 LARGEST_PENALTY = 1e9
 """Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
 TRIALS = 12
-"""Points that one line search may look at."""
+"""Points that one line search may try."""
 
 
 class Point(NamedTuple):
-    """The augmented Lagrangian at y ``(B, n)``: the look at ``G(y) + dual / penalty``, and the gradient ``(B, n)``."""
+    """The augmented Lagrangian at y ``(B, n)``: the feet of ``G(y) + dual / penalty``, and the gradient ``(B, n)``."""
 
     y: Tensor
-    look: Look
+    feet: Feet
     gradient: Tensor
 
 
@@ -46,9 +46,9 @@ def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
     """Newton steps until the residual is below `accuracy`; multipliers move as soon as a step is good enough."""
     running = torch.ones_like(state.residual, dtype=torch.bool)
     spent = torch.zeros_like(running, dtype=torch.int64)
-    here = look(task, state, state.y)
+    here = evaluate(task, state, state.y)
     for _ in range(limit):
-        gap = (here.look.excess - state.dual / state.penalty).abs().amax(-1)
+        gap = (here.feet.excess - state.dual / state.penalty).abs().amax(-1)
         slope = here.gradient.abs().amax(-1)
         good = running & (slope <= (0.1 * gap).clamp_min(0.1 * accuracy))
         residual = torch.maximum(slope, gap)
@@ -57,22 +57,22 @@ def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
             running = running & ~(good & (residual <= accuracy))
             if not bool(running.any()):
                 break
-            here = look(task, state, state.y)
+            here = evaluate(task, state, state.y)
         spent = spent + running
         here = _descend(task, state, here, running)
         state = state._replace(y=here.y)
     return Outcome(state, spent, running & hopeless(task.stack, state.y, FAR))
 
 
-def look(task: Task, state: State, y: Tensor) -> Point:
+def evaluate(task: Task, state: State, y: Tensor) -> Point:
     """Evaluate the augmented Lagrangian at y with the multipliers of `state`."""
-    found = task.stack.look(finite(task.stack.value(y) + state.dual / state.penalty))
+    found = task.stack.feet(finite(task.stack.value(y) + state.dual / state.penalty))
     return Point(y, found, task.slope(y) + state.penalty * pull(task.stack, y, found.excess))
 
 
 def _advance(state: State, here: Point, good: Tensor, residual: Tensor) -> State:
     """``dual = penalty excess`` where the inner problem is solved well enough; a tenfold penalty where that is slow."""
-    dual = torch.where(good.unsqueeze(-1), state.penalty * here.look.excess, state.dual)
+    dual = torch.where(good.unsqueeze(-1), state.penalty * here.feet.excess, state.dual)
     slow = (good & (residual > 0.1 * state.residual)).unsqueeze(-1)
     penalty = torch.where(slow, (10 * state.penalty).clamp_max(LARGEST_PENALTY), state.penalty)
     return State(state.y, dual, penalty, torch.where(good, residual, state.residual))
@@ -80,9 +80,9 @@ def _advance(state: State, here: Point, good: Tensor, residual: Tensor) -> State
 
 def _descend(task: Task, state: State, here: Point, move: Tensor) -> Point:
     """One Newton step with a line search, for the samples `move` ``(B,)``."""
-    linear, _ = task.stack.linear(here.y, here.look, torch.zeros_like(state.penalty))
+    linear, _ = task.stack.linear(here.y, here.feet, torch.zeros_like(state.penalty))
     bend = state.penalty * (1 - linear.delta)
-    H = task.stack.curvature(task.weight, state.penalty * here.look.excess)
+    H = task.stack.curvature(task.weight, state.penalty * here.feet.excess)
     L, _ = torch.linalg.cholesky_ex(H + linear.rows.mT @ (bend.unsqueeze(-1) * linear.rows))
     direction = -torch.cholesky_solve(here.gradient.unsqueeze(-1), L).squeeze(-1)
     direction = torch.where(move.unsqueeze(-1) & direction.isfinite(), direction, torch.zeros_like(direction))
@@ -97,14 +97,14 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
     """
     first = -(here.gradient * direction).sum(-1)
     step, running = torch.ones_like(first), first > 0
-    there = look(task, state, here.y + direction)
+    there = evaluate(task, state, here.y + direction)
     for _ in range(TRIALS):
         slope = (there.gradient * direction).sum(-1)
         running = running & (slope > 0.5 * first)
         if not bool(running.any()):
             break
         step = torch.where(running, step * (first / (first + slope)).clamp_min(0.1), step)
-        there = look(task, state, here.y + step.unsqueeze(-1) * direction)
+        there = evaluate(task, state, here.y + step.unsqueeze(-1) * direction)
     return there
 
 
@@ -113,7 +113,7 @@ def hopeless(stack: Stack, y: Tensor, reach: float) -> Tensor:
 
     ``0 = f(point) >= f(y) + grad f . (point - y)`` puts every feasible point at least ``f / |grad f|`` away.
     """
-    excess = stack.look(finite(stack.value(y))).excess
+    excess = stack.feet(finite(stack.value(y))).excess
     half = (excess * excess).sum(-1) / 2
     gradient = torch.linalg.vector_norm(pull(stack, y, excess), dim=-1)
     size = 1 + stack.size(y).amax(-1)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hardnet.products import times_tiled
 from hardnet.solvers.conic_iterate import State, Task, conditions, merge, optimality, select
-from hardnet.solvers.images import pull_back
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 
 TARGET = 2.0**-52
@@ -52,12 +51,12 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
     ``d dual = ((1 - delta) rows dy + residual) / delta``, which leaves one saddle system in dy.
     """
     stack = task.stack
-    first, second, look = conditions(task, state.y, state.dual)
-    linear, frames = stack.linear(state.y, look, noise)
+    first, second, feet = conditions(task, state.y, state.dual)
+    linear, frames = stack.linear(state.y, feet, noise)
     system = saddle(linear.hessian(stack.curvature(task.weight, state.dual)), linear)
     second = stack.rotate(frames, second)
     shift = linear.inverse * second
-    right = -first - pull_back(linear.rows, shift)
+    right = -first - times_tiled(linear.rows.mT, shift)
     move, force = system.solve(right, torch.where(linear.tight, -second, torch.zeros_like(second)))
     change = linear.bend * times_tiled(linear.rows, move) + shift + force
     return state.y + move, state.dual + stack.restore(frames, change)

@@ -1,10 +1,14 @@
 """Images ``G(y) in K`` of one batch: all that solvers and the implicit derivative know of a set.
 
 Several sets of one kind and size are one image with a group dimension g, so that a hundred quadratics cost a few
-operations. Constants lead with 1 and are never copied over the batch. Intervals and cones stand here, quadratics in
-`quadratic_image`. Made by `blocks`; read by `stack` and `barriers`.
+operations. Constants lead with 1 and are never copied over the batch. Intervals stand here, cones in `cones`,
+quadratics in `quadratic_image`. Made by `blocks`; read by `stack` and `barriers`.
 
-Called by `hardnet.solvers.blocks`, `hardnet.solvers.barrier_cones` and others.
+The derivative D of the projection onto a closed convex K is symmetric with eigenvalues in [0, 1]. Everything that
+solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the
+constraint is tight, 1 along directions in which it is free, and in between where the boundary is curved.
+
+Called by `hardnet.solvers.blocks`, `hardnet.solvers.cones` and others.
 """
 
 from __future__ import annotations
@@ -12,30 +16,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from hardnet.products import length, times_tiled
-from hardnet.solvers.cones import (
-    ConeLook,
-    Frame,
-    negative_part,
-    order,
-    pack,
-    project_second_order,
-    second_order_frame,
-    semidefinite_frame,
-    unpack,
-)
-from hardnet.solvers.eigen import eigh
+from hardnet.products import times_tiled
 
-
-def pull_back(J: Tensor, v: Tensor) -> Tensor:
-    """``J'v`` for ``(b, r, n)`` and ``(B, r)``."""
-    return times_tiled(J.mT, v)
+INTERVALS, CONE, MATRIX = 0, 1, 2
+"""Kinds of blocks, as `hardnet.kernels.cpu.conic_blocks` numbers them."""
 
 
 def positive(size: Tensor) -> Tensor:
@@ -46,6 +35,58 @@ def positive(size: Tensor) -> Tensor:
 def same(X: Tensor) -> Tensor:
     """The rotation of a frame whose eigenbasis are the coordinates."""
     return X
+
+
+class Frame(NamedTuple):
+    """``D = Q diag(delta) Q'``, the derivative of a projection at one point of each sample.
+
+    Attributes:
+        delta: Eigenvalues, ``(B, r)``.
+        rotate: ``X -> Q' X`` for ``X`` of shape ``(B, r, columns)``.
+        restore: ``X -> Q X``, the inverse of `rotate`.
+    """
+
+    delta: Tensor
+    rotate: Callable[[Tensor], Tensor]
+    restore: Callable[[Tensor], Tensor]
+
+
+class Foot(NamedTuple):
+    """The foot of z: the nearest point of K, how far z is from it, and the derivative of the projection there.
+
+    Attributes:
+        onto: ``P_K(z)``, ``(B, r)``.
+        excess: ``z - P_K(z)``, ``(B, r)``; exactly zero inside.
+        frame: The frame at z; within its argument, a tolerance ``(B, 1)``, a point counts as inside.
+    """
+
+    onto: Tensor
+    excess: Tensor
+    frame: Callable[[Tensor], Frame]
+
+
+class Part(NamedTuple):
+    """An image as compiled code reads it: rows ``J y + k``, some of them bent, in blocks of one kind and size.
+
+    Attributes:
+        J: The Jacobian at zero, ``(b, r, n)``.
+        k: The value at zero, ``(b, r)``.
+        lower: ``(b, r)``; read for intervals alone.
+        upper: Likewise.
+        kind: `INTERVALS`, `CONE` or `MATRIX`.
+        rows: Of each block.
+        order: Of the matrix that a block packs, or 0.
+        curves: Second derivatives ``(b, r, n, n)`` and their factors ``(b, r)`` where the rows are bent.
+    """
+
+    J: Tensor
+    k: Tensor
+    lower: Tensor
+    upper: Tensor
+    kind: int
+    rows: int
+    order: int = 0
+    curves: tuple[Tensor, Tensor] | None = None
 
 
 class Image(ABC):
@@ -65,8 +106,17 @@ class Image(ABC):
         """``DG(y)``, ``(*batch, r, n)``."""
 
     @abstractmethod
-    def look(self, z: Tensor) -> ConeLook:
-        """How far z ``(B, r)`` is outside of K, and the derivative of the projection onto K there."""
+    def foot(self, z: Tensor) -> Foot:
+        """The nearest point of K to z ``(B, r)``, and the derivative of the projection onto K there."""
+
+    @abstractmethod
+    def part(self) -> Part:
+        """The image as compiled code reads it."""
+
+    @property
+    def small(self) -> bool:
+        """Whether its blocks are such as compiled code knows."""
+        return True
 
     @abstractmethod
     def factor(self, y: Tensor) -> Tensor:
@@ -130,7 +180,7 @@ class IntervalImage(Image):
         """``A``."""
         return self.A
 
-    def look(self, z: Tensor) -> ConeLook:
+    def foot(self, z: Tensor) -> Foot:
         """``z - clamp(z, lower, upper)``; tight where z lies outside or the interval is a point."""
         onto = torch.minimum(torch.maximum(z, self.lower), self.upper)
         excess = z - onto
@@ -139,7 +189,11 @@ class IntervalImage(Image):
             tight = (excess.abs() > tolerance) | (self.lower == self.upper)
             return Frame((~tight).to(z), same, same)
 
-        return ConeLook(onto, excess, frame)
+        return Foot(onto, excess, frame)
+
+    def part(self) -> Part:
+        """The rows as they are."""
+        return Part(self.A, torch.zeros_like(self.upper), self.lower, self.upper, INTERVALS, self.rows)
 
     def factor(self, y: Tensor) -> Tensor:
         """The norm of each row."""
@@ -182,85 +236,3 @@ class IntervalImage(Image):
         bound = torch.where(self.lower == self.upper, middle, torch.where(dual > 0, self.upper, self.lower))
         bound = torch.where(weight == 0, torch.zeros_like(bound), bound)
         return (weight * (self.value(y) - bound)).sum() - (dual * times_tiled(self.A, u)).sum()
-
-
-@dataclass(frozen=True)
-class ConeImage(Image):
-    """``K_i y + k_i`` in a cone, which knows only uniform scales: K ``(b, g, r, n)``, k ``(b, g, r)``."""
-
-    K: Tensor
-    k: Tensor
-
-    @property
-    def rows(self) -> int:
-        """All rows of all cones."""
-        return self.K.shape[-3] * self.K.shape[-2]
-
-    def value(self, y: Tensor) -> Tensor:
-        """``K y + k``, one cone after the other."""
-        return times_tiled(self.jacobian(y), y) + self.k.flatten(-2)
-
-    def jacobian(self, y: Tensor) -> Tensor:
-        """``K``."""
-        return self.K.flatten(-3, -2)
-
-    def each(self, z: Tensor) -> Tensor:
-        """``(B, g r)`` as ``(B, g, r)``."""
-        return z.unflatten(-1, self.K.shape[-3:-1])
-
-    def factor(self, y: Tensor) -> Tensor:
-        """The largest norm of a column of K_i: how far G_i moves with one coordinate of y."""
-        size = positive(length(self.K.mT).amax(-2))
-        return size.expand(self.K.shape[:-1]).flatten(-2)
-
-    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
-        """K and k divided."""
-        factor = self.each(factor)
-        return type(self)(self.K / factor.unsqueeze(-1), self.k / (factor * unit.unsqueeze(-1)))
-
-    def size(self, y: Tensor) -> Tensor:
-        """The norm of ``|K_i| |y| + |k_i|``, for every row."""
-        terms = self.each(times_tiled(self.jacobian(y).abs(), y.abs())) + self.k.abs()
-        return length(terms).expand_as(terms).flatten(-2)
-
-    def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:
-        """The frames of all cones as one, on rows that follow one another."""
-        found, shape = frame(tolerance.unsqueeze(-1)), self.K.shape[-3:-1]
-        rotate = lambda X: found.rotate(X.unflatten(-2, shape)).flatten(-3, -2)
-        restore = lambda X: found.restore(X.unflatten(-2, shape)).flatten(-3, -2)
-        return Frame(found.delta.flatten(-2), rotate, restore)
-
-
-class SecondOrderImage(ConeImage):
-    """In second-order cones, the height last."""
-
-    def look(self, z: Tensor) -> ConeLook:
-        """At the second-order cones."""
-        points = self.each(z)
-        onto = project_second_order(points)
-        frame = partial(self._grouped, partial(second_order_frame, points))
-        return ConeLook(onto.flatten(-2), (points - onto).flatten(-2), frame)
-
-    def tightened(self, margin: Tensor) -> SecondOrderImage:
-        """The heights lowered."""
-        margin = self.each(margin)
-        flat, height = self.k[..., :-1].expand_as(margin[..., 1:]), self.k[..., -1:] - margin[..., -1:]
-        return SecondOrderImage(self.K, torch.cat([flat, height], -1))
-
-
-class SemiDefiniteImage(ConeImage):
-    """In cones of positive semidefinite matrices, packed."""
-
-    def look(self, z: Tensor) -> ConeLook:
-        """At the semidefinite cones, with one eigendecomposition."""
-        points = self.each(z)
-        values, V = eigh(unpack(points, order(points.shape[-1])))
-        excess = negative_part(values, V)
-        frame = partial(self._grouped, partial(semidefinite_frame, values, V))
-        return ConeLook((points - excess).flatten(-2), excess.flatten(-2), frame)
-
-    def tightened(self, margin: Tensor) -> SemiDefiniteImage:
-        """Less a multiple of the identity."""
-        margin = self.each(margin)
-        eye = torch.eye(order(margin.shape[-1]), dtype=margin.dtype, device=margin.device)
-        return SemiDefiniteImage(self.K, self.k - margin * pack(eye))

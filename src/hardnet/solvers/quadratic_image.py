@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import tiled_product, times_tiled
-from hardnet.solvers.cones import ConeLook, Frame
-from hardnet.solvers.images import Image, positive, same
+from hardnet.solvers.images import INTERVALS, Foot, Frame, Image, Part, positive, same
 from hardnet.solvers.quadratic_root import nearest_root
 
 
@@ -67,9 +66,14 @@ class QuadraticImage(Image):
             y = torch.where(moved, times_tiled(turn, root.y), y)
         return y
 
-    def look(self, z: Tensor) -> ConeLook:
+    def foot(self, z: Tensor) -> Foot:
         """``max(z, 0)``; tight where positive."""
-        return ConeLook(z.clamp_max(0), z.clamp_min(0), lambda slack: Frame((z <= slack).to(z), same, same))
+        return Foot(z.clamp_max(0), z.clamp_min(0), lambda slack: Frame((z <= slack).to(z), same, same))
+
+    def part(self) -> Part:
+        """Rows below zero with second derivatives."""
+        free = torch.full_like(self.r, -torch.inf)
+        return Part(self.q, self.r, free, torch.zeros_like(self.r), INTERVALS, self.rows, 0, (self.P, self.bend))
 
     def factor(self, y: Tensor) -> Tensor:
         """The size of the gradient near y, so that the scaled value is a length."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.modes import may_look
+from hardnet.products import power_above
 
 STEPS = 32
 """Newton steps at most; a ball or a half-space needs one, 10^5 random ones of every rank and distance at most 20."""
@@ -168,12 +169,6 @@ def _units(p: Tensor, q: Tensor, r: Tensor, values: Tensor) -> tuple[Tensor, Ten
     largest, slope = values.amax(-1, keepdim=True), q.abs().amax(-1, keepdim=True)
     tiny = torch.finfo(p.dtype).tiny
     reach = torch.minimum(r.abs() / slope.clamp_min(tiny), (r.abs() / largest.clamp_min(tiny)).sqrt())
-    length = power_of_two(torch.maximum(p.abs().amax(-1, keepdim=True), torch.where(reach.isfinite(), reach, 0.0)))
+    length = power_above(torch.maximum(p.abs().amax(-1, keepdim=True), torch.where(reach.isfinite(), reach, 0.0)))
     terms = torch.maximum(torch.maximum(largest * length * length, slope * length), r.abs())
-    return length, power_of_two(terms)
-
-
-def power_of_two(size: Tensor) -> Tensor:
-    """The power of two above each size; one where the size is zero or not finite."""
-    usable = (size > 0) & size.isfinite()
-    return torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(usable, size, 0.5)).exponent)
+    return length, power_above(terms)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
-from hardnet.solvers.images import pull_back
 from hardnet.solvers.stack import Linear
 
 STIFFNESS = 1e5
@@ -82,7 +81,7 @@ class StiffSaddle:
         """``(d, v)``; v is zero on rows that are not tight."""
         d, v = torch.zeros_like(b), torch.zeros_like(q)
         for _ in range(ROUNDS):
-            right = b - pull_back(self.C, v - self.stiffness * q)
+            right = b - times_tiled(self.C.mT, v - self.stiffness * q)
             d = (self.inverse.mT @ (self.inverse @ right.unsqueeze(-1))).squeeze(-1)
             v = v + self.stiffness * (times_tiled(self.C, d) - q)
         return d, v

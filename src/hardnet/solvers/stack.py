@@ -11,9 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.cones import Frame
-from hardnet.solvers.images import Image
-from hardnet.solvers.quadratic_root import power_of_two
+from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.limits import MOST_CONIC_NUMBERS
+from hardnet.modes import plain
+from hardnet.products import power_above
+from hardnet.solvers.images import Frame, Image, Part
 
 FLOOR = 1e-11
 """Below this eigenvalue of the projection's derivative a direction counts as tight."""
@@ -60,8 +62,8 @@ def finite(v: Tensor) -> Tensor:
     return torch.where(v.isfinite(), v, torch.zeros_like(v))
 
 
-class Look(NamedTuple):
-    """What one look at z gives: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
+class Feet(NamedTuple):
+    """The foot of z on each image: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
 
     onto: Tensor
     excess: Tensor
@@ -99,24 +101,24 @@ class Stack:
             total = total if bend is None else total + bend
         return total
 
-    def look(self, z: Tensor) -> Look:
+    def feet(self, z: Tensor) -> Feet:
         """``P_K(z)`` and ``z - P_K(z)``, image by image, and how to get the derivatives there."""
-        looks = [image.look(own) for image, own in zip(self.images, self.split(z), strict=True)]
-        onto, excess = (_join(parts) for parts in zip(*(look[:2] for look in looks), strict=True))
-        return Look(onto, excess, [look.frame for look in looks])
+        feet = [image.foot(own) for image, own in zip(self.images, self.split(z), strict=True)]
+        onto, excess = (_join(parts) for parts in zip(*(foot[:2] for foot in feet), strict=True))
+        return Feet(onto, excess, [foot.frame for foot in feet])
 
     def miss(self, y: Tensor) -> Tensor:
         """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
-        return self.look(finite(self.value(y))).excess.abs()
+        return self.feet(finite(self.value(y))).excess.abs()
 
     def overshoot(self, y: Tensor) -> Tensor:
         """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
         eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
         return (self.miss(y) / (8 * eps * self.size(y) + tiny)).amax(-1)
 
-    def linear(self, y: Tensor, look: Look, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
-        """The Jacobian in the eigenbases where `look` was taken, and the frames that lead back."""
-        frames = [frame(tolerance) for frame in look.frames]
+    def linear(self, y: Tensor, feet: Feet, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
+        """The Jacobian in the eigenbases at the feet, and the frames that lead back."""
+        frames = [frame(tolerance) for frame in feet.frames]
         rows = [
             frame.rotate(image.jacobian(y).expand(y.shape[0], -1, -1))
             for image, frame in zip(self.images, frames, strict=True)
@@ -143,7 +145,7 @@ class Stack:
 
     def factors(self, y: Tensor) -> list[Tensor]:
         """The same for each image, ``(1, r)`` where all samples share it."""
-        return [power_of_two(image.factor(y)) for image in self.images]
+        return [power_above(image.factor(y)) for image in self.images]
 
     def nearby(self, y: Tensor) -> Tensor:
         """One pass of projections onto the images that are bent by themselves: where to start."""
@@ -179,3 +181,42 @@ class Stack:
     def split(self, v: Tensor) -> list[Tensor]:
         """Cut ``(B, r)`` at the images."""
         return list(v.split(self.sizes, dim=-1))
+
+    def numbers(self) -> tuple[Tensor, ...]:
+        """The numbers of all images, one after the other, in the order of `hardnet.kernels.cpu.conic.Numbers`."""
+        parts, row = [image.part() for image in self.images], 0
+        J, k, lower, upper = (_join_rows(list(fields)) for fields in zip(*(part[:4] for part in parts), strict=True))
+        blocks, curved = [], []
+        for part, size in zip(parts, self.sizes, strict=True):
+            blocks += [(part.kind, first, part.rows, part.order) for first in range(row, row + size, max(part.rows, 1))]
+            curved += range(row, row + size) if part.curves is not None else ()
+            row += size
+        P, bend, q = _curves(parts, J)
+        table = lambda rows, width: torch.tensor(rows, dtype=J.dtype).reshape(-1, width)
+        rows = J.mT.flatten(1), k, lower, upper, P.flatten(1), bend, q.flatten(1)
+        return *rows, table(curved, 1), table(blocks, 4)
+
+
+def _curves(parts: list[Part], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Second derivatives ``(b, C, n, n)``, their factors ``(b, C)`` and gradients at zero ``(b, C, n)``."""
+    bent = [(*part.curves, part.J) for part in parts if part.curves is not None]
+    if not bent:
+        n = like.shape[-1]
+        return like.new_empty(1, 0, n, n), like.new_empty(1, 0), like.new_empty(1, 0, n)
+    P, bend, q = (_join_rows(list(fields)) for fields in zip(*bent, strict=True))
+    return P, bend, q
+
+
+def _join_rows(fields: list[Tensor]) -> Tensor:
+    """Fields ``(b, r, ...)`` along r, constants spread over the batch where others are not constant."""
+    batch = max(field.shape[0] for field in fields)
+    return _join([field.expand(batch, *field.shape[1:]) for field in fields], 1)
+
+
+def takes(stack: Stack, like: Tensor) -> bool:
+    """Whether compiled code takes this set: small, on a CPU, in plain memory."""
+    if not (HAS_NUMBA and like.is_cpu and like.dtype == torch.float64 and plain(like)):
+        return False
+    if not 0 < like.numel() * sum(stack.sizes) <= MOST_CONIC_NUMBERS * like.shape[0]:
+        return False
+    return all(image.small for image in stack.images)

@@ -1,6 +1,6 @@
 """Entry points of the compiled projection onto small curved sets and of its derivative.
 
-Called by `hardnet.solvers.conic_small`.
+Called by `hardnet.functional.conic_gradient` and `hardnet.solvers.conic_distance`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba import carray
 from torch import Tensor
 
 from hardnet.kernels.cpu.compiling import Tile, compile_addresses, inner
-from hardnet.kernels.cpu.conic_blocks import Look, Rows
+from hardnet.kernels.cpu.conic_blocks import Foot, Rows
 from hardnet.kernels.cpu.conic_steps import Sample, derive, settle
 from hardnet.kernels.cpu.conic_system import System
 from hardnet.kernels.cpu.launch import launch
@@ -75,7 +75,7 @@ def furnish(room: Tile, source: Rows, n: int, R: int, order: int) -> Sample:
         matrix(room, used, n, R), vector(room, used, R), vector(room, used, R), vector(room, used, R),
         matrix(room, used, C, n * n), vector(room, used, C), matrix(room, used, C, n), source.curved, source.blocks,
     )  # fmt: skip
-    at = Look(
+    at = Foot(
         vector(room, used, R), vector(room, used, R), vector(room, used, R), vector(room, used, R),
         vector(room, used, parts * order * order).reshape((parts, order, order)), vector(room, used, R),
         vector(room, used, R), matrix(room, used, order, order), matrix(room, used, order, order),

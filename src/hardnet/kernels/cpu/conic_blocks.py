@@ -46,8 +46,8 @@ class Rows(NamedTuple):
     blocks: Tile
 
 
-class Look(NamedTuple):
-    """A look at z: ``z - P_K(z)``, and what the derivative of P_K there takes.
+class Foot(NamedTuple):
+    """The foot of z: ``z - P_K(z)``, and what the derivative of P_K there takes.
 
     Attributes:
         z: ``(R,)``.
@@ -167,7 +167,7 @@ def unpack(packed: Tile, X: Tile, k: int) -> None:
 
 
 @inner
-def look_at_cone(z: Tile, excess: Tile) -> None:
+def leave_cone(z: Tile, excess: Tile) -> None:
     """``z - P_K(z)`` for a second-order cone."""
     last, square = z.size - 1, 0.0
     for i in range(last):
@@ -181,7 +181,7 @@ def look_at_cone(z: Tile, excess: Tile) -> None:
 
 
 @inner
-def look_at_matrix(z: Tile, X: Tile, V: Tile, values: Tile, excess: Tile) -> None:
+def leave_matrix(z: Tile, X: Tile, V: Tile, values: Tile, excess: Tile) -> None:
     """``V' min(Lambda, 0) V``, packed."""
     unpack(z, X, values.size)
     eigen(X, V, values, values.size)
@@ -199,7 +199,7 @@ def look_at_matrix(z: Tile, X: Tile, V: Tile, values: Tile, excess: Tile) -> Non
 
 
 @inner
-def look(rows: Rows, at: Look) -> None:
+def find_foot(rows: Rows, at: Foot) -> None:
     """The distance of z from the cones."""
     for b in range(rows.blocks.shape[0]):
         kind, first, count, order = block(rows, b)
@@ -208,9 +208,9 @@ def look(rows: Rows, at: Look) -> None:
             for i in range(count):
                 excess[i] = z[i] - min(max(z[i], rows.lower[first + i]), rows.upper[first + i])
         elif kind == CONE:
-            look_at_cone(z, excess)
+            leave_cone(z, excess)
         else:
-            look_at_matrix(z, at.X, at.vectors[b], at.values[first : first + order], excess)
+            leave_matrix(z, at.X, at.vectors[b], at.values[first : first + order], excess)
 
 
 @inner
@@ -247,7 +247,7 @@ def frame_matrix(values: Tile, tolerance: float, delta: Tile) -> None:
 
 
 @inner
-def frame(rows: Rows, at: Look, tolerance: float) -> None:
+def frame(rows: Rows, at: Foot, tolerance: float) -> None:
     """The eigenvalues of the derivative of P_K, and its eigenbasis; within `tolerance` a point counts as inside."""
     for b in range(rows.blocks.shape[0]):
         kind, first, count, order = block(rows, b)
@@ -312,7 +312,7 @@ def turn_matrix(v: Tile, V: Tile, X: Tile, Y: Tile, k: int, back: bool) -> None:
 
 
 @inner
-def turn_rows(rows: Rows, at: Look, vectors: Tile, back: bool) -> None:
+def turn_rows(rows: Rows, at: Foot, vectors: Tile, back: bool) -> None:
     """``Q'v`` in place of each v of the vectors ``(count, R)``, or ``Q v``: `back`."""
     for b in range(rows.blocks.shape[0]):
         kind, first, count, order = block(rows, b)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import TINY, Look, Rows, evaluate, look, measure, pull, tighten, turn_rows
+from hardnet.kernels.cpu.conic_blocks import TINY, Foot, Rows, evaluate, find_foot, measure, pull, tighten, turn_rows
 from hardnet.kernels.cpu.conic_system import (
     FLOOR,
     System,
@@ -38,14 +38,14 @@ REPAIRS, ROUGH, FAR = 3, 0.5, 64.0
 
 
 class Sample(NamedTuple):
-    """One sample: the iterate, the last look, the systems, and room for vectors.
+    """One sample: the iterate, the last foot, the systems, and room for vectors.
 
     Attributes:
         rows: Its numbers.
         raw: ``(n,)``.
         y: ``(n,)``.
         dual: ``(R,)``.
-        at: The last look.
+        at: The last foot.
         system: The last system.
         slope: ``(n,)``.
         old_y: ``(n,)``.
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     raw: Tile
     y: Tile
     dual: Tile
-    at: Look
+    at: Foot
     system: System
     slope: Tile
     old_y: Tile
@@ -80,12 +80,12 @@ def largest(v: Tile) -> float:
 
 @inner
 def lean(sample: Sample, weight: float, penalty: float) -> None:
-    """The augmented Lagrangian at y: the look at ``G(y) + dual / penalty``, and the slope."""
+    """The augmented Lagrangian at y: the foot of ``G(y) + dual / penalty``, and the slope."""
     at, slope = sample.at, sample.slope
     evaluate(sample.rows, sample.y, at.z)
     for i in range(at.z.size):
         at.z[i] += sample.dual[i] / penalty
-    look(sample.rows, at)
+    find_foot(sample.rows, at)
     for i in range(at.z.size):
         sample.shift[0, i] = penalty * at.excess[i]
     for j in range(slope.size):
@@ -95,7 +95,7 @@ def lean(sample: Sample, weight: float, penalty: float) -> None:
 
 @inner
 def descend(sample: Sample, weight: float, penalty: float) -> None:
-    """One Newton step of the augmented Lagrangian from the last look, with a line search on the slope along it."""
+    """One Newton step of the augmented Lagrangian from the last foot, with a line search on the slope along it."""
     at, system, y = sample.at, sample.system, sample.y
     turned(sample.rows, at, 0.0, sample.shift[0], system)
     for i in range(at.delta.size):
@@ -154,7 +154,7 @@ def conditions(sample: Sample, weight: float) -> float:
     evaluate(sample.rows, sample.y, at.z)
     for i in range(dual.size):
         at.z[i] += dual[i]
-    look(sample.rows, at)
+    find_foot(sample.rows, at)
     for i in range(dual.size):
         sample.second[i] = at.excess[i] - dual[i]
     for j in range(sample.slope.size):
@@ -219,7 +219,7 @@ def overshoot(sample: Sample) -> tuple[float, float]:
     at, worst, missed = sample.at, 0.0, 0.0
     measure(sample.rows, sample.y, sample.second)
     evaluate(sample.rows, sample.y, at.z)
-    look(sample.rows, at)
+    find_foot(sample.rows, at)
     for i in range(at.excess.size):
         missed = max(missed, abs(at.excess[i]))
         worst = max(worst, abs(at.excess[i]) / (8.0 * EPS * sample.second[i] + TINY))

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import Look, Rows, frame, turn_rows
+from hardnet.kernels.cpu.conic_blocks import Foot, Rows, frame, turn_rows
 from hardnet.kernels.cpu.small_eigen import EPS, orthogonalise
 
 FLOOR = 1e-11
@@ -45,7 +45,7 @@ class System(NamedTuple):
 
 
 @inner
-def turned(rows: Rows, at: Look, tolerance: float, beside: Tile, system: System) -> None:
+def turned(rows: Rows, at: Foot, tolerance: float, beside: Tile, system: System) -> None:
     """The Jacobian in the eigenbasis where `at` was taken, and the vector `beside` ``(R,)`` in the last row of T."""
     frame(rows, at, tolerance)
     n, R = rows.J.shape
@@ -107,7 +107,7 @@ def up(L: Tile, v: Tile) -> None:
 
 
 @inner
-def solve_saddle(at: Look, right: Tile, tight: Tile, system: System) -> None:
+def solve_saddle(at: Foot, right: Tile, tight: Tile, system: System) -> None:
     """``[H C'; C 0] (move, force) = (right, tight)`` for the tight rows C, of any rank; force is zero on the others."""
     n, R, count = right.size, tight.size, 0
     force, half, move = system.force, system.half, system.move
@@ -136,7 +136,7 @@ def solve_saddle(at: Look, right: Tile, tight: Tile, system: System) -> None:
 
 
 @inner
-def _along(at: Look, u: Tile, v: Tile, size: float, tight: Tile, system: System) -> None:
+def _along(at: Foot, u: Tile, v: Tile, size: float, tight: Tile, system: System) -> None:
     """Take one singular direction out of the move, and put what the tight rows ask for in its place."""
     asked, along, s = 0.0, 0.0, 0
     for i in range(tight.size):
@@ -155,7 +155,7 @@ def _along(at: Look, u: Tile, v: Tile, size: float, tight: Tile, system: System)
 
 
 @inner
-def weigh_bends(at: Look, tight: float, system: System) -> None:
+def weigh_bends(at: Foot, tight: float, system: System) -> None:
     """``(1 - delta) / delta`` for rows that bend; `tight` for tight ones."""
     for i in range(at.delta.size):
         delta = at.delta[i]

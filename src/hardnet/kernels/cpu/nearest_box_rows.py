@@ -82,8 +82,8 @@ def row_size(problem: Problem, i: int, reach: float) -> float:
 
 
 @compiled
-def power_of_two(size: float) -> float:
-    """A power of two near a size, 1 for zero."""
+def power_below(size: float) -> float:
+    """The largest power of two that is no more than a size, 1 for zero."""
     return math.ldexp(1.0, math.frexp(size)[1] - 1) if size > 0.0 else 1.0
 
 
@@ -97,7 +97,7 @@ def make_frame(problem: Problem, frame: Frame, y: Tile) -> float:
         product = inner(A[i], y)
         away = max(product - problem.upper[i], problem.lower[i] - product)
         reach = max(reach, away) if away < np.inf else reach
-    unit = power_of_two(reach)
+    unit = power_below(reach)
     for j in range(frame.centre.shape[0]):
         row = j >= n
         frame.centre[j] = 0.0 if row else problem.raw[j] / unit
