@@ -7,6 +7,9 @@ from fractions import Fraction
 
 import torch
 
+from hardnet.functional.nearest import fixed_program
+from hardnet.rows import take_rows
+
 
 def dot(left, right):
     return sum(x * y for x, y in zip(left, right, strict=True))
@@ -89,3 +92,8 @@ def random_problem(seed, samples, m, n, *, far=1.0, dtype=torch.float64, equalit
     if m <= n:
         upper = upper.where(kind <= 1 - equalities, lower)
     return [part.to(dtype) for part in (inside + 3 * far * normal(samples, n), A, lower, upper)]
+
+
+def nearest_few(raw, A, lower=None, upper=None, gradient="exact"):
+    """What the fixed program for few rows finds for raw ``(B, n)``: y, dual, status and residual."""
+    return fixed_program(take_rows(raw, A, lower, upper), gradient)

@@ -6,7 +6,8 @@ import torch
 import hardnet as hn
 from hardnet.errors import InfeasibleError
 from hardnet.functional import project_box_rows
-from hardnet.functional.nearest import project_few_in_box, project_rows, structure_of
+from hardnet.functional.nearest import project_few_in_box, project_rows
+from hardnet.layers.auto import structure_of
 from hardnet.rows import BoxedRows
 from tests.solvers.box_families import KINDS, box_family
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.errors import HardNetError
-from hardnet.functional import nearest_formulas
-from hardnet.functional.nearest import nearest_few
+from hardnet.errors import HardNetError, OptionError
+from hardnet.functional import nearest_formulas, project_affine
 from hardnet.solvers.solution import Status
-from tests.functional.nearest_cases import nearest_exactly, random_problem, small_integers, tensors
+from tests.functional.nearest_cases import nearest_exactly, nearest_few, random_problem, small_integers, tensors
 
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 5), (3, 2), (3, 3), (4, 2), (4, 3), (4, 6)]
 EPS = torch.finfo(torch.float64).eps
@@ -264,9 +263,7 @@ def test_a_wrong_active_set_is_noticed(monkeypatch):
     assert (wrong.status[moved] == Status.NOT_CONVERGED).all()
 
 
-def test_what_it_does_not_take_is_refused():
-    raw, A = torch.zeros(2, 3), torch.zeros(5, 3)
-    with pytest.raises(HardNetError, match="at most 4 rows"):
-        nearest_few(raw, A, torch.zeros(5))
-    with pytest.raises(ValueError, match="gradient"):
-        nearest_few(raw, A[:2], torch.zeros(2), gradient="none")  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("option", ["gradient", "on_infeasible", "on_invalid"])
+def test_an_unknown_option_is_refused_by_name(option):
+    with pytest.raises(OptionError, match=option):
+        project_affine(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2), **{option: "none"})

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from hardnet.functional.nearest import nearest_few
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.rows import take_rows
-from tests.functional.nearest_cases import random_problem
+from tests.functional.nearest_cases import nearest_few, random_problem
 from tests.kernels.interpreter import interpret
 from tests.kernels.nearest_cases import compare, compare_answers, compare_promises
 

@@ -119,13 +119,18 @@ def _program(casadi: Any, problem: Unicycle, run: Run) -> tuple[dict[str, Any], 
         areas.append(control * length)
         rows.append(_barrier_rows(casadi, state, rate))
         state = after
-    equal, areas, rows = (casadi.vertcat(*part) for part in (equal, areas, rows))
+    held = [casadi.vertcat(*part) for part in (equal, areas, rows)]
     unknown = casadi.vertcat(casadi.vec(controls), casadi.vec(lengths), casadi.vec(states))
-    program = {"x": unknown, "p": initial, "f": cost, "g": casadi.vertcat(equal, areas, rows)}
-    lower = [0.0] * equal.numel() + [-AREA] * areas.numel() + [0.0] * rows.numel()
-    upper = [0.0] * equal.numel() + [AREA] * areas.numel() + [casadi.inf] * rows.numel()
+    program = {"x": unknown, "p": initial, "f": cost, "g": casadi.vertcat(*held)}
+    return program, _bounds(casadi, count, *(part.numel() for part in held))
+
+
+def _bounds(casadi: Any, count: int, equal: int, areas: int, rows: int) -> dict[str, Any]:
+    """The bounds of as many equalities, areas of controls and barrier rows, and of the unknowns of the sub-steps."""
+    lower = [0.0] * equal + [-AREA] * areas + [0.0] * rows
+    upper = [0.0] * equal + [AREA] * areas + [casadi.inf] * rows
     least = [-casadi.inf] * (2 * count) + [0.0] * count + [-casadi.inf] * (5 * count)
-    return program, {"lbg": lower, "ubg": upper, "lbx": least}
+    return {"lbg": lower, "ubg": upper, "lbx": least}
 
 
 def _running_cost(casadi: Any, problem: Unicycle, state: Any, control: Any) -> Any:

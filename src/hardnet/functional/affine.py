@@ -14,17 +14,16 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hardnet.errors import OptionError, RankError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.affine_factors import PseudoInverse, by_qr
+from hardnet.errors import OptionError, UnsupportedSetError, sentence
+from hardnet.functional.affine_factors import PseudoInverse, by_qr, check_rows, to_double
 from hardnet.functional.affine_formulas import (
+    ClosedFormGradients,
     Gradients,
     Kept,
     TorchPath,
     by_formula,
     careful,
-    formula_gradients,
     signed_violation,
-    to_double,
 )
 from hardnet.functional.derivatives import join_batches
 from hardnet.functional.samples import raise_invalid
@@ -34,7 +33,6 @@ from hardnet.kernels.gpu.affine import FusedPath
 from hardnet.modes import full_precision, may_look, mode, plain
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
-from hardnet.shapes import require_float
 
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")
@@ -116,28 +114,6 @@ def enforce_affine(
     return y if rows.raw is raw else y.to(raw.dtype).reshape(*rows.shape, A.shape[-1])
 
 
-def factorize(A: Tensor) -> Tensor:
-    """``A⁺'``, the transposed pseudo-inverse of a constant A, for ``enforce_affine(..., factor=factorize(A))``.
-
-    Computed by QR in float64 and rounded once to the dtype of A.
-
-    Args:
-        A: ``(m, n)`` or ``(*batch, m, n)`` with linearly independent rows.
-
-    Returns:
-        The factor, of the shape, dtype and device of A.
-    """
-    require_float("A", A)
-    if A.dim() < 2:
-        raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(A.shape)))
-    _check_rows(A)
-    factor = by_qr(to_double(A.detach()), A.dtype)
-    if may_look(A) and bool(factor.isnan().any()):
-        flat = A.detach().flatten(0, -3) if A.dim() > 2 else A.detach()
-        raise_invalid(A.new_zeros(1), flat, None, None, A.shape[:-2])
-    return factor.to(A.dtype).contiguous()
-
-
 def closed_form(rows: Batch, refuse: bool) -> Tensor:
     """``y = raw + A⁺ s`` ``(B, n)``; samples without an answer are NaN, or refused where values may be looked at.
 
@@ -211,49 +187,6 @@ class ClosedForm(torch.autograd.Function):
         return (y.unflatten(0, sizes),), (0,)
 
 
-class ClosedFormGradients(torch.autograd.Function):
-    """The gradients of raw, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` from that of y."""
-
-    @staticmethod
-    def forward(gradient: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
-        """The formulas, with the factor of A."""
-        return formula_gradients(gradient, *numbers[:4])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the inputs."""
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @full_precision
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The second derivative, through the differentiable formulas."""
-        *inputs, _ = ctx.saved_tensors
-        given = [index for index, part in enumerate(inputs) if part is not None]
-
-        def formulas(*tensors: Tensor) -> tuple[Tensor, ...]:
-            parts: list[Any] = list(inputs)
-            for index, tensor in zip(given, tensors, strict=True):
-                parts[index] = tensor
-            return formula_gradients(*parts)
-
-        pull: Any = torch.func.vjp(formulas, *(inputs[index] for index in given))[1]
-        second: list[Tensor | None] = [None] * 6
-        for index, grad in zip(given, pull(gradients), strict=True):
-            second[index] = grad
-        return tuple(second)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """Join the mapped dimension with the batch; a shared A has one gradient per mapped call."""
-        sizes, flat = join_batches(info.batch_size, in_dims, inputs, (1, 1, 2, 1, 1, 2), share=False)
-        found: Any = ClosedFormGradients.apply(*flat)
-        grads = [grad.unflatten(0, sizes) for grad in found]
-        if inputs[2].dim() - (in_dims[2] is not None) == 2:
-            grads[1] = grads[1].sum(1)
-        return tuple(grads), (0, 0, 0, 0)
-
-
 def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, Kept]:
     """Y of the path; on a CPU the samples that compiled code gave up are tried again, and refused if that fails."""
     A, made = rows.A, None
@@ -285,13 +218,5 @@ def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
 
 def _refuse_rows(A: Tensor) -> None:
     """Say what is wrong: more rows than outputs, or a factor of a learned A."""
-    _check_rows(A)
+    check_rows(A)
     raise UnsupportedSetError(sentence("factor", "None for an A that requires grad", "a factor", "leave it out"))
-
-
-def _check_rows(A: Tensor) -> None:
-    """Refuse more rows than outputs."""
-    m, n = A.shape[-2:]
-    if m > n:
-        remedy = "merge or drop redundant rows, or use the exact projection (method='projection')"
-        raise RankError(sentence("A", f"at most n = {n} linearly independent rows", f"m = {m} rows", remedy))

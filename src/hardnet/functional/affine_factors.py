@@ -8,20 +8,23 @@ may be looked at, since the samples whose rows are too close for it must be foun
 Rows are divided by their largest entry first, so that no square overflows or vanishes. The factor of rows that are
 dependent to the rounding of their dtype is NaN.
 
-Called by `hardnet.functional.affine` and `hardnet.functional.affine_formulas`.
+Called by `hardnet.functional.affine`, `hardnet.functional.affine_formulas` and users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import RankError, ShapeError, sentence
+from hardnet.functional.samples import raise_invalid
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
 from hardnet.modes import may_look, mode
 from hardnet.products import times
+from hardnet.shapes import require_float
 
 MOST_EXPORTED_ROWS = 64
 """The most rows for Gram-Schmidt where a graph is exported, and formats have no factorisation."""
@@ -184,3 +187,38 @@ def _row_sizes(A: Tensor) -> Tensor:
     """The largest entry of every row, ``(..., m, 1)``, a constant for autograd; NaN for a row of zeros."""
     size = A.detach().abs().amax(-1, keepdim=True)
     return torch.where(size > 0, size, torch.nan)
+
+
+def factorize(A: Tensor) -> Tensor:
+    """``A⁺'``, the transposed pseudo-inverse of a constant A, for ``enforce_affine(..., factor=factorize(A))``.
+
+    Computed by QR in float64 and rounded once to the dtype of A.
+
+    Args:
+        A: ``(m, n)`` or ``(*batch, m, n)`` with linearly independent rows.
+
+    Returns:
+        The factor, of the shape, dtype and device of A.
+    """
+    require_float("A", A)
+    if A.dim() < 2:
+        raise ShapeError(sentence("A", "shape (m, n) or (*batch, m, n)", tuple(A.shape)))
+    check_rows(A)
+    factor = by_qr(to_double(A.detach()), A.dtype)
+    if may_look(A) and bool(factor.isnan().any()):
+        flat = A.detach().flatten(0, -3) if A.dim() > 2 else A.detach()
+        raise_invalid(A.new_zeros(1), flat, None, None, A.shape[:-2])
+    return factor.to(A.dtype).contiguous()
+
+
+def check_rows(A: Tensor) -> None:
+    """Refuse more rows than outputs."""
+    m, n = A.shape[-2:]
+    if m > n:
+        remedy = "merge or drop redundant rows, or use the exact projection (method='projection')"
+        raise RankError(sentence("A", f"at most n = {n} linearly independent rows", f"m = {m} rows", remedy))
+
+
+def to_double(tensor: Any) -> Any:
+    """Float64, where the device has it; None stays None."""
+    return tensor if tensor is None or tensor.device.type == "mps" else tensor.double()

@@ -17,8 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.functional.affine_factors import Factor, PseudoInverse, by_qr, make_factor, nan_where_negative, restore
-from hardnet.modes import may_look
+from hardnet.functional.affine_factors import (
+    Factor,
+    PseudoInverse,
+    by_qr,
+    make_factor,
+    nan_where_negative,
+    restore,
+    to_double,
+)
+from hardnet.functional.derivatives import join_batches
+from hardnet.modes import full_precision, may_look
 from hardnet.products import times
 from hardnet.rows import Batch
 
@@ -80,6 +89,49 @@ def formula_gradients(
     return tuple(grad.to(dtype) for grad in grads)
 
 
+class ClosedFormGradients(torch.autograd.Function):
+    """The gradients of raw, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` from that of y."""
+
+    @staticmethod
+    def forward(gradient: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
+        """The formulas, with the factor of A."""
+        return formula_gradients(gradient, *numbers[:4])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The second derivative, through the differentiable formulas."""
+        *inputs, _ = ctx.saved_tensors
+        given = [index for index, part in enumerate(inputs) if part is not None]
+
+        def formulas(*tensors: Tensor) -> tuple[Tensor, ...]:
+            parts: list[Any] = list(inputs)
+            for index, tensor in zip(given, tensors, strict=True):
+                parts[index] = tensor
+            return formula_gradients(*parts)
+
+        pull: Any = torch.func.vjp(formulas, *(inputs[index] for index in given))[1]
+        second: list[Tensor | None] = [None] * 6
+        for index, grad in zip(given, pull(gradients), strict=True):
+            second[index] = grad
+        return tuple(second)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Join the mapped dimension with the batch; a shared A has one gradient per mapped call."""
+        sizes, flat = join_batches(info.batch_size, in_dims, inputs, (1, 1, 2, 1, 1, 2), share=False)
+        found: Any = ClosedFormGradients.apply(*flat)
+        grads = [grad.unflatten(0, sizes) for grad in found]
+        if inputs[2].dim() - (in_dims[2] is not None) == 2:
+            grads[1] = grads[1].sum(1)
+        return tuple(grads), (0, 0, 0, 0)
+
+
 def careful(rows: Batch) -> Tensor:
     """Y of the samples that compiled code gave up, by QR in float64; NaN where that fails too."""
     wide = widen(rows)
@@ -90,11 +142,6 @@ def widen(rows: Batch) -> Batch:
     """The same numbers in float64, where the device has it."""
     numbers: Any = [to_double(part) for part in rows[:5]]
     return Batch(*numbers, shape=rows.shape, memory=rows.memory)
-
-
-def to_double(tensor: Any) -> Any:
-    """Float64, where the device has it; None stays None."""
-    return tensor if tensor is None or tensor.device.type == "mps" else tensor.double()
 
 
 def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
 A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
 the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds.
 
-Called by `hardnet.layers.auto`, `hardnet.layers.projection` and others.
+Called by `hardnet.functional.relaxed`, `hardnet.layers.projection` and others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional import nearest_formulas, polyhedron
 from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
@@ -35,25 +35,8 @@ from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
 from hardnet.products import times
-from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
-from hardnet.solvers.shared_choice import LEAST_ROWS
+from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
 from hardnet.solvers.solution import Status
-
-
-def structure_of(rows: BoxedRows) -> str:
-    """The structure that decides who projects, in words."""
-    m = rows.A.shape[-2]
-    if m == 0:
-        return "a box alone: clamped"
-    if rows.boxed and m + rows.A.shape[-1] > MOST_FEW_ROWS:
-        kept = f"a box and {m} row{'s' if m > 1 else ''}"
-        return f"{kept}: solved in the multipliers of the rows" if m <= MOST_BOX_ROWS else f"{kept}: dense rows"
-    if rows.boxed:
-        return f"a box and {m} row{'s' if m > 1 else ''}: a fixed program"
-    many = "the general solver"
-    if m >= LEAST_ROWS and rows.A.dim() == 2:
-        many = "the general solver, with shared factors in batches that pay for them"
-    return f"{m} row{'s' if m > 1 else ''}: " + ("a fixed program" if m <= MOST_FEW_ROWS else many)
 
 
 @full_precision
@@ -161,41 +144,6 @@ def project_affine(
     """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
     return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
-
-
-def nearest_few(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None = None,
-    upper: Tensor | None = None,
-    *,
-    gradient: Gradient = "exact",
-) -> Nearest:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for at most 4 rows, without a look at any value.
-
-    Rows may be dependent, parallel or redundant, of any length, one- or two-sided or equalities. A raw output that
-    violates nothing comes back bit for bit, a sample does not depend on its batch mates, and bad numbers make NaN of
-    their own sample alone. Sums are formed in float64 whatever the dtype.
-
-    Args:
-        raw: ``(B, n)``.
-        A: ``(m, n)`` for all samples, or ``(B, m, n)``.
-        lower: ``(m,)`` or ``(B, m)``; None or -inf where there is no lower bound.
-        upper: Like `lower`; ``lower == upper`` is an equality.
-        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
-            where that pulls it back inside (w_i > 0 above the upper bound, w_i < 0 below the lower one).
-
-    Returns:
-        y (differentiable in all four), dual, status and residual, on the device of raw.
-    """
-    rows = take_rows(raw, A, lower, upper)
-    if raw.shape[:-1] != rows.shape or len(rows.shape) != 1 or A.shape[-2] > MOST_FEW_ROWS:
-        expected = f"raw (B, n) and at most {MOST_FEW_ROWS} rows"
-        raise ShapeError(sentence("raw, A", expected, f"{tuple(raw.shape)} and {tuple(A.shape)}"))
-    check_options(gradient=gradient)
-    if lower is None and upper is None:
-        rows = rows._replace(upper=torch.full_like(rows.A[..., 0].detach(), torch.inf))
-    return fixed_program(rows, gradient)
 
 
 def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
-from hardnet.functional.nearest import structure_of
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.costs import recorded
 from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
 from hardnet.layers.registry import LAYERS
-from hardnet.rows import BoxedRows
+from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
+from hardnet.solvers.shared_choice import LEAST_ROWS
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A the closed form is refused: it may move outputs by cond(A) times the
@@ -72,6 +72,22 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
             why = _with_cost(why, rows)
     reasons[method] = f"chosen: {why}; guarantee: {LAYERS[method].guarantee}"
     return Explanation(method, reasons)
+
+
+def structure_of(rows: BoxedRows) -> str:
+    """The structure that decides who projects, in words."""
+    m = rows.A.shape[-2]
+    if m == 0:
+        return "a box alone: clamped"
+    if rows.boxed and m + rows.A.shape[-1] > MOST_FEW_ROWS:
+        kept = f"a box and {m} row{'s' if m > 1 else ''}"
+        return f"{kept}: solved in the multipliers of the rows" if m <= MOST_BOX_ROWS else f"{kept}: dense rows"
+    if rows.boxed:
+        return f"a box and {m} row{'s' if m > 1 else ''}: a fixed program"
+    many = "the general solver"
+    if m >= LEAST_ROWS and rows.A.dim() == 2:
+        many = "the general solver, with shared factors in batches that pay for them"
+    return f"{m} row{'s' if m > 1 else ''}: " + ("a fixed program" if m <= MOST_FEW_ROWS else many)
 
 
 def _judged(layer: type[Layer], constraint: ConstraintSet) -> str:

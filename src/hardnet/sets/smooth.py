@@ -14,8 +14,6 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.nonlinear_call import call
 from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction, NonlinearNumbers, fit_rows
 
-SmoothFunction = NonlinearFunction
-
 
 class Smooth(Nonlinear):
     """`Nonlinear` with the rows of ``inequality(y, x) <= 0`` above those of ``equality(y, x) = 0``.

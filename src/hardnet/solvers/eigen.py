@@ -2,7 +2,7 @@
 
 ``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes it.
 
-Called by `hardnet.solvers.images`.
+Called by `hardnet.solvers.semidefinite`.
 """
 
 from __future__ import annotations

@@ -57,10 +57,7 @@ def solve(
     constant = own <= (2.0 if full else DEPENDENT) * square[..., -1:]
     own = torch.where(constant, 1.0, own)
     if rows.shape[-2] == 1:
-        excess = at - at.clamp(lower, upper)
-        empty = constant & (excess.abs() > slack)
-        dual = torch.where(constant, torch.where(empty, excess.sign(), 0.0), excess / own)
-        return dual, empty
+        return _solve_one(at - at.clamp(lower, upper), own, constant, slack)
     before = (square[..., :-1], lower[..., :-1], upper[..., :-1])
     free, hopeless = solve(others, before[0], value[..., :-1], *before[1:], noise, slack, pinned)
     cross = times_rowwise(others, last)
@@ -81,6 +78,12 @@ def solve(
     alone = torch.where(lost & ~hopeless, excess.sign(), 0.0)
     dual = torch.where(leaves, torch.cat((held, mine), -1), torch.cat((free, alone), -1))
     return dual, hopeless | lost | (leaves & contradicts)
+
+
+def _solve_one(excess: Tensor, own: Tensor, constant: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """The multiplier of one row that is outside its bounds by `excess`, and whether it is constant there."""
+    empty = constant & (excess.abs() > slack)
+    return torch.where(constant, torch.where(empty, excess.sign(), 0.0), excess / own), empty
 
 
 def coordinates(rows: Tensor) -> Tensor:

@@ -111,11 +111,28 @@ def _going(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> Tensor
     return ((state.joining | state.wanted | (violated & (state.side == 0))) & ~stuck).any()
 
 
-def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
-    """Raise one multiplier until its row is tight or another row must leave, and pivot on that row."""
-    value, side = state.value, state.side
-    free = side == 0
-    excess = torch.where(free, torch.maximum(value - upper, lower - value) - slack, -1.0)
+class _Next(NamedTuple):
+    """The row whose multiplier is raised.
+
+    Attributes:
+        row: As a mask, ``(*batch, m)``.
+        working: Whether a sample has one, ``(*batch, 1)``.
+        sign: +1 at its upper bound, -1 at its lower, ``(*batch, 1)``.
+        missing: How far it is violated, ``(*batch, 1)``.
+        room: The violation that still counts as satisfied, ``(*batch, 1)``.
+    """
+
+    row: Tensor
+    working: Tensor
+    sign: Tensor
+    missing: Tensor
+    room: Tensor
+
+
+def _next(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _Next:
+    """The row that is joining already, or the most violated one; equalities come first."""
+    value = state.value
+    excess = torch.where(state.side == 0, torch.maximum(value - upper, lower - value) - slack, -1.0)
     going = state.joining.any(-1, keepdim=True)
     urgent = torch.where(state.wanted, excess.abs() + 1e30, excess)
     row = _either(going, state.joining, _first_largest(urgent))
@@ -125,17 +142,25 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
     here, high, low, room = at(value), at(upper), at(lower), at(slack)
     above = here - high >= low - here
     sign = torch.where(above, 1.0, -1.0).to(value)
-    missing = torch.where(above, here - high, low - here).clamp_min(0.0)
+    return _Next(row, working, sign, torch.where(above, here - high, low - here).clamp_min(0.0), room)
+
+
+def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
+    """Raise one multiplier until its row is tight or another row must leave, and pivot on that row."""
+    value, side = state.value, state.side
+    row, working, sign, missing, room = _next(state, lower, upper, slack)
     column = (state.tableau * row.unsqueeze(-1)).sum(-2)
     slope = column * sign
     shrinks = (side * slope > 1e-13) & (lower != upper)
     lengths = torch.where(shrinks, value / torch.where(shrinks, slope, 1.0), torch.inf).clamp_min(0.0)
     until_leaving = lengths.amin(-1, keepdim=True)
-    distance = at(column)
+    distance = torch.where(row, column, 0.0).sum(-1, keepdim=True)
     independent = distance > DEPENDENT
     until_tight = torch.where(independent, missing / torch.where(independent, distance, 1.0), torch.inf)
     blocked = torch.isinf(torch.minimum(until_tight, until_leaving))
-    ray = torch.where(working & blocked & (missing > room), torch.where(row, 1.0, -column * ~free) * sign, state.ray)
+    ray = torch.where(
+        working & blocked & (missing > room), torch.where(row, 1.0, -column * (side != 0)) * sign, state.ray
+    )
     wanted = state.wanted & ~(row & working)
     working = working & ~blocked
     joins = until_tight <= until_leaving

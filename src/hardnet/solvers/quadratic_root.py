@@ -1,6 +1,6 @@
 """The multiplier of one convex quadratic, by Newton in one dimension: ``1/2 y'Py + q'y + r = 0`` along y(mu).
 
-Called by `hardnet.functional.conic_gradient`, `hardnet.functional.quadratic` and others.
+Called by `hardnet.functional.quadratic` and `hardnet.solvers.quadratic_image`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and
 the active sets of all samples are found in batches. A layer keeps the factors; a bare call makes them where that pays.
 
-Called by `hardnet.functional.nearest`, `hardnet.functional.polyhedron` and `hardnet.layers.projection`.
+Called by `hardnet.functional.polyhedron`, `hardnet.layers.auto` and `hardnet.layers.projection`.
 """
 
 from __future__ import annotations

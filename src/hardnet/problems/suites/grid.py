@@ -99,8 +99,15 @@ class Grid(nn.Module):
         tables = read_grid(case)
         place = {int(number): index for index, number in enumerate(tables.bus[:, 0].tolist())}
         at = torch.tensor([place[int(number)] for number in tables.gen[:, 0].tolist()])
-        slack = int((tables.bus[:, 1] == 3).nonzero().item())
         self.case, self.base, self.buses, self.generators = case, tables.base, len(tables.bus), len(at)
+        for name, value in self._constants(tables, at).items():
+            self.register_buffer(name, value, persistent=False)
+        self._order()
+        self.register_buffer("chord", self._nominal_inverse(), persistent=False)
+
+    def _constants(self, tables: Tables, at: Tensor) -> dict[str, Tensor]:
+        """The numbers of the network, and which buses and generators play which part; `at` is each generator's bus."""
+        slack = int((tables.bus[:, 1] == 3).nonzero().item())
         buses, generated = torch.arange(self.buses), torch.zeros(self.buses, dtype=torch.bool)
         generated[at] = True
         G, B = admittance(tables)
@@ -108,10 +115,10 @@ class Grid(nn.Module):
         high = [tables.gen[:, 8] / tables.base, tables.gen[:, 3] / tables.base, tables.bus[:, 11]]
         angle = torch.full((self.buses,), math.inf, dtype=torch.float64)
         angle[slack] = 0.0
-        constants = {
+        return {
             "G": G,
             "B": B,
-            "at": at,  # the bus of each generator
+            "at": at,
             "load": torch.cat([tables.bus[:, 2], tables.bus[:, 3]]) / tables.base,
             "cost": tables.gencost,
             "lower": torch.cat([*low, -angle]),
@@ -122,10 +129,6 @@ class Grid(nn.Module):
             "free": (at != slack).nonzero().squeeze(-1),  # generators whose power is chosen
             "slack": (at == slack).nonzero().squeeze(-1),
         }
-        for name, value in constants.items():
-            self.register_buffer(name, value, persistent=False)
-        self._order()
-        self.register_buffer("chord", self._nominal_inverse(), persistent=False)
 
     @property
     def size(self) -> int:
