@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.products import times_aligned
-from hardnet.solvers.relaxed import Rows, relax
+from hardnet.solvers.relaxed import KNOWN, Rows, relax
 from hardnet.solvers.solution import Status
 from tests.solvers.oracles import two_stages
 
@@ -88,3 +89,37 @@ def test_hard_rows_that_contradict_each_other_are_proved_so():
     found = relax(torch.zeros(1, 1, dtype=torch.float64), rows)
     assert found.status[0] == Status.INFEASIBLE
     assert (found.proof[0] != 0).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1e-5, 1e-10, 1e-14, 1e-16, 1e-20, 1e-40])
+def test_a_small_weight_is_known_or_refused(ratio):
+    """``a y = 1`` and ``a y = 3`` meet in the middle; ``B y = c``, with a small weight, need not give way at all."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    batch, n = 200, 3
+    own = draw(batch, n, n)
+    own = own[torch.linalg.cond(own) < 10]
+    level = torch.cat([torch.full_like(own[:, 0, :1], 3.0), draw(len(own), n - 1)], dim=-1)
+    A, bound = torch.cat([own[:, :1], own], dim=-2), torch.cat([torch.ones_like(level[:, :1]), level], dim=-1)
+    weight = torch.tensor([1.0, 1.0] + [ratio] * (n - 1), dtype=torch.float64).expand(len(own), -1)
+    rows, _ = Rows.of_unit_length(A, bound, bound, weight)
+    found = relax(draw(len(own), n), rows)
+    solved = found.status == Status.SOLVED
+    assert solved.all() if ratio >= 1e-5 else (found.status != Status.INFEASIBLE).all()
+    level[:, 0] = 2.0
+    right = torch.linalg.solve(own, level)
+    off = (found.y - right).abs().amax(-1) / right.abs().amax(-1)
+    assert (off[solved] <= 100 * KNOWN).all()  # the slack is known to KNOWN, y to that times the condition of its rows
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-170, 1e-155, 1e155, 1e170, 1e300])
+def test_rows_of_any_size_give_way(unit):
+    """``y_1 >= 3, y_1 + y_2 >= 6`` in the box of 2: the corner, though the squares of such rows are no numbers."""
+    A = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64) * unit
+    constraint = hn.Box(-2.0, 2.0) & hn.Relaxed(hn.Affine(A, lower=torch.tensor([6.0, 3.0]).double() * unit))
+    y = hn.layers.Projection(constraint)(torch.tensor([[0.3, 0.5]], dtype=torch.float64))
+    torch.testing.assert_close(y, torch.full_like(y, 2.0), rtol=1e-14, atol=0)
+    certificate = hn.check(constraint, y)
+    assert certificate.ok
+    slack = torch.tensor([[0.0, 0.0, 2.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(certificate.slack / unit, slack, rtol=1e-9, atol=0)

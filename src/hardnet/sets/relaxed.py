@@ -36,7 +36,8 @@ class Relaxed(ConstraintSet):
 
     Args:
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
-        weight: A positive number, or one for each row of `constraint`.
+        weight: A positive number, or one for each row of `constraint`. Rounding hides a ``weight |a|^2`` that is less
+            than about 1e-8 of that of rows which give way by much: such a sample is a `ConvergenceError`.
         name: What errors and certificates call these rows; by default the name of `constraint`.
     """
 

@@ -24,6 +24,8 @@ PROXIMAL = (1e-2, 1e-4, *(1e-6,) * 8, *(1e-8,) * 8)
 EXACT, OPTIMAL = 1e-13, 1e-10
 """The part of its size by which an optimality condition of the least slack may be missed: where steps end, and at most.
 """
+KNOWN = 1e-7
+"""The part of the size of y to which the slack of every row that gave way must be known."""
 RANK = 1e-11
 """Singular values below this part of the largest row count as zero."""
 
@@ -51,9 +53,7 @@ class Rows(NamedTuple):
     def of_unit_length(cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Rows, Tensor]:
         """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row stays as it is."""
         lengths = row_lengths(A.detach())
-        scaled = weight * lengths.square()
-        scaled = scaled / scaled.amax(-1, keepdim=True)
-        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, scaled), lengths
+        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, _unit_weight(weight, lengths)), lengths
 
 
 class Relaxation(NamedTuple):
@@ -93,6 +93,14 @@ def row_lengths(A: Tensor) -> Tensor:
     """``|a|`` of each row, ``(*batch, k)``; 1 for a row of zeros."""
     size = length(A).squeeze(-1)
     return torch.where(size > 0, size, 1.0)
+
+
+def _unit_weight(weight: Tensor, lengths: Tensor) -> Tensor:
+    """``w |a|^2`` in units of the largest, by roots, which neither overflow nor lose a row that may give way."""
+    soft = weight > 0
+    root = weight.sqrt() * (lengths / torch.where(soft, lengths, 0.0).amax(-1, keepdim=True))
+    root = torch.where(soft, root / torch.where(soft, root, 0.0).amax(-1, keepdim=True), 0.0)
+    return torch.where(soft, root.square().clamp_min(torch.finfo(root.dtype).tiny), 0.0)
 
 
 def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
@@ -147,7 +155,8 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
         least = torch.where(better.squeeze(-1), missed, least)
         if bool(((least <= EXACT) | empty).all()):
             break
-    status = torch.where(least <= OPTIMAL, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    sound = (least <= OPTIMAL) & (_unknown(best, rows, fixed, least) <= KNOWN)
+    status = torch.where(sound, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     return _First(best, fixed, proof, torch.where(empty, int(Status.INFEASIBLE), status).to(torch.int8))
 
 
@@ -182,6 +191,20 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
     unbalanced = torch.maximum(torch.minimum(*missed), (force * signed).amax(-1)) / force.abs().amax(-1)
     missed = torch.maximum(other.nan_to_num(0.0), unbalanced.nan_to_num(0.0))
     return missed + torch.where(y.isfinite().all(-1), 0, torch.inf)
+
+
+def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
+    """To which part of the size of y ``(B, n)`` the slack of the rows that gave way is not known: ``(B,)``.
+
+    Forces ``w s`` balance to the part `missed` ``(B,)`` of the largest, or to rounding; that much of a force is all the
+    slack of a row whose weight is small.
+    """
+    gave_way, bound = (fixed != 0) & (rows.weight > 0), active_bound(rows, fixed)
+    slack = torch.where(gave_way, bound - times_aligned(rows.A, y), 0.0)
+    size = torch.maximum(y.abs().amax(-1), bound.abs().amax(-1))
+    weakest = torch.where(gave_way, rows.weight, torch.inf).amin(-1)
+    rounding = missed + torch.finfo(y.dtype).eps
+    return (rounding * (rows.weight * slack).abs().amax(-1) / (weakest * size)).nan_to_num(0.0)
 
 
 def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
