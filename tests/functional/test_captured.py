@@ -62,8 +62,29 @@ def test_nothing_waits_for_the_device(method, option, name, blind):
     with NoWait():
         y = layer(raw, x)
         (gradient,) = torch.autograd.grad(y.square().sum(), raw)
+        found = layer.solve(raw, x) if method == "projection" else None
+    if found is not None:  # two ways to one point, each off by a rounding of raw for each of its steps
+        steps = 100 * torch.finfo(F64).eps * raw.detach().abs().max().item()
+        torch.testing.assert_close(found.y, y.detach(), rtol=0, atol=steps)
     assert hn.check(layer.constraint, y.detach(), x).ok
     assert gradient.isfinite().all()
+
+
+def test_equalities_that_repeat_each_other_have_the_gradient_of_one_of_them(blind):
+    """Also without a look: ``(I - A^+ A) g`` to raw, and the pull on the right-hand sides shared by the copies."""
+    A, x, g = draw(5, 12, seed=1), draw(7, 5, seed=2), draw(7, 12, seed=3)
+    twice = torch.cat([A, -3 * A[:2]])
+    raw, right = draw(7, 12, seed=4).requires_grad_(), torch.cat([x, -3 * x[:, :2]], -1).requires_grad_()
+    y = hn.functional.project_affine(raw, twice, lower=right, upper=right)
+    to_raw, to_right = torch.autograd.grad(y, (raw, right), g)
+    inverse = torch.linalg.pinv(A)
+    # the copies are dependent to rounding, which the ridge of 1e-10 keeps from growing beyond eps / ridge
+    close = {"rtol": 0, "atol": 100 * torch.finfo(F64).eps / 1e-10}
+    torch.testing.assert_close(to_raw, g - g @ (inverse @ A), **close)
+    whole = to_right[:, :5].clone()
+    whole[:, :2] -= 3 * to_right[:, 5:]
+    torch.testing.assert_close(whole, g @ inverse, **close)
+    torch.testing.assert_close(to_right[:, :2], -3 * to_right[:, 5:], **close)
 
 
 @pytest.mark.parametrize("twice", [False, True])

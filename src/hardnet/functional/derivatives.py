@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.solvers.active import split
+from hardnet.products import times
+from hardnet.solvers.active import solve_unseen, split
 
 
 def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -45,11 +46,9 @@ def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None
 
 
 def masked_vjp(grad: Tensor, C: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """`implicit_vjp` for independent active rows and W the identity, by one solve of full size and without a look."""
-    rows = torch.where(active.unsqueeze(-1), C, 0.0)
-    K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
-    w = torch.linalg.solve_ex(K, rows @ grad.unsqueeze(-1)).result
-    return grad - (rows.mT @ w).squeeze(-1), w.squeeze(-1)
+    """`implicit_vjp` for W the identity, by one factor of full size and without a look."""
+    w = solve_unseen(C, active, times(C, grad))
+    return grad - times(C.mT, w), w
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:

@@ -28,12 +28,10 @@ from hardnet.functional.strict import MARGINS, refuse_without_room, tighten
 from hardnet.modes import may_look, mode
 from hardnet.products import times
 from hardnet.shapes import require_like
+from hardnet.solvers.active import solve_unseen
 
 INSETS = (*MARGINS, 8192.0, 65536.0)
 """Distance to the bound tried in turn, in roundings of the row; the last are beyond the tolerance of the solver."""
-
-RIDGE, STEPS = 1e-9, 5
-"""What is added to the Gram matrix of unit rows, and how many steps undo it."""
 
 Bound = Tensor | None
 Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
@@ -107,22 +105,8 @@ class _Tangent(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
         (grad,), (A, side, beside) = grads, ctx.saved_tensors
-        w = _shares(A, beside, times(A, grad.to(A)))
+        w = solve_unseen(A, beside, times(A, grad.to(A)))
         return grad, times(A.mT, torch.where(side * w > 0, w, 0.0)).to(grad), None, None, None
-
-
-def _shares(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
-    """``w = (A_J A_J')^+ target_J`` for unit rows, zero off J, ``(*batch, m)``: dependent rows share it evenly.
-
-    Proximal steps ``w + (K + ridge I)^-1 (target - K w)`` from zero tend to the pseudo-inverse, by one factor and
-    without a look at its rank, so that a CUDA graph takes it. What is nearly dependent counts as dependent.
-    """
-    K = torch.where(active.unsqueeze(-1) & active.unsqueeze(-2), A @ A.mT, 0.0)
-    factor = torch.linalg.cholesky_ex(K + torch.diag_embed(torch.where(active, RIDGE, 1.0).to(K))).L
-    w, target = torch.zeros_like(target), torch.where(active, target, 0.0)
-    for _ in range(STEPS):
-        w = w + torch.cholesky_solve((target - times(K, w)).unsqueeze(-1), factor).squeeze(-1)
-    return w
 
 
 def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound, *, every: bool = False) -> Tensor:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from hardnet.products import ALIGNMENT, times_aligned
+from hardnet.products import ALIGNMENT, times, times_aligned
 
 NEARLY_DEPENDENT = 1e-8
 """Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
 SMALL = 8
 """Most rows for which all samples are solved at full size: more groups would cost more than they save."""
+RIDGE, STEPS = 1e-10, 5
+"""What is added to the Gram matrix of unit rows where nobody may look at its rank, and how many steps undo it."""
 CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
 """Most entries of one gathered block of rows: what stays in the cache of a CPU, what fits the memory of a GPU."""
 
@@ -51,6 +53,26 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
         return times_aligned(U, _inverse(S, rows).square() * times_aligned(U.mT, right))
 
     return _solve(A, active, target, exact)
+
+
+def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
+    """`solve_active` for rows of any length without a look at a value: ``(A_J A_J')^+ target_J``, ``(*batch, m)``.
+
+    Proximal steps ``w + (K + RIDGE I)^-1 (target - K w)`` from zero tend to the pseudo-inverse of the unit rows' Gram
+    matrix K. Its factor and triangular solves run inside a CUDA graph, where batched LU, and the solve that belongs to
+    Cholesky, ask the device for memory.
+    """
+    both = active.unsqueeze(-1) & active.unsqueeze(-2)
+    gram = torch.where(both, A @ A.mT, 0.0)
+    scale = _unit_scale(gram.detach(), active)
+    K = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    L = torch.linalg.cholesky_ex(K + torch.diag_embed(torch.where(active, RIDGE, 1.0).to(K))).L
+    right = torch.where(active, target, 0.0) * scale
+    w = torch.zeros_like(right)
+    for _ in range(STEPS):
+        half = torch.linalg.solve_triangular(L, (right - times(K, w)).unsqueeze(-1), upper=False)
+        w = w + torch.linalg.solve_triangular(L.mT, half, upper=True).squeeze(-1)
+    return w * scale
 
 
 def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times
+from hardnet.solvers.active import solve_unseen
 from hardnet.solvers.orthogonal import EPS, FAR
 
 NOTHING = 1e-12
@@ -52,8 +53,5 @@ def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: T
     worst = torch.where(active, -torch.inf, torch.maximum(above, below)).argmax(-1, keepdim=True)
     joining = torch.zeros_like(product).scatter(-1, worst, 1.0)
     joining = torch.where(above > below, joining, -joining)
-    held = torch.where(active.unsqueeze(-1), rows, 0.0)
-    K = held @ held.mT + torch.diag_embed((~active).to(rows))
-    right = times(held, times(rows.mT, joining))
-    ray = joining - torch.linalg.solve_ex(K, right.unsqueeze(-1)).result.squeeze(-1)
+    ray = joining - solve_unseen(rows, active, times(rows, times(rows.mT, joining)))
     return torch.where(ray.abs() > NOTHING * ray.abs().amax(-1, keepdim=True), ray, 0.0)
