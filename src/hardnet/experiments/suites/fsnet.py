@@ -9,7 +9,15 @@ from functools import partial
 
 from hardnet.experiments.recipes import Recipe
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.separable import BOXED, LONGER_LOOSE, LOOSE, LOOSER, PENALISED, solve_separable
+from hardnet.experiments.suites.separable import (
+    BOXED,
+    LONGER_CONES,
+    LONGER_LOOSE,
+    LOOSE,
+    LOOSER,
+    PENALISED,
+    solve_separable,
+)
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.fsnet import FSNet, Rows, Shape
 
@@ -29,7 +37,7 @@ SUITE = Suite(
     (
         _case("convex", "qp", BOXED, PENALISED),
         _case("convex", "qcqp", LOOSE, LONGER_LOOSE, PENALISED),
-        _case("convex", "socp", LOOSE, LONGER_LOOSE, PENALISED),
+        _case("convex", "socp", LOOSE, LONGER_CONES, PENALISED),
         _case("nonconvex", "qp", LOOSER, PENALISED),
         _case("nonsmooth", "qp", LOOSER, PENALISED),
     ),

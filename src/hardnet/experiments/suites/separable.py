@@ -55,6 +55,12 @@ LONGER_LOOSE = replace(
     label=", longer training",
 )
 """The same network with more time."""
+LONGER_CONES = replace(
+    LONGER_LOOSE,
+    settings=LOOSE.settings | {"learning_rate": 5e-4, "soft_weight": 1.0},
+    chosen="The best of sixteen variants on the validation rows, one seed (choice-fsnet-convex-socp in results/suites).",
+)
+"""Cones bend most near their tips: a lower rate and a lower penalty."""
 BOXED = replace(
     WIDE,
     name="boxed",
