@@ -58,7 +58,7 @@ LONGER_LOOSE = replace(
 LONGER_CONES = replace(
     LONGER_LOOSE,
     settings=LOOSE.settings | {"learning_rate": 5e-4, "soft_weight": 1.0},
-    chosen="The best of sixteen variants on the validation rows, one seed (choice-fsnet-convex-socp in results/suites).",
+    chosen="The best of sixteen variants on the validation rows, one seed (choice-fsnet-convex-socp).",
 )
 """Cones bend most near their tips: a lower rate and a lower penalty."""
 BOXED = replace(
