@@ -55,6 +55,7 @@ ELSEWHERE = {
     "kernels/test_nearest_gpu.py": "kernels/gpu/nearest kernels/gpu/nearest_few kernels/gpu/nearest_program",
     "kernels/test_pivoting.py": "kernels/gpu/pivoting solvers/pivoting",
     "kernels/test_projection.py": "kernels/gpu/projection",
+    "kernels/test_projection_cpu.py": "kernels/cpu/pivoting kernels/cpu/projection",
     "kernels/test_projection_backward.py": "kernels/gpu/projection_backward",
     "layers/test_dc3.py": "functional/completion functional/dc3",
     "layers/test_hardnet_aff.py": "layers/constant_rows layers/equality_rows",
@@ -86,7 +87,7 @@ ELSEWHERE = {
     "solvers/nonlinear_retract_compiled solvers/nonlinear_retract_state solvers/nonlinear_retract_step "
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
-    "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/newton solvers/problem solvers/projection "
+    "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/problem solvers/projection "
     "solvers/projection_steps",
     "test_certificate.py": "sets/judge_records sets/judge_rows sets/judge_sparse sets/judgement",
     "test_contract.py": "testing/poison testing/promise",

@@ -5,7 +5,7 @@ import torch
 from hardnet.kernels.gpu.projection import project
 from hardnet.rows import Batch
 from hardnet.solvers import Status, projection, projection_steps
-from hardnet.solvers.pivoting import step_limit
+from hardnet.solvers.problem import step_limit
 from tests.solvers import families
 
 TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)

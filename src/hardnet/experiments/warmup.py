@@ -56,7 +56,7 @@ PROBLEMS: dict[str, Problem] = {
     "closed form, many rows per sample": Problem(enforce_affine, (4, 12, 20), ""),
     "nearest point, shared A": Problem(project_affine, (2, 3), "nearest_few"),
     "nearest point, few rows per sample": Problem(project_affine, (4, 2, 3), "nearest_few"),
-    "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), ""),
+    "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), "projection"),
     "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
     "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "nearest_box_rows"),
     "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic"),
@@ -70,6 +70,7 @@ SLOWEST_FIRST = (
     "affine_shared_small",
     "affine_shared",
     "active_set",
+    "projection",
     "nearest_box",
     "",
 )

@@ -31,6 +31,15 @@ MOST_ON_CHIP = 32
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes a row beside a box strictly active."""
 
+UNRELATED = 1e-11
+"""Pivoting: a squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
+VANISHING = 1e-13
+"""Pivoting: slope of a multiplier up to which it does not shrink."""
+MOST_ROWS_TO_AN_OUTPUT = 4
+"""CPU: rows to an output of a general projection up to which compiled pivoting is faster than DAQP."""
+CORRECTIONS = 3
+"""CPU: most corrections of a projection whose active rows miss their bounds by more than rounding."""
+
 ROUNDS, PATIENCE = 12, 4
 """Steps of the nonlinear solver: guesses of the active rows, and how many may go by without a better one."""
 NOISE = 1e-12

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
+from hardnet.kernels.limits import UNRELATED, VANISHING
 from hardnet.products import align, times_aligned
-from hardnet.solvers.problem import Problem
+from hardnet.solvers.problem import Problem, step_limit
 
-DEPENDENT = 1e-11
-"""A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 KERNEL_ROWS = 128
 """Most rows that the kernel holds in registers."""
 CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
@@ -85,11 +84,6 @@ def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     found = pivot(gram, *scaled, limit=step_limit(problem.A))
     dual = align(found.dual) / norm
     return problem.raw - times_aligned(problem.A.mT, dual), dual, found.steps, found.finished
-
-
-def step_limit(A: Tensor) -> int:
-    """Steps of pivoting after which a sample is given up."""
-    return 10 * sum(A.shape[-2:]) + 50
 
 
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
@@ -170,7 +164,7 @@ def _step(state: _State) -> _State:
     column = _row_of(state.tableau, row)
     leaving, until_leaving = _ratio_test(state, column * sign.unsqueeze(-1))
     distance = _at(column, row)
-    until_tight = torch.where(distance > DEPENDENT, missing / distance, INFINITY)
+    until_tight = torch.where(distance > UNRELATED, missing / distance, INFINITY)
     length, joins = torch.minimum(until_tight, until_leaving), until_tight <= until_leaving
     working = ((worst > 0) | (state.joining >= 0)) & ~state.stuck
     stuck = state.stuck | (working & (length == INFINITY))
@@ -189,7 +183,7 @@ def _step(state: _State) -> _State:
 
 def _ratio_test(state: _State, slope: Tensor) -> tuple[Tensor, Tensor]:
     """The active inequality whose multiplier reaches zero first, and the step that takes it there."""
-    shrinks = (state.side * slope > 1e-13) & (state.lower != state.upper)
+    shrinks = (state.side * slope > VANISHING) & (state.lower != state.upper)
     length, leaving = torch.where(shrinks, state.value / slope, INFINITY).min(-1)
     return leaving, length.clamp_min(0.0)
 

@@ -173,6 +173,11 @@ def power(exponent: Tensor) -> Tensor:
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
+def step_limit(A: Tensor) -> int:
+    """Steps of pivoting after which a sample is given up."""
+    return 10 * sum(A.shape[-2:]) + 50
+
+
 def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:
     """``max(|y - raw + A'dual|, |A y - clamp(A y + dual, lower, upper)|) / max(1, |y|)`` with unit rows: ``(B,)``.
 

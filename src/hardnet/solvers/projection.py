@@ -1,7 +1,8 @@
 """The Euclidean projection onto ``lower <= A y <= upper``: which algorithm serves which sample.
 
 1. One row has a closed form.
-2. On a GPU all of it, and the check of the answer, is one launch for problems of up to 32 rows and outputs.
+2. On a GPU all of it, and the check of the answer, is one launch for problems of up to 32 rows and outputs; on a CPU
+   one pass of compiled code.
 3. Elsewhere, and for what that leaves open, `hardnet.solvers.projection_steps`; without a look at any value a fixed
    number of pivots.
 
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.kernels.limits import MOST_ON_CHIP
+from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
+from hardnet.modes import plain
 from hardnet.products import times_aligned
 from hardnet.rows import Batch
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.fixed import fixed_pivots, steps_for
-from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting, step_limit
+from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
 from hardnet.solvers.problem import (
+    CERTAIN,
     FEASIBLE,
     LARGEST,
     SOLVED,
@@ -34,6 +38,7 @@ from hardnet.solvers.problem import (
     shift,
     shift_rows,
     standard_form,
+    step_limit,
 )
 from hardnet.solvers.projection_steps import STRICT, Outcome, place, side_of, solve_in_steps
 from hardnet.solvers.shared_factor import SharedRows
@@ -147,6 +152,8 @@ def _choose(
         return _one_row(rows)
     if backend == "auto" and _fits_kernel(rows.A):
         return _by_kernel(rows, look)
+    if backend == "auto" and look and shared is None and _compiles(rows.A):
+        return _compiled(rows, again, rounding)
     return solve_in_steps(rows, backend, shared, again, rounding) if look else _fixed_program(rows, shared)
 
 
@@ -171,6 +178,25 @@ def _by_kernel(rows: Batch, look: bool = True) -> Outcome:
     if len(todo) == 0:
         return outcome
     return place(outcome, todo, solve_in_steps(rows.take(todo), "auto"))
+
+
+def _compiles(A: Tensor) -> bool:
+    """Whether compiled code is the fastest: on a CPU, and with Gram matrices that are not much larger than A."""
+    m, n = A.shape[-2:]
+    return HAS_NUMBA and A.is_cpu and A.numel() > 0 and m <= MOST_ROWS_TO_AN_OUTPUT * n and plain(A)
+
+
+def _compiled(rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
+    """Every sample by compiled code; those that it leaves open in steps."""
+    from hardnet.kernels.cpu.projection import project
+
+    tolerances = (FEASIBLE, SOLVED, STRICT, CERTAIN)
+    y, dual, side, steps, residual, unsolved = project(*rows[:4], step_limit(rows.A), tolerances)  # pyright: ignore[reportArgumentType]
+    outcome = Outcome(y, dual, side, torch.zeros_like(steps, dtype=torch.int8), steps, residual)
+    todo = unsolved.nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return outcome
+    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto", None, again, rounding))
 
 
 def _fixed_program(rows: Batch, shared: SharedRows | None) -> Outcome:

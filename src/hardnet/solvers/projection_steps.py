@@ -1,10 +1,9 @@
 """The projection onto ``lower <= A y <= upper`` in steps over all samples, each by the first method that serves it.
 
 A sample inside the set is returned as it came. Constant rows that were prepared are solved in batches,
-`hardnet.solvers.shared_rows`; the rest goes to Newton's method (few rows on a CPU) or a dual active set: DAQP on a CPU
-where it is installed, else batched pivoting. The optimality conditions of every answer are checked; what fails is
-settled by the dual active set on orthonormal bases, which also proves sets empty. An empty set is answered by the
-compromise, by proximal steps.
+`hardnet.solvers.shared_rows`; the rest goes to a dual active set: DAQP on a CPU where it is installed, else batched
+pivoting. The optimality conditions of every answer are checked; what fails is settled by the dual active set on
+orthonormal bases, which also proves sets empty. An empty set is answered by the compromise, by proximal steps.
 
 Called by `hardnet.solvers.projection`.
 """
@@ -24,9 +23,8 @@ from hardnet.products import times_aligned
 from hardnet.rows import Batch
 from hardnet.solvers import orthogonal
 from hardnet.solvers.active import split
-from hardnet.solvers.newton import newton
-from hardnet.solvers.pivoting import by_pivoting, step_limit
-from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form
+from hardnet.solvers.pivoting import by_pivoting
+from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form, step_limit
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
@@ -35,8 +33,6 @@ from hardnet.solvers.touch_up import Project, touch_up
 
 STRICT = 1e-11
 """Part of the sample's size above which a multiplier makes its row strictly active."""
-FEW_ROWS = 16
-"""Most rows of an A of its own for which Newton's method is faster than a dual active set on a CPU."""
 SHARED = 1e-13
 """The residual up to which multipliers spread over dependent rows replace the first ones."""
 THREADED_ENTRIES = 2000
@@ -139,8 +135,6 @@ def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> 
     if shared is not None:
         y, dual, settled = shared_answer(problem, shared, look=True)
         return _or_dual_active_set(problem, (y, dual, torch.ones_like(settled, dtype=torch.long), settled))
-    if backend == "auto" and _few_rows(problem):
-        return _or_dual_active_set(problem, newton(problem))
     return _dual_active_set(problem, backend)
 
 
@@ -149,12 +143,6 @@ def _dual_active_set(problem: Problem, backend: str) -> Answer:
     if backend == "daqp" or (backend == "auto" and on_cpu and has_daqp()):
         return _by_daqp(problem)
     return by_pivoting(problem)
-
-
-def _few_rows(problem: Problem) -> bool:
-    """Whether Newton's method is worth its try: at most half as many rows as outputs, and cheap ones, on a CPU."""
-    m, n = problem.size
-    return problem.raw.device.type == "cpu" and 2 * m <= n and (problem.shared or m <= FEW_ROWS)
 
 
 def _or_dual_active_set(problem: Problem, found: Answer) -> Answer:
