@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from hardnet.experiments.suites.base import GAP, GAP_MAX, TIMES, WORST, Case, Suite
-from hardnet.experiments.suites.programs import LONGER, SWEEP, WIDE, optimal_programs, solve_convex
+from hardnet.experiments.suites.programs import LONGER, LONGEST, SWEEP, WIDE, optimal_programs, solve_convex
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuitePrograms
 
@@ -23,7 +23,7 @@ def _sweep(equalities: int, inequalities: int) -> Case:
         name,
         f"simple, {equalities} equalities and {inequalities} inequalities",
         partial(SuitePrograms, name, equalities=equalities, inequalities=inequalities),
-        (SWEEP,),
+        (SWEEP, LONGEST) if inequalities > 50 else (SWEEP,),
         solve_convex,
         ("sweep",),
         seeds="1",
