@@ -16,7 +16,7 @@ TWO, EIGHT = draw(2, 6, seed=1), draw(8, 6, seed=2)
 
 
 def moving(x):
-    return TWO + 0.1 * x[..., :1, None]
+    return TWO.to(x) + 0.1 * x[..., :1, None]
 
 
 def few():
@@ -28,7 +28,7 @@ def boxed():
 
 
 def general():
-    return hn.Affine(lambda x: EIGHT + 0.1 * x[..., :1, None], lower=-1.0, upper=1.0)
+    return hn.Affine(lambda x: EIGHT.to(x) + 0.1 * x[..., :1, None], lower=-1.0, upper=1.0)
 
 
 def shared():
@@ -68,6 +68,32 @@ def test_nothing_waits_for_the_device(method, option, name, blind):
         torch.testing.assert_close(found.y, y.detach(), rtol=0, atol=steps)
     assert hn.check(layer.constraint, y.detach(), x).ok
     assert gradient.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("method", "option", "name"), CASES)
+def test_a_graph_captures_every_option(method, option, name):
+    """Forward, backward and the solution replay to the bits of the eager calls."""
+    layer = hn.layers.LAYERS[method]((SETS | {"constant": constant})[name](), **OPTIONS[option]).cuda()
+    start, x = (3 * draw(20, 6, seed=6)).cuda(), draw(20, 6, seed=7).abs().cuda()
+
+    def step():
+        raw = start.clone().requires_grad_()
+        y = layer(raw, x)
+        found = layer.solve(start, x).y if method == "projection" else y
+        return y, found, *torch.autograd.grad(y.square().sum(), raw)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = [step() for _ in range(2)][-1]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for found, part in zip(captured, expected, strict=True):
+        torch.testing.assert_close(found, part, rtol=0, atol=0)
 
 
 def test_equalities_that_repeat_each_other_have_the_gradient_of_one_of_them(blind):
