@@ -1,0 +1,76 @@
+"""The closed form with an A of each sample on a GPU, by every family of kernels that could serve it.
+
+``python -m benchmarks.families_gpu [--out FILE]`` says what each size would cost by another family than its own: which
+may be dropped. Float32, replays of a captured graph; in `plan` the limits of a family decide what it serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hardnet as hn
+from benchmarks.device import replayed
+from benchmarks.problems import Size
+from hardnet.experiments.markdown import table_text
+from hardnet.experiments.results import write_json
+from hardnet.experiments.stamp import environment
+
+SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4), (32768, 32, 16))
+"""Samples, outputs and rows."""
+LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 16), "affine_blocks": (0, 0, 0)}
+"""If this family is to serve: most numbers that a thread holds, forward and backward, and most rows that are unrolled."""
+
+
+@contextmanager
+def served_by(family: str) -> Iterator[None]:
+    """Any A that this family can hold goes to it."""
+    from hardnet.kernels.gpu import affine_launch
+
+    names = "TINY", "TINY_BACKWARD", "FEW_ROWS"
+    usual = [getattr(affine_launch, name) for name in names]
+    forget = lambda: (affine_launch.plan.cache_clear(), affine_launch.launcher.cache_clear())
+    for name, limit in zip(names, LIMITS[family], strict=True):
+        setattr(affine_launch, name, limit)
+    forget()
+    try:
+        yield
+    finally:
+        for name, limit in zip(names, usual, strict=True):
+            setattr(affine_launch, name, limit)
+        forget()
+
+
+def measure() -> list[dict[str, Any]]:
+    """Milliseconds of each size and family, forward and with backward."""
+    rows = []
+    for batch, n, m in SIZES:
+        for family in LIMITS:
+            if family == "affine_threads" and (m * n > LIMITS[family][0] or n > 16):
+                continue
+            with served_by(family):
+                found = replayed(hn.functional.enforce_affine, Size(batch, n, m), torch.float32)
+            rows.append({"samples": batch, "m": m, "n": n, "family": family} | found)
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print the table, and write JSON to `--out` if given."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families_gpu", description=__doc__)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args(arguments)
+    result = {"environment": environment("cuda", 0), "rows": measure()}
+    names = ["samples", "m", "n", "family", "forward_ms", "both_ms"]
+    print(table_text(names, [[row[name] for name in names] for row in result["rows"]]))
+    if asked.out is not None:
+        write_json(asked.out, result, indent=1)
+
+
+if __name__ == "__main__":
+    main()
