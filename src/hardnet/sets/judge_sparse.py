@@ -57,5 +57,7 @@ def _entries(numbers: SparseNumbers, row: Tensor) -> tuple[Tensor, Tensor]:
     start, end = numbers.crow[row].unsqueeze(-1), numbers.crow[row + 1].unsqueeze(-1)
     place = start + torch.arange(max(int((end - start).max()), 1), device=row.device) if len(row) else start
     there = place < end
+    if not bool(there.any()):
+        return numbers.values.new_zeros(place.shape), torch.zeros_like(place, dtype=torch.long)
     place = torch.where(there, place, 0)
     return torch.where(there, numbers.values[place], 0), numbers.col[place].long()

@@ -47,14 +47,24 @@ def prepare_sparse(crow: Tensor, col: Tensor, values: Tensor, n: int) -> SparseR
 
     parts = [part.detach().cpu().numpy() for part in (values.double(), col, crow)]
     A: Any = scipy.sparse.csr_matrix(tuple(parts), shape=(len(crow) - 1, n))  # pyright: ignore[reportArgumentType, reportCallIssue]
-    length = np.sqrt(np.asarray(A.multiply(A).sum(1)).ravel())
-    length = np.where(length > 0, length, 1.0)
-    A = (scipy.sparse.diags(1 / length) @ A).tocsr()
+    A, largest = _divided(A, abs(A).max(1).toarray().ravel() if A.nnz else np.ones(A.shape[0]))
+    A, length = _divided(A, np.sqrt(np.asarray(A.multiply(A).sum(1)).ravel()))
+    length = length * largest
     gram = (A @ A.T).tocsr()
     for matrix in (A, gram):
         matrix.sum_duplicates()  # entries in order from the start: scipy orders them when it needs to, and sums change
     order = reverse_cuthill_mckee(gram, symmetric_mode=True)
     return SparseRows(A, length, gram, order, _band(gram[order][:, order].tocoo()))
+
+
+def _divided(A: Any, by: Any) -> tuple[Any, Any]:
+    """The rows of A divided by positive numbers ``(m,)``, and these; 1 for a zero row."""
+    import numpy as np
+
+    by = np.where(by > 0, by, 1.0)
+    A = A.copy()
+    A.data = A.data / np.repeat(by, np.diff(A.indptr))
+    return A, by
 
 
 def _band(K: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.solvers.orthogonal import FAR
 from hardnet.solvers.problem import CERTAIN
 from hardnet.solvers.solution import Status
 from hardnet.solvers.sparse_factor import Factor, SparseRows
@@ -20,14 +21,18 @@ from hardnet.solvers.sparse_interior import RIDGE, guess
 
 EXCHANGES = 8
 """Most exchanges of rows after the guess."""
-SOLVES = 3
-"""One solution and its corrections."""
+SOLVES = 12
+"""One solution and its corrections, at most: the ridge leaves less each time where rows nearly depend on each other."""
 SOLVED = 1e-9
 """The residual up to which a sample counts as solved, in its own unit."""
 SLACK = 1e-12
 """How far a row may be off its bound and still hold, in the sample's unit."""
 TOUCHES = 3
 """Most corrections of the last digits."""
+LEAK = 1e-12
+"""What ``A'ray`` of a contradiction may be, as a part of its weights: rounding, and no more."""
+NOTHING = 1e-13
+"""Part of the largest weight of a contradiction below which a row has no share in it."""
 STRICT = 1e-11
 """Multiplier above which a row is strictly active, in the sample's unit."""
 
@@ -94,9 +99,10 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
     side = np.where(abs(dual) > STRICT * max(1.0, abs(dual).max()), np.sign(dual), 0.0)
     if holds and residual <= SOLVED:
         return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual, count
-    empty = residual > SOLVED and _proves_empty(rows, dual, low, high, y)
-    status = Status.INFEASIBLE if empty else Status.NOT_CONVERGED
-    return unit * y, dual / rows.length, side, status, residual, count
+    ray = _contradiction(rows, dual, low, high) if residual > SOLVED else nothing
+    if ray.any():
+        return unit * y, ray / rows.length, side, Status.INFEASIBLE, residual, count
+    return unit * y, unit * dual / rows.length, side, Status.NOT_CONVERGED, residual, count
 
 
 def _beyond(rows: SparseRows, y: Any, excess: Any) -> Any:
@@ -160,8 +166,13 @@ def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:
         factor = Factor(rows, np.where(active, RIDGE, 0.0), active)
     except np.linalg.LinAlgError:
         return found + np.nan
+    before = np.inf
     for _ in range(SOLVES):
-        found = found + np.where(active, factor.solve(np.where(active, target - rows.gram @ found, 0.0)), 0.0)
+        missing = np.where(active, target - rows.gram @ found, 0.0)
+        left = abs(missing).max(initial=0.0)
+        if not left < before:
+            break
+        found, before = found + np.where(active, factor.solve(missing), 0.0), left
     return found
 
 
@@ -178,12 +189,20 @@ def _clamped(rows: SparseRows, y: Any, lower: Any, upper: Any) -> Any:
     return np.minimum(np.maximum(y, least), most)
 
 
-def _proves_empty(rows: SparseRows, dual: Any, low: Any, high: Any, y: Any) -> bool:
-    """Farkas: ``A'ray = 0`` while ``sum(high ray+) - sum(low ray-) < 0`` contradicts every y near the sample."""
+def _contradiction(rows: SparseRows, dual: Any, low: Any, high: Any) -> Any:
+    """Farkas: a ray ``(m,)`` with ``A'ray = 0``, ``sum(high ray+) - sum(low ray-) < 0``; zeros where none is found.
+
+    Multipliers grow along it. What ``K_JJ`` sees of them is taken away, so that ``A'ray`` is rounding where rows depend
+    on each other: nearly dependent rows meet somewhere, however far.
+    """
     import numpy as np
 
     ray = dual / max(abs(dual).max(), 1e-300)
     ray = np.where(abs(ray) > 1e-9, ray, 0.0)
+    ray = ray - _tight(rows, ray != 0, rows.gram @ ray, np.zeros_like(ray))
+    ray = np.where(abs(ray) > NOTHING * abs(ray).max(), ray, 0.0)
     bound = np.where(ray > 0, high, low)
     value = float((ray[ray != 0] * bound[ray != 0]).sum())
-    return value < -1e3 * float(abs(rows.A.T @ ray).sum() + 1e-13 * abs(ray).sum())
+    leak, rounding = abs(rows.A.T @ ray).sum(), LEAK * abs(ray).sum()
+    proved = leak <= rounding and value < -FAR * rounding
+    return ray if proved else np.zeros_like(ray)
