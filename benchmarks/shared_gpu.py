@@ -119,13 +119,12 @@ def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
             lambda a=active: shared_blocks.solve_shared(rows.gram, a, zero + 1, look=True), 3
         )
     active = spread < 0.2
-    usual = shared_blocks.BLOCK["cuda"]
-    for width in (16, 32, 64):
+    for width in (32, 64, 128, 256):
         shared_blocks.BLOCK["cuda"] = width
         row[f"factors, all rows, blocks of {width}"] = timed(
             captured(lambda: [shared_blocks.factorise(rows.gram, None, part) for part in active.split(512)]), 3
         )
-    shared_blocks.BLOCK["cuda"] = usual
+    shared_blocks.BLOCK["cuda"] = 64
     factor = shared_blocks.factorise(rows.gram, None, active[:512])
     row["one solution with factors, 512 samples"] = timed(captured(lambda: factor.solve(zero[:512] + 1)), 3)
     whole = torch.where(active[:512, :, None] & active[:512, None], rows.gram, torch.eye(k, device=DEVICE).double())

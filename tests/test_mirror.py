@@ -41,7 +41,6 @@ ELSEWHERE = {
     "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
-    "kernels/test_cholesky.py": "kernels/gpu/cholesky",
     "kernels/test_conic.py": "kernels/cpu/conic kernels/cpu/conic_blocks kernels/cpu/conic_steps "
     "kernels/cpu/conic_system kernels/cpu/small_eigen",
     "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared_small "

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import hardnet.kernels.gpu.affine as gpu
 from hardnet.products import times_aligned
 from hardnet.solvers.active import CHUNK_ENTRIES, first_rows, groups
 
 RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
 BLOCK = {"cpu": 1 << 30, "cuda": 64}
-"""Columns that are factorised at once: on a GPU as many as one program of `hardnet.kernels.gpu.cholesky` holds."""
+"""Columns that are factorised at once: a GPU spends its time in the products of blocks."""
 PART_OF_MEMORY = 32
 """One chunk of factors takes this part of the memory of a GPU at most."""
 SOLVES = 3
@@ -72,23 +71,13 @@ def factorise(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
         panel = _columns(K, index, kept, first, last)
         if first:
             panel = torch.baddbmm(panel, L[:, first:, :first], L[:, first:last, :first].mT, alpha=-1)
-        inverse = L[:, first:last, first:last]
-        _invert_factor(panel[:, : last - first], inverse)
+        corner = torch.linalg.cholesky_ex(panel[:, : last - first]).L
+        eye = torch.eye(last - first, dtype=K.dtype, device=K.device).expand_as(corner)
+        inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
+        L[:, first:last, first:last] = inverse
         if last < size:
             L[:, last:, first:last] = torch.bmm(panel[:, last - first :], inverse.mT)
     return blocks
-
-
-def _invert_factor(corner: Tensor, inverse: Tensor) -> None:
-    """Write the inverse of the Cholesky factor of each corner ``(B, width, width)``."""
-    if corner.is_cuda and gpu.HAS_TRITON:
-        from hardnet.kernels.gpu.cholesky import invert_factor
-
-        invert_factor(corner, inverse)
-        return
-    L = torch.linalg.cholesky_ex(corner).L
-    eye = torch.eye(corner.shape[-1], dtype=corner.dtype, device=corner.device)
-    inverse.copy_(torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False))
 
 
 def solve_shared(
