@@ -21,9 +21,9 @@ from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
 
-SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4), (32768, 32, 16))
+SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""
-LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 16), "affine_blocks": (0, 0, 0)}
+LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 8), "affine_blocks": (0, 0, 0)}
 """To let a family serve: most numbers that a thread holds, forward and backward, and most rows that are unrolled."""
 
 

@@ -201,11 +201,15 @@ def captured(constraint: hn.sets.ConstraintSet, raw: Tensor, x: Tensor | None, m
 
 def main_table(device: str, out: Path | None, scale: float | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure all families, print them, and write them; on a GPU with `MANY` samples of the small ones."""
-    results = {}
+    results: dict[str, Any] = {}
+    content = {"environment": environment(device, SEED), "clock": "wall" if device == "cuda" else "process"}
+    content |= {"families": results}
     scale = (MANY / 1000 if device == "cuda" else 1.0) if scale is None else scale
     for name, family in families(scale).items():
         results[name] = measure(family, device, rounds)
         print(name, results[name], flush=True)
+        if out is not None:
+            write_json(out, content, indent=1)
     shown = (
         "retract ms",
         "nearest ms",
@@ -217,8 +221,4 @@ def main_table(device: str, out: Path | None, scale: float | None = None, rounds
     )
     lines = [[name, *(f"{row[key]:.4g}" for key in shown)] for name, row in results.items()]
     print(table_text(["family", *shown], lines))
-    content = {"environment": environment(device, SEED), "clock": "wall" if device == "cuda" else "process"}
-    content |= {"families": results}
-    if out is not None:
-        write_json(out, content, indent=1)
     return content
