@@ -113,6 +113,32 @@ def test_a_set_that_contradicts_itself_is_found():
         check_set(bad, raw)
 
 
+class Slightly(hn.Affine):
+    """Rows that say a little more than the residual, or a residual that is a little more for a sample alone."""
+
+    fault = "rows"
+
+    def rows(self, numbers, like):
+        rows = super().rows(numbers, like)
+        return rows._replace(A=rows.A * (1 + 1e-12)) if self.fault == "rows" else rows
+
+    def residual(self, numbers, y):
+        found = super().residual(numbers, y)
+        return found * (1 + 1e-12 * (len(y) == 1)) if self.fault == "batch" else found
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize(("fault", "promise"), [("rows", "disagree"), ("batch", "its batch")])
+def test_a_set_that_is_a_little_wrong_is_found_in_any_unit(fault, promise, unit):
+    mine = Slightly(unit * constant_rows().A, lower=0.0)
+    mine.fault = "none"
+    raw = draw(6, 4)
+    check_set(mine, raw)
+    mine.fault = fault
+    with pytest.raises(ContractError, match=promise):
+        check_set(mine, raw)
+
+
 class HidesBadNumbers(hn.layers.HardNetAff):
     """Zeros where a number of the set, not raw, was bad."""
 
