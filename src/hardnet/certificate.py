@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import BoundsError, sentence
-from hardnet.modes import widen
+from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judge_records import Allowed
 from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
@@ -185,7 +185,8 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
     Args:
         constraint: The set.
         y: Outputs, ``(*batch, n)``.
-        x: The input that the set depends on; None for a constant set.
+        x: The input that the set depends on, as the model had it; None for a constant set. What a model made of
+            half-precision inputs under autocast is checked under autocast, or with x in float32, as its layer had them.
         tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
             size of the terms that the row adds up; where all its bounds are 0, outputs count as at least one
             rounding of 1.
@@ -193,22 +194,28 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
     require_float("y", y)
     if tolerance is not None and not tolerance >= 0:
         raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
-    with torch.no_grad():
-        numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
-        parts = list(members(constraint, numbers))
-        given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
-        judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
-        names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
-        rounding = judgement.rounding.reshape(*y.shape[:-1], judgement.rounding.shape[-1])
-        satisfied = judgement.satisfied.reshape(y.shape[:-1])
-        certificate = Certificate(judgement.parts, satisfied, judgement.allowed, rounding, names, coordinates)
-        if given is None:
-            return certificate
-        slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)
-        if tolerance is not None:
-            return replace(certificate, slack=slack)
-        scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
-        return _with_slack(certificate, slack, scale)
+    return _judged(y, constraint, input_of_set(x, y), tolerance)
+
+
+@full_precision
+@torch.no_grad()
+def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | None) -> Certificate:
+    """The certificate of y, whatever autocast says."""
+    numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
+    parts = list(members(constraint, numbers))
+    given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
+    judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
+    names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
+    rounding = judgement.rounding.reshape(*y.shape[:-1], judgement.rounding.shape[-1])
+    satisfied = judgement.satisfied.reshape(y.shape[:-1])
+    certificate = Certificate(judgement.parts, satisfied, judgement.allowed, rounding, names, coordinates)
+    if given is None:
+        return certificate
+    slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)
+    if tolerance is not None:
+        return replace(certificate, slack=slack)
+    scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
+    return _with_slack(certificate, slack, scale)
 
 
 def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:

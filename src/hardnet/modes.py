@@ -147,6 +147,11 @@ def widen(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(working(leaf.dtype)), value)
 
 
+def input_of_set(x: Any, beside: Tensor) -> Any:
+    """X as a layer hands it to its set: half precision in float32 under autocast, which leaves modules in float32."""
+    return widen(x) if torch.is_autocast_enabled(beside.device.type) else x
+
+
 def narrow(y: Tensor, dtype: torch.dtype, on_invalid: str = "raise") -> Tensor:
     """Y ``(*batch, n)`` rounded to a half type; a sample beyond its range is an error, or NaN where no look is free."""
     rounded = y.to(dtype)

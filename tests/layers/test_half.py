@@ -88,6 +88,19 @@ def test_numbers_of_x_in_half_precision_beside_constants_in_float32():
         assert hn.check(constraint, y, x).ok
 
 
+@pytest.mark.parametrize("raw_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layer_solution_and_certificate_see_the_same_set_at_an_input_in_half_precision(autocast, raw_dtype):
+    """Adding 0.1 to x in bfloat16 rounds to 1/256 of it, which no float32 certificate would accept."""
+    constraint = hn.Affine(lambda x: (x + 0.1).unsqueeze(-2), upper=lambda x: x[..., :1].abs())
+    layer, x, raw = hn.layers.Projection(constraint), draw(50, 4).bfloat16(), draw(50, 4, seed=1).to(raw_dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        y, solution = layer(raw, x), layer.solve(raw, x)
+        assert hn.check(constraint, y, x).ok
+        assert (solution.status == 0).all()
+        assert torch.equal(solution.y, y.to(raw_dtype))
+
+
 def test_a_learned_matrix_runs_under_autocast_with_half_inputs():
     class Rows(torch.nn.Module):
         def __init__(self):

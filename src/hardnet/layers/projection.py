@@ -19,7 +19,7 @@ from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, look_or_nan, mode, narrow, widen
+from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
 from hardnet.rows import MOST_BOX_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.shared_choice import LEAST_ROWS, prepare_rows
@@ -160,12 +160,11 @@ def _box_and_few_rows(A: Tensor) -> bool:
     return general <= MOST_BOX_ROWS and general < len(A)
 
 
-@full_precision
 @torch.no_grad()
 def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
     """The solution that `find` has for a layer, whose constants follow raw; half precision is solved in float32."""
     layer.settle(raw)
-    found = find(widen(raw), widen(x))
+    found = full_precision(find)(widen(raw), input_of_set(x, raw))
     return found._replace(y=narrow(found.y, raw.dtype, "nan")) if raw.dtype in HALF else found
 
 
