@@ -197,7 +197,7 @@ def _only_writer(folder: Path) -> Iterator[bool]:
 def _lock(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder; False where another process holds it and we do not wait.
 
-    A file system without locks refuses nobody, but a writer there cannot know that it is alone.
+    A file system without locks refuses no writer, but one there cannot know that it is alone.
     """
     if fcntl is None:
         return True

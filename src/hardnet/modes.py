@@ -49,7 +49,7 @@ def may_look(tensor: Tensor) -> bool:
 
 
 def may_wait() -> bool:
-    """Whether a value can be looked at where somebody asks for it, at the cost of waiting for the device."""
+    """Whether a value can be looked at where that is asked for, at the cost of waiting for the device."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
@@ -63,7 +63,7 @@ def look_or_nan(policy: str, raw: Tensor) -> str:
 
 
 def plain(*tensors: Tensor | None) -> bool:
-    """Whether these are memory to read: no subclass, no wrapper, and nobody traces or intercepts operations."""
+    """Whether these are memory to read: no subclass, no wrapper, and operations are neither traced nor intercepted."""
     if (
         torch.compiler.is_compiling()  # first: the compiler does not get past the rest
         or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]

@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Whether somebody asks for a derivative."""
+        """Whether a derivative is asked for."""
         raw, A, lower, upper = self[:4]
         asked = raw.requires_grad or A.requires_grad
         asked = asked or (lower is not None and lower.requires_grad) or (upper is not None and upper.requires_grad)
@@ -132,6 +132,22 @@ def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:
     return tensor.expand(*batch, *tensor.shape[-core:]).reshape(-1, *tensor.shape[-core:])
 
 
+def ordered(lower: Tensor, upper: Tensor) -> Tensor:
+    """``lower <= upper``, neither of them NaN or infinite on the wrong side, entry by entry."""
+    return (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
+
+
+def finite_size(bound: Tensor) -> Tensor:
+    """``|bound|``, zero where there is none."""
+    return torch.where(bound.isfinite(), bound.abs(), 0.0)
+
+
+def lead(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
+    """One argument with one dimension before its `core` ones: 1 where all samples share it, else that of the batch."""
+    own = tensor.shape[tensor.dim() - core :]
+    return tensor.unsqueeze(0) if tensor.dim() == core else tensor.expand(*batch, *own).reshape(batch.numel(), *own)
+
+
 def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
     """The same numbers, one after the other in memory; some memory for no tensor."""
     if tensor is None:
@@ -205,13 +221,7 @@ def flatten_boxed(
     (k, n), shapes = A.shape[-2:], [raw.shape[:-1], A.shape[:-2]]
     shapes += [bound.shape[:-1] for bound in (lower, upper, box_lower, box_upper) if bound is not None]
     batch = torch.broadcast_shapes(*shapes)
-
-    def flat(part: Tensor, core: int) -> Tensor:
-        own = part.shape[-core:]
-        if part.dim() == core:
-            return part.to(dtype).unsqueeze(0)
-        return part.to(dtype).expand(*batch, *own).reshape(-1, *own)
-
+    flat = lambda part, core: lead(part.to(dtype), batch, core)
     bound = lambda part, size, absent: flat(raw.new_full((), absent).expand(size) if part is None else part, 1)
     rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
     box = bound(box_lower, n, -torch.inf), bound(box_upper, n, torch.inf)

@@ -2,7 +2,7 @@
 
 The header of ``model.safetensors`` holds method, options, leak, and the structure of the constraint, sealed with the
 numbers by a digest. The file is replaced in one step, so that at every moment the old or the new model is there, whole.
-``model.json`` is a copy of the header for people; a save that dies between the two files leaves the older copy.
+``model.json`` is a copy of the header for people; a save that ends between the two files leaves the older copy.
 
 Called by users and `hardnet.experiments.inputs`.
 """
@@ -229,7 +229,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _require_model_folder(folder: Path) -> None:
-    """Never write into a folder of something else; hidden files, such as a killed save leaves, are nobody's."""
+    """Never write into a folder of something else; hidden files, as a save that was cut off leaves, do not count."""
     if not folder.is_dir() or (folder / DESCRIPTION).is_file() or has_header(folder / WEIGHTS):
         return
     if any(not entry.name.startswith(".") for entry in folder.iterdir()):

@@ -184,7 +184,7 @@ def _how(asked: Request) -> tuple[bool, torch.device]:
 
 
 def _takes_hours(asked: Request, problem: Problem, recipe: Recipe, method: Method) -> str | None:
-    """Why a row that nobody asked for by name is left out; None where it is run."""
+    """Why a row that was not asked for by name is left out; None where it is run."""
     if asked.default and asked.own is None and recipe is AS_PUBLISHED and problem.name not in method.tables:
         return "it takes hours here; ask for it with --methods"
     if asked.recipes is None and recipe.needs_gpu and asked.device.type == "cpu":

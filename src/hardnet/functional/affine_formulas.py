@@ -29,7 +29,7 @@ from hardnet.functional.affine_factors import (
 from hardnet.functional.derivatives import join_batches
 from hardnet.modes import full_precision, may_look
 from hardnet.products import times
-from hardnet.rows import Batch
+from hardnet.rows import Batch, finite_size
 
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
@@ -242,7 +242,7 @@ def row_size(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | No
     bounds = torch.zeros_like(weight)
     for side in (lower, upper):
         if side is not None:
-            bounds = bounds + torch.where(side.isfinite(), side.abs(), 0)
+            bounds = bounds + finite_size(side)
     return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 

@@ -28,6 +28,7 @@ from hardnet.errors import (
 from hardnet.functional.conic_gradient import cotangents, project_compiled, solve_compiled
 from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
+from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
 from hardnet.solvers.blocks import Block, Intervals, Quadratics, gather, images
 from hardnet.solvers.conic import project_intersection as solve
@@ -122,21 +123,13 @@ def _flatten(raw: Tensor, blocks: Sequence[Block]) -> tuple[torch.Size, list[Ten
     for name, field, core in named:
         require_like(name, field, raw)
         batch = broadcast_batch(name, batch, field.shape[: field.dim() - core])
-    flat = [_lead(field, core, batch) for _, field, core in named]
+    flat = [lead(field, batch, core) for _, field, core in named]
     return batch, flat, [type(block) for block in blocks]
 
 
 def _spread(raw: Tensor, batch: torch.Size) -> Tensor:
     """Raw with the joint batch as one dimension, ``(B, n)``."""
     return raw.expand(*batch, raw.shape[-1]).reshape(batch.numel(), raw.shape[-1])
-
-
-def _lead(field: Tensor, core: int, batch: torch.Size) -> Tensor:
-    """One leading batch dimension: 1 for a constant, else the product of `batch`."""
-    own = field.shape[field.dim() - core :]
-    if field.dim() == core:
-        return field.unsqueeze(0)
-    return field.expand(*batch, *own).reshape(batch.numel(), *own)
 
 
 def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
@@ -178,7 +171,7 @@ class _Project(torch.autograd.Function):
     def forward(
         ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, looks: bool, *fields: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """``(y, status, residual)``; samples without an answer are NaN, unfinished ones too where nobody is told."""
+        """``(y, status, residual)``; samples without an answer are NaN, unfinished ones too where none is warned of."""
         found = solve(raw, gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
         answered = found.status == Status.SOLVED
         if looks:

@@ -1,6 +1,6 @@
 """The derivative of the projection onto blocks, by the implicit function theorem.
 
-At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.cones`),
+At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.images`),
 
     W = I + sum_i dual_i D2G_i + rows' diag((1 - delta) / delta) rows   over the rows that bend,
     C = rows with delta = 0,      N = W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1,

@@ -17,7 +17,7 @@ from hardnet.functional.samples import Policy, find_invalid, reject
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.modes import may_look
 from hardnet.products import length
-from hardnet.rows import flatten_boxed
+from hardnet.rows import flatten_boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
 from hardnet.solvers.cones import project_second_order, second_order_frame
 from hardnet.solvers.images import Frame
@@ -48,9 +48,9 @@ def project_box(
     broadcast_batch("upper", broadcast_batch("lower", raw.shape[:-1], low.shape[:-1]), high.shape[:-1])
     y = torch.minimum(torch.maximum(raw, low), high)
     number = (raw.isfinite() & ~low.isnan() & ~high.isnan()).all(-1)
-    ordered = ((low <= high) & (low < torch.inf) & (high > -torch.inf)).all(-1)
-    y = torch.where((number & ordered).unsqueeze(-1), y, torch.nan)
-    if on_invalid == "raise" and may_look(y) and not bool((number & ordered).all()):
+    sound = number & ordered(low, high).all(-1)
+    y = torch.where(sound.unsqueeze(-1), y, torch.nan)
+    if on_invalid == "raise" and may_look(y) and not bool(sound.all()):
         for finding in find_invalid(raw, None, *bounds):
             raise finding.error()
     return y

@@ -53,8 +53,8 @@ def project_few(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`.
 
-    The fixed program; where a look is free, or asked for, the general solver speaks of samples it left open. It also
-    takes what the program does not have: a metric, and rows that hold in exact arithmetic.
+    The fixed program; where a look is free, or asked for, the general solver settles the samples that it left open. It
+    also takes what the program does not have: a metric, and rows that hold in exact arithmetic.
     """
     policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
     if others.get("metric") is not None or others.get("strict"):

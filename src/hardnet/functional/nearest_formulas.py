@@ -1,7 +1,7 @@
 """The nearest point for few rows in plain torch: what compilers, exporters and transforms see, and the reference.
 
-The program of `nearest_program` finds the active rows J and their multipliers, cut off from the graph. Then, with the
-targets t of the rows in J and any constant multipliers,
+The program of `hardnet.solvers.few_rows` finds the active rows J and their multipliers, cut off from the graph. Then,
+with the targets t of the rows in J and any constant multipliers,
 
     x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_columnwise, times_rowwise
+from hardnet.rows import finite_size, ordered
 from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
@@ -106,8 +107,7 @@ def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
         shrink.new_full((1, 1), absent) * shrink if bound is None else bound.double() * shrink
         for bound, absent in ((lower, -torch.inf), (upper, torch.inf))
     )
-    ordered = (low <= high) & (low < torch.inf) & (high > -torch.inf)
-    valid = sound & raw.detach().isfinite().all(-1, keepdim=True) & ordered.all(-1, keepdim=True)
+    valid = sound & raw.detach().isfinite().all(-1, keepdim=True) & ordered(low, high).all(-1, keepdim=True)
     return Scaled(
         torch.where(valid, raw.double(), 0.0),
         rows * shrink.unsqueeze(-1),
@@ -184,11 +184,6 @@ def judge(scaled: Scaled, chosen: Chosen, y: Tensor, step: Tensor) -> tuple[Tens
     status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
     status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
     return status.squeeze(-1), torch.maximum(missed, drift).squeeze(-1)
-
-
-def finite_size(bound: Tensor) -> Tensor:
-    """``|bound|``, zero where there is none."""
-    return torch.where(bound.isfinite(), bound.abs(), 0.0)
 
 
 class LetThrough(torch.autograd.Function):

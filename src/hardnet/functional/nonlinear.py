@@ -198,7 +198,7 @@ def _project(
 
 
 def policy_for(on_failure: OnFailure, iterations: int | None, raw: Tensor) -> OnFailure:
-    """``"raise"`` is ``"nan"`` in a fixed program on a GPU, where nobody looks."""
+    """``"raise"`` is ``"nan"`` in a fixed program on a GPU, where no value is looked at."""
     return "nan" if on_failure == "raise" and iterations is not None and not may_look(raw) else on_failure
 
 

@@ -45,7 +45,7 @@ from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
 
 LOOSE = 1e-9
-"""The residual above which an answer that nobody may look at is NaN (and 64 roundings of a narrower dtype)."""
+"""The residual above which an answer is NaN where no status is looked at, or 64 roundings of a narrower dtype."""
 
 
 @full_precision
@@ -69,7 +69,7 @@ def project_affine(
     row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not depend on its
     batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`.
 
-    On CUDA and under torch.compile, torch.export and torch.func nobody looks at a value: a sample that the fixed
+    On CUDA and under torch.compile, torch.export and torch.func no value is looked at: a sample that the fixed
     program of pivots does not solve is NaN.
 
     Args:
@@ -85,8 +85,8 @@ def project_affine(
         on_infeasible: What an empty set gives. ``"raise"``: an `InfeasibleError` with the rows that contradict each
             other, by a look at the answer. ``"nearest"``: the compromise with the least sum of squared distances to
             the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
-        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where somebody looks, or NaN for
-            that sample alone.
+        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where values are looked at, or NaN
+            for that sample alone.
         shared: What `prepare_rows` made of this A, where it is constant; by default it is made at each call that it
             pays for.
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from hardnet.functional.derivatives import keep_value
 from hardnet.modes import mode
 from hardnet.products import times
+from hardnet.rows import ordered
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
 from hardnet.solvers.problem import FEASIBLE, SOLVED
@@ -112,7 +113,7 @@ def _full(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """As in `hardnet.solvers.projection`: ``(*batch)``."""
     numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
-    return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+    return numbers & ordered(lower, upper).all(-1)
 
 
 def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:

@@ -145,7 +145,7 @@ def hold_exactly(
     """Y whose inequalities hold for these very numbers in exact arithmetic, by projection on tightened bounds.
 
     The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
-    whose rows leave no room is an error where a look is free and nobody asked for NaN, else NaN.
+    whose rows leave no room is an error where a look is free and NaN was not asked for, else NaN.
     """
     if y.dtype not in (torch.float32, torch.float64):
         remedy = "project in float32 and round yourself"

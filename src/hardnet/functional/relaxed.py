@@ -21,7 +21,7 @@ from hardnet.functional.nearest import project_rows
 from hardnet.functional.samples import Policy, refuse
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.products import times_aligned
-from hardnet.rows import BoxedRows
+from hardnet.rows import BoxedRows, ordered
 from hardnet.solvers.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
 from hardnet.solvers.solution import Status
 
@@ -117,7 +117,7 @@ def _contradicting(y: Tensor, raw: Tensor, rows: BoxedRows) -> Tensor:
     for low, high in ((rows.lower, rows.upper), (rows.box_lower, rows.box_upper)):
         least = torch.full_like(raw[..., :1], -torch.inf) if low is None else low
         most = torch.full_like(raw[..., :1], torch.inf) if high is None else high
-        sound = sound & ((least <= most) & (least < torch.inf) & (most > -torch.inf)).all(-1)
+        sound = sound & ordered(least, most).all(-1)
     return left & sound
 
 

@@ -31,6 +31,7 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
+from hardnet.rows import ordered
 from hardnet.solvers.solution import Status
 
 Policy = Literal["raise", "nan"]
@@ -149,10 +150,10 @@ def raise_bad_box(
         return
     least = raw.new_tensor(-torch.inf) if low is None else low
     most = raw.new_tensor(torch.inf) if high is None else high
-    ordered = (least <= most) & (least < torch.inf) & (most > -torch.inf)
+    sound = ordered(least, most)
     text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
     wrong = bad & raw.isfinite().all(-1)
-    refuse(wrong & ~(ordered.all(-1) if ordered.dim() else ordered), BoundsError, text)
+    refuse(wrong & ~(sound.all(-1) if sound.dim() else sound), BoundsError, text)
     raise_bad_numbers(raw, A, lower, upper, bad)
 
 

@@ -73,7 +73,7 @@ class HardNetEq(Layer):
     name = "aff-eq"
     accepts = "equalities C(x) y = d(x) with an invertible block, and affine rows on the remaining outputs"
     guarantee = Guarantee.EXACT
-    identity_inside = False  # raw lives in the free outputs
+    identity_inside = False  # raw has the free outputs alone
 
     @dataclass(frozen=True)
     class Options(LayerOptions):

@@ -80,7 +80,7 @@ class Fold(NamedTuple):
 class PoliceNetwork(nn.Module):
     """A network of linear modules and hinges that is affine on a region of inputs.
 
-    The vertices travel through the network with every batch, and gradients flow through the shifts. Nothing is kept
+    The vertices pass through the network with every batch, and gradients flow through the shifts. Nothing is kept
     between calls: weights change in ways that leave no trace (a load by assignment, a write to ``.data``).
 
     Args:

@@ -14,7 +14,7 @@ from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sen
 from hardnet.functional.elementary import project_box
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.rows import BoxedRows
+from hardnet.rows import BoxedRows, finite_size
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -46,7 +46,7 @@ def interval_scale(size: Tensor, lower: Tensor | None, upper: Tensor | None) -> 
     """``size + |lower| + |upper|`` over the finite bounds, entry by entry."""
     for side in (lower, upper):
         if side is not None:
-            size = size + torch.where(side.isfinite(), side.abs(), 0)
+            size = size + finite_size(side)
     return size
 
 

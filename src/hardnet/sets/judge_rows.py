@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from hardnet.rows import BoxedRows
+from hardnet.rows import BoxedRows, finite_size
 from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
 from hardnet.solvers.compensated import Excess, largest, long_excess, plain_excess
 from hardnet.solvers.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
@@ -219,5 +219,5 @@ def _sum_pairs_again(left: Tensor, A: Tensor, bounds: tuple[Tensor, Tensor], poi
 
 def _bound_sizes(lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``|lower| + |upper|`` over the finite bounds; one of them is given."""
-    sides = [torch.where(side.isfinite(), side.abs(), 0).double() for side in (lower, upper) if side is not None]
+    sides = [finite_size(side).double() for side in (lower, upper) if side is not None]
     return sum(sides[1:], sides[0])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import length, power_above
+from hardnet.rows import ordered
 from hardnet.solvers.cones import SecondOrderImage
 from hardnet.solvers.images import Image, IntervalImage
 from hardnet.solvers.quadratic_image import QuadraticImage
@@ -85,8 +86,7 @@ class Intervals(NamedTuple):
     def sound(cls, blocks: Sequence[Intervals]) -> Tensor:
         """A finite, ``lower <= upper``, and no bound infinite on the wrong side, ``(b,)``."""
         A, lower, upper = _stacked(cls.cores, blocks)
-        ordered = (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
-        return _all_finite(A) & ordered.flatten(1).all(-1)
+        return _all_finite(A) & ordered(lower, upper).flatten(1).all(-1)
 
     def image(self) -> Image:
         """``A y in [lower, upper]``."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_columnwise, times_rowwise
+from hardnet.rows import finite_size
 
 EPS = torch.finfo(torch.float64).eps
 VERIFIED = 11.0
@@ -61,7 +62,7 @@ class BoxProblem(NamedTuple):
 
     def size(self, y: Tensor) -> Tensor:
         """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, ``(B, k)``: what a row's rounding goes by."""
-        bounds = sum(torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
+        bounds = sum(finite_size(bound) for bound in (self.lower, self.upper))
         return self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + bounds
 
     def excess(self, product: Tensor) -> Tensor:

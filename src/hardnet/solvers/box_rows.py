@@ -23,7 +23,7 @@ from torch import Tensor
 from hardnet.kernels.limits import STRICT
 from hardnet.modes import GRAPHS, mode
 from hardnet.products import times_rowwise
-from hardnet.rows import BoxedBatch, flatten_boxed
+from hardnet.rows import BoxedBatch, flatten_boxed, ordered
 from hardnet.solvers.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.box_checks import SOLVED, is_inside, residual_of, witness_of
 from hardnet.solvers.box_factor import factorise_rows
@@ -164,9 +164,8 @@ def _by_dense_rows(
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Finite raw and A, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
-    ordered = lambda least, most: ((least <= most) & (least < torch.inf) & (most > -torch.inf)).all(-1)
     numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
-    return numbers & ordered(lower, upper) & ordered(low, high)
+    return numbers & ordered(lower, upper).all(-1) & ordered(low, high).all(-1)
 
 
 def _problem(

@@ -31,7 +31,7 @@ PASSES = 3
 LOOSE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
 SMALL = 512
-"""Outputs times rows up to which the patient solver is the faster one on a CPU."""
+"""Outputs times rows up to which the alternating solver is the faster one on a CPU."""
 FEASIBLE = 64 * 2.0**-52
 """How far a row of a solved sample may be missed, relative to its terms."""
 
@@ -91,23 +91,23 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
 
 
 def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
-    """All samples are outside: the fixed program for all, and the patient solver for those that it leaves.
+    """All samples are outside: the fixed program for all, and the alternating solver for those that it leaves.
 
-    Small sets without a matrix go to the patient solver at once, which then takes fewer operations.
+    Small sets without a matrix go to the alternating solver at once, which then takes fewer operations.
     """
     plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
     if takes(stack, raw) or (plain and raw.shape[-1] * sum(stack.sizes) <= SMALL):
-        return _solve_patiently(raw, stack, tolerance)
+        return _solve_alternating(raw, stack, tolerance)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, tolerance)
     index = (found.status != Status.SOLVED).nonzero().squeeze(-1)
     if index.numel() == 0:
         return found
-    rest = _solve_patiently(raw[index], stack.select(index), tolerance)
+    rest = _solve_alternating(raw[index], stack.select(index), tolerance)
     return Solution(*(old.index_copy(0, index, new) for old, new in zip(found, rest, strict=True)))
 
 
-def _solve_patiently(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+def _solve_alternating(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
     """Each sample in the unit of raw, and those far away once more in the unit of y."""
     first = stack.nearby(raw)
     guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardnet.products import power_above
 from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, merge, select, start
-from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, hopeless
+from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, out_of_reach
 from hardnet.solvers.conic_newton import finish, repair
 from hardnet.solvers.stack import Stack, takes
 
@@ -115,14 +115,14 @@ def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tenso
         lost = lost.index_copy(0, index, gone & (part.residual > tolerance))
     open_still = state.residual > tolerance
     if bool(open_still.any()):
-        lost = lost | (open_still & hopeless(task.stack, state.y, BEYOND_REACH))
+        lost = lost | (open_still & out_of_reach(task.stack, state.y, BEYOND_REACH))
     return state, iterations, lost
 
 
 def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Tensor]:
     """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
     found = approach(task, state, accuracy, STEPS)
-    near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # Newton may lead astray from further away
+    near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # from further away Newton may diverge
     polished, steps = finish(task.select(near), select(found.state, near))
     return merge(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
 
@@ -156,7 +156,7 @@ def near_y(raw: Tensor, stack: Stack, y: Tensor, dual: Tensor) -> tuple[Guess, T
 
 
 def _length(v: Tensor) -> Tensor:
-    """The largest entry, ``(B, 1)``; one for zero, which nobody divides."""
+    """The largest entry, ``(B, 1)``; one for zero, so that it divides."""
     size = v.abs().amax(-1, keepdim=True)
     return torch.where(size > 0, size, 1.0)
 

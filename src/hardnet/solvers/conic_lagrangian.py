@@ -61,7 +61,7 @@ def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
         spent = spent + running
         here = _descend(task, state, here, running)
         state = state._replace(y=here.y)
-    return Outcome(state, spent, running & hopeless(task.stack, state.y, FAR))
+    return Outcome(state, spent, running & out_of_reach(task.stack, state.y, FAR))
 
 
 def evaluate(task: Task, state: State, y: Tensor) -> Point:
@@ -93,7 +93,7 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
     """The full step, or a shorter one where it overshoots: where the slope along `direction` has turned and is steep.
 
     The slope increases along the way by convexity, so its secant tells where it vanishes. Only slopes are compared:
-    near the solution differences of values drown in rounding long before slopes do.
+    near the solution differences of values are lost in rounding long before slopes do.
     """
     first = -(here.gradient * direction).sum(-1)
     step, running = torch.ones_like(first), first > 0
@@ -108,7 +108,7 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
     return there
 
 
-def hopeless(stack: Stack, y: Tensor, reach: float) -> Tensor:
+def out_of_reach(stack: Stack, y: Tensor, reach: float) -> Tensor:
     """Samples whose set has no point within `reach` units of y, by convexity of ``f(y) = 1/2 dist(G(y), K)^2``.
 
     ``0 = f(point) >= f(y) + grad f . (point - y)`` puts every feasible point at least ``f / |grad f|`` away.

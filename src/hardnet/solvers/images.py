@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
+from hardnet.rows import finite_size
 
 INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks, as `hardnet.kernels.cpu.conic_blocks` numbers them."""
@@ -206,7 +207,7 @@ class IntervalImage(Image):
 
     def size(self, y: Tensor) -> Tensor:
         """``|A| |y|`` plus the larger finite bound."""
-        bounds = [torch.where(side.isfinite(), side.abs(), 0.0) for side in (self.lower, self.upper)]
+        bounds = [finite_size(side) for side in (self.lower, self.upper)]
         return times_tiled(self.A.abs(), y.abs()) + torch.maximum(*bounds)
 
     def clamped(self, y: Tensor) -> Tensor:

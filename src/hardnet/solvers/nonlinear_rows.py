@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.rows import finite_size
 from hardnet.solvers.nonlinear_derivatives import Function, batched_gradient, gradient
 from hardnet.solvers.nonlinear_input import Input
 from hardnet.solvers.small import product
@@ -77,7 +78,7 @@ class Rows(NamedTuple):
 
     def prepared(self, look: bool) -> Rows:
         """With what every step reads of the bounds; a `look` tells whether all rows are equalities."""
-        bounds = (torch.where(bound.isfinite(), bound.abs(), 0.0) for bound in (self.lower, self.upper))
+        bounds = (finite_size(bound) for bound in (self.lower, self.upper))
         tight = self.tight or (look and bool(self.equality.all()))
         return self._replace(size=sum(bounds), tight=tight)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.rows import ordered
 from hardnet.solvers.nonlinear_measure import fixed_direction, row_size
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.projection import project_affine
@@ -31,8 +32,7 @@ class Start(NamedTuple):
 
 def sound_bounds(rows: Rows) -> Tensor:
     """Bounds that are no NaN, in order, not infinite on the wrong side: ``(B,)``."""
-    lower, upper = rows.lower, rows.upper
-    return ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+    return ordered(rows.lower, rows.upper).all(-1)
 
 
 def first_points(rows: Rows, raw: Tensor, start: Tensor, at: Derivatives) -> Start:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import align, times_aligned
+from hardnet.rows import finite_size
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
 """Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
@@ -103,7 +104,7 @@ class Problem(NamedTuple):
         """Whether no row is violated by more than `ALLOWED` roundings of its size at y: ``(B,)``."""
         size = self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
         for bound in (self.lower, self.upper):
-            size = size + torch.where(bound.isfinite(), bound.abs(), 0.0)
+            size = size + finite_size(bound)
         return (self.violation(times_aligned(self.A, y)) <= ALLOWED * rounding * size).all(-1)
 
 

@@ -21,7 +21,7 @@ from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.modes import plain
 from hardnet.products import times_aligned
-from hardnet.rows import Batch
+from hardnet.rows import Batch, ordered
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.fixed import fixed_pivots, steps_for
 from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
@@ -250,7 +250,7 @@ def _one_row(rows: Batch) -> Outcome:
 def _valid(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Finite raw and rows, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
     numbers = raw.isfinite().all(-1) & size.isfinite().all(-1)
-    return numbers & ((lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)).all(-1)
+    return numbers & ordered(lower, upper).all(-1)
 
 
 def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:

@@ -1,9 +1,9 @@
 """``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
 
 The active rows come first and are filled up with rows of the identity: to their number rounded up on a ladder where a
-look is free, to all rows where nobody may look. A diagonal of `RIDGE` keeps dependent rows factorisable; corrections
-take its share of the answer away again. Where the answer is not unique it is the one nearest to where they start: from
-zero, rows that are duplicates share evenly.
+look is free, to all rows where no value may be looked at. A diagonal of `RIDGE` keeps dependent rows factorisable;
+corrections take its share of the answer away again. Where the answer is not unique it is the one nearest to where they
+start: from zero, rows that are duplicates share evenly.
 
 Called by `hardnet.solvers.shared_rows`.
 """

@@ -5,8 +5,8 @@
 3. ``K_JJ dual = (G q - bound)_J`` makes them tight. Rows with a multiplier of the wrong sign leave, violated ones join,
    and the samples that changed are solved again; those that still change guess again by more splitting steps.
 
-Where nobody may look, the samples to solve again are a fixed share of the batch, the open ones first. The caller checks
-the optimality conditions of every answer.
+Where no value may be looked at, the samples to solve again are a fixed share of the batch, the open ones first. The
+caller checks the optimality conditions of every answer.
 
 Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.projection` and `hardnet.solvers.projection_steps`.
 """
@@ -27,10 +27,10 @@ from hardnet.solvers.shared_guess import guess_of, pivoted, pivots_on_chip, side
 FIRST_STEPS = 50
 """Splitting steps of all samples."""
 MORE_STEPS = 60
-"""Stiff ones after them where nobody may look, so that few samples are open afterwards."""
+"""Stiff ones after them where no value may be looked at, so that few samples are open afterwards."""
 AGAIN = ((0, 16), (150, 4), (0, 8), (450, 16), (0, 16))
 """Further solutions of the samples that are open, by stiff splitting steps before each; 0: exchange rows instead. Where
-nobody may look, one sample in so many can be solved again."""
+no value may be looked at, one sample in so many can be solved again."""
 LEAST = 64
 """Samples that can be solved again in the smallest batch."""
 TIGHT = 8.0
@@ -60,7 +60,7 @@ class _Found(NamedTuple):
 
 
 def answer(problem: Problem, rows: SharedRows, look: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)`` and which samples settled ``(B,)``; nobody looks unless `look`.
+    """Y ``(B, n)``, dual ``(B, m)`` and which samples settled ``(B,)``; no value is looked at unless `look`.
 
     The whole batch has to come, since products of all samples at once have bits that depend on how many they are.
     """
@@ -142,7 +142,7 @@ def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
 
 
 def _open(settled: Tensor, share: int, look: bool) -> Tensor:
-    """The samples to solve again: those that are open; where nobody may look, one in `share`, open ones first."""
+    """The samples to solve again: those that are open; where none may be looked at, one in `share`, open ones first."""
     if look:
         return (~settled).nonzero().squeeze(-1)
     count = min(len(settled), max(LEAST, len(settled) // share))

@@ -46,7 +46,7 @@ class FusedPath:
         return A.dtype == torch.float64 and not available(A)
 
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
-        """Y ``(B, n)``, NaN where there is no answer (nobody counts them), and what `backward` reads."""
+        """Y ``(B, n)``, NaN where there is no answer (they are not counted), and what `backward` reads."""
         raw, A, lower, upper, factor = rows[:5]
         if available(A):
             run = forward_operator if mode() == "compile" else _launches().launch_forward

@@ -70,7 +70,7 @@ def _facts(number: int) -> tuple[bool, bool, int]:
 
 
 def _watched(kernel: Any) -> bool:
-    """Whether somebody hooks into launches or debugs them, which only an ordinary launch looks for."""
+    """Whether launches are hooked into or debugged, which only an ordinary launch looks for."""
     runtime = knobs.runtime
     entered, left = runtime.launch_enter_hook, runtime.launch_exit_hook  # chains of calls, or None in old versions
     return bool(
