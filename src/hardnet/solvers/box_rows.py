@@ -31,7 +31,7 @@ from hardnet.solvers.box_interior import STEPS, multipliers_of_rows
 from hardnet.solvers.box_problem import EPS, BoxProblem, power_near
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.repeat import repeat
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Solution, Status, place
 
 NEWTON_STEPS = 8
 """Newton's steps after the first multipliers: two or three are enough unless coordinates lie at their bounds."""
@@ -136,7 +136,7 @@ def settle(found: Outcome, flat: BoxedBatch, rounding: float, by_kernel: bool) -
     left: BoxedBatch = (raw[index], *(part if len(part) == 1 else part[index] for part in others))  # pyright: ignore[reportAssignmentType]
     settled = solve(*left, rounding=rounding) if by_kernel else _by_dense_rows(*left, rounding)
     settled = settle(settled, left, rounding, by_kernel=False) if by_kernel else settled
-    return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(found, settled, strict=True)))
+    return place(found, index, settled)
 
 
 def _by_dense_rows(

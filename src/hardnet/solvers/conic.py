@@ -21,7 +21,7 @@ from hardnet.solvers.blocks import Block, images, valid
 from hardnet.solvers.conic_distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic_fixed import follow_and_polish
 from hardnet.solvers.semidefinite import SemiDefiniteImage
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Solution, Status, choose, place, take
 from hardnet.solvers.stack import Stack, takes
 
 FAR_AWAY = 16.0
@@ -76,12 +76,7 @@ def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, to
     safe = torch.where(outside.unsqueeze(-1), raw, 0.0)
     first = follow_and_polish(safe, stack, _unit(safe, safe, stack))
     found = _judge(first, stack, tolerance)
-    return Solution(*(torch.where(_beside(outside, new), new, old) for new, old in zip(found, known, strict=True)))
-
-
-def _beside(mask: Tensor, field: Tensor) -> Tensor:
-    """A mask ``(B,)`` with the dimensions of `field`."""
-    return mask.reshape(-1, *[1] * (field.dim() - 1))
+    return Solution(*(choose(outside, new, old) for new, old in zip(found, known, strict=True)))
 
 
 def _chunk(stack: Stack, raw: Tensor) -> int:
@@ -104,7 +99,7 @@ def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
     if index.numel() == 0:
         return found
     rest = _solve_alternating(raw[index], stack.select(index), tolerance)
-    return Solution(*(old.index_copy(0, index, new) for old, new in zip(found, rest, strict=True)))
+    return place(found, index, rest)
 
 
 def _solve_alternating(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
@@ -117,8 +112,8 @@ def _solve_alternating(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
         index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part = come_closer(raw[index], stack.select(index), _select(answer, index), tolerance)
-        answer = _merge(answer, index, part)
+        part = come_closer(raw[index], stack.select(index), take(answer, index), tolerance)
+        answer = place(answer, index, part)
     return _judge(_tidied(raw, stack, answer), stack, tolerance)
 
 
@@ -127,7 +122,7 @@ def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
     if index.numel() == 0:
         return answer
-    return _merge(answer, index, tidy(raw[index], stack.select(index), _select(answer, index)))
+    return place(answer, index, tidy(raw[index], stack.select(index), take(answer, index)))
 
 
 def _judge(answer: Answer, stack: Stack, tolerance: float) -> Solution:
@@ -144,13 +139,3 @@ def _unit(raw: Tensor, first: Tensor, stack: Stack) -> Tensor:
     distance = stack.miss(raw) / stack.factor(raw)
     sizes = [part.abs().amax(-1, keepdim=True) for part in (raw, first, distance)]
     return power_above(torch.cat(sizes, dim=-1).amax(-1, keepdim=True))
-
-
-def _select(answer: Answer, index: Tensor) -> Answer:
-    """The samples `index` alone."""
-    return Answer(*(field[index] for field in answer))
-
-
-def _merge(answer: Answer, index: Tensor, part: Answer) -> Answer:
-    """`answer` with the samples `index` replaced by `part`."""
-    return Answer(*(field.index_copy(0, index, new) for field, new in zip(answer, part, strict=True)))

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from hardnet.products import power_above
-from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, merge, select, start
+from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, out_of_reach
 from hardnet.solvers.conic_newton import finish, repair
+from hardnet.solvers.solution import place, take
 from hardnet.solvers.stack import Stack, takes
 
 ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-11) for _ in range(4))
@@ -79,16 +80,16 @@ def _by_compiled_code(task: Task, y: Tensor, dual: Tensor) -> tuple[State, Tenso
     state = State(found_y, found_dual, torch.full_like(task.weight, FIRST_PENALTY), residual)
     failed = (~(residual <= LOOSE)).nonzero().squeeze(-1)
     if failed.numel() > 0:
-        state = merge(state, failed, start(task.select(failed), y[failed], dual[failed]))
+        state = place(state, failed, start(task.select(failed), y[failed], dual[failed]))
     return state, steps.long()
 
 
 def _recall(task: Task, state: State) -> tuple[State, Tensor]:
     """Newton alone where multipliers are known, and its steps ``(B,)``."""
     known = (state.dual != 0).any(-1).nonzero().squeeze(-1)
-    near, steps = finish(task.select(known), select(state, known))
+    near, steps = finish(task.select(known), take(state, known))
     none = torch.zeros_like(state.residual, dtype=torch.int64)
-    return merge(state, known, near), none.index_add(0, known, steps)
+    return place(state, known, near), none.index_add(0, known, steps)
 
 
 def scaled_task(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor) -> tuple[Task, Tensor]:
@@ -109,8 +110,8 @@ def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tenso
         index = ((state.residual > max(tolerance * 1e-3, 1e-13)) & ~lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part, spent, gone = _round(task.select(index), select(state, index), accuracy)
-        state = merge(state, index, part)
+        part, spent, gone = _round(task.select(index), take(state, index), accuracy)
+        state = place(state, index, part)
         iterations = iterations.index_add(0, index, spent)
         lost = lost.index_copy(0, index, gone & (part.residual > tolerance))
     open_still = state.residual > tolerance
@@ -123,8 +124,8 @@ def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Te
     """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
     found = approach(task, state, accuracy, STEPS)
     near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # from further away Newton may diverge
-    polished, steps = finish(task.select(near), select(found.state, near))
-    return merge(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
+    polished, steps = finish(task.select(near), take(found.state, near))
+    return place(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
 
 
 def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> Answer:

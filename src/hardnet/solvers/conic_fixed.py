@@ -14,10 +14,11 @@ from torch import Tensor
 from hardnet.modes import may_look
 from hardnet.solvers.conic_distance import Answer, Guess, near_y, scaled_task
 from hardnet.solvers.conic_interior import follow_path
-from hardnet.solvers.conic_iterate import State, Task, choose, optimality, pull, start
+from hardnet.solvers.conic_iterate import State, Task, optimality, pull, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH
 from hardnet.solvers.conic_newton import TARGET, step
 from hardnet.solvers.saddle import StiffSaddle
+from hardnet.solvers.solution import choose
 from hardnet.solvers.stack import Stack
 
 STEPS = 20
@@ -53,7 +54,7 @@ def _polish(task: Task, state: State) -> tuple[State, Tensor]:
         state = State(y, dual, state.penalty, optimality(task, y, dual))
         better = running & (state.residual < best.residual)
         halved = (state.residual < 0.5 * best.residual) | (number < FREE)
-        best = choose(better, state, best)
+        best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
         kept, running = torch.where(better, number, kept), running & halved & (best.residual > TARGET)
         if may_look(kept) and not bool(running.any()):
             break

@@ -80,19 +80,3 @@ def largest(first: Tensor, second: Tensor) -> Tensor:
     """The largest entry of both, ``(B,)``; NaN counts as infinite."""
     size = torch.maximum(first.abs().amax(-1), second.abs().amax(-1))
     return torch.where(size.isnan(), torch.inf, size)
-
-
-def select(state: State, index: Tensor) -> State:
-    """The samples `index` alone."""
-    return State(*(field[index] for field in state))
-
-
-def merge(state: State, index: Tensor, part: State) -> State:
-    """`state` with the samples `index` replaced by `part`."""
-    return State(*(field.index_copy(0, index, new) for field, new in zip(state, part, strict=True)))
-
-
-def choose(mask: Tensor, new: State, old: State) -> State:
-    """`new` for the samples of the mask ``(B,)``, `old` for the others."""
-    pieces = zip(new, old, strict=True)
-    return State(*(torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pieces))

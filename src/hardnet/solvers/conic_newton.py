@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
-from hardnet.solvers.conic_iterate import State, Task, conditions, merge, optimality, select
+from hardnet.solvers.conic_iterate import State, Task, conditions, optimality
 from hardnet.solvers.saddle import Saddle, StiffSaddle
+from hardnet.solvers.solution import place, take
 
 TARGET = 2.0**-52
 """Newton stops here, or where a step no longer halves the residual."""
@@ -27,8 +28,8 @@ def finish(task: Task, state: State, limit: int = 12) -> tuple[State, Tensor]:
         index = running.nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        moved, better, again = _try_step(task.select(index), select(state, index))
-        state, running = merge(state, index, moved), running.index_copy(0, index, again)
+        moved, better, again = _try_step(task.select(index), take(state, index))
+        state, running = place(state, index, moved), running.index_copy(0, index, again)
         steps = steps.index_add(0, index, better.to(steps.dtype))
     return state, steps
 
@@ -69,7 +70,7 @@ def repair(task: Task, state: State) -> Tensor:
         index = (over > 1).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part, own = task.select(index), select(state, index)
+        part, own = task.select(index), take(state, index)
         moved = _inward(part, own)
         better = (part.stack.overshoot(moved) < over[index]).unsqueeze(-1)
         state = state._replace(y=state.y.index_copy(0, index, torch.where(better, moved, own.y)))

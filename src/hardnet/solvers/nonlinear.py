@@ -21,10 +21,10 @@ from hardnet.solvers.nonlinear_program import run_program
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import Pace
 from hardnet.solvers.nonlinear_start import sound_bounds
-from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus, place, unsolved
+from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus, unsolved
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import product
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Status, place
 
 AFFINE = 1e-12
 """Part of a row's scale by which it may differ from its linearisation and look affine."""

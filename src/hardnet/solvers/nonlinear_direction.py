@@ -17,9 +17,9 @@ from torch import Tensor
 from hardnet.kernels.limits import FLATTEST
 from hardnet.solvers.nonlinear_measure import elastic_rows
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.nonlinear_step import Metric, solve_step
 from hardnet.solvers.small import product, products, solve_definite
+from hardnet.solvers.solution import choose
 
 DENSE = 40
 """Most outputs for which W is formed where all rows are equalities."""

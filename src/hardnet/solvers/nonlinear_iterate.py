@@ -14,9 +14,9 @@ from hardnet.solvers.nonlinear_measure import FINE
 from hardnet.solvers.nonlinear_nearest import Nearest, approach
 from hardnet.solvers.nonlinear_retract import Retracted, retract
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.nonlinear_start import Start, elsewhere, first_points
-from hardnet.solvers.nonlinear_status import NonlinearSolution, blame, judged, place, status_of, unsolved
+from hardnet.solvers.nonlinear_status import NonlinearSolution, blame, judged, status_of, unsolved
+from hardnet.solvers.solution import choose, place, take
 
 Mode = Literal["nearest", "retract"]
 
@@ -73,7 +73,7 @@ def _approach(rows: Rows, raw: Tensor, first: Retracted, near: Tensor) -> Neares
     if len(index) == 0:
         return whole
     part = approach(rows.take(index), first.y[index], raw[index])
-    return Nearest(*(old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)))
+    return place(whole, index, part)
 
 
 def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at: Derivatives) -> Retracted:
@@ -92,6 +92,5 @@ def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at
         most = 100 if attempt == 0 else 50
         again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
         better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
-        taken = Retracted(*(part[better] for part in again))
-        found = Retracted(*(old.index_copy(0, todo[better], new) for old, new in zip(found, taken, strict=True)))
+        found = place(found, todo[better], take(again, better))
     return found

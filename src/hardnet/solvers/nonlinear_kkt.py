@@ -12,8 +12,8 @@ from hardnet.kernels.limits import DEPENDENT
 from hardnet.solvers.nonlinear_direction import added_curvature, stiffened
 from hardnet.solvers.nonlinear_measure import row_norms
 from hardnet.solvers.nonlinear_rows import Derivatives
-from hardnet.solvers.nonlinear_search import choose
 from hardnet.solvers.small import compiles, product, products, solve_definite
+from hardnet.solvers.solution import choose
 
 DEFINITE = 1e-4
 """Least pivot of W for which it is trusted to be positive definite."""

@@ -19,8 +19,9 @@ from hardnet.solvers.nonlinear_direction import first_multipliers, is_dense
 from hardnet.solvers.nonlinear_nearest_compiled import walk
 from hardnet.solvers.nonlinear_nearest_step import plan_in_torch, step_back
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, choose, run
+from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, run
 from hardnet.solvers.small import compiles
+from hardnet.solvers.solution import choose
 
 
 class Nearest(NamedTuple):

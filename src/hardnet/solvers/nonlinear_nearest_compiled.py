@@ -16,7 +16,7 @@ from torch import Tensor
 from hardnet.solvers.nonlinear_direction import first_multipliers, is_dense
 from hardnet.solvers.nonlinear_nearest_step import Plan, plan_step, step_back
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import choose
+from hardnet.solvers.solution import choose
 
 
 class Walk(NamedTuple):

@@ -19,6 +19,7 @@ from hardnet.solvers.nonlinear_measure import elastic_rows, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_step import solve_step
 from hardnet.solvers.small import compiles, product
+from hardnet.solvers.solution import place
 
 
 class Plan(NamedTuple):
@@ -78,7 +79,7 @@ def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tenso
     if len(todo) == 0:
         return found
     rest = plan_in_torch(rows.take(todo), at.take(todo), y[todo], raw[todo], weight[todo])
-    return Plan(*(old.index_copy(0, todo, new) for old, new in zip(found, rest, strict=True)))
+    return place(found, todo, rest)
 
 
 def plan_in_torch(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor, look: bool = True) -> Plan:

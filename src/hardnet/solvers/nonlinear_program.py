@@ -13,9 +13,10 @@ from hardnet.solvers.nonlinear_measure import FINE, relative_error
 from hardnet.solvers.nonlinear_nearest import approach
 from hardnet.solvers.nonlinear_retract import retract
 from hardnet.solvers.nonlinear_rows import Rows
-from hardnet.solvers.nonlinear_search import Pace, choose
+from hardnet.solvers.nonlinear_search import Pace
 from hardnet.solvers.nonlinear_start import sound_bounds
 from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus, blame, judged, status_of
+from hardnet.solvers.solution import choose
 
 POLISH = 4
 """Passes of the last retraction in a fixed program: it starts within `COARSE` of the set, where steps are quadratic."""

@@ -21,8 +21,9 @@ from hardnet.solvers.nonlinear_retract_compiled import walk
 from hardnet.solvers.nonlinear_retract_state import State, Trial, begin, ended, moved, outcome
 from hardnet.solvers.nonlinear_retract_step import damped_share, nudged, plan_step
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, choose, run
+from hardnet.solvers.nonlinear_search import EVERY_PASS, TRIALS, Pace, run
 from hardnet.solvers.small import compiles
+from hardnet.solvers.solution import choose
 
 NEARLY_STATIONARY = 1e-6
 """Share of the violation below which a sample is stationary where the iteration ended without an answer."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from hardnet.kernels.limits import ELASTIC, NUDGES, SHORT, SOFTEST
 from hardnet.solvers.nonlinear_measure import error_of, size_from
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_search import choose
+from hardnet.solvers.solution import choose
 
 
 class State(NamedTuple):

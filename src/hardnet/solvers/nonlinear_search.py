@@ -4,7 +4,7 @@ Where values may be looked at, refused samples search a shorter step at once, an
 batch. Where they may not, a refused sample stands still and tries the shorter step in the next pass, so that passes
 are a fixed program. Either way nothing of a sample depends on how its mates fared.
 
-Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_direction` and others.
+Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_nearest` and others.
 """
 
 from __future__ import annotations
@@ -78,8 +78,3 @@ def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) 
     if whole is None:
         return list(part)
     return [old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)]
-
-
-def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` where the sample is in the mask ``(b,)``, else `old`; of any number of dimensions."""
-    return torch.where(mask.view(-1, *(1 for _ in new.shape[1:])), new, old)

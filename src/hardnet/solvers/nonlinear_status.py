@@ -74,12 +74,6 @@ def unsolved(raw: Tensor, rows: Rows) -> NonlinearSolution:
     return NonlinearSolution(raw, torch.zeros_like(rows.lower), status, count, nan, nan)
 
 
-def place(whole: NonlinearSolution, index: Tensor, part: NonlinearSolution) -> NonlinearSolution:
-    """The solutions of some samples written into those of the batch."""
-    pairs = zip(whole, part, strict=True)
-    return NonlinearSolution(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in pairs))
-
-
 def blame(found: NonlinearSolution, steps: Tensor, stationary: Tensor) -> NonlinearSolution:
     """INFEASIBLE_LOCAL in place of NOT_CONVERGED where the violation was stationary; with the number of steps."""
     stuck = (found.status == NonlinearStatus.NOT_CONVERGED) & stationary

@@ -1,14 +1,19 @@
 """What a solver returns: the value, how it ended, and how good it is. The caller raises or looks.
 
+And what solvers do with records, named tuples of tensors that lead with the batch: take some samples, place them back.
+
 Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and others.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
+
+Record = TypeVar("Record", bound=tuple[Tensor, ...])
 
 
 class Status(IntEnum):
@@ -37,3 +42,20 @@ class Solution(NamedTuple):
     status: Tensor
     iterations: Tensor
     residual: Tensor
+
+
+def take(record: Record, index: Tensor) -> Record:
+    """The samples `index` ``(k,)`` of a record."""
+    kind: Any = type(record)
+    return kind(*(part[index] for part in record))
+
+
+def place(record: Record, index: Tensor, part: Record) -> Record:
+    """The record with the samples `index` replaced by those of `part`."""
+    kind: Any = type(record)
+    return kind(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(record, part, strict=True)))
+
+
+def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` where the sample is in the mask ``(B,)``, else `old`; of any number of dimensions."""
+    return torch.where(mask.view(-1, *(1 for _ in new.shape[1:])), new, old)
