@@ -88,7 +88,7 @@ ELSEWHERE = {
     "solvers/nonlinear_rows solvers/nonlinear_search solvers/nonlinear_status solvers/nonlinear_step solvers/small",
     "solvers/test_shared_rows.py": "solvers/shared_blocks solvers/shared_factor solvers/shared_guess",
     "solvers/test_solve_polyhedron.py": "solvers/coordinates solvers/problem solvers/projection "
-    "solvers/projection_steps",
+    "solvers/projection_fixed solvers/projection_steps",
     "test_certificate.py": "sets/judge_records sets/judge_rows sets/judge_sparse sets/judgement",
     "test_contract.py": "testing/poison testing/promise",
     "test_gradients.py": "functional/derivatives",

@@ -2,8 +2,8 @@
 
 `times` is the fastest, and `times_each` keeps samples apart; their last bits may depend on the size of the batch. Where
 a sample must have the same bits in any batch, take one sum for each row or column, arguments that `align` filled up, or
-tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size, and the
-power of two that a size is measured in.
+tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size, and powers of two as units,
+which are exact to divide by.
 
 Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solvers.images` and others.
 """
@@ -19,6 +19,8 @@ LARGE = 1 << 12
 """Entries from which a matrix that all samples share is read once for several samples, not once for each."""
 TILE = 8
 """So many: a fixed number, so that a sample has the same bits in any batch."""
+LARGEST_EXPONENT = 1000
+"""Most that an exponent is changed by: twice a power of this size is still a number."""
 
 
 def times(A: Tensor, vector: Tensor) -> Tensor:
@@ -90,3 +92,24 @@ def power_above(size: Tensor) -> Tensor:
     """The power of two above each size, which is exact to divide by; one where the size is zero or not finite."""
     usable = (size > 0) & size.isfinite()
     return torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(usable, size, 0.5)).exponent)
+
+
+def exponent(size: Tensor) -> Tensor:
+    """The e of ``size = f 2^e`` with f in [1/2, 1), kept within the range of `LARGEST_EXPONENT`; 0 for zero."""
+    return torch.frexp(size).exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+
+
+def shift(tensor: Tensor, exponent: Tensor) -> Tensor:
+    """``tensor 2^exponent`` for exponents up to twice the largest one, in two factors that cannot overflow on the way."""
+    half = torch.div(exponent, 2, rounding_mode="floor")
+    return tensor * power(half) * power(exponent - half)
+
+
+def shift_rows(A: Tensor, row: Tensor) -> Tensor:
+    """``A_i / 2^r_i``."""
+    return A * power(-row).unsqueeze(-1)
+
+
+def power(exponent: Tensor) -> Tensor:
+    """``2^exponent`` in float64, from its bits: exact on every device."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)

@@ -142,6 +142,11 @@ def finite_size(bound: Tensor) -> Tensor:
     return torch.where(bound.isfinite(), bound.abs(), 0.0)
 
 
+def step_limit(A: Tensor) -> int:
+    """Steps of pivoting after which a sample is given up."""
+    return 10 * sum(A.shape[-2:]) + 50
+
+
 def lead(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
     """One argument with one dimension before its `core` ones: 1 where all samples share it, else that of the batch."""
     own = tensor.shape[tensor.dim() - core :]

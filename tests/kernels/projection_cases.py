@@ -3,9 +3,8 @@
 import torch
 
 from hardnet.kernels.gpu.projection import project
-from hardnet.rows import Batch
+from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, projection, projection_steps
-from hardnet.solvers.problem import step_limit
 from tests.solvers import families
 
 TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)

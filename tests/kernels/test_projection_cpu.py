@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from hardnet.rows import Batch
+from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine, projection, projection_steps
-from hardnet.solvers.problem import step_limit
 from tests.draws import draw
 from tests.solvers.families import FAMILIES, gaussian, product
 

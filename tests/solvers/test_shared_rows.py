@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from hardnet.products import align
+from hardnet.products import align, exponent, shift_rows
 from hardnet.solvers import shared_blocks, shared_rows
 from hardnet.solvers.active import split
-from hardnet.solvers.problem import exponent, shift_rows
 from hardnet.solvers.projection import solve
 from hardnet.solvers.shared_factor import prepare
 from hardnet.solvers.shared_rows import shared_vjp

@@ -17,10 +17,9 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.derivatives import implicit_vjp, masked_vjp
 from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.modes import plain
-from hardnet.products import align, times_aligned
+from hardnet.products import align, exponent, shift, shift_rows, times_aligned
 from hardnet.rows import REALS
 from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.problem import exponent, shift, shift_rows
 from hardnet.solvers.projection import flatten
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import shared_vjp

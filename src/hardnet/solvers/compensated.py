@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import times
+from hardnet.products import power, times
 
 UNIT = 2.0**-53
 """The largest relative error of one float64 operation."""
@@ -180,11 +180,6 @@ def shift(a: Tensor, exponent: Tensor) -> Tensor:
     third = torch.div(exponent, 3, rounding_mode="floor")
     small, rest = power(third), power(exponent - 2 * third)
     return a * small * small * rest
-
-
-def power(exponent: Tensor) -> Tensor:
-    """``2^exponent`` as float64, for exponents from -1022 to 1023, from its bits: exp2 need not be exact."""
-    return ((exponent + 1023) << 52).view(torch.float64)
 
 
 def _finite_size(a: Tensor) -> Tensor:

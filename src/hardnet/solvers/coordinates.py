@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.solvers.problem import shift
+from hardnet.products import shift
 
 
 def clamp_coordinates(y: Tensor, A: Tensor, row: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

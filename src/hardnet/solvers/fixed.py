@@ -4,7 +4,7 @@ The dual active set of `hardnet.solvers.pivoting`, with masks in the place of in
 sample takes every step, and one that is through stays where it is. Equalities join first. A sample that the steps do
 not finish says so by its residual.
 
-Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.projection`.
+Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.projection_fixed`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ and a row joins or leaves J by one symmetric pivot of T. The dual objective rise
 rows that depend on J show up as a zero pivot, and a violated one without a row that could leave proves that the set is
 empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch.
 
-Called by `hardnet.solvers.projection`, `hardnet.solvers.projection_steps` and others.
+Called by `hardnet.solvers.projection_fixed`, `hardnet.solvers.projection_steps` and others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch import Tensor
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.limits import UNRELATED, VANISHING
 from hardnet.products import align, times_aligned
-from hardnet.solvers.problem import Problem, step_limit
+from hardnet.rows import step_limit
+from hardnet.solvers.problem import Problem
 
 KERNEL_ROWS = 128
 """Most rows that the kernel holds in registers."""

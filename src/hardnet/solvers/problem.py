@@ -1,12 +1,9 @@
 """The polyhedron ``lower <= A y <= upper`` as the solvers share it: a flat batch in float64, in units of size one.
 
-Row i is divided by ``2^r_i``, the power above its largest entry, a sample by ``2^s``: the power above its largest raw
-output and above the distance that a bound on the far side of zero asks for (``lower > 0`` or ``upper < 0``). Powers of
-two are exact to divide by, and nothing overflows; every projection is invariant: ``y = 2^s y_scaled``,
-``dual = 2^(s - r) dual_scaled``. How good an answer is says the natural residual of its optimality conditions. Read by
-every solver of polyhedra.
+`hardnet.solvers.projection` makes the units. How good an answer is says the natural residual of its optimality
+conditions. Read by every solver of polyhedra.
 
-Called by `hardnet.functional.polyhedron_fixed`, `hardnet.functional.polyhedron_gradient` and others.
+Called by `hardnet.functional.polyhedron_fixed`, `hardnet.solvers.projection_steps` and others.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ ALLOWED = 16
 """Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
-LARGEST = 1000
-"""Most that an exponent is changed by: twice a power of this size is still a number."""
 SOLVED = 1e-12
 """The residual up to which a sample counts as solved."""
 
@@ -133,50 +128,6 @@ def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     nearest = torch.minimum(lower.abs(), upper.abs())
     size = torch.where(nearest.isfinite(), nearest, 0.0)
     return FEASIBLE * (norm * torch.linalg.vector_norm(point, dim=-1, keepdim=True) + size)
-
-
-class Units(NamedTuple):
-    """Exponents of rows ``(m,)`` or ``(B, m)`` and of samples ``(B, 1)``, as int32."""
-
-    row: Tensor
-    sample: Tensor
-
-
-def measure(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Units:
-    """The units of raw ``(B, n)``, bounds ``(B, m)`` and rows with largest entries `size`, ``(m,)`` or ``(B, m)``."""
-    row = exponent(size)
-    asked = torch.maximum(lower, -upper)
-    asked = torch.where((asked > 0) & asked.isfinite(), exponent(asked) - row, -LARGEST)
-    largest = raw.abs().amax(-1, keepdim=True)
-    sample = torch.where(largest > 0, exponent(largest), -LARGEST)
-    sample = torch.maximum(sample, asked.amax(-1, keepdim=True)) if asked.shape[-1] else sample
-    return Units(row, sample.clamp(-LARGEST, LARGEST))
-
-
-def exponent(size: Tensor) -> Tensor:
-    """The e of ``size = f 2^e`` with f in [1/2, 1), kept within the range of `LARGEST`; 0 for zero."""
-    return torch.frexp(size).exponent.clamp(-LARGEST, LARGEST)
-
-
-def shift(tensor: Tensor, exponent: Tensor) -> Tensor:
-    """``tensor 2^exponent`` for exponents up to twice `LARGEST`, in two factors that cannot overflow on the way."""
-    half = torch.div(exponent, 2, rounding_mode="floor")
-    return tensor * power(half) * power(exponent - half)
-
-
-def shift_rows(A: Tensor, row: Tensor) -> Tensor:
-    """``A_i / 2^r_i``."""
-    return A * power(-row).unsqueeze(-1)
-
-
-def power(exponent: Tensor) -> Tensor:
-    """``2^exponent`` in float64, from its bits: exact on every device."""
-    return ((exponent.long() + 1023) << 52).view(torch.float64)
-
-
-def step_limit(A: Tensor) -> int:
-    """Steps of pivoting after which a sample is given up."""
-    return 10 * sum(A.shape[-2:]) + 50
 
 
 def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:

@@ -3,15 +3,20 @@
 1. One row has a closed form.
 2. On a GPU all of it, and the check of the answer, is one launch for problems of up to 32 rows and outputs; on a CPU
    one pass of compiled code.
-3. Elsewhere, and for what that leaves open, `hardnet.solvers.projection_steps`; without a look at any value a fixed
-   number of pivots.
+3. Elsewhere, and for what that leaves open, `hardnet.solvers.projection_steps`; without a look at any value
+   `hardnet.solvers.projection_fixed`.
 
-Before all this every row and every sample is divided by a power of two, `hardnet.solvers.problem`.
+Before all this every row i is divided by ``2^r_i``, the power above its largest entry, a sample by ``2^s``: the power
+above its largest raw output and above the distance that a bound on the far side of zero asks for (``lower > 0`` or
+``upper < 0``). Powers of two are exact to divide by, and nothing overflows; every projection is invariant:
+``y = 2^s y_scaled``, ``dual = 2^(s - r) dual_scaled``.
 
 Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,31 +25,15 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.modes import plain
-from hardnet.products import times_aligned
-from hardnet.rows import Batch, ordered
+from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_rows
+from hardnet.rows import Batch, ordered, step_limit
 from hardnet.solvers.coordinates import clamp_coordinates
-from hardnet.solvers.fixed import fixed_pivots, steps_for
-from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
-from hardnet.solvers.problem import (
-    CERTAIN,
-    FEASIBLE,
-    LARGEST,
-    SOLVED,
-    Problem,
-    Units,
-    kkt_residual,
-    measure,
-    power,
-    shift,
-    shift_rows,
-    standard_form,
-    step_limit,
-)
-from hardnet.solvers.projection_steps import STRICT, Outcome, place, side_of, solve_in_steps
+from hardnet.solvers.problem import CERTAIN, FEASIBLE, SOLVED
+from hardnet.solvers.projection_fixed import fixed_program
+from hardnet.solvers.projection_steps import STRICT, solve_in_steps
 from hardnet.solvers.shared_factor import SharedRows
-from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.single import solve_single
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Outcome, Solution, Status, place
 from hardnet.solvers.touch_up import Project
 
 
@@ -125,10 +114,28 @@ def solve(
     return _poison(found, valid)
 
 
+class Units(NamedTuple):
+    """Exponents of rows ``(m,)`` or ``(B, m)`` and of samples ``(B, 1)``, as int32."""
+
+    row: Tensor
+    sample: Tensor
+
+
+def measure(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Units:
+    """The units of raw ``(B, n)``, bounds ``(B, m)`` and rows with largest entries `size`, ``(m,)`` or ``(B, m)``."""
+    row = exponent(size)
+    asked = torch.maximum(lower, -upper)
+    asked = torch.where((asked > 0) & asked.isfinite(), exponent(asked) - row, -LARGEST_EXPONENT)
+    largest = raw.abs().amax(-1, keepdim=True)
+    sample = torch.where(largest > 0, exponent(largest), -LARGEST_EXPONENT)
+    sample = torch.maximum(sample, asked.amax(-1, keepdim=True)) if asked.shape[-1] else sample
+    return Units(row, sample.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT))
+
+
 def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
     """The outcome in the units that came in; raw itself where it did not move."""
     empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
-    smallest = torch.where(found.dual != 0, units.row, LARGEST).amin(-1, keepdim=True)
+    smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
     # a proof of emptiness has no size of its own: its largest weight is one
     dual = torch.where(empty, dual / dual.abs().amax(-1, keepdim=True), dual)
@@ -149,12 +156,12 @@ def _choose(
 ) -> Outcome:
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
-        return _one_row(rows)
+        return solve_single(*rows[:4])  # pyright: ignore[reportArgumentType]
     if backend == "auto" and _fits_kernel(rows.A):
         return _by_kernel(rows, look)
     if backend == "auto" and look and shared is None and _compiles(rows.A):
         return _compiled(rows, again, rounding)
-    return solve_in_steps(rows, backend, shared, again, rounding) if look else _fixed_program(rows, shared)
+    return solve_in_steps(rows, backend, shared, again, rounding) if look else fixed_program(rows, shared)
 
 
 def _fits_kernel(A: Tensor) -> bool:
@@ -199,52 +206,12 @@ def _compiled(rows: Batch, again: Project | None, rounding: float | None) -> Out
     return place(outcome, todo, solve_in_steps(rows.take(todo), "auto", None, again, rounding))
 
 
-def _fixed_program(rows: Batch, shared: SharedRows | None) -> Outcome:
-    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
-    problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
-    m, n = problem.size
-    y, dual, steps = _fixed_answer(problem, shared)
-    residual = kkt_residual(problem, y, dual)
-    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
-    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
-    keep = inside.unsqueeze(-1)
-    dual = torch.where(keep, 0.0, dual)
-    side = side_of(problem, dual)
-    return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
-
-
-def _fixed_answer(problem: Problem, shared: SharedRows | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Y, dual and steps of every sample, corrected once on its active rows where the pivots are plain operations."""
-    m, n = problem.size
-    if shared is not None:
-        y, dual, _ = shared_answer(problem, shared, look=False)
-        return y, dual, torch.ones_like(y[:, 0], dtype=torch.long)
-    if problem.raw.device.type == "cuda" and m <= KERNEL_ROWS and gpu.HAS_TRITON:
-        return by_pivoting(problem)[:3]
-    unit = problem.of_unit_rows()
-    steps = steps_for(m, n)
-    found = fixed_pivots(torch.bmm(unit.A, unit.A.mT), unit.product, unit.lower, unit.upper, unit.slack, steps)
-    bound = torch.where(found.side > 0, unit.upper, unit.lower)
-    y, dual = unit.raw, torch.zeros_like(unit.lower)
-    for _ in range(3):
-        step = times_aligned(found.inverse, torch.where(found.side != 0, times_aligned(unit.A, y) - bound, 0.0))
-        y, dual = y - times_aligned(unit.A.mT, step), dual + step
-    return y, dual / problem.norm, torch.full_like(y[:, 0], steps, dtype=torch.long)
-
-
 def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
     """NaN for the invalid samples alone."""
     status = torch.where(valid, outcome.status, int(Status.INVALID))
     bad = ~valid
     y, dual = (part.masked_fill(bad.unsqueeze(-1), torch.nan) for part in (outcome.y, outcome.dual))
     return outcome._replace(y=y, dual=dual, status=status, residual=outcome.residual.masked_fill(bad, torch.nan))
-
-
-def _one_row(rows: Batch) -> Outcome:
-    """One row has a closed form."""
-    found = solve_single(*rows[:4])  # pyright: ignore[reportArgumentType]
-    status = found.empty.to(torch.int8) * int(Status.INFEASIBLE)
-    return Outcome(found.y, found.dual, found.dual.sign(), status, found.moved.long(), found.residual)
 
 
 def _valid(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -13,22 +13,21 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import pairwise, repeat
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import MissingExtraError
 from hardnet.products import times_aligned
-from hardnet.rows import Batch
+from hardnet.rows import Batch, step_limit
 from hardnet.solvers import orthogonal
 from hardnet.solvers.active import split
 from hardnet.solvers.pivoting import by_pivoting
-from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form, step_limit
+from hardnet.solvers.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form
 from hardnet.solvers.proximal import compromise
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Outcome, Status, place, take
 from hardnet.solvers.touch_up import Project, touch_up
 
 STRICT = 1e-11
@@ -40,17 +39,6 @@ THREADED_ENTRIES = 2000
 
 Answer = tuple[Tensor, Tensor, Tensor, Tensor]
 """y ``(B, n)``, dual ``(B, m)``, iterations ``(B,)`` and which samples are claimed to be solved ``(B,)``."""
-
-
-class Outcome(NamedTuple):
-    """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
-
-    y: Tensor
-    dual: Tensor
-    side: Tensor
-    status: Tensor
-    iterations: Tensor
-    residual: Tensor
 
 
 def solve_in_steps(
@@ -93,7 +81,7 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, 
     index = ((found.status == Status.SOLVED) & (worst > 0)).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
-    part, old = problem.take(index), Outcome(*(field[index] for field in found))
+    part, old = problem.take(index), take(found, index)
     y, dual = touch_up(part, old.y, old.dual, old.iterations > 0, worst[index], again)
     moved = (y != old.y).any(-1)
     residual = torch.where(moved, careful_residual(part, y, dual), old.residual)
@@ -108,11 +96,6 @@ def _unchanged(problem: Problem) -> Outcome:
     zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.raw[:, 0])
     status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
     return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
-
-
-def place(result: Outcome, index: Tensor, part: Outcome) -> Outcome:
-    """The outcome with the samples of `index` replaced by those of `part`."""
-    return Outcome(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(result, part, strict=True)))
 
 
 def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Outcome, Tensor]:
@@ -217,7 +200,7 @@ def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
     if len(chosen) == 0:
         return outcome
     part, touch = problem.take(chosen), touch[chosen]
-    old = Outcome(*(field[chosen] for field in outcome))
+    old = take(outcome, chosen)
     _, dual = split(part.raw - old.y, part.A, (touch != 0) | (old.side != 0))
     side = side_of(part, dual)
     residual = kkt_residual(part, old.y, dual)

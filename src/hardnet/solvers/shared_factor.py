@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import align, times
-from hardnet.solvers.problem import exponent, shift_rows
+from hardnet.products import align, exponent, shift_rows, times
 
 SOFT, STIFF = 4.0, 40.0
 """Weights rho of unit rows in a splitting step: where few rows are active, and where nearly as many as outputs are."""

@@ -8,7 +8,7 @@
 Where no value may be looked at, the samples to solve again are a fixed share of the batch, the open ones first. The
 caller checks the optimality conditions of every answer.
 
-Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.projection` and `hardnet.solvers.projection_steps`.
+Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.projection_fixed` and others.
 """
 
 from __future__ import annotations

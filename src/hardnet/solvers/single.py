@@ -5,25 +5,14 @@ Called by `hardnet.solvers.projection`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from hardnet.solvers.problem import FEASIBLE
+from hardnet.solvers.solution import Outcome, Status
 
 
-class Single(NamedTuple):
-    """y ``(B, n)``, dual ``(B, 1)``, which samples moved, which sets are empty, the residual ``(B,)``."""
-
-    y: Tensor
-    dual: Tensor
-    moved: Tensor
-    empty: Tensor
-    residual: Tensor
-
-
-def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Single:
+def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
     """Project on one row per sample; the numbers are finite and the bounds in order."""
     a = A.reshape(-1, A.shape[-1])
     square = a.square().sum(-1, keepdim=True)
@@ -41,4 +30,5 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Single
     missed = ((a * y).sum(-1, keepdim=True) - target).abs() / torch.where(size > 0, size, 1.0)
     residual = torch.where(moved, missed, 0.0)
     dual = torch.where(empty, excess.sign(), dual)
-    return Single(y, dual, *(part.squeeze(-1) for part in (moved, empty, residual)))
+    status, steps, residual = (part.squeeze(-1) for part in (empty * int(Status.INFEASIBLE), moved.long(), residual))
+    return Outcome(y, dual, dual.sign(), status.to(torch.int8), steps, residual)

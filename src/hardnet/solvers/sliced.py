@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.compensated import Excess, against_bounds, exact_sum, largest, moderate_exponent, power, shift
+from hardnet.products import power
+from hardnet.solvers.compensated import Excess, against_bounds, exact_sum, largest, moderate_exponent, shift
 
 POINT_BITS = 27
 """Bits of a slice of a point: two of them hold what float64 does, beside the largest output."""

@@ -44,6 +44,17 @@ class Solution(NamedTuple):
     residual: Tensor
 
 
+class Outcome(NamedTuple):
+    """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
+
+    y: Tensor
+    dual: Tensor
+    side: Tensor
+    status: Tensor
+    iterations: Tensor
+    residual: Tensor
+
+
 def take(record: Record, index: Tensor) -> Record:
     """The samples `index` ``(k,)`` of a record."""
     kind: Any = type(record)

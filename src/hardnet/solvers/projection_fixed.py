@@ -1,0 +1,56 @@
+"""The projection onto ``lower <= A y <= upper`` without a look at any value: all samples take the same program.
+
+Prepared rows are solved in batches, `hardnet.solvers.shared_rows`, others by a fixed number of pivots. What that leaves
+open is NOT_CONVERGED.
+
+Called by `hardnet.solvers.projection`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import hardnet.kernels.gpu.affine as gpu
+from hardnet.products import times_aligned
+from hardnet.rows import Batch
+from hardnet.solvers.fixed import fixed_pivots, steps_for
+from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
+from hardnet.solvers.problem import SOLVED, Problem, kkt_residual, standard_form
+from hardnet.solvers.projection_steps import side_of
+from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.shared_rows import answer as shared_answer
+from hardnet.solvers.solution import Outcome, Status
+
+
+def fixed_program(rows: Batch, shared: SharedRows | None) -> Outcome:
+    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
+    problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
+    m, n = problem.size
+    y, dual, steps = _answer(problem, shared)
+    residual = kkt_residual(problem, y, dual)
+    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
+    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    keep = inside.unsqueeze(-1)
+    dual = torch.where(keep, 0.0, dual)
+    side = side_of(problem, dual)
+    return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
+
+
+def _answer(problem: Problem, shared: SharedRows | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Y, dual and steps of every sample, corrected once on its active rows where the pivots are plain operations."""
+    m, n = problem.size
+    if shared is not None:
+        y, dual, _ = shared_answer(problem, shared, look=False)
+        return y, dual, torch.ones_like(y[:, 0], dtype=torch.long)
+    if problem.raw.device.type == "cuda" and m <= KERNEL_ROWS and gpu.HAS_TRITON:
+        return by_pivoting(problem)[:3]
+    unit = problem.of_unit_rows()
+    steps = steps_for(m, n)
+    found = fixed_pivots(torch.bmm(unit.A, unit.A.mT), unit.product, unit.lower, unit.upper, unit.slack, steps)
+    bound = torch.where(found.side > 0, unit.upper, unit.lower)
+    y, dual = unit.raw, torch.zeros_like(unit.lower)
+    for _ in range(3):
+        step = times_aligned(found.inverse, torch.where(found.side != 0, times_aligned(unit.A, y) - bound, 0.0))
+        y, dual = y - times_aligned(unit.A.mT, step), dual + step
+    return y, dual / problem.norm, torch.full_like(y[:, 0], steps, dtype=torch.long)
