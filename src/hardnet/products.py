@@ -100,7 +100,7 @@ def exponent(size: Tensor) -> Tensor:
 
 
 def shift(tensor: Tensor, exponent: Tensor) -> Tensor:
-    """``tensor 2^exponent`` for exponents up to twice the largest one, in two factors that cannot overflow on the way."""
+    """``tensor 2^exponent`` for exponents up to twice the largest one, in two factors that do not overflow."""
     half = torch.div(exponent, 2, rounding_mode="floor")
     return tensor * power(half) * power(exponent - half)
 

@@ -14,7 +14,7 @@ from hardnet.functional.elementary import (
 )
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
-from hardnet.functional.polyhedron import solve_affine
+from hardnet.functional.polyhedron_fixed import solve_affine
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.solve import solve_rows
 from hardnet.functional.strict import rounding_bound

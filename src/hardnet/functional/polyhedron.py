@@ -15,7 +15,7 @@ Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest` and `hardn
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,39 +109,6 @@ def project_affine(
         return y
     onto = partial(_route, on_infeasible="nan", on_invalid="nan")
     return hold_exactly(y, A, lower, upper, onto, on_invalid)
-
-
-class FixedSolution(NamedTuple):
-    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
-
-    y: Tensor
-    status: Tensor
-    residual: Tensor
-
-
-def solve_affine(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None = None,
-    upper: Tensor | float | None = None,
-    *,
-    steps: int | None = None,
-) -> FixedSolution:
-    """The fixed program with what it knows of its answer: y ``(*batch, n)``, status and residual ``(*batch)``.
-
-    In plain operations, so that an exported graph can have them as outputs: `hardnet.solvers.Status` 0 is solved, and
-    the residual is that of the optimality conditions, free of scale.
-
-    Args:
-        raw: ``(*batch, n)``.
-        A: ``(m, n)`` or ``(*batch, m, n)``.
-        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
-        upper: Like `lower`; None is +inf.
-        steps: How many pivots; by default 2 n + 10 for up to n rows, else 3 n + 10 (m in the place of n if smaller).
-    """
-    _, lower, upper = check_affine(raw, A, lower, upper)
-    found = project_fixed(raw, A, lower, upper, steps)
-    return FixedSolution(found.y, found.status, found.residual)
 
 
 def solve_any(

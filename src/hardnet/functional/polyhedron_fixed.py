@@ -22,6 +22,7 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.modes import mode
 from hardnet.products import times
 from hardnet.rows import ordered
+from hardnet.shapes import check_affine
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
 from hardnet.solvers.problem import FEASIBLE, SOLVED
@@ -193,3 +194,36 @@ def _finite(bound: Tensor) -> Tensor:
 
 def _or_one(size: Tensor) -> Tensor:
     return torch.where(size > 0, size, 1.0)
+
+
+class FixedSolution(NamedTuple):
+    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
+
+    y: Tensor
+    status: Tensor
+    residual: Tensor
+
+
+def solve_affine(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    *,
+    steps: int | None = None,
+) -> FixedSolution:
+    """The fixed program with what it knows of its answer: y ``(*batch, n)``, status and residual ``(*batch)``.
+
+    In plain operations, so that an exported graph can have them as outputs: `hardnet.solvers.Status` 0 is solved, and
+    the residual is that of the optimality conditions, free of scale.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
+        upper: Like `lower`; None is +inf.
+        steps: How many pivots; by default 2 n + 10 for up to n rows, else 3 n + 10 (m in the place of n if smaller).
+    """
+    _, lower, upper = check_affine(raw, A, lower, upper)
+    found = project_fixed(raw, A, lower, upper, steps)
+    return FixedSolution(found.y, found.status, found.residual)
