@@ -60,8 +60,8 @@ class Certificate:
     """What holds for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
 
     ``violation`` is within ``rounding`` of the exact violation of the numbers that the set gave, so that a satisfied
-    row is violated by at most ``tolerance + rounding``. Outputs and numbers that are not finite are violations of inf
-    or NaN.
+    row is violated by at most ``tolerance + rounding``; terms below 5e-324, which float64 does not hold, count as 0.
+    Outputs and numbers that are not finite are violations of inf or NaN.
 
     It keeps what differs from row to row: a box that holds for every sample is one zero, so that the memory of a
     certificate that holds is a fraction of that of y. `violation`, `tolerance` and `rounding` are float64, twice the

@@ -67,7 +67,8 @@ def project_affine(
     Any number of rows: more than n, dependent, duplicated, redundant, equalities (lower == upper), in any units. The
     solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned bit for bit, a
     row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not depend on its
-    batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`.
+    batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`; so does one whose rows, such as
+    equalities that nearly coincide, are met by a point that could not be proved to be the nearest.
 
     On CUDA and under torch.compile, torch.export and torch.func no value is looked at: a sample that the fixed
     program of pivots does not solve is NaN.
