@@ -11,7 +11,9 @@ limit up to which Gram-Schmidt in plain torch does."""
 MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""
 MOST_ELIMINATED = 32
-"""CPU: the most rows of a symmetric matrix, or of a step of the nonlinear solver, that are solved without LAPACK."""
+"""CPU: the most rows of a symmetric matrix that are solved without LAPACK."""
+MOST_STEP_ROWS = 128
+"""CPU: the most rows of the nonlinear solver, and outputs of its Hessian, whose steps are found sample by sample."""
 MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8
 """CPU: outputs times rows of a curved set, and the order of its matrices, up to which samples are solved one by one."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256

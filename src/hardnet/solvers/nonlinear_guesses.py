@@ -3,7 +3,7 @@
     low <= target - gram dual <= high,    dual_i > 0 only at the upper bound, < 0 only at the lower
 
 A guess makes its rows tight; rows that pull the wrong way are let go, rows that are violated are taken in, until a
-guess confirms itself. On a CPU compiled code does the same (`kernels.cpu.active_set`).
+guess confirms itself. On a CPU compiled code has a dual active set instead (`kernels.cpu.active_set`).
 
 Called by `hardnet.solvers.nonlinear_step`.
 """

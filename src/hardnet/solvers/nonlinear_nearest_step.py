@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import DISTANT, FAR, MERIT_ROUNDING, SEARCH_CUT, SMALL_STEP, SUFFICIENT
+from hardnet.kernels.limits import DISTANT, FAR, MERIT_ROUNDING, MOST_STEP_ROWS, SEARCH_CUT, SMALL_STEP, SUFFICIENT
 from hardnet.solvers.nonlinear_direction import direction
 from hardnet.solvers.nonlinear_measure import elastic_rows, relative_error
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
@@ -67,7 +67,7 @@ def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tenso
         at.hessian is None
         or at.dual is None
         or rows.size is None
-        or not (compiles(at.jacobian) and compiles(at.hessian))
+        or not (compiles(at.jacobian, MOST_STEP_ROWS) and compiles(at.hessian, MOST_STEP_ROWS))
     ):
         return plan_in_torch(rows, at, y, raw, weight)
     from hardnet.kernels.cpu.approach import plan

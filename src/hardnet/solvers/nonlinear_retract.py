@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import SHORTEST
+from hardnet.kernels.limits import MOST_STEP_ROWS, SHORTEST
 from hardnet.solvers.nonlinear_measure import FINE, error_of, size_from
 from hardnet.solvers.nonlinear_retract_compiled import walk
 from hardnet.solvers.nonlinear_retract_state import State, Trial, begin, ended, moved, outcome
@@ -74,7 +74,7 @@ def retract(
         pace: When values may be looked at.
     """
     at = rows.evaluate(y) if at is None else at
-    if pace.free and going is None and compiles(at.jacobian):
+    if pace.free and going is None and compiles(at.jacobian, MOST_STEP_ROWS):
         found = walk(rows, y, raw, at, tolerance=tolerance, fine=fine, passes=iterations, unit=unit)
     else:
         state = begin(rows, y, raw, at, fine, unit)

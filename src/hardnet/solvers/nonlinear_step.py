@@ -7,8 +7,8 @@ With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of
 the rows with ``elastic = 0`` (the affine ones) have one, also where the linearisation of the others has none: then it
 is a Levenberg-Marquardt step. With the last multipliers as the centre, s vanishes where the iteration converges.
 
-Most samples are settled by guesses of the active rows, in the multipliers: on a CPU by compiled code
-(`kernels.cpu.active_set`), else in torch (`nonlinear_guesses`); the rest by `project_affine`.
+Most samples are settled in the multipliers: on a CPU by a compiled dual active set (`kernels.cpu.active_set`), else by
+guesses of the active rows (`nonlinear_guesses`); the rest by `project_affine`.
 
 Called by `hardnet.solvers.nonlinear_direction`, `hardnet.solvers.nonlinear_nearest_step` and
 `hardnet.solvers.nonlinear_retract_step`.
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import MOST_STEP_ROWS
 from hardnet.solvers.nonlinear_guesses import settle_rows
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.small import compiles, product, products
@@ -67,15 +68,15 @@ def solve_step(
         tight: Whether all rows are known to be equalities.
         look: Whether values may be looked at; else a sample whose active rows are not found in `ROUNDS` guesses has
             the step of the last guess.
-        guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``.
+        guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``, where rows are guessed.
     """
     single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than a launch
-    if single or not (look and compiles(jacobian)):
+    if single or not (look and compiles(jacobian, MOST_STEP_ROWS)):
         return _in_torch(jacobian, low, high, elastic, metric, centre, tight, look, guess)
     from hardnet.kernels.cpu.active_set import solve
 
     across, free = (None, None) if metric is None else metric[1:]
-    step, dual, settled = solve(jacobian, low, high, elastic, across, free, centre, guess)
+    step, dual, settled = solve(jacobian, low, high, elastic, across, free, centre)
     todo = (~settled).nonzero().squeeze(-1)
     if len(todo) == 0:
         return step, dual

@@ -24,9 +24,9 @@ FEW = 32
 """Most terms of a product of matrices that is added up over all samples at once."""
 
 
-def compiles(A: Tensor) -> bool:
+def compiles(A: Tensor, most: int = MOST_ELIMINATED) -> bool:
     """Whether compiled code takes these matrices ``(b, m, n)``: float64 in plain memory of a CPU, with few rows."""
-    fits = HAS_NUMBA and A.is_cpu and A.shape[-2] <= MOST_ELIMINATED and A.numel() > 0
+    fits = HAS_NUMBA and A.is_cpu and A.shape[-2] <= most and A.numel() > 0
     return fits and A.dtype == torch.float64 and plain(A)
 
 

@@ -21,12 +21,13 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.active_set import first_side, make_gram, scale_rows, settle
+from hardnet.kernels.cpu.active_set import make_gram, scale_rows, settle
 from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.definite import eliminate
 from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.pivoting import room_for
 from hardnet.kernels.cpu.retraction import miss
-from hardnet.kernels.cpu.tiles import largest
+from hardnet.kernels.cpu.tiles import largest, row_dot
 from hardnet.kernels.limits import (
     DISTANT,
     ELASTIC,
@@ -92,16 +93,10 @@ def plan_samples(
     value: Tile, lower: Tile, upper: Tile, bounds: Tile, y: Tile, raw: Tile, centre: Tile, before: Tile, curved: int,
     begin: int, end: int,
 ) -> int:  # fmt: skip
-    """All samples from `begin` to `end`; `good` is 1 where W is definite and a guess of the active rows confirmed."""
+    """All samples from `begin` to `end`; `good` is 1 where W is definite and the active rows were found."""
     m, n = J.shape[1:]
-    gram, work, found, W, solved = (
-        np.empty((m, m)),
-        np.empty((m, m)),
-        np.empty((m, 1)),
-        np.empty((n, n)),
-        np.empty((n, m + 1)),
-    )
-    target, low, high, rate, side, slack, after, soft = np.empty((8, m))
+    gram, W, solved, room = np.empty((m, m)), np.empty((n, n)), np.empty((n, m + 1)), room_for(m)
+    target, low, high, rate, slack, soft = np.empty((6, m))
     away, free = np.empty((2, n))
     for b in range(begin, end):
         for k in range(n):
@@ -109,19 +104,16 @@ def plan_samples(
         sound = solve_lagrangian(W, solved, away, H[b], J[b])
         for k in range(n):
             free[k] = solved[k, m]
-        make_gram(gram, target, J[b], solved[:, :m], free, 1)
+        make_gram(gram, target, J[b], solved, free, 1)
         for i in range(m):
             low[i], high[i] = lower[b, i] - value[b, i], upper[b, i] - value[b, i]
-            total = 0.0
-            for k in range(n):
-                total += J[b, i, k] * J[b, i, k]
+            total = row_dot(J[b, i], J[b, i])
             soft[i] = ELASTIC * (np.sqrt(total) if total > 0.0 else 1.0) if i < curved else 0.0
         scale_rows(gram, target, low, high, rate, soft, centre[b], 1)
-        sound = first_side(side, slack, target, low, high, centre[b], 1) and sound
-        sound = sound and settle(found, gram, target, low, high, side, slack, after, work)
+        sound = sound and settle(dual[b], gram, target, low, high, slack, room)
         good[b] = 1.0 if sound else 0.0
         for i in range(m):
-            dual[b, i] = found[i, 0] * rate[i] if sound else 0.0
+            dual[b, i] = dual[b, i] * rate[i] if sound else 0.0
         for k in range(n):
             step[b, k] = free[k]
             for i in range(m):

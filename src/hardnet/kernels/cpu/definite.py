@@ -2,7 +2,7 @@
 
 ``matrix^-1 right`` and the least pivot; see `hardnet.solvers.small` for the same in plain torch, which calls it.
 
-Called by `hardnet.kernels.cpu.active_set` and `hardnet.solvers.small`.
+Called by `hardnet.kernels.cpu.approach` and `hardnet.solvers.small`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the tableau only ``K^-1`` of the active rows J is kept, and the column of a join
 The equalities E go first: what they leave of the Gram matrix and of the products is the problem of the inequalities
 among the points that satisfy E.
 
-Called by `hardnet.kernels.cpu.projection`.
+Called by `hardnet.kernels.cpu.projection` and `hardnet.kernels.cpu.active_set`.
 """
 
 from __future__ import annotations
@@ -51,49 +51,48 @@ class Active(NamedTuple):
 
 
 @inner
-def equalities_first(order: Indices, lower: Tile, upper: Tile) -> int:
-    """The rows in their order, but equalities before the others; how many these are."""
-    count = 0
+def order_rows(order: Indices, lower: Tile, upper: Tile) -> tuple[int, int]:
+    """Equalities before the other rows, and none that has no bounds: how many equalities, and how many in all."""
+    first = 0
     for i in range(len(order)):
         if lower[i] == upper[i]:
+            order[first] = i
+            first += 1
+    count = first
+    for i in range(len(order)):
+        if lower[i] != upper[i] and (lower[i] > -np.inf or upper[i] < np.inf):
             order[count] = i
             count += 1
-    place = count
-    for i in range(len(order)):
-        if lower[i] != upper[i]:
-            order[place] = i
-            place += 1
-    return count
+    return first, count
 
 
 @inner
-def eliminate(work: Tile, count: int) -> bool:
-    """The first rows of a symmetric matrix by Gauss, in its upper half; whether they are independent."""
-    m = work.shape[0]
-    for first in range(count):
-        pivot, top = work[first, first], work[first]
+def eliminate(work: Tile, first: int, count: int) -> bool:
+    """The first of so many rows of a symmetric matrix by Gauss, in its upper half; whether they are independent."""
+    for k in range(first):
+        pivot, top = work[k, k], work[k]
         if not pivot > UNRELATED:
             return False
-        for i in range(first + 1, m):
+        for i in range(k + 1, count):
             share, line = top[i] / pivot, work[i]
-            for j in range(i, m):
+            for j in range(i, count):
                 line[j] -= share * top[j]
     return True
 
 
 @inner
-def forward(right: Tile, work: Tile, count: int) -> None:
+def forward(right: Tile, work: Tile, first: int) -> None:
     """A right-hand side through the same elimination."""
-    for first in range(count):
-        share, top = right[first] / work[first, first], work[first]
-        for i in range(first + 1, len(right)):
+    for k in range(first):
+        share, top = right[k] / work[k, k], work[k]
+        for i in range(k + 1, len(right)):
             right[i] -= share * top[i]
 
 
 @inner
-def backward(found: Tile, right: Tile, work: Tile, count: int) -> None:
+def backward(found: Tile, right: Tile, work: Tile, first: int) -> None:
     """The first entries of ``work^-1 right``, given those that follow them."""
-    for i in range(count - 1, -1, -1):
+    for i in range(first - 1, -1, -1):
         total, line = right[i], work[i]
         for j in range(i + 1, len(found)):
             total -= line[j] * found[j]
@@ -228,7 +227,7 @@ def free_rows(work: Tile, right: Tile, first: int, lower: Tile, upper: Tile, sla
 
 @inner
 def no_rows(size: int) -> Active:
-    """The empty active set among so many rows."""
+    """The empty active set among so many rows; vectors of their own, since numba takes rows of a matrix for strided."""
     inverse, row, every = np.empty((size, size)), np.empty(size, np.int64), np.arange(size)
     return Active(inverse, row, np.empty(size), np.zeros(size), every, np.empty(size), np.empty(size), np.empty(size))
 
@@ -244,3 +243,47 @@ def solve_held(found: Tile, right: Tile, work: Tile, first: int, active: Active,
     for i in range(count):
         found[first + active.row[i]] = active.weight[i]
     backward(found, right, work, first)
+
+
+class Room(NamedTuple):
+    """Memory for the rows of one sample after the other: their order, a matrix and two vectors."""
+
+    order: Indices
+    work: Tile
+    right: Tile
+    step: Tile
+
+
+@inner
+def room_for(m: int) -> Room:
+    """Room for so many rows."""
+    return Room(np.empty(m, np.int64), np.empty((m, m)), np.empty(m), np.empty(m))
+
+
+@inner
+def solve_gram(dual: Tile, gram: Tile, target: Tile, lower: Tile, upper: Tile, slack: Tile, room: Room) -> bool:
+    """The multipliers ``(m,)`` of ``lower <= target - gram dual <= upper``; whether they were found."""
+    first, count = order_rows(room.order, lower, upper)
+    order, work, right, step = room.order[:count], room.work, room.right[:count], room.step[:count]
+    for i in range(count):
+        step[i], right[i] = 0.0, target[order[i]] - (lower[order[i]] if i < first else 0.0)
+        for j in range(i, count):
+            work[i, j] = gram[order[i], order[j]]
+    if not eliminate(work, first, count):
+        return False
+    forward(right, work, first)
+    if first < count:
+        active = no_rows(count - first)
+        free = free_rows(work, right, first, lower[order], upper[order], slack[order])
+        held, _, through = pivot_rows(free, active, 10 * count)
+        for i in range(held):
+            step[first + active.row[i]] = active.dual[i]
+        if not through:
+            return False
+    backward(step, right, work, first)
+    dual[:] = 0.0
+    sound = True
+    for i in range(count):
+        dual[order[i]] = step[i]
+        sound &= abs(step[i]) < np.inf
+    return sound

@@ -23,6 +23,7 @@ from hardnet.kernels.cpu import pivoting
 from hardnet.kernels.cpu.compiling import Tile, compile_addresses, inner, summed
 from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.pivoting import Active, Indices
+from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import CORRECTIONS
 
 
@@ -56,15 +57,6 @@ class Limits(NamedTuple):
 
 
 @summed
-def dot(a: Tile, b: Tile) -> float:
-    """``a'b``."""
-    total = 0.0
-    for i in range(len(a)):
-        total += a[i] * b[i]
-    return total
-
-
-@summed
 def size_of_terms(a: Tile, b: Tile) -> float:
     """``|a|'|b|``."""
     total = 0.0
@@ -89,7 +81,7 @@ def four_dots(total: Tile, a: Tile, b: Tile, c: Tile, d: Tile, e: Tile) -> None:
 def multiply(product: Tile, A: Tile, vector: Tile) -> None:
     """``A v``."""
     for i in range(len(product)):
-        product[i] = dot(A[i], vector)
+        product[i] = row_dot(A[i], vector)
 
 
 @inner
@@ -102,9 +94,9 @@ def excess_of(rows: Numbers, product: Tile, i: int) -> float:
 def measure_rows(rows: Numbers, product: Tile, feasible: float) -> bool:
     """Lengths and slacks of the rows, and ``A raw``; whether raw is inside."""
     multiply(product, rows.A, rows.raw)
-    length, inside = np.sqrt(dot(rows.raw, rows.raw)), True
+    length, inside = np.sqrt(row_dot(rows.raw, rows.raw)), True
     for i in range(len(product)):
-        norm = np.sqrt(dot(rows.A[i], rows.A[i]))
+        norm = np.sqrt(row_dot(rows.A[i], rows.A[i]))
         rows.norm[i] = norm if norm > 0.0 else 1.0
         nearest = min(abs(rows.lower[i]), abs(rows.upper[i]))
         rows.slack[i] = feasible * (rows.norm[i] * length + (nearest if nearest < np.inf else 0.0))
@@ -124,7 +116,7 @@ def make_gram(work: Tile, rows: Numbers, order: Indices) -> None:
             for k in range(4):
                 work[i, j + k] = four[k] * unit / rows.norm[order[j + k]]
         for j in range(whole, m):
-            work[i, j] = dot(a, rows.A[order[j]]) * unit / rows.norm[order[j]]
+            work[i, j] = row_dot(a, rows.A[order[j]]) * unit / rows.norm[order[j]]
 
 
 @inner
@@ -161,12 +153,15 @@ def missing_of(right: Tile, rows: Numbers, found: Found, order: Indices, first: 
 @inner
 def residual_of(rows: Numbers, found: Found) -> float:
     """``max(|y - raw + A'dual|, |A y - clamp(A y + dual, lower, upper)|) / max(1, |y|)`` with unit rows."""
-    off, largest, share = found.y - rows.raw, 1.0, found.weight / rows.norm
-    pivoting.add_rows(off, len(off), share, rows.A, np.arange(len(share)), len(share))
+    off, largest = found.y - rows.raw, 1.0
+    for i in range(len(found.weight)):
+        share, line = found.weight[i] / rows.norm[i], rows.A[i]
+        for k in range(len(off)):
+            off[k] += share * line[k]
     residual = 0.0
     for k in range(len(off)):
         residual, largest = max(residual, abs(off[k])), max(largest, abs(found.y[k]))
-    for i in range(len(share)):
+    for i in range(len(found.weight)):
         moved = min(max(found.product[i] + found.weight[i] * rows.norm[i], rows.lower[i]), rows.upper[i])
         residual = max(residual, abs(found.product[i] - moved) / rows.norm[i])
     return residual / largest
@@ -186,7 +181,7 @@ def sides(side: Tile, rows: Numbers, found: Found, strict: float) -> bool:
 
 
 class Held(NamedTuple):
-    """What holds y: the rows with equalities first, how many these are, the eliminated Gram matrix, the active rows."""
+    """What holds y: the rows with bounds in order, how many are equalities, the eliminated Gram matrix, the active."""
 
     order: Indices
     first: int
@@ -197,10 +192,13 @@ class Held(NamedTuple):
 @inner
 def pivot(step: Tile, rows: Numbers, product: Tile, held: Held, limit: int) -> tuple[int, int, bool]:
     """The multipliers of unit rows in the order of `held`: how many are active, the steps, whether it is through."""
-    order, first, norm = held.order, held.first, rows.norm[held.order]
-    lower, upper, slack = rows.lower[order] / norm, rows.upper[order] / norm, rows.slack[order] / norm
-    right = product[order] / norm
-    right[:first] -= lower[:first]
+    order, first = held.order, held.first
+    m = len(order)
+    lower, upper, slack, right = np.empty(m), np.empty(m), np.empty(m), np.empty(m)
+    for i in range(m):
+        row, norm = order[i], rows.norm[order[i]]
+        lower[i], upper[i], slack[i] = rows.lower[row] / norm, rows.upper[row] / norm, rows.slack[row] / norm
+        right[i] = product[row] / norm - (lower[i] if i < first else 0.0)
     pivoting.forward(right, held.work, first)
     free = pivoting.free_rows(held.work, right, first, lower, upper, slack)
     count, steps, through = pivoting.pivot_rows(free, held.active, limit)
@@ -213,11 +211,11 @@ def pivot(step: Tile, rows: Numbers, product: Tile, held: Held, limit: int) -> t
 @inner
 def approach(rows: Numbers, found: Found, limits: Limits) -> int:
     """From raw to the nearest point; the steps taken, or -1 where they led nowhere."""
-    m = len(found.product)
-    order, work, right, step = np.empty(m, np.int64), np.empty((m, m)), np.empty(m), np.zeros(m)
-    first = pivoting.equalities_first(order, rows.lower, rows.upper)
+    order = np.empty(len(found.product), np.int64)
+    first, m = pivoting.order_rows(order, rows.lower, rows.upper)
+    order, work, right, step = order[:m], np.empty((m, m)), np.empty(m), np.zeros(m)
     make_gram(work, rows, order)
-    if not pivoting.eliminate(work, first):
+    if not pivoting.eliminate(work, first, m):
         return -1
     held = Held(order, first, work, pivoting.no_rows(m - first))
     count, steps, through = pivot(step, rows, found.product, held, limits.steps)
@@ -240,7 +238,7 @@ def project_sample(rows: Numbers, found: Found, side: Tile, ended: Tile, limits:
         return
     steps = approach(rows, found, limits)
     ended[0], ended[1] = steps, residual_of(rows, found)
-    settled = steps >= 0 and dot(found.y, found.y) < np.inf and ended[1] <= limits.solved
+    settled = steps >= 0 and row_dot(found.y, found.y) < np.inf and ended[1] <= limits.solved
     settled &= sides(side, rows, found, limits.strict) and certain(rows, found, limits.certain)
     ended[2] = 0.0 if settled else 1.0
 

@@ -20,17 +20,19 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.active_set import first_side, make_gram, scale_rows, settle
+from hardnet.kernels.cpu.active_set import make_gram, scale_rows, settle
 from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.pivoting import Room, room_for
+from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import CHORD, CUT, ELASTIC, FAST, NUDGES, SHORT, SHORTEST, SOFTEST, STATIONARY, SUFFICIENT
 
 GOING, STATE, ERROR, RATIO, GIVE, LENGTH, NUDGED, STILL, STEPS = range(9)
 """Open or not; what became of the last trial; relative violation; by how much the last full step reduced it; how far a
 row of length one gives way; the length of the next trial; nudges so far; whether the step promises nothing; steps."""
 BEST_SIZE, BEST_ERROR, BEST_RATIO, CURRENT, PROMISED, UNSETTLED, LEAST, COUNT = range(9, 17)
-"""Of the best point; the size of the violation, and after the step; whether no guess of the active rows confirmed
-itself; the least size that the outputs count as; and how many numbers a sample has."""
+"""Of the best point; the size of the violation, and after the step; whether the active rows were not found; the least
+size that the outputs count as; and how many numbers a sample has."""
 TRYING, ACCEPTED, FULL, SHORTENED, GIVEN_UP = range(5)
 """STATE: a step is being tried; accepted, in full length, or so short that rows give way more; no length was good."""
 TINY = np.finfo(np.float64).tiny
@@ -71,12 +73,10 @@ def measure_rows(
     norm: Tile, soft: Tile, J: Tile, violation: Tile, size: float, give: float, curved: int, unit: int
 ) -> None:
     """Lengths of the gradients, 1 for a zero one, and how far each row gives way; without `unit` the same for all."""
-    m, n = J.shape
+    m = J.shape[0]
     longest, farthest = 0.0, 0.0
     for i in range(m):
-        total = 0.0
-        for k in range(n):
-            total += J[i, k] * J[i, k]
+        total = row_dot(J[i], J[i])
         norm[i] = np.sqrt(total) if total > 0.0 or total != total else 1.0
         soft[i] = violation[i] / max(size, TINY)
         longest, farthest = max(longest, norm[i]), max(farthest, soft[i])
@@ -87,23 +87,22 @@ def measure_rows(
 
 @compiled
 def solve_rows(
-    step: Tile, dual: Tile, J: Tile, low: Tile, high: Tile, soft: Tile, gram: Tile, work: Tile, target: Tile,
-    least: Tile, most: Tile, rate: Tile, side: Tile, slack: Tile, after: Tile,
+    step: Tile, dual: Tile, J: Tile, low: Tile, high: Tile, soft: Tile, gram: Tile, target: Tile, least: Tile,
+    most: Tile, rate: Tile, slack: Tile, room: Room,
 ) -> bool:  # fmt: skip
-    """The step and its multipliers ``(m, 1)``; whether a guess of the active rows confirmed itself, else 0."""
+    """The step and its multipliers ``(m,)``; whether they were found, else 0."""
     make_gram(gram, target, J, J, target, 0)
     copy(least, low)
     copy(most, high)
     scale_rows(gram, target, least, most, rate, soft, soft, 0)
-    sound = first_side(side, slack, target, least, most, slack, 0)
-    sound = sound and settle(dual, gram, target, least, most, side, slack, after, work)
-    for i in range(J.shape[0]):
-        dual[i, 0] = dual[i, 0] * rate[i] if sound else 0.0
+    sound = settle(dual, gram, target, least, most, slack, room)
     for k in range(J.shape[1]):
-        total = 0.0
-        for i in range(J.shape[0]):
-            total -= J[i, k] * dual[i, 0]
-        step[k] = total
+        step[k] = 0.0
+    for i in range(J.shape[0]):
+        dual[i] = dual[i] * rate[i] if sound else 0.0
+        share, line = dual[i], J[i]
+        for k in range(J.shape[1]):
+            step[k] -= share * line[k]
     return sound
 
 
@@ -112,12 +111,9 @@ def promise(J: Tile, step: Tile, dual: Tile, low: Tile, high: Tile, soft: Tile, 
     """The size of the violations after the step, by the linearised rows: of an equality what it gives way."""
     total = 0.0
     for i in range(J.shape[0]):
-        left = soft[i] * soft[i] * dual[i, 0]
+        left = soft[i] * soft[i] * dual[i]
         if low[i] != high[i]:
-            change = 0.0
-            for k in range(J.shape[1]):
-                change += J[i, k] * step[k]
-            left = miss(change, low[i], high[i])
+            left = miss(row_dot(J[i], step), low[i], high[i])
         total += (left * weight[i]) ** 2
     return np.sqrt(total)
 
@@ -156,8 +152,8 @@ def plan_samples(
 ) -> int:  # fmt: skip
     """What the last trials came to, and the next step of every sample that is open; `limits`: tolerance and fine."""
     m, n = J.shape[1:]
-    gram, work, dual = np.empty((m, m)), np.empty((m, m)), np.empty((m, 1))
-    low, high, norm, soft, target, least, most, rate, side, slack, after = np.empty((11, m))
+    gram, room = np.empty((m, m)), room_for(m)
+    dual, low, high, norm, soft, target, least, most, rate, slack = np.empty((10, m))
     damped = np.empty(n)
     for b in range(begin, end):
         s = numbers[b]
@@ -179,17 +175,13 @@ def plan_samples(
             measure_rows(norm, soft, J[b], violation[b], size, 1.0, curved, 0)
             for i in range(m):
                 soft[i], weight[b, i] = norm[i] if i < curved else 0.0, 1.0
-            sound = solve_rows(
-                damped, dual, J[b], low, high, soft, gram, work, target, least, most, rate, side, slack, after
-            )
+            sound = solve_rows(damped, dual, J[b], low, high, soft, gram, target, least, most, rate, slack, room)
             share = 1 - promise(J[b], damped, dual, low, high, soft, weight[b]) / size_of(violation[b], weight[b])
             s[UNSETTLED] = 0.0 if sound else 1.0
         measure_rows(norm, soft, J[b], violation[b], size, s[GIVE], curved, unit)
         for i in range(m):
             weight[b, i] = 1.0 / norm[i] if unit else 1.0
-        sound = solve_rows(
-            step[b], dual, J[b], low, high, soft, gram, work, target, least, most, rate, side, slack, after
-        )
+        sound = solve_rows(step[b], dual, J[b], low, high, soft, gram, target, least, most, rate, slack, room)
         s[UNSETTLED] = 0.0 if sound and (unit or s[UNSETTLED] == 0.0) else 1.0
         s[CURRENT] = size_of(violation[b], weight[b])
         s[PROMISED] = promise(J[b], step[b], dual, low, high, soft, weight[b])

@@ -242,3 +242,12 @@ def largest(row: Tile) -> float:
     for j in range(row.shape[0]):
         most = max(most, abs(row[j]))
     return most
+
+
+@summed
+def row_dot(a: Tile, b: Tile) -> float:
+    """``a'b``."""
+    total = 0.0
+    for i in range(len(a)):
+        total += a[i] * b[i]
+    return total
