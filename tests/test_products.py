@@ -7,6 +7,7 @@ from hardnet.products import (
     ALIGNMENT,
     LARGE,
     align,
+    power_above,
     times,
     times_aligned,
     times_columnwise,
@@ -14,6 +15,7 @@ from hardnet.products import (
     times_rowwise,
     times_tiled,
 )
+from hardnet.solvers.box_problem import power_near
 
 D = torch.float64
 SHAPES = [(1, 1), (3, 5), (8, 16), (70, 80)]
@@ -78,3 +80,17 @@ def test_align_fills_up_with_what_is_asked():
     assert filled.sum() == 2 * (3 * 9 - (8 * 16 - 3 * 9))
     ready = torch.ones(2, 8, dtype=D)
     assert align(ready) is ready
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("power", [power_above, power_near])
+def test_a_unit_is_a_finite_power_of_two_near_its_size(power, dtype):
+    exponents = torch.arange(-100, 128, dtype=dtype)
+    for mantissa in (1.0, 1.25, 1.75, 2 - 2 * torch.finfo(dtype).eps):
+        size = mantissa * torch.exp2(exponents)
+        size[-1] = torch.finfo(dtype).max * (mantissa / 2)
+        unit = power(size)
+        assert unit.isfinite().all()
+        assert (torch.frexp(unit).mantissa == 0.5).all()
+        assert ((size / unit >= 0.5) & (size / unit < 2)).all()
+    assert power(torch.zeros(1, dtype=dtype)).item() == 1

@@ -10,6 +10,8 @@ Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solve
 
 from __future__ import annotations
 
+from math import frexp
+
 import torch
 from torch import Tensor
 
@@ -89,9 +91,18 @@ def length(vectors: Tensor) -> Tensor:
 
 
 def power_above(size: Tensor) -> Tensor:
-    """The power of two above each size, which is exact to divide by; one where the size is zero or not finite."""
+    """The power of two above each size, which is exact to divide by; one where the size is zero or not finite.
+
+    Above the largest power of the dtype there is none: it stands for those too.
+    """
     usable = (size > 0) & size.isfinite()
-    return torch.ldexp(torch.ones_like(size), torch.frexp(torch.where(usable, size, 0.5)).exponent)
+    exponent = torch.frexp(torch.where(usable, size, 0.5)).exponent
+    return torch.ldexp(torch.ones_like(size), exponent.clamp_max(largest_power(size.dtype)))
+
+
+def largest_power(dtype: torch.dtype) -> int:
+    """The exponent of the largest power of two of a dtype."""
+    return frexp(torch.finfo(dtype).max)[1] - 1
 
 
 def exponent(size: Tensor) -> Tensor:

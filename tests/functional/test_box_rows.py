@@ -16,6 +16,7 @@ from hardnet.errors import (
     ShapeError,
 )
 from hardnet.functional import project_affine, project_box_rows, rounding_bound, solve_rows
+from hardnet.kernels.cpu import launch
 from hardnet.rows import BoxedRows
 from hardnet.solvers import Status
 from tests.solvers.box_families import KINDS, D, box_family, dense_rows
@@ -225,3 +226,24 @@ def test_a_point_that_is_not_proved_nearest_is_said_to_be_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotConvergedWarning)
         project_box_rows(raw, a, value[:, :1], value[:, :1], *box)
+
+
+@pytest.mark.parametrize("exponent", [-1000, 1000, 1022])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_unit_of_rows_changes_neither_y_nor_its_gradient(k, exponent, compiled, monkeypatch):
+    """Rows up to the largest number: their unit is a power of two, and one above it would be infinite."""
+    if not compiled:
+        monkeypatch.setattr(launch, "takes_box", lambda flat: False)
+    raw, A, lower, upper, low, high = box_family("plain", 20, k, 4)
+    size = A.abs().amax((-1, -2), keepdim=True) / 3.9  # the largest entry is 3.9, which 2^1022 times is still a number
+    A, lower, upper = A / size, lower / size.squeeze(-1), upper / size.squeeze(-1)
+    raw, lower, upper, low, high = (part / 128 for part in (raw, lower, upper, low, high))  # and so are the bounds
+    weight = torch.linspace(-1, 1, 4, dtype=D)
+    found = []
+    for unit in (1.0, 2.0**exponent):
+        at = raw.clone().requires_grad_()
+        y = project_box_rows(at, A * unit, lower * unit, upper * unit, low, high)
+        found.append((y.detach(), *torch.autograd.grad((y * weight).sum(), at)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=64 * torch.finfo(D).eps)

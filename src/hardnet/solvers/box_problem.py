@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import times_columnwise, times_rowwise
+from hardnet.products import largest_power, times_columnwise, times_rowwise
 from hardnet.rows import finite_size
 
 EPS = torch.finfo(torch.float64).eps
@@ -81,4 +81,5 @@ class BoxProblem(NamedTuple):
 
 def power_near(size: Tensor) -> Tensor:
     """A power of two near a size, 1 for zero, in operations that every graph has: dividing by it is exact."""
-    return torch.exp2(torch.log2(torch.where(size > 0, size, 1.0)).round())
+    exponent = torch.log2(torch.where(size > 0, size, 1.0)).round()
+    return torch.exp2(exponent.clamp_max(largest_power(size.dtype)))
