@@ -377,3 +377,31 @@ def test_a_matrix_without_entries_is_judged():
     assert hn.check(constraint, draw(4, 3)).ok
     broken = hn.check(hn.Affine(A, upper=torch.tensor([0.0, -1e-9], dtype=F64)), draw(4, 3))
     assert broken.violation.tolist() == [[0.0, 1e-9]] * 4
+
+
+@pytest.mark.parametrize("seed", [0, 20, 280, 650, 1160, 2270])
+def test_a_solved_sample_is_raw_less_its_rows_times_their_multipliers(seed):
+    """A duplicate of an equality, and bounds that touch: multipliers grow, and must not cost y more than it says.
+
+    What a sample is off, in exact arithmetic: 1e-9 of its size makes it solved, by `SOLVED`.
+    """
+    n, m = 12, 10
+    A = torch.where(draw(m, n, seed=seed).abs() > 1.2, draw(m, n, seed=seed + 1), 0.0)
+    A[:, 0] += 0.5
+    A[-1] = 3 * A[0]
+    point = draw(n, seed=seed + 2)
+    value = A @ point
+    upper = torch.where(draw(m, seed=seed + 6) > -0.5, value + draw(m, seed=seed + 3).abs(), value)
+    lower = torch.where(draw(m, seed=seed + 7) > -0.5, value - draw(m, seed=seed + 4).abs(), value)
+    lower[:6] = upper[:6] = value[:6]
+    upper[-1] = value[-1]
+    raw = point + 10 * draw(4, n, seed=seed + 5)
+    constraint = hn.Box(point - 1, point + 1) & hn.Affine(compressed(A), lower=lower, upper=upper)
+    found = hn.HardNet(torch.nn.Identity(), constraint).layer.solve(raw)
+    rows = torch.cat([torch.eye(n, dtype=F64), A])
+    for y, dual, own in zip(found.y, found.dual, raw, strict=True):
+        if bool(y.isfinite().all()):
+            for j in range(n):
+                terms = (Fraction(a) * Fraction(w) for a, w in zip(rows[:, j].tolist(), dual.tolist(), strict=True))
+                off = Fraction(own[j].item()) - sum(terms) - Fraction(y[j].item())
+                assert abs(off) <= 1e-9 * max(1.0, own.abs().max().item(), y.abs().max().item())

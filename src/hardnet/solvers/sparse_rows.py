@@ -95,7 +95,8 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
     dual, count = (nothing, 1) if (excess <= SLACK).all() else _multipliers(rows, product, low, high)
     y, dual, holds = _touch_up(rows, point - rows.A.T @ dual, dual, low, high)
     value = rows.A @ y
-    residual = abs(value - np.clip(value + dual, low, high)).max() / max(1.0, abs(y).max())
+    lost = np.finfo(float).eps * (abs(rows.A.T) @ abs(dual)).max(initial=0.0)  # of raw - A'dual, where these are large
+    residual = max(abs(value - np.clip(value + dual, low, high)).max(), lost) / max(1.0, abs(y).max())
     side = np.where(abs(dual) > STRICT * max(1.0, abs(dual).max()), np.sign(dual), 0.0)
     if holds and residual <= SOLVED:
         return _clamped(rows, unit * y, lower, upper), unit * dual / rows.length, side, Status.SOLVED, residual, count
@@ -170,7 +171,7 @@ def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:
     for _ in range(SOLVES):
         missing = np.where(active, target - rows.gram @ found, 0.0)
         left = abs(missing).max(initial=0.0)
-        if not left < before:
+        if not left < before / 2:  # bounds that contradict each other leave the same each time, while w grows
             break
         found, before = found + np.where(active, factor.solve(missing), 0.0), left
     return found
