@@ -164,8 +164,14 @@ def _box_and_few_rows(A: Tensor) -> bool:
 def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
     """The solution that `find` has for a layer, whose constants follow raw; half precision is solved in float32."""
     layer.settle(raw)
-    found = full_precision(find)(widen(raw), input_of_set(x, raw))
+    found = _find_precisely(widen(raw), input_of_set(x, raw), find)
     return found._replace(y=narrow(found.y, raw.dtype, "nan")) if raw.dtype in HALF else found
+
+
+@full_precision
+def _find_precisely(raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
+    """What `find` knows, whatever autocast says; x is converted before, as autocast tells."""
+    return find(raw, x)
 
 
 def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Solution:
