@@ -128,6 +128,28 @@ def test_what_an_iteration_cannot_do_is_refused_in_one_sentence_and_the_rest_is_
     torch.testing.assert_close(found, reference(model, x), rtol=1e-9, atol=1e-9)
 
 
+def limit_of(x):
+    return 0.5 + x.abs()
+
+
+MOVING = {
+    "few rows": moving,
+    "a box and a row": lambda: hn.Box(-1.0, 1.0) & hn.Affine(draw(1, 4, seed=2), upper=lambda x: limit_of(x)[..., :1]),
+    "a box of x and a row": lambda: hn.Box(-1.0, limit_of) & hn.Affine(draw(1, 4, seed=2), upper=0.2),
+    "a box and rows of x": lambda: hn.Box(-1.0, 1.0) & moving(),
+}
+"""What a graph solves by programs of its own, with numbers that depend on x."""
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_sets_of_x_are_exported_with_a_dynamic_batch(name):
+    model, x = hn.HardNet(network().double(), MOVING[name](), "projection").eval(), draw(5, 4)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    for samples in (1, 9):
+        other = draw(samples, 4, seed=samples)
+        assert torch.allclose(program(other), model(other), rtol=0, atol=1e-12)
+
+
 def test_an_iteration_without_a_fixed_program_is_not_exported():
     model, x = hn.HardNet(network().double(), ITERATING["mixed"]()), draw(3, 4)
     with pytest.raises(hn.errors.UnsupportedSetError, match=r"torch\.export: expected a fixed graph, got"):

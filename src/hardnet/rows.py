@@ -9,6 +9,7 @@ Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, Literal, NamedTuple
@@ -149,8 +150,10 @@ def step_limit(A: Tensor) -> int:
 
 def lead(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
     """One argument with one dimension before its `core` ones: 1 where all samples share it, else that of the batch."""
+    if tensor.dim() == core:
+        return tensor.unsqueeze(0)
     own = tensor.shape[tensor.dim() - core :]
-    return tensor.unsqueeze(0) if tensor.dim() == core else tensor.expand(*batch, *own).reshape(batch.numel(), *own)
+    return tensor.expand(*batch, *own).reshape(math.prod(batch), *own)  # batch.numel() would fix a dynamic batch
 
 
 def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
