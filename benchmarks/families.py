@@ -21,11 +21,10 @@ from hardnet.experiments.stamp import environment
 from hardnet.experiments.timing import time_each
 from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.cpu import affine, launch
-from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
 
 SIZES = ((1, 2, 2), (1000, 2, 2), (8192, 2, 2), (1000, 5, 10), (8192, 5, 10), (1000, 20, 40), (1000, 50, 100))
 """Samples, rows and outputs."""
-ONE_PASS, PRODUCTS, FEW, TORCH = "affine_shared_small", "affine_shared", "affine_few", "plain torch"
+ONE_PASS, PRODUCTS, TORCH = "affine_few", "affine_shared", "plain torch"
 
 
 @contextmanager
@@ -40,21 +39,14 @@ def served_by(family: str) -> Iterator[None]:
         affine.MOST_SHARED_NUMBERS, launch.HAS_NUMBA = most, numba
 
 
-def families(m: int, n: int) -> list[str]:
-    """Those that can serve an A of this size; few rows with a copy of A for each sample."""
-    return [ONE_PASS, PRODUCTS, *([FEW] if m <= MOST_ROWS and m * n <= MOST_NUMBERS else []), TORCH]
-
-
 def work(family: str, numbers: tuple[Tensor, Tensor, Tensor, Tensor], both: bool) -> Callable[[], Tensor]:
     """One call with the factor of A that a layer keeps, and with the gradient of raw if both directions are asked."""
     raw, A, lower, upper = numbers
-    own = A.expand(len(raw), *A.shape).contiguous() if family == FEW else A
-    factor = None if family == FEW else factorize(A)
-    leaf = raw.clone().requires_grad_(both)
+    factor, leaf = factorize(A), raw.clone().requires_grad_(both)
 
     def call() -> Tensor:
         with served_by(family):
-            y = enforce_affine(leaf, own, lower, upper, factor=factor)
+            y = enforce_affine(leaf, A, lower, upper, factor=factor)
             return torch.autograd.grad(y.sum(), leaf)[0] if both else y
 
     return call
@@ -67,7 +59,7 @@ def measure(seconds: float = 1.0, seed: int = 0) -> list[dict[str, Any]]:
         draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         raw, A, upper = draw(samples, n), draw(m, n), draw(samples, m)
         for both in (False, True):
-            works = {family: work(family, (raw, A, upper - 1, upper), both) for family in families(m, n)}
+            works = {family: work(family, (raw, A, upper - 1, upper), both) for family in (ONE_PASS, PRODUCTS, TORCH)}
             found = time_each(works, "cpu", seconds=seconds, rounds=400, processor=True)
             row = {"samples": samples, "m": m, "n": n, "passes": "both" if both else "forward"}
             rows.append(row | {family: timing.milliseconds for family, timing in found.items()})
@@ -78,7 +70,7 @@ def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> d
     """Run on one thread of a CPU, print the table, write JSON to `out` if given, and return the data."""
     torch.set_num_threads(1)
     result = {"environment": environment("cpu", seed), "rows": measure(seed=seed)}
-    names = ["samples", "m", "n", "passes", ONE_PASS, PRODUCTS, FEW, TORCH]
+    names = ["samples", "m", "n", "passes", ONE_PASS, PRODUCTS, TORCH]
     print(table_text(names, [[row.get(name) for name in names] for row in result["rows"]]))
     if out is not None:
         write_json(out, result, indent=1)

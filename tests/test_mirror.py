@@ -43,8 +43,7 @@ ELSEWHERE = {
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
     "kernels/test_conic.py": "kernels/cpu/conic kernels/cpu/conic_blocks kernels/cpu/conic_steps "
     "kernels/cpu/conic_system kernels/cpu/small_eigen",
-    "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared_small "
-    "kernels/cpu/affine_shared kernels/cpu/launch",
+    "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/compiling kernels/cpu/gram_schmidt kernels/cpu/tiles modes",
     "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_launch "
     "kernels/gpu/affine_threads kernels/gpu/launching",

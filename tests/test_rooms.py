@@ -133,7 +133,7 @@ AROUND = {
     "forward_ad",
     "is_compiling",
     "is_current_stream_capturing",
-    "is_exporting",
+    "_is_exporting_flag",
     "_are_functorch_transforms_active",
     "_is_tracing",
     "_len_torch_dispatch_stack",

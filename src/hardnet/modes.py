@@ -33,7 +33,8 @@ def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
     numbers), ``func`` is any other transform of torch.func (vmap, grad, jacrev), ``trace`` is torch.jit.trace.
     """
     if torch.compiler.is_compiling():  # first: the compiler does not get past the rest
-        return "export" if torch.compiler.is_exporting() else "compile"
+        # torch 2.11 says is_exporting() in everything it compiles; the flag behind it is right in every version
+        return "export" if torch.compiler._is_exporting_flag else "compile"
     if forward_ad._current_level >= 0:
         return "forward"
     if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]

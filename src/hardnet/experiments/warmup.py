@@ -50,7 +50,7 @@ class Problem(NamedTuple):
 
 
 PROBLEMS: dict[str, Problem] = {
-    "closed form, small shared A": Problem(enforce_affine, (2, 3), "affine_shared_small"),
+    "closed form, small shared A": Problem(enforce_affine, (2, 3), "affine_few"),
     "closed form, large shared A": Problem(enforce_affine, (40, 60), "affine_shared"),
     "closed form, few rows per sample": Problem(enforce_affine, (4, 2, 3), "affine_few"),
     "closed form, many rows per sample": Problem(enforce_affine, (4, 12, 20), ""),
@@ -67,7 +67,6 @@ SLOWEST_FIRST = (
     "nearest_few",
     "affine_few",
     "nearest_box_rows",
-    "affine_shared_small",
     "affine_shared",
     "active_set",
     "projection",

@@ -165,7 +165,8 @@ def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any],
     """The solution that `find` has for a layer, whose constants follow raw; half precision is solved in float32."""
     layer.settle(raw)
     found = _find_precisely(widen(raw), input_of_set(x, raw), find)
-    return found._replace(y=narrow(found.y, raw.dtype, "nan")) if raw.dtype in HALF else found
+    y = narrow(found.y, raw.dtype, "nan") if raw.dtype in HALF else found.y
+    return Solution(y, *found[1:])  # torch 2.11 compiles no return of a record that `_replace` made
 
 
 @full_precision

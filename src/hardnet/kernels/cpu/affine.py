@@ -1,7 +1,7 @@
-"""The closed form on a CPU by compiled code (numba): few rows per sample in one pass, and rows that all samples share.
+"""The closed form on a CPU by compiled code (numba): few rows in one pass, or one A for all samples with its factor.
 
-Shared rows have a factor ``P = A⁺'``: a small A takes one pass (`affine_shared_small`), a larger one is multiplied by
-the library between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+A small A, shared or not, takes one pass (`affine_few`); a larger shared one has a factor ``P = A⁺'``, and the library
+multiplies between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
 
 Called by `hardnet.functional.affine` and `hardnet.kernels.cpu.affine_shared`.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu import launch as host
-from hardnet.kernels.cpu.launch import count, launch
+from hardnet.kernels.cpu.launch import count, launch, sizes
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS, MOST_SHARED_NUMBERS
 from hardnet.rows import REALS, Batch, dense
 
@@ -45,68 +45,33 @@ class CompiledPath:
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
         """Y ``(B, n)``, what `backward` reads, and how many samples have no answer and are NaN."""
         raw, A, lower, upper, factor = rows[:5]
-        if A.dim() == 3:
-            raw = dense(raw, raw)
-            y = torch.empty_like(raw)
-            return y, (), launch(_few(raw.dtype)[0], [y], [raw, A], (lower, upper), A.shape)
-        P = _factorise(A) if factor is None else factor
-        if self.wants_factor(A):
-            y, excess, lost = _forward_large(raw, A, lower, upper, P)
+        if factor is not None and self.wants_factor(A):
+            y, excess, lost = _forward_large(raw, A, lower, upper, factor)
             return y, (excess,), lost
-        y, lost = _forward_small(raw, A, lower, upper, P)
-        return y, (P,) if factor is None else (), lost
+        raw = dense(raw, raw)
+        y = torch.empty_like(raw)
+        return y, (), launch(_few(raw.dtype)[0], [y], [raw, A], (lower, upper), *sizes(raw, A))
 
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
-        """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
+        """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
         raw, A, lower, upper, factor = rows[:5]
-        if A.dim() == 3:
-            return _backward_few(gradient, raw, A, lower, upper, wants_matrix)
-        P = kept[0] if factor is None else factor
-        if self.wants_factor(A):
-            return _backward_large(gradient, raw, A, P, kept[0], wants_matrix)
-        return _backward_small(gradient, raw, A, lower, upper, P, wants_matrix)
+        if factor is not None and self.wants_factor(A):
+            return _backward_large(gradient, raw, A, factor, kept[0], wants_matrix)
+        return _backward_few(gradient, raw, A, lower, upper, wants_matrix)
 
 
 def _backward_few(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> Gradients:
     """One pass from the inputs alone."""
-    grad_raw, shape = raw.new_empty(raw.shape), A.shape[:2]
-    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
-    grad_A = raw.new_empty(A.shape) if wants_matrix else None
+    shape, matrices = sizes(raw, A)
+    grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
+    grad_A = raw.new_empty(shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
-    launch(_few(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), A.shape, len(A) if wants_matrix else 0)
-    return grad_raw, grad_A, grad_lower, grad_upper
-
-
-def _factorise(A: Tensor) -> Tensor:
-    """``P = A⁺'`` of a shared A ``(m, n)`` by Gram-Schmidt in float64, NaN where its rows are dependent to rounding."""
-    P, A = A.new_empty(A.shape), dense(A, A)
-    _small(A.dtype)[2](P.data_ptr(), A.data_ptr(), *A.shape)
-    return P
-
-
-def _forward_small(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor) -> tuple[Tensor, int]:
-    """``y = raw + P' s`` for a small A, in one pass."""
-    raw, A, P = dense(raw, raw), dense(A, raw), dense(P, raw)
-    low, high, y = dense(lower, raw), dense(upper, raw), torch.empty_like(raw)
-    return y, _small(raw.dtype)[0](
-        y.data_ptr(), raw.data_ptr(), A.data_ptr(), P.data_ptr(), low.data_ptr(), high.data_ptr(),
-        *raw.shape[:1], *A.shape, count(lower), count(upper),
-    )  # fmt: skip
-
-
-def _backward_small(
-    gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
-) -> Gradients:
-    """The same backward, in one pass from the inputs and P."""
-    grad_raw, shape = raw.new_empty(raw.shape), (len(raw), len(A))
-    grad_lower, grad_upper = raw.new_empty(shape), raw.new_empty(shape)
-    grad_A = raw.new_empty(A.shape) if wants_matrix else None
-    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
-    parts = [*outputs, *[dense(part, raw) for part in (gradient, raw, A, P, lower, upper)]]
-    counts = int(wants_matrix), len(raw), *A.shape, count(lower), count(upper)
-    _small(raw.dtype)[1](*[part.data_ptr() for part in parts], *counts)
+    wanted = len(raw) if wants_matrix else 0
+    launch(_few(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), shape, wanted, matrices)
+    if grad_A is not None and A.dim() == 2:
+        grad_A = grad_A.sum(0)
     return grad_raw, grad_A, grad_lower, grad_upper
 
 
@@ -191,18 +156,10 @@ def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _few(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The kernels for an A per sample, forward and backward; numba is imported and at work at the first call."""
+    """The kernels for few rows, forward and backward; numba is imported and at work at the first call."""
     from hardnet.kernels.cpu import affine_few, compiling
 
     return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_few.ENTRIES)
-
-
-@cache
-def _small(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The kernels for a small shared A: forward, backward, and its factor."""
-    from hardnet.kernels.cpu import affine_shared_small, compiling
-
-    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_shared_small.ENTRIES)
 
 
 @cache

@@ -6,7 +6,7 @@ Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower tr
     A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
 
 the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
-same instructions in any batch and in any lane.
+same instructions in any batch and in any lane. An A that all samples share is factorised once, for the first tile.
 
 Called by `hardnet.kernels.cpu.affine`.
 """
@@ -29,6 +29,7 @@ from hardnet.kernels.cpu.tiles import (
     lanes_for,
     load,
     load_bound,
+    measure,
     outer,
     rest,
     split,
@@ -53,8 +54,10 @@ class Work(NamedTuple):
     target: Tile
     signed: Tile
     point: Tile
+    regular: Tile
     good: Tile
     moves: Tile
+    most: Tile
 
 
 @compiled
@@ -64,24 +67,32 @@ def allocate(m: int, n: int, lanes: int) -> Work:
         np.empty((m, n, lanes)), np.empty((m, n, lanes)), np.empty((m, m, lanes)),
         np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)),
         np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)),
-        np.empty((n, lanes)), np.empty(lanes), np.empty(lanes),
+        np.empty((n, lanes)), np.empty(lanes), np.empty(lanes), np.empty(lanes), np.empty(lanes),
     )  # fmt: skip
 
 
 @compiled
-def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int) -> None:
-    """Load the samples from `first` on, their violation s into `signed`, and ``A = L R``."""
-    samples, m, n = A.shape
-    fill(work.good, 1.0)
+def factorise(work: Work, A: Tile, first: int) -> None:
+    """``A = L R`` of the samples from `first` on, and which of them have independent rows."""
+    matrices, m, n = A.shape
+    rounding = 4 * n * np.finfo(A.dtype).eps
+    fill(work.regular, 1.0)
+    load(A.reshape((matrices, m * n)), first, work.rows.reshape((m * n, work.regular.size)))
+    copy(work.rows, work.R)
+    orthogonalise(work.R, work.L, work.inverse, work.size, rounding * rounding, work.regular)
+
+
+@compiled
+def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, begin: int) -> None:
+    """Load the samples from `first` on, their violation s into `signed`, and ``A = L R`` unless it is there."""
+    if A.shape[0] > 1 or first == begin:
+        factorise(work, A, first if A.shape[0] > 1 else 0)
+    copy(work.regular, work.good)
     fill(work.moves, 0.0)
-    load(A.reshape((samples, m * n)), first, work.rows.reshape((m * n, work.good.size)))
     load(raw, first, work.point)
     load_bound(lower, first, -np.inf, work.low)
     load_bound(upper, first, np.inf, work.high)
     violation(work.rows, work.point, work.low, work.high, work.target, work.signed, work.good, work.moves)
-    copy(work.rows, work.R)
-    rounding = 4 * n * np.finfo(A.dtype).eps
-    orthogonalise(work.R, work.L, work.inverse, work.size, rounding * rounding, work.good)
 
 
 @compiled
@@ -93,20 +104,21 @@ def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, e
     Args:
         y: ``(B, n)``, written; a sample without violation gets the bits of raw, one without an answer NaN.
         raw: ``(B, n)``.
-        A: ``(B, m, n)``.
+        A: ``(B, m, n)``, or ``(1, m, n)`` for all samples.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
         begin: The first sample to compute.
         end: The first that is left alone; both multiples of `WIDE`, or the size of the batch.
     """
-    lanes = lanes_for(A.shape[0], A.shape[1] * A.shape[2])
+    lanes = lanes_for(raw.shape[0], A.shape[1] * A.shape[2])
     work, lost = allocate(A.shape[1], A.shape[2], lanes), 0
     for first in range(begin, end, lanes):
-        prepare(work, raw, A, lower, upper, first)
+        prepare(work, raw, A, lower, upper, first, begin)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
         rest(work.rows, work.point, work.target, work.signed)
-        doubt = suspicious(work.signed, work.size, work.point, 4 * np.finfo(np.float64).eps)
+        measure(work.point, work.most)
+        doubt = suspicious(work.signed, work.size, work.most, 4 * np.finfo(np.float64).eps)
         substitute(work.L, work.inverse, work.signed)
         add(work.signed, work.R, work.point)
         if doubt:
@@ -136,13 +148,13 @@ def backward(
         begin: See there.
         end: See there.
     """
-    samples, m, n = A.shape
+    samples, m, n = raw.shape[0], A.shape[1], A.shape[2]
     lanes = lanes_for(samples, m * n)
     work, matrix, lost = allocate(m, n, lanes), np.empty((m, n, lanes)), 0
     w, below, above, q = np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes)), np.empty((m, lanes))
     kept, across, step = np.empty((n, lanes)), np.empty((n, lanes)), np.empty((n, lanes))
     for first in range(begin, end, lanes):
-        prepare(work, raw, A, lower, upper, first)
+        prepare(work, raw, A, lower, upper, first, begin)
         load(grad_y, first, kept)
         pull_back(work, kept, w, across)
         split(w, work.signed, below, above)
@@ -184,24 +196,24 @@ def push(work: Work, q: Tile, step: Tile) -> None:
 
 def _forward(
     y: Any, raw: Any, A: Any, lower: Any, upper: Any,
-    samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
+    matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
     """`forward` of addresses."""
     return forward(
-        carray(y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
+        carray(y, (samples, n)), carray(raw, (samples, n)), carray(A, (matrices, m, n)),
         carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
     )  # fmt: skip
 
 
 def _backward(
     grad_raw: Any, grad_A: Any, grad_lower: Any, grad_upper: Any, grad_y: Any, raw: Any, A: Any, lower: Any, upper: Any,
-    matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
+    wanted: int, matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`backward` of addresses; `matrices` is B where the gradient of A is wanted, else 0."""
+    """`backward` of addresses; `wanted` is B where the gradient of A is wanted, else 0."""
     return backward(
-        carray(grad_raw, (samples, n)), carray(grad_A, (matrices, m, n)),
+        carray(grad_raw, (samples, n)), carray(grad_A, (wanted, m, n)),
         carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)),
-        carray(grad_y, (samples, n)), carray(raw, (samples, n)), carray(A, (samples, m, n)),
+        carray(grad_y, (samples, n)), carray(raw, (samples, n)), carray(A, (matrices, m, n)),
         carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 The library multiplies; each of these does the rest in one pass over the batch: compare with the bounds, find the
 samples that need a second application, share a gradient out among the bounds. numba compiles them for the CPU.
 
-Called by `hardnet.kernels.cpu.affine` and `hardnet.kernels.cpu.affine_shared_small`.
+Called by `hardnet.kernels.cpu.affine`.
 """
 
 from __future__ import annotations

@@ -65,6 +65,11 @@ def count(bound: Tensor | None) -> int:
     return 0 if bound is None else 1 if bound.dim() == 1 else bound.shape[0]
 
 
+def sizes(raw: Tensor, A: Tensor) -> tuple[torch.Size, int]:
+    """``(B, m, n)`` of a flat batch, and how many matrices A ``(B, m, n)`` or ``(m, n)`` has."""
+    return torch.Size((raw.shape[0], *A.shape[-2:])), 1 if A.dim() == 2 else raw.shape[0]
+
+
 def _share(work: Callable[[int, int], int], samples: int, threads: int, tile: int) -> int:
     """The samples in equal parts of whole tiles to so many threads; the sum of what these return."""
     part, results = -(-samples // threads // tile) * tile, []
@@ -89,12 +94,12 @@ def takes(rows: Batch) -> bool:
 def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)`` in the dtype of raw."""
     raw, A, lower, upper = rows[:4]
-    shape = torch.Size((raw.shape[0], *A.shape[-2:]))
+    shape, matrices = sizes(raw, A)
     raw = dense(raw, raw)
     y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0]))
     status, residual = ended.unbind()
     outputs = [y, dual, status, residual]
-    launch(_kernel(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, _matrices(A, shape))
+    launch(_kernel(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, matrices)
     return y, dual, status, residual
 
 
@@ -103,20 +108,15 @@ def backward(
 ) -> Gradients:
     """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
     raw, A, lower, upper = rows[:4]
-    shape = torch.Size((raw.shape[0], *A.shape[-2:]))
+    shape, matrices = sizes(raw, A)
     grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None
     outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
-    counts = (shape[0] if wants_matrix else 0, int(tangent), _matrices(A, shape))
+    counts = (shape[0] if wants_matrix else 0, int(tangent), matrices)
     launch(_kernel(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
     if grad_A is not None and A.dim() == 2:
         grad_A = grad_A.sum(0)
     return grad_raw, grad_A, grad_lower, grad_upper
-
-
-def _matrices(A: Tensor, shape: torch.Size) -> int:
-    """How many matrices there are."""
-    return 1 if A.dim() == 2 else shape[0]
 
 
 @cache

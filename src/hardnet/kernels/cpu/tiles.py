@@ -180,32 +180,44 @@ VERIFIED = 12.0
 
 
 @compiled
-def suspicious(signed: Tile, size: Tile, point: Tile, rounding: float) -> bool:
-    """Whether, before the last correction, some row of ``clamp(A raw) - A y`` is more than rounding of ``|a| |y|``."""
-    found = False
-    for lane in range(point.shape[-1]):
-        largest = 0.0
-        for j in range(point.shape[0]):
-            largest = max(largest, abs(point[j, lane]))
-        for i in range(signed.shape[0]):
+def measure(point: Tile, most: Tile) -> None:
+    """``max |v_j|`` of each lane of a tile ``(n, lanes)``: ``(lanes,)``."""
+    fill(most, 0.0)
+    for j in range(point.shape[0]):
+        for lane in range(most.size):
+            most[lane] = max(most[lane], abs(point[j, lane]))
+
+
+@compiled
+def suspicious(signed: Tile, size: Tile, most: Tile, rounding: float) -> bool:
+    """Whether, before the last correction, some row of ``clamp(A raw) - A y`` is more than rounding of ``|a| |y|``.
+
+    Args:
+        signed: ``(m, lanes)``.
+        size: ``|a|^2``, ``(m, lanes)``.
+        most: ``max |y|``, ``(lanes,)``.
+        rounding: That of float64 sums.
+    """
+    found, part = 0, rounding * rounding
+    for i in range(signed.shape[0]):
+        for lane in range(most.size):
             left = signed[i, lane] * signed[i, lane]
-            found |= not left <= rounding * rounding * size[i, lane] * largest * largest
-    return found
+            found += not left <= part * size[i, lane] * most[lane] * most[lane]
+    return found > 0
 
 
 @compiled
 def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good: Tile) -> None:
     """A lane is not good if one of its rows is not `at_bounds`."""
+    most = np.empty(good.size)
+    measure(point, most)
     for lane in range(point.shape[-1]):
-        largest = 0.0
-        for j in range(point.shape[0]):
-            largest = max(largest, abs(point[j, lane]))
         for i in range(rows.shape[0]):
             product, weight = 0.0, 0.0
             for j in range(point.shape[0]):
                 product += rows[i, j, lane] * point[j, lane]
                 weight += abs(rows[i, j, lane])
-            met = at_bounds(product, low[i, lane], high[i, lane], weight, largest, rounding)
+            met = at_bounds(product, low[i, lane], high[i, lane], weight, most[lane], rounding)
             good[lane] = good[lane] if met else 0.0
 
 
