@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
+from hardnet.functional.metric import InMetric, in_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
-from hardnet.functional.polyhedron_options import along_tangent, hold_exactly, in_metric
+from hardnet.functional.polyhedron_options import along_tangent, hold_exactly
 from hardnet.functional.samples import (
     CHOICES,
     PROVED,
@@ -104,12 +105,21 @@ def project_affine(
     if metric is None:
         y = project(raw, A, lower, upper, shared)
     else:
-        y = in_metric(raw, A, lower, upper, metric, project, on_invalid)
+        found = in_metric(raw, A, lower, upper, metric, project, lambda *rows: solve_any(*rows).y, on_invalid)
+        y = found.y if on_infeasible == "nearest" else _met(found)  # a compromise violates rows
     y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
     if not strict:
         return y
     onto = partial(_route, on_infeasible="nan", on_invalid="nan")
     return hold_exactly(y, A, lower, upper, onto, on_invalid)
+
+
+def _met(found: InMetric) -> Tensor:
+    """Y of a metric; a warning where its rows are not met, or NaN where no value is looked at."""
+    if may_look(found.y):
+        warn_not_converged(found.lost, found.left)
+        return found.y
+    return torch.where((found.left > LOOSE).unsqueeze(-1), torch.nan, found.y)
 
 
 def solve_any(

@@ -8,7 +8,7 @@ is an ordinary function of raw, A and the bounds. torch.compile, torch.export, O
 derivatives take it as they take any other, without a look at a value. Compiled code has the pivots as one operator;
 export, whose programs run elsewhere, has them one by one.
 
-Called by `hardnet.functional.polyhedron` and `hardnet.functional.polyhedron_options`.
+Called by `hardnet.functional.metric` and `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Options of the projection onto a polyhedron: another metric, a gradient that does not vanish, exact rows.
-
-Metric W = L L': with ``z = L'y`` the nearest point in W is the nearest point in the plane of z, under the rows ``A
-L^-T``. For a diagonal W the change of variables is a scale of each output.
+"""Options of the projection onto a polyhedron: a gradient that does not vanish, and exact rows.
 
 Called by `hardnet.functional.polyhedron`, `hardnet.functional.solve` and `hardnet.layers.hardnet_aff`.
 """
@@ -14,20 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import (
-    OptionError,
-    ShapeError,
-    UnsupportedSetError,
-    in_samples,
-    sample_indices,
-    sentence,
-)
-from hardnet.functional.derivatives import keep_value
-from hardnet.functional.polyhedron_fixed import within_unit_rows
+from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.strict import MARGINS, refuse_without_room, tighten
-from hardnet.modes import may_look, mode
+from hardnet.modes import mode
 from hardnet.products import times
-from hardnet.shapes import require_like
 from hardnet.solvers.active import solve_unseen
 
 INSETS = (*MARGINS, 8192.0, 65536.0)
@@ -35,55 +22,6 @@ INSETS = (*MARGINS, 8192.0, 65536.0)
 
 Bound = Tensor | None
 Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
-
-
-def in_metric(
-    raw: Tensor, A: Tensor, lower: Bound, upper: Bound, metric: Tensor, project: Project, on_invalid: str = "raise"
-) -> Tensor:
-    """``argmin (y - raw)'W(y - raw)  subject to  lower <= A y <= upper`` by `project` in other variables.
-
-    Args:
-        raw: ``(*batch, n)``.
-        A: ``(m, n)`` or ``(*batch, m, n)``.
-        lower: ``(m,)``, ``(*batch, m)`` or None.
-        upper: Like `lower`.
-        metric: W: positive ``(n,)`` or ``(*batch, n)``, or positive definite ``(n, n)`` or ``(*batch, n, n)``.
-        project: The Euclidean projection.
-        on_invalid: What a metric that is none gives where a look is free: an error, or NaN for that sample alone.
-    """
-    require_like("metric", metric, raw)
-    n, (raw_, A_, W) = raw.shape[-1], (part.double() for part in (raw, A, metric))
-    low, high = (None if bound is None else bound.double() for bound in (lower, upper))
-    if metric.dim() == 0 or metric.shape[-1] != n:
-        raise ShapeError(sentence("metric", f"shape (*batch, {n}) or (*batch, {n}, {n})", tuple(metric.shape)))
-    if _diagonal(metric, raw, n):
-        _refuse_metric(~(W > 0).all(-1), on_invalid)
-        root = W.sqrt()
-        forward, rows = root * raw_, A_ / root.unsqueeze(-2)
-        back = lambda z: z / root
-    else:
-        L, info = torch.linalg.cholesky_ex((W + W.mT) / 2)
-        _refuse_metric(info != 0, on_invalid)
-        L = torch.where((info != 0)[..., None, None], torch.nan, L)
-        forward = times(L.mT, raw_)
-        rows = torch.linalg.solve_triangular(L, A_.mT, upper=False).mT
-        back = lambda z: torch.linalg.solve_triangular(L.mT, z.unsqueeze(-1), upper=True).squeeze(-1)
-    z = project(forward, rows, low, high)
-    y = within_unit_rows(back(z), A_, low, high)
-    unmoved = (z == forward).all(-1, keepdim=True)
-    return torch.where(unmoved, keep_value(y, raw_.expand_as(y)), y).to(raw.dtype)
-
-
-def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
-    """Whether a metric is a diagonal; ``(n, n)`` beside a batch of n samples is a matrix."""
-    return metric.dim() == 1 or metric.shape[-2] != n or (metric.shape == raw.shape and metric.dim() > 2)
-
-
-def _refuse_metric(bad: Tensor, on_invalid: str) -> None:
-    """Raise for the samples ``(*batch)`` whose W is no metric, where a look is free."""
-    if on_invalid == "raise" and may_look(bad) and bool(bad.any()):
-        got = f"one that is not, or NaN{in_samples(sample_indices(bad) if bad.dim() else [])}"
-        raise OptionError(sentence("metric", "positive numbers or a positive definite matrix", got))
 
 
 class _Tangent(torch.autograd.Function):

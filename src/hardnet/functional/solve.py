@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hardnet.functional.box_rows import find_in_box, hold_in_box
 from hardnet.functional.elementary import project_box
+from hardnet.functional.metric import in_metric
 from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.functional.polyhedron import solve_any
-from hardnet.functional.polyhedron_options import hold_exactly, in_metric
+from hardnet.functional.polyhedron_options import hold_exactly
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow
 from hardnet.products import times_columnwise
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows, flatten_boxed, take_rows
@@ -133,8 +134,11 @@ def _in_metric(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | Non
         kept.append(solve_any(raw, A, lower, upper))
         return kept[0].y
 
-    y = in_metric(raw, A, lower, upper, metric, project, "nan")
-    return kept[0]._replace(y=y, dual=kept[0].dual.to(raw.dtype))
+    found = in_metric(raw, A, lower, upper, metric, project, lambda *rows: solve_any(*rows).y, "nan")
+    (first,) = kept
+    lost = found.lost & (first.status.long() == int(Status.SOLVED))
+    residual = torch.where(lost, found.left, first.residual)
+    return Solution(found.y, first.dual.to(raw.dtype), _without(lost, first.status), first.iterations, residual)
 
 
 def _lost(status: Tensor, y: Tensor) -> Tensor:

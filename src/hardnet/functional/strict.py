@@ -137,15 +137,20 @@ def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | 
         upper: Like `lower`.
         eps: The rounding of y's dtype, or of coarser numbers that the rows are given in.
     """
-    with torch.no_grad():
-        wide, A = y.double(), A.double()
-        product, size, unit = times(A, wide), times(A.abs(), wide.abs()), eps * A.abs().sum(dim=-1)
-        holds = torch.ones(product.shape[:-1], dtype=torch.bool, device=y.device)
-        for bound, sign in ((upper, 1), (lower, -1)):
-            if bound is not None:
-                excess = sign * (product - bound.double())
-                known = torch.where(bound.isfinite(), bound.double().abs(), 0)
-                # relative to a bound of 0 nothing is small, so that an output counts as one rounding of 1 at least
-                terms = torch.maximum(size, torch.where(bound == 0, unit, known))
-                holds = holds & (excess <= ROUNDINGS * eps * terms).all(dim=-1)
-        return ~holds & y.isfinite().all(dim=-1)
+    return ~(relative_violation(y, A, lower, upper, eps) <= ROUNDINGS * eps) & y.isfinite().all(dim=-1)
+
+
+@torch.no_grad()
+def relative_violation(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
+    """``max_i (violation of row i) / (size of its terms)``, ``(*batch)``; arguments as in `beyond_rounding`."""
+    wide, A = y.double(), A.double()
+    product, size, unit = times(A, wide), times(A.abs(), wide.abs()), eps * A.abs().sum(dim=-1)
+    worst = torch.zeros_like(product)
+    for bound, sign in ((upper, 1), (lower, -1)):
+        if bound is not None:
+            excess = (sign * (product - bound.double())).clamp_min(0)
+            known = torch.where(bound.isfinite(), bound.double().abs(), 0)
+            # relative to a bound of 0 nothing is small, so that an output counts as one rounding of 1 at least
+            terms = torch.maximum(size, torch.where(bound == 0, unit, known))
+            worst = torch.maximum(worst, excess / terms.clamp_min(torch.finfo(torch.float64).tiny))
+    return worst.amax(dim=-1)
