@@ -93,6 +93,7 @@ ELSEWHERE = {
     "test_gradients.py": "functional/derivatives",
     "test_public.py": "errors",
     "test_storage_functions.py": "sets/fingerprint",
+    "test_transforms.py": "solvers/square",
     "train/test_stacked.py": "train/normalisation train/stacked_module",
     "train/test_training.py": "train/batches train/loop train/settings",
 }

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 
 import hardnet as hn
 from tests.draws import draw
@@ -23,6 +23,13 @@ FAMILIES = {
     "a simplex": (lambda: hn.Simplex(4, lambda x: 1 + x[..., 0].square()), "auto"),
     "a ball": (lambda: hn.Ball(0 * CUBE, lambda x: 0.5 + x[..., 0].square()), "auto"),
     "general rows": (lambda: hn.Affine(MANY, lower=-0.5, upper=0.5), "auto"),
+    "equalities": (lambda: hn.Equality(TWO, lambda x: x[..., :2].tanh()), "projection"),
+    "a quadratic": (lambda: hn.Quadratic(MANY.mT @ MANY, 0.1 * CUBE, -1.0), "auto"),
+}
+OPTIONS = {
+    "a metric": {"metric": lambda x: 1 + x[..., :1].square() * CUBE.cumsum(0)},
+    "a matrix as metric": {"metric": MANY.mT @ MANY},
+    "strict": {"strict": True},
 }
 STEP = 1e-6
 
@@ -99,6 +106,52 @@ def test_functional_call_takes_other_parameters(model):
     loss(twin(X)).backward()
     for name, value in twin.named_parameters():
         torch.testing.assert_close(gradient[name], value.grad, rtol=0, atol=1e-9)
+
+
+def test_maps_of_forward_mode_against_reverse_mode(model):
+    """Two maps, over samples and over directions: a solve that mixes them up puts derivatives into other samples."""
+    expected = vmap(jacrev(model))(X)
+    close(vmap(jacfwd(model))(X), expected, 1e-9 * (1 + expected.abs().max().item()))
+    second = vmap(jacrev(jacrev(lambda x: loss(model(x)))))(X)
+    close(vmap(hessian(lambda x: loss(model(x))))(X), second, 1e-7 * (1 + second.abs().max().item()))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("rows", [TWO, MANY])
+def test_maps_of_forward_mode_with_options(options, rows):
+    layer = hn.layers.Projection(hn.Affine(rows, upper=0.5), **OPTIONS[options])
+    raw = 2 * draw(5, 4, seed=8)
+    both = [vmap(jacobian(layer))(raw, X[:1].expand(5, 3)) for jacobian in (jacfwd, jacrev)]
+    close(*both, 1e-9 * (1 + both[1].abs().max().item()))
+
+
+@pytest.mark.parametrize("name", ["few rows", "a box and a row", "a box and rows", "general rows"])
+def test_the_tangent_gradient_is_refused_forward(name):
+    layer = hn.layers.Projection(FAMILIES[name][0](), gradient="tangent")
+    with pytest.raises(hn.errors.UnsupportedSetError, match="no forward mode"):
+        jvp(lambda raw: layer(raw, X), (draw(3, 4, seed=8),), (draw(3, 4, seed=9),))
+
+
+SECOND = {
+    "linsat": (hn.Affine(TWO.abs() / 4, upper=0.4), {"temperature": 1.0}),
+    "rayen": (hn.LMI(2 * torch.eye(3, dtype=F64), (lambda S: S + S.mT)(draw(4, 3, 3, seed=3))), {}),
+}
+
+
+@pytest.mark.parametrize("method", SECOND)
+def test_second_derivatives_by_autograd(method):
+    """``create_graph=True``: derivatives of the gradient against its differences."""
+    constraint, options = SECOND[method]
+    layer = hn.HardNet(nn.Identity(), constraint, method, **options).layer
+    raw, v = 2 * draw(3, layer.raw_dim or 4, seed=9), draw(3, layer.raw_dim or 4, seed=10)
+
+    def gradient(at):
+        at = at.requires_grad_()
+        return torch.autograd.grad(loss(layer(at)), at, create_graph=True)[0], at
+
+    first, at = gradient(raw)
+    (found,) = torch.autograd.grad(first, at, v)
+    close(found, slope(lambda point: gradient(point.detach())[0].detach(), raw.detach(), v), 1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -117,6 +117,13 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def refuse_forward_tangent() -> None:
+    """Refuse ``gradient="tangent"`` where derivatives are carried forward: it is a rule for what comes back."""
+    if mode() == "forward":
+        remedy = "use gradient='exact', or reverse mode"
+        raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
+
+
 def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | None = None) -> None:
     """Refuse export, forward mode and, unless the solver can be `mapped`, every transform of torch.func.
 

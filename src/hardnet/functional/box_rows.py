@@ -35,7 +35,7 @@ from hardnet.functional.samples import (
 from hardnet.functional.strict import refuse_without_room, tighten
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.modes import full_precision, may_look, may_wait, mode, plain
+from hardnet.modes import full_precision, may_look, may_wait, mode, plain, refuse_forward_tangent
 from hardnet.rows import MOST_BOX_ROWS, REALS, BoxedBatch, flatten_boxed
 from hardnet.shapes import broadcast_batch, check_affine, check_bound
 from hardnet.solvers.box_rows import Outcome, settle, solve
@@ -185,6 +185,7 @@ def _traced(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, O
         return found.y, found
     if not tangent:
         return keep_value(differentiable(flat, found), found.y), found
+    refuse_forward_tangent()
     smooth = differentiable((flat[0].detach(), *flat[1:]), found)
     passed = Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
     return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]

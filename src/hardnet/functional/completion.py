@@ -16,6 +16,7 @@ from torch import Tensor
 from hardnet.errors import RankError
 from hardnet.modes import may_look, working
 from hardnet.products import times
+from hardnet.solvers.square import solve_square
 
 REFINEMENTS = 3
 """Each multiplies the residual by about ``cond(A_O) eps``."""
@@ -174,25 +175,20 @@ def complete_smooth(
             active = residual.abs().amax(dim=-1, keepdim=True) > tolerance
             if may_look(active) and not bool(active.any()):
                 break
-            step = _solve(jacobian(equality, y, x).index_select(-1, partition.completed), residual)
+            step = solve_square(jacobian(equality, y, x).index_select(-1, partition.completed), residual)
             completed = torch.where(active, completed - step, completed)
         y = join(z, completed, partition)
         converged = equality(y, x).abs().amax(dim=-1) <= tolerance
         J = jacobian(equality, y, x).index_select(-1, partition.completed)
-    implicit = completed - _solve(J, equality(join(z, completed, partition), x))
+    implicit = completed - solve_square(J, equality(join(z, completed, partition), x))
     return Completed(join(z, implicit, partition), converged)
 
 
 def reduce_gradient(full: Tensor, J: Tensor, partition: Partition) -> Tensor:
     """The gradient along the equalities, ``g_P - J_P' J_O^-T g_O``, in the predicted coordinates."""
     own = full.index_select(-1, partition.completed)
-    multiplier = _solve(J.index_select(-1, partition.completed).mT, own)
+    multiplier = solve_square(J.index_select(-1, partition.completed).mT, own)
     return full.index_select(-1, partition.predicted) - times(J.index_select(-1, partition.predicted).mT, multiplier)
-
-
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """``matrix^-1 right`` without a look at singular samples, whose answer is not finite."""
-    return torch.linalg.solve_ex(matrix, right.unsqueeze(-1)).result.squeeze(-1)
 
 
 def _per_sample(function: Callable[..., Tensor], y: Tensor, x: Any) -> Tensor:

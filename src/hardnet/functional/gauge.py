@@ -51,6 +51,10 @@ class RootGauge(NamedTuple):
         return torch.where(t < 0, product / gap, t + r)
 
 
+ALONE = 1e-10
+"""Part of the largest eigenvalue up to which another one counts as repeated."""
+
+
 class SpectralGauge(NamedTuple):
     """``lambda_max(sum_k v_k S_k)`` with ``S_k = -L' F_k L`` and ``L L' = (F0 + sum_k y0_k F_k)^-1``."""
 
@@ -59,12 +63,18 @@ class SpectralGauge(NamedTuple):
     def __call__(self, v: Tensor) -> Tensor:
         """The gauge of v ``(*batch, k)``: ``(*batch)``.
 
-        The gradient is ``q' S_k q`` with a top eigenvector q held fixed, which is finite at repeated eigenvalues too.
+        With M the matrix and q a top eigenvector ``q'Mq + sum_i (q_i'dM q)^2 / (lambda - lambda_i)``, dM of value 0:
+        the gradient is ``q' S_k q``, which is finite at repeated eigenvalues too, where their term is left out, and the
+        second derivative is right where the top eigenvalue is alone.
         """
         matrix = torch.einsum("...k,kij->...ij", v, self.S)
         sound = torch.where(matrix.isfinite(), matrix, 0).detach()  # LAPACK refuses a whole batch for one NaN
-        top = torch.linalg.eigh(sound).eigenvectors[..., -1]
-        return torch.einsum("...i,...ij,...j->...", top, matrix, top)
+        values, Q = torch.linalg.eigh(sound)
+        across = torch.einsum("...ji,...jk,...k->...i", Q, matrix - matrix.detach(), Q[..., -1])
+        gap = values[..., -1:] - values
+        apart = gap > ALONE * values.abs().amax(dim=-1, keepdim=True)
+        bend = torch.where(apart, across.square() / torch.where(apart, gap, 1.0), 0.0).sum(dim=-1)
+        return torch.einsum("...i,...ij,...j->...", Q[..., -1], matrix, Q[..., -1]) + bend
 
 
 Gauge = LinearGauge | RootGauge | SpectralGauge

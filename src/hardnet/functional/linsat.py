@@ -186,13 +186,15 @@ def _bounds(lower: Tensor | None, upper: Tensor | None, encoding: Encoding, batc
 
 
 def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Tensor:
-    """The answer with its derivative: a Newton step of value zero that has the multipliers' derivative."""
+    """The answer with its derivatives: a Newton step of value zero has the multipliers' first, another the second."""
     solved = (solution.status == Status.SOLVED).unsqueeze(-1)
     scores, dual = torch.where(solved, scores, 0), torch.where(solved, solution.dual, 0)
     fixed = balance.detach()
-    residual = evaluate(balance, scores, dual).residual
-    step = newton_step(fixed, evaluate(fixed, scores.detach(), dual), residual - residual.detach())
-    return torch.where(solved, evaluate(balance, scores, dual + step).x, torch.nan)
+    start = evaluate(fixed, scores.detach(), dual)
+    for _ in range(2):
+        residual = evaluate(balance, scores, dual).residual
+        dual = dual + newton_step(fixed, start, residual - residual.detach())
+    return torch.where(solved, evaluate(balance, scores, dual).x, torch.nan)
 
 
 def _raise_failures(solution: Solution, residual: Tensor, rows: Tensor, batch: torch.Size) -> None:

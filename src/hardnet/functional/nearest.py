@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional import nearest_formulas, polyhedron
 from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.derivatives import keep_value
@@ -33,7 +32,7 @@ from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.samples import CHOICES, Gradient, Infeasible, Policy, check_options
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain
+from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain, refuse_forward_tangent
 from hardnet.products import times
 from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
 from hardnet.solvers.solution import Status
@@ -180,11 +179,9 @@ def fixed_program(rows: Batch, gradient: str) -> Nearest:
     for backend in (cpu, gpu):
         if backend.takes(rows):
             return by_kernel(rows, tangent, backend)
-    around = mode() if tangent else "eager"
-    if around == "forward":
-        remedy = "use gradient='exact', or reverse mode"
-        raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
-    return nearest_formulas.nearest(*rows[:4], tangent and around != "export")
+    if tangent:
+        refuse_forward_tangent()
+    return nearest_formulas.nearest(*rows[:4], tangent and mode() != "export")
 
 
 def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:

@@ -27,6 +27,7 @@ from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
 from hardnet.solvers.problem import FEASIBLE, SOLVED
 from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.square import refined, solve_square
 
 
 class _Scaled(NamedTuple):
@@ -158,12 +159,7 @@ def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor,
 
 def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
     """``K^-1 right``; for export, whose formats know no factorisation, by the inverse of the pivots, refined twice."""
-    if mode() != "export":
-        return torch.linalg.solve_ex(K, right.unsqueeze(-1)).result.squeeze(-1)
-    found = times(inverse, right)
-    for _ in range(2):
-        found = found + times(inverse, right - times(K, found))
-    return found
+    return refined(inverse, K, right) if mode() == "export" else solve_square(K, right)
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:

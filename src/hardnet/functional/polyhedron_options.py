@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import OptionError, UnsupportedSetError, sentence
+from hardnet.errors import OptionError, sentence
 from hardnet.functional.strict import MARGINS, refuse_without_room, tighten
-from hardnet.modes import mode
+from hardnet.modes import refuse_forward_tangent
 from hardnet.products import times
 from hardnet.solvers.active import solve_unseen
 
@@ -52,9 +52,7 @@ def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound,
 
     The gradient is shared among the violated rows, or among `every` row for the closed form, which keeps them all.
     """
-    if mode() == "forward":
-        remedy = "use gradient='exact', or reverse mode"
-        raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
+    refuse_forward_tangent()
     rows, side = _violated(y, raw, A, lower, upper)
     return _Tangent.apply(y, raw.expand_as(y), rows, side, torch.ones_like(side).bool() if every else side != 0)  # pyright: ignore[reportReturnType]
 

@@ -19,6 +19,7 @@ from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.blocks import convex
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
+from hardnet.solvers.square import solve_square
 
 
 class Spectrum(NamedTuple):
@@ -151,8 +152,8 @@ def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> 
 def _point(p: Tensor, P: Tensor, q: Tensor, mu: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
     """``y = (I + mu P)^-1 (p - mu q)`` and ``(I + mu P)^-1 (P y + q)``."""
     M = eye + mu.unsqueeze(-1) * P
-    y = torch.linalg.solve(M, p - mu * q)
-    return y, torch.linalg.solve(M, times_each(P, y) + q)
+    y = solve_square(M, p - mu * q)
+    return y, solve_square(M, times_each(P, y) + q)
 
 
 class _Quadratic(torch.autograd.Function):

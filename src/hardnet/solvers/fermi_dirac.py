@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.square import solve_square
 
 ROUGH = 1e-2
 """Residual at which a sample moves on to larger scores; only at the full scores does the tolerance count."""
@@ -110,7 +111,7 @@ def newton_step(balance: Balance, point: Point, residual: Tensor) -> Tensor:
     size = J.diagonal(dim1=-2, dim2=-1).clamp_min(SMALLEST_DIAGONAL).sqrt()
     identity = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device)
     scaled = torch.where(both, J / size.unsqueeze(-1) / size.unsqueeze(-2), identity) + REGULARISATION * identity
-    return -torch.linalg.solve_ex(scaled, residual / size)[0] / size
+    return -solve_square(scaled, residual / size) / size
 
 
 def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max_iterations: int) -> Solution:
