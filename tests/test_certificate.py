@@ -106,3 +106,18 @@ def test_an_output_that_should_be_zero_has_a_floor():
     residue = torch.full((1, 3), 1e-33, dtype=torch.float64)
     assert hn.check(corner, residue).ok
     assert not hn.check(corner, 1e13 * residue).ok
+
+
+def test_what_is_no_set_is_named():
+    model = hn.HardNet(torch.nn.Linear(2, 3), hn.Box(0.0, 1.0))
+    y = model(torch.zeros(4, 2))
+    for wrong in (model, y, None):
+        with pytest.raises(hn.errors.DTypeError, match=f"constraint: expected a set, got {type(wrong).__name__}"):
+            hn.check(wrong, y)
+    with pytest.raises(hn.errors.ShapeError, match=r"y: expected shape \(\*batch, 2\), got \(4, 3\)"):
+        hn.check(hn.Box([0.0, 0.0], [1.0, 1.0]), y)
+
+
+def test_a_certificate_shows_its_line_at_the_prompt():
+    certificate = hn.check(hn.Box(0.0, 1.0), torch.ones(3, 2))
+    assert repr(certificate) == str(certificate) == "3 of 3 samples satisfy every row; largest violation 0"

@@ -210,3 +210,9 @@ def test_a_trace_is_right_for_other_numbers_and_can_be_saved_or_is_refused(case)
         for size in (0.01, 1.0, 20.0):
             other = tuple(size * draw(*part.shape, seed=place) for place, part in enumerate(given))
             torch.testing.assert_close(loaded(*other), layer(*other), rtol=1e-9, atol=1e-9 * max(1.0, size))
+
+
+def test_a_model_in_the_place_of_its_layer_is_named():
+    model = hn.HardNet(torch.nn.Linear(4, 4).double(), constant_rows())
+    with pytest.raises(hn.errors.DTypeError, match=r"layer: .*got HardNet; the layer of a model is model\.layer"):
+        check_layer(model, draw(3, 4), draw(3, 4))  # pyright: ignore[reportArgumentType]

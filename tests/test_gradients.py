@@ -116,3 +116,8 @@ def test_what_each_mode_would_keep_is_what_it_keeps():
         flows["gradient='tangent'"].modes["gradient='exact'"], flows["gradient='exact'"].kept, rtol=0, atol=1e-12
     )
     assert "kept with leak=0.1" in str(flows["gradient='exact'"])
+
+
+def test_a_network_without_a_layer_is_refused():
+    with pytest.raises(hn.errors.DTypeError, match="model: expected a HardNet, got Linear"):
+        hn.gradient_flow(torch.nn.Linear(2, 2), draw(3, 2), lambda y: y.sum())  # pyright: ignore[reportArgumentType]

@@ -182,3 +182,28 @@ def test_refusals(build, error, message):
 def test_rank_deficient_constant_is_refused_at_construction():
     with pytest.raises(hn.errors.RankError, match="dependent"):
         hn.HardNet(network(), hn.Affine(draw(1, 4).repeat(2, 1), lower=0.0), "aff")
+
+
+@pytest.mark.parametrize("second", [None, 0, 1, torch.tensor(0.0), torch.zeros(5, 4), "no"], ids=str)
+@pytest.mark.parametrize("flag", ["enforce", "return_raw"])
+def test_what_is_no_flag_never_decides_whether_to_enforce(flag, second):
+    model, x = hn.HardNet(network(), moving()), draw(5, 4)
+    with pytest.raises(hn.errors.OptionError, match=f"{flag}: expected True or False, got {type(second).__name__}"):
+        model(x, **{flag: second})
+    with pytest.raises(hn.errors.OptionError, match="several inputs takes them as one x"):
+        model(x, second)
+
+
+@pytest.mark.parametrize(
+    ("raw", "got"),
+    [
+        ([[1.0, 2.0, 3.0, 4.0]], "a tensor, got list"),
+        (draw(2, 4).numpy(), "a tensor, got ndarray"),
+        (torch.ones(2, 4, dtype=torch.long), "a floating-point tensor, got torch.int64"),
+        (torch.ones(2, 4, dtype=torch.cfloat), "a floating-point tensor, got torch.complex64"),
+    ],
+)
+@pytest.mark.parametrize("constraint", [hn.Box(0.0, 1.0), hn.Affine(draw(2, 4), upper=1.0), hn.Simplex(4)], ids=repr)
+def test_a_layer_names_a_raw_output_that_is_none(constraint, raw, got):
+    with pytest.raises(hn.errors.DTypeError, match=f"raw: expected {got}"):
+        hn.HardNet(network(), constraint).layer(raw)

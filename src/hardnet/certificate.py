@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import BoundsError, sentence
+from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judge_records import Allowed
@@ -55,7 +55,7 @@ SLACK = 1e-9
 """To what part of the size of its terms the least slack of a row is known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """What holds for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
 
@@ -159,6 +159,8 @@ class Certificate:
         text += "".join(f"; {name} gave way by up to {report.slack:.3g}" for name, report in gave)
         return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
 
+    __repr__ = __str__
+
     def _worst(self) -> list[str]:
         """The rows furthest beyond their tolerance, the first few in words."""
         rows, batch = len(self.names), self.violation.shape[:-1]
@@ -191,7 +193,12 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
             size of the terms that the row adds up; where all its bounds are 0, outputs count as at least one
             rounding of 1.
     """
+    if not isinstance(constraint, ConstraintSet):
+        remedy = "hn.check(constraint, y, x); the set of a model is model.constraint"
+        raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
     require_float("y", y)
+    if constraint.dim is not None and y.shape[-1:] != (constraint.dim,):
+        raise ShapeError(sentence("y", f"shape (*batch, {constraint.dim})", tuple(y.shape)))
     if tolerance is not None and not tolerance >= 0:
         raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
     return _judged(y, constraint, input_of_set(x, y), tolerance)

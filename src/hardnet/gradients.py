@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import leak_gradient
 from hardnet.model import HardNet
 
@@ -57,6 +57,8 @@ def gradient_flow(
         lost: Below this share of the gradient a sample counts as having lost it.
         step: Length of the step against the gradient that decides whether the loss is harmful.
     """
+    if not hasattr(model, "layer"):  # a compiled model has one too
+        raise DTypeError(sentence("model", "a HardNet", type(model).__name__))
     raw = model(x, enforce=False).detach().requires_grad_()
     y = model.layer(raw, x)
     if y.shape != raw.shape:

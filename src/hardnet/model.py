@@ -88,6 +88,8 @@ class HardNet(nn.Module):
             enforce: Whether to enforce; with False (the paper's warm start) y is the raw output.
             return_raw: Whether to give ``(y, raw)``, for a loss that also sees how far y was moved.
         """
+        if not (isinstance(enforce, bool) and isinstance(return_raw, bool)):
+            _refuse_flags(enforce=enforce, return_raw=return_raw)
         raw = self.net(x)
         self._check(raw)
         y = self.layer(raw, x) if enforce else raw
@@ -107,5 +109,15 @@ class HardNet(nn.Module):
         if not isinstance(raw, Tensor) or not raw.is_floating_point() or raw.layout != torch.strided:
             require_float("net", raw)
         if self._width is not None and raw.shape[-1:] != (self._width,):
-            expected = f"{self._width} outputs per sample for method '{self.method}'"
-            raise ShapeError(sentence("net", expected, tuple(raw.shape), "change the network's last layer"))
+            outputs = "1 output" if self._width == 1 else f"{self._width} outputs"
+            expected = f"{outputs} per sample for method '{self.method}'"
+            remedy = "change the network's last layer, or the set (A has a row for each constraint, (m, n))"
+            raise ShapeError(sentence("net", expected, tuple(raw.shape), remedy))
+
+
+def _refuse_flags(**flags: object) -> None:
+    """Refuse what is neither True nor False: a second input, or None, would switch enforcement on or off unseen."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            remedy = "a network with several inputs takes them as one x: a tuple or a dict"
+            raise OptionError(sentence(name, "True or False", type(value).__name__, remedy))

@@ -147,7 +147,10 @@ def _likely_slip(own: torch.Size, batch: torch.Size, core: Core, *, moving: bool
     if len(core) == 2 and _agree(own, (*batch, core[1])):
         return "for one row per sample add .unsqueeze(-2)"
     if len(core) == 1 and _agree(own, batch):
-        return "for one entry per sample add .unsqueeze(-1)" + ("" if core[0] == 1 else f".expand{spell(full)}")
+        known = isinstance(core[0], int) and core[0] != 1  # a letter takes any size, 1 too
+        return "for one entry per sample add .unsqueeze(-1)" + (f".expand{spell(full)}" if known else "")
+    if len(core) == 1 and _agree(own, (*batch, 1)):
+        return f"for one number in all entries add .expand{spell(full)}"
     if _agree(own, core) or not own:
         return f"a function of x returns one value per sample: add .expand{spell((*batch, *own) if own else full)}"
     return "a function of x returns the batch of raw in front"

@@ -8,7 +8,7 @@ from torch import nn
 
 import hardnet as hn
 from hardnet.errors import FileError, HardNetError
-from hardnet.experiments.inputs import object_of_file, own_problem
+from hardnet.experiments.inputs import find_set, object_of_file, own_problem
 from hardnet.experiments.report import write_report
 from hardnet.experiments.results import read_result
 from hardnet.experiments.run import request
@@ -71,12 +71,28 @@ def test_a_file_names_a_problem(tmp_path):
         """,
     )
     assert own_problem(f"{path}:build").name == own_problem(f"{path}:ready").name == "mine"
-    with pytest.raises(HardNetError, match=r"mine\.py:number: cannot be built"):
+    with pytest.raises(HardNetError, match=r"mine\.py:number: expected a Problem, or what makes one, got int"):
         own_problem(f"{path}:number")
     with pytest.raises(HardNetError, match="cannot be built; ZeroDivisionError"):
         own_problem(f"{path}:broken")
     with pytest.raises(HardNetError, match="to define absent"):
         own_problem(f"{path}:absent")
+
+
+def test_a_problem_names_its_set_and_what_is_none_is_named(tmp_path):
+    path = write(
+        tmp_path / "mine.py",
+        """
+        box, loss = hn.Box(0.0, 1.0), lambda y, x: y.sum(-1)
+        ready = hn.problems.OwnProblem("mine", torch.rand(40, 2), box, loss, output_dim=2)
+        number = torch.ones(3)
+        """,
+    )
+    assert isinstance(find_set(f"{path}:ready"), hn.Box)
+    with pytest.raises(HardNetError, match=r"mine\.py:number: expected a set, .* got Tensor"):
+        find_set(f"{path}:number")
+    with pytest.raises(HardNetError, match="problem: expected a problem, or a name, got int"):
+        hn.compare(3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_file_that_cannot_be_run_is_one_sentence(tmp_path):

@@ -166,3 +166,18 @@ def test_another_metric_is_refused(tmp_path):
     constant = hn.HardNet(torch.nn.Linear(N, N).double(), hn.Box([0.0] * N, 1.0), metric=diagonal_of)
     with pytest.raises(hn.errors.OptionError, match="example"):
         hn.save(constant, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("W", "got"),
+    [
+        ([1.0, 0.0, 1.0, 1.0], "0 among them"),
+        ([1.0, -2.0, 1.0, 1.0], "-2 among them"),
+        (torch.eye(4) + torch.triu(torch.ones(4, 4)), r"a matrix with \|W - W'\| up to 1"),
+        (torch.diag(torch.tensor([1.0, 1.0, -3.0, 1.0])), "a matrix with the eigenvalue -3"),
+        (torch.ones(4, 2), r"Tensor of shape \(4, 2\)"),
+    ],
+)
+def test_what_is_wrong_with_a_metric_is_said(W, got):
+    with pytest.raises(hn.errors.OptionError, match=f"metric: expected positive numbers.*got {got}"):
+        hn.HardNet(torch.nn.Linear(3, 4), hn.Affine(torch.ones(1, 4), upper=1.0), metric=W)

@@ -71,3 +71,9 @@ def test_bad_data_is_refused_by_name(changes, error, said):
 def test_a_loss_or_a_constraint_that_fails_is_said_before_anything_runs(changes, said):
     with pytest.raises(HardNetError, match=said):
         build(**changes).verify()
+
+
+def test_a_float32_tensor_of_the_reader_is_told_to_follow_the_data():
+    weight = torch.ones(2, 1)
+    with pytest.raises(hn.errors.HardNetError, match=r"trained in float64: write tensors of your own as T\.to\(x\)"):
+        build(loss=lambda y, x: (y @ weight).sum(-1)).verify()

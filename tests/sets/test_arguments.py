@@ -216,3 +216,19 @@ def test_sets_are_built_under_the_meta_device():
 def test_a_constant_that_was_written_survives_the_meta_device():
     box = hn.Box([0.1, 0.2], 1.0).to("meta").to_empty(device="cpu")
     assert torch.equal(box.lower, torch.tensor([0.1, 0.2], dtype=D))
+
+
+def test_the_likely_slip_of_a_newcomer_is_named():
+    with pytest.raises(errors.ShapeError, match=r"A: .*for one row add \.unsqueeze\(0\)"):
+        hn.Affine(torch.ones(4), upper=1.0)
+    with pytest.raises(errors.DTypeError, match=r"name: .*rows are called name\[0\]"):
+        hn.Affine(torch.ones(2, 4), upper=1.0, name=["first", "second"])  # pyright: ignore[reportArgumentType]
+    narrow = hn.Affine(torch.ones(3, 4), upper=lambda x: x[..., :1])
+    with pytest.raises(errors.ShapeError, match=r"upper: .*for one number in all entries add \.expand\(5, 3\)"):
+        hn.HardNet(torch.nn.Linear(2, 4), narrow)(torch.ones(5, 2))
+
+
+def test_a_matrix_of_scipy_is_told_how_to_become_a_tensor():
+    sparse = pytest.importorskip("scipy.sparse").eye(3, format="csr")
+    with pytest.raises(errors.DTypeError, match=r"A: .*torch\.sparse_csr_tensor\(A\.indptr, A\.indices"):
+        hn.Affine(sparse, upper=1.0)

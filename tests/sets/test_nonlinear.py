@@ -95,3 +95,15 @@ def test_existence_is_refused_where_there_is_no_solution():
         nothing.existence(y, second_derivative=[2.0, 1.0, 1.0])
     with pytest.raises(ShapeError, match="second_derivative"):
         nothing.existence(y, second_derivative=-1.0)
+
+
+@pytest.mark.parametrize("g", [lambda y: y, lambda: 0, torch.nn.Linear(2, 1)], ids=["y", "nothing", "module of y"])
+def test_a_function_of_other_arguments_is_refused_when_the_set_is_built(g):
+    with pytest.raises(DTypeError, match=r"g: expected a function of two arguments, \(y, x\), got one of"):
+        hn.Nonlinear(g, dim=2, upper=0.0)
+
+
+def test_one_number_per_sample_without_its_row_is_told_the_slip():
+    flat = hn.Nonlinear(lambda y, x: y.sum(-1), dim=2, upper=0.0)
+    with pytest.raises(ShapeError, match=r"for one entry per sample add \.unsqueeze\(-1\)$"):
+        hn.HardNet(torch.nn.Linear(3, 2), flat)(torch.ones(4, 3))

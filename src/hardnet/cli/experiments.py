@@ -36,7 +36,7 @@ def demo(
 
 @app.command()
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="pwc, pwcfull, pwcbox, opt, cbf, gradient or all.")],
+    experiment: Annotated[str, typer.Argument(help="pwc, pwcfull, pwcbox, opt, cbf, gradient, all or FILE.py:NAME.")],
     methods: Annotated[str | None, typer.Option(help="Comma-separated names, or all; the paper's by default.")] = None,
     seeds: Annotated[str, typer.Option(help="A range or a list: 1-5, or 1,2,7.")] = "1-5",
     epochs: Annotated[int | None, typer.Option(help="1000 by default, as published.")] = None,

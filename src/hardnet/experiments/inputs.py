@@ -79,7 +79,7 @@ def own_problem(given: str) -> Problem:
     """The problem that ``path/to/file.py:NAME`` names: a problem, or a class or function that makes one."""
     found = object_of_file(given)
     try:
-        problem = found if isinstance(found, Problem) else found()
+        problem = found() if callable(found) and not isinstance(found, Problem) else found
     except HardNetError as error:
         raise HardNetError(f"{given}: {error}") from error
     except Exception as error:  # code of the reader
@@ -90,15 +90,15 @@ def own_problem(given: str) -> Problem:
 
 
 def find_set(given: str) -> ConstraintSet:
-    """The set that ``path/to/file.py:NAME`` names: a set, a model, or a function that makes one of them."""
+    """The set that ``path/to/file.py:NAME`` names: a set, a model or a problem, or a function that makes one."""
     found = object_of_file(given)
     try:
-        found = found if isinstance(found, nn.Module) else found()
+        found = found() if callable(found) and not isinstance(found, nn.Module) else found
     except Exception as error:  # code of the reader
         raise HardNetError(f"{given}: cannot be built; {type(error).__name__}: {error}") from error
-    found = found.constraint if isinstance(found, HardNet) else found
+    found = found.constraint if isinstance(found, HardNet | Problem) else found
     if not isinstance(found, ConstraintSet):
-        raise HardNetError(sentence(given, "a set, a HardNet, or what makes one", type(found).__name__))
+        raise HardNetError(sentence(given, "a set, a HardNet, a Problem, or what makes one", type(found).__name__))
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hardnet.errors import FileError, HardNetError, sentence
+from hardnet.errors import DTypeError, FileError, HardNetError, sentence
 from hardnet.experiments import specs
 from hardnet.experiments.inputs import own_problem
 from hardnet.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
@@ -89,6 +89,9 @@ def _own(experiment: str | Problem) -> Problem | None:
     if isinstance(experiment, str) and ".py:" not in experiment:
         return None
     problem = own_problem(experiment) if isinstance(experiment, str) else experiment
+    if not isinstance(problem, Problem):
+        remedy = "hn.problems.OwnProblem makes one of your data"
+        raise DTypeError(sentence("problem", "a problem, or a name", type(problem).__name__, remedy))
     if problem.name in specs.EXPERIMENTS or not problem.name.replace("-", "").replace("_", "").isalnum():
         expected = f"letters and digits, and none of {', '.join(specs.EXPERIMENTS)}"
         raise HardNetError(sentence("name of the problem", expected, repr(problem.name)))

@@ -20,6 +20,7 @@ from hardnet.layers.options import LayerOptions, take_options
 from hardnet.modes import GRAPHS, HALF, mode, narrow, widen, working
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.constants import Constants
+from hardnet.shapes import require_float
 
 
 class Guarantee(StrEnum):
@@ -117,6 +118,8 @@ class Layer(nn.Module):
 
     def settle(self, raw: Tensor) -> None:
         """Let the constants of the set follow raw, where they do not yet."""
+        if not isinstance(raw, Tensor) or not raw.is_floating_point():
+            require_float("raw", raw)
         if not self.traceable and mode() == "trace":
             remedy = "use torch.export, or method='aff'"
             expected = "a method without iterations"

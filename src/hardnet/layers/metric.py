@@ -63,10 +63,18 @@ def _require_metric(W: Tensor, dim: int | None) -> None:
     """Refuse a constant that is no metric on n outputs."""
     if dim is not None and W.shape[-1] != dim:
         raise ShapeError(sentence("metric", f"({dim},) or ({dim}, {dim}) numbers", tuple(W.shape)))
+    got = _defect(W)
+    if got is not None:
+        raise OptionError(sentence("metric", "positive numbers, or a symmetric positive definite matrix", got))
+
+
+def _defect(W: Tensor) -> str | None:
+    """Why a vector or a matrix is no metric; None where it is one."""
     if W.dim() == 1:
-        sound = bool((W > 0).all())
-    else:
-        symmetric = bool((W - W.mT).abs().amax() <= 1e-6 * W.abs().amax())  # as a matrix written in float32 is
-        sound = symmetric and int(torch.linalg.cholesky_ex(W)[1]) == 0
-    if not sound:
-        raise OptionError(sentence("metric", "positive numbers, or a symmetric positive definite matrix", "others"))
+        return f"{W.min().item():g} among them" if bool((W <= 0).any()) else None
+    across = (W - W.mT).abs().amax().item()
+    if across > 1e-6 * W.abs().amax().item():  # a matrix written in float32 is symmetric to that
+        return f"a matrix with |W - W'| up to {across:.3g}"
+    if int(torch.linalg.cholesky_ex(W)[1]) == 0:
+        return None
+    return f"a matrix with the eigenvalue {torch.linalg.eigvalsh(W)[0].item():.3g}"

@@ -128,7 +128,9 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     """The value as the record keeps it; a field of no kind takes anything."""
     holds, clean = kind.get("holds"), kind.get("clean")
     if holds is not None and not holds(value):
-        raise OptionError(sentence(name, kind["expected"], repr(value)))
+        shape = getattr(value, "shape", None)  # an array is named by its shape, not written out
+        got = repr(value) if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
+        raise OptionError(sentence(name, kind["expected"], got))
     return value if clean is None else clean(value)
 
 

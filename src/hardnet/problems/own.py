@@ -21,6 +21,8 @@ Loss = Callable[..., Tensor]
 """From y ``(*batch, n)``, x and, where there are targets, the targets, to one number per sample ``(*batch,)``."""
 Network = Callable[[int, int], nn.Module]
 """From the number of inputs and of outputs to a module that maps ``(batch, inputs)`` to ``(batch, outputs)``."""
+FLOAT64 = " (problems are trained in float64: write tensors of your own as T.to(x))"
+"""What helps where a float32 tensor of the reader meets float64 data."""
 
 
 class OwnProblem(Problem):
@@ -104,7 +106,8 @@ class OwnProblem(Problem):
         except HardNetError as error:
             raise HardNetError(f"{self.name}: {error}") from error
         except Exception as error:  # the loss and the constraint are code of the reader
-            raise HardNetError(f"{self.name}: its loss or constraint fails; {type(error).__name__}: {error}") from error
+            said = f"{self.name}: its loss or constraint fails; {type(error).__name__}: {error}"
+            raise HardNetError(f"{said}{FLOAT64 if 'dtype' in str(error) else ''}") from error
         for what, value in (("loss", loss), ("constraint", violation)):
             if not value.isfinite().all():
                 raise HardNetError(f"{self.name}: its {what} is not finite at the first samples with random outputs")

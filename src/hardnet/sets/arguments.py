@@ -59,7 +59,8 @@ class Arguments(Constants):
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
         if name is not None and not isinstance(name, str):
-            raise DTypeError(sentence("name", "a string", type(name).__name__))
+            remedy = "one name for the set: its rows are called name[0], name[1], ..."
+            raise DTypeError(sentence("name", "a string", type(name).__name__, remedy))
         self.name = name
         self._functions: dict[str, Callable[[Any], Tensor]] = {}
         self._constants: list[str] = []
@@ -252,7 +253,9 @@ class Arguments(Constants):
             fits = fits and letters.setdefault(str(letter), size) == size
         if not fits:
             expected = f"shape {spell(wanted)}" + (" or a number" if len(core) == 1 else "")
-            raise ShapeError(sentence(self._spoken(name), expected, tuple(shape), "a batch may stand in front"))
+            row = len(core) == 2 and len(shape) == 1
+            remedy = "for one row add .unsqueeze(0), or write [[...]]" if row else "a batch may stand in front"
+            raise ShapeError(sentence(self._spoken(name), expected, tuple(shape), remedy))
         self._sizes.update({letter: size for letter, size in letters.items() if not letter.isdigit()})
 
 
@@ -269,4 +272,7 @@ def _as_double(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()
     except (TypeError, ValueError, RuntimeError) as error:
+        if hasattr(value, "tocsr"):  # scipy's, whose own error says nothing of use here
+            remedy = "with A.tocsr(): torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape)"
+            raise DTypeError(sentence(name, "a tensor in compressed rows", type(value).__name__, remedy)) from None
         raise DTypeError(sentence(name, "numbers", f"{type(value).__name__} ({error})")) from None

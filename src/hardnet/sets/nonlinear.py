@@ -6,6 +6,7 @@ Called by users, `hardnet.layers.nonlinear`, `hardnet.problems.suites.acopf` and
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,8 @@ class Nonlinear(ConstraintSet):
         for argument, function in (("g", g), ("jacobian", jacobian)):
             if not callable(function) and (argument == "g" or function is not None):
                 raise DTypeError(sentence(argument, "a function (y, x) -> values", type(function).__name__))
+            if function is not None:
+                _require_two_arguments(argument, function)
         if lower is None and upper is None:
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))
         if not (isinstance(dim, int) and dim >= 1):
@@ -171,3 +174,16 @@ class Nonlinear(ConstraintSet):
             with torch.no_grad():
                 self._rows = self.values(torch.zeros_like(like), x).shape[-1]
         return self._rows
+
+
+def _require_two_arguments(name: str, function: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called as ``g(y, x)``, where Python can tell."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        taken = signature(called)
+    except (TypeError, ValueError):  # a builtin
+        return
+    try:
+        taken.bind(None, None)
+    except TypeError:
+        raise DTypeError(sentence(name, "a function of two arguments, (y, x)", f"one of {taken}")) from None

@@ -249,6 +249,6 @@ def _join(pieces: list[Rows]) -> Rows:
 
 def _too_many(count: int, limit: int, order: Sequence[int] | None = None) -> UnsupportedSetError:
     """The error of an exploding elimination."""
-    got = f"{count} rows" if order is None else f"{count} rows in the order {list(order)}"
+    got = f"{count} rows" if order is None else f"{count} rows in the order [{name_samples(order)}]"
     remedy = "try another order of the variables, raise the limit, or use method 'projection'"
     return UnsupportedSetError(sentence("A", f"at most {limit} rows while eliminating", got, remedy))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.certificate import check
-from hardnet.errors import HardNetError
+from hardnet.errors import DTypeError, HardNetError, sentence
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.affine import affine_residual, affine_scale
@@ -59,6 +59,9 @@ def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, co
         gradients: Whether to run `torch.autograd.gradcheck` to raw and, where it is a float tensor, to x.
         compiled: Whether to compare with the layer under `torch.compile`.
     """
+    if not hasattr(layer, "enforce"):  # a compiled layer has it too
+        remedy = "the layer of a model is model.layer"
+        raise DTypeError(sentence("layer", "an hn.layers.Layer", type(layer).__name__, remedy))
     y = layer(raw, x)
     shape = (*raw.shape[:-1], layer.constraint.dim or y.shape[-1])
     require(y.shape == shape, f"expected an output of shape {shape}, got {tuple(y.shape)}")

@@ -22,6 +22,7 @@ from hardnet.testing.promise import require
 
 POISONS = (torch.nan, torch.inf, -torch.inf, 1e6, -1e6)
 """The last two stand for swapped bounds, a negative radius, or a row that nothing meets."""
+REMEDY = "raise an error for such a sample, or return NaN: torch.where(sound.unsqueeze(-1), y, torch.nan)"
 
 
 def check_poisoned_numbers(layer: Layer, x: Any, raw: Tensor) -> None:
@@ -109,7 +110,7 @@ def _judge(layer: Layer, x: Any, raw: Tensor, y: Tensor, what: str) -> None:
     unsolved = any(issubclass(warning.category, NotConvergedWarning) for warning in said)
     if not unsolved and not bool(result[0].isnan().any()):
         certificate = check(layer.constraint, result, x, tolerance=_tolerance(layer))
-        require(bool(certificate.satisfied[0]), f"{what} came back as finite numbers outside of C(x)")
+        require(bool(certificate.satisfied[0]), f"{what} came back as finite numbers outside of C(x); {REMEDY}")
 
 
 def _tolerance(layer: Layer) -> float | None:
