@@ -143,7 +143,7 @@ def test_check_of_a_model_that_is_not_there(monkeypatch, capsys, saved):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mynet", "--net: expected module:function, got 'mynet'"),
+        ("mynet", "--net: expected module:function or FILE.py:NAME, got 'mynet'"),
         ("nosuchmodule:build", "--net: nosuchmodule:build cannot be called"),
         ("mynet:nosuch", "--net: mynet:nosuch cannot be called"),
         ("builtins:dict", "--net: expected a function that returns a module, got dict"),
@@ -165,3 +165,10 @@ def test_methods_can_be_measured_on_the_spot(monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, "methods", "--measure")
     assert code == 0
     assert "| aff" in out
+
+
+def test_a_network_comes_from_a_module_or_a_file(saved):
+    assert isinstance(build("mynet:build"), torch.nn.Linear)
+    assert isinstance(build("mynet.py:build"), torch.nn.Linear)
+    with pytest.raises(HardNetError, match=r"--net: none\.py:build cannot be called; none\.py: no such file"):
+        build("none.py:build")

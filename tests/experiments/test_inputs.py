@@ -29,3 +29,9 @@ def test_unreadable_inputs(tmp_path, kind):
 def test_inputs_of_another_kind(tmp_path):
     with pytest.raises(HardNetError, match=r"data: expected a file of kind .safetensors, .npy, .csv"):
         read_inputs(tmp_path / "x.xlsx")
+
+
+def test_a_header_line_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text("speed,load\n1,2\n")
+    with pytest.raises(FileError, match="a header line is not read: leave it out"):
+        read_inputs(tmp_path / "x.csv")

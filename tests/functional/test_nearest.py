@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from hardnet.functional import project_affine
+from hardnet.functional import project_affine, project_rows
+from hardnet.rows import BoxedRows
+from tests.draws import draw
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -13,3 +15,13 @@ def test_equalities_that_hold_keep_raw_in_every_dtype_and_with_numbers_as_bounds
     assert y.dtype == dtype
     assert torch.equal(y[0], raw[0])
     assert torch.equal(y[1], torch.tensor([1.5, -0.5]).to(dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 20], ids="{} rows".format)
+@pytest.mark.parametrize("name", ["metrc", "on_infeasable", "stric"])
+def test_an_option_that_there_is_none_of_is_never_ignored(rows, name):
+    A = draw(rows, 5)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        project_affine(draw(3, 5), A, upper=1.0, **{name: 1})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        project_rows(draw(3, 5), BoxedRows(A, None, torch.ones(rows, dtype=torch.float64)), **{name: 1})

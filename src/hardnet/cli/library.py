@@ -66,7 +66,7 @@ def explain(
 def check(
     model: Annotated[Path, typer.Argument(help="Folder that hn.save wrote.")],
     data: Annotated[Path, typer.Argument(help="Inputs x, one sample a row: .safetensors (tensor x), .npy or .csv.")],
-    net: Annotated[str, typer.Option(help="module:function that builds the network, or the whole HardNet.")],
+    net: Annotated[str, typer.Option(help="module:function or FILE.py:NAME: the network, or the whole HardNet.")],
     tolerance: Annotated[float | None, typer.Option(help="Absolute; a few roundings by default.")] = None,
     as_json: AsJson = False,
 ) -> None:

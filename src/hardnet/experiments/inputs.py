@@ -32,7 +32,8 @@ def read_inputs(path: Path) -> Tensor:
     try:
         x = readers[path.suffix](path)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path}: not readable as inputs; {error}") from error
+        hint = " (a header line is not read: leave it out)" if "could not convert string" in str(error) else ""
+        raise FileError(f"{path}: not readable as inputs; {error}{hint}") from error
     if x.is_complex() or x.dtype == torch.bool:
         raise FileError(f"{path}: expected real numbers, got {x.dtype}")
     if x.dim() == 0 or x.numel() == 0:
@@ -41,14 +42,15 @@ def read_inputs(path: Path) -> Tensor:
 
 
 def build(name: str) -> nn.Module:
-    """The network that ``module:function`` builds; modules of the working directory are found."""
+    """The network that ``module:function`` or ``FILE.py:NAME`` builds; modules of the working directory are found."""
     module, colon, function = name.partition(":")
     if not colon:
-        raise HardNetError(sentence("--net", "module:function", repr(name)))
+        raise HardNetError(sentence("--net", "module:function or FILE.py:NAME", repr(name)))
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        network = getattr(import_module(module), function)()
+        maker = object_of_file(name) if module.endswith(".py") else getattr(import_module(module), function)
+        network = maker()
     except Exception as error:  # code of the user, which may fail in any way
         raise HardNetError(f"--net: {name} cannot be called; {error or type(error).__name__}") from error
     if not isinstance(network, nn.Module):

@@ -35,6 +35,7 @@ from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain, refuse_forward_tangent
 from hardnet.products import times
 from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
+from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
 
@@ -45,10 +46,12 @@ def project_few(
     lower: Tensor | float | None = None,
     upper: Tensor | float | None = None,
     *,
+    metric: Tensor | None = None,
+    gradient: Gradient = "exact",
+    strict: bool = False,
     on_infeasible: Infeasible = "auto",
     on_invalid: Policy = "raise",
-    gradient: Gradient = "exact",
-    **others: Any,
+    shared: SharedRows | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`.
 
@@ -56,8 +59,9 @@ def project_few(
     also takes what the program does not have: a metric, and rows that hold in exact arithmetic.
     """
     policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    if others.get("metric") is not None or others.get("strict"):
-        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **others, **policies)
+    if metric is not None or strict:
+        policies |= {"metric": metric, "strict": strict, "shared": shared}
+        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
     rows = take_rows(raw, A, lower, upper)
     if not rows.memory and on_infeasible in ("raise", "nearest"):  # refused, or outside the graph
         return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
@@ -138,9 +142,17 @@ def project_affine(
     A: Tensor,
     lower: Tensor | float | None = None,
     upper: Tensor | float | None = None,
-    **options: Any,
+    *,
+    metric: Tensor | None = None,
+    gradient: Gradient = "exact",
+    strict: bool = False,
+    on_infeasible: Infeasible = "auto",
+    on_invalid: Policy = "raise",
+    shared: SharedRows | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
+    options: Any = {"metric": metric, "gradient": gradient, "strict": strict, "shared": shared}
+    options |= {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
     return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
 
