@@ -121,3 +121,35 @@ def test_what_is_no_set_is_named():
 def test_a_certificate_shows_its_line_at_the_prompt():
     certificate = hn.check(hn.Box(0.0, 1.0), torch.ones(3, 2))
     assert repr(certificate) == str(certificate) == "3 of 3 samples satisfy every row; largest violation 0"
+
+
+def _limit(x):
+    return 0.5 + x[..., :1].abs()
+
+
+def _radius(x):
+    return 0.5 + x[..., 0].abs()
+
+
+OF_X = {
+    "rows": lambda: hn.Affine(draw(2, 4), upper=0.5),
+    "box and a row": lambda: hn.Box(-1.0, 1.0) & hn.Affine(draw(1, 4), upper=_limit),
+    "ball": lambda: hn.Ball([0.0] * 4, _radius),
+    "quadratic": lambda: hn.Quadratic(torch.eye(4, dtype=torch.float64), [0.0] * 4, lambda x: -_radius(x)),
+    "cone": lambda: hn.SecondOrderCone(torch.eye(4, dtype=torch.float64), [0.0] * 4, [0.0] * 4, _radius),
+    "simplex": lambda: hn.Simplex(4, _radius),
+    "nonlinear": lambda: hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True), dim=4, upper=_limit),
+    "relaxed": lambda: hn.Box(-0.1, 0.1) & hn.Relaxed(hn.Affine(draw(1, 4), lower=_limit)),
+    "ball and a row": lambda: hn.Ball([0.0] * 4, _radius) & hn.Affine(draw(1, 4), upper=0.2),
+    "scaled": lambda: hn.scaled(hn.Box(-1.0, 1.0) & hn.Affine(draw(1, 4), upper=_limit), 0.1, 2.0),
+}
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("name", OF_X)
+def test_no_samples_are_satisfied_in_every_set(name, shape):
+    certificate = hn.check(OF_X[name](), draw(*shape, 4), draw(*shape, 3))
+    assert certificate.ok
+    assert certificate.satisfied.shape == shape
+    assert certificate.max_violation == 0
+    assert certificate.violation.shape == certificate.tolerance.shape == (*shape, len(certificate.names))

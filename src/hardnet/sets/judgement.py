@@ -5,6 +5,7 @@ Called by `hardnet.certificate`, `hardnet.features` and `hardnet.metrics`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def _own_tolerance(part: ConstraintSet, numbers: Any, y: Tensor, allowed: Tolera
         return None
     finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
     scale = _anchored(part, numbers, finite, part.scale(numbers, finite), allowed.floor)
-    return allowed.of(scale).expand(*y.shape[:-1], -1).reshape(y.shape[:-1].numel(), -1)
+    return allowed.of(scale).expand(*y.shape[:-1], -1).reshape(y.shape[:-1].numel(), scale.shape[-1])
 
 
 def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
@@ -178,7 +179,7 @@ def finite_numbers(numbers: Any) -> Any:
 def _sound_samples(usable: Tensor, batch: torch.Size) -> Tensor:
     """Samples with usable entries alone; a number without the batch in front is every sample's."""
     own = len(batch) if usable.shape[: len(batch)] == batch else 0
-    return usable.reshape(*usable.shape[:own], -1).all(-1)
+    return usable.reshape(*usable.shape[:own], math.prod(usable.shape[own:])).all(-1)
 
 
 def number_leaves(numbers: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
