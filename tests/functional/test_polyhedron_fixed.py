@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+import hardnet as hn
 from hardnet.errors import UnsupportedSetError
 from hardnet.functional import polyhedron, project_affine, solve_affine
 from hardnet.solvers import Status
@@ -50,6 +51,20 @@ def test_inside_is_kept_bit_for_bit():
     raw, A, lower, upper = gaussian(16, 5, 7)
     y = project_affine(raw, A, lower, upper)
     assert torch.equal(torch.func.vmap(project_affine)(y, A, lower, upper), y)
+
+
+@pytest.mark.parametrize("roundings", [1, 10, 30, 100, 300, 1000, 3000, 10_000])
+def test_a_raw_a_few_roundings_outside_comes_to_the_set(roundings):
+    """What a certificate calls violated is not inside, however close: 16 roundings of the terms of a row."""
+    raw, A, lower, upper = gaussian(64, 5, 9, shared=True, seed=3)
+    off = roundings * torch.finfo(F64).eps * draw(64, 5, seed=4)
+    near = project_affine(raw, A, lower, upper) + off
+    mapped = torch.func.vmap(lambda point, low, high: project_affine(point, A, low, high))
+    for y in (mapped(near, lower, upper), solve_affine(near, A, lower, upper).y):
+        assert hn.check(hn.Affine(A, lower=lower, upper=upper), y).ok
+        # no farther than the point that it was moved from, to rounding
+        room = 64 * torch.finfo(F64).eps * (1 + near.norm(dim=-1))
+        assert ((y - near).norm(dim=-1) <= off.norm(dim=-1) + room).all()
 
 
 @pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 4)])

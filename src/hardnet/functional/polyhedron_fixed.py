@@ -25,9 +25,13 @@ from hardnet.rows import ordered
 from hardnet.shapes import check_affine
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
-from hardnet.solvers.problem import FEASIBLE, SOLVED
+from hardnet.solvers.problem import ALLOWED, SOLVED
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.square import refined, solve_square
+
+INSIDE = (ALLOWED - 6) * EPS
+"""Part of ``|a|'|raw| + |bound|`` by which a row may be violated at raw: what a certificate allows, less the rounding
+of units and of the product."""
 
 
 class _Scaled(NamedTuple):
@@ -60,7 +64,7 @@ def project_fixed(
     raw_, A_, low, high = (part.detach() for part in problem[:4])
     product = times(A_, raw_)
     nearest = torch.minimum(low.abs(), high.abs())
-    slack = FEASIBLE * (torch.linalg.vector_norm(raw_, dim=-1, keepdim=True) + _finite(nearest))
+    slack = INSIDE * (times(A_.abs(), raw_.abs()) + _finite(nearest))
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
     pivots = compiled_pivots if mode() == "compile" else fixed_pivots
     steps = steps_for(m, n) if steps is None else steps
