@@ -97,6 +97,26 @@ def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
     assert_within(step, -(J.mT @ expected.unsqueeze(-1)).squeeze(-1), part, most=1e-9)
 
 
+@pytest.mark.parametrize("m", [1, 3, 6, 40])
+def test_equalities_alone_and_beside_a_row_that_does_not_count_have_the_same_steps(m):
+    """Rows without an inequality are eliminated without an order of theirs."""
+    from hardnet.kernels.cpu.active_set import solve
+
+    J, low = draw(50, m, m + 3, seed=m), draw(50, m, seed=m + 1)
+    soft, free = torch.full_like(low, 1e-2), torch.full_like(low[:, :1], torch.inf)
+    step, dual, settled = solve(J, low, low, soft, None, None, None)
+    absent = [torch.cat([low, end], -1) for end in (-free, free)]
+    wide = [torch.cat([J, draw(50, 1, m + 3, seed=m + 2)], 1), *absent, torch.cat([soft, soft[:, :1]], -1)]
+    other, beside, _ = solve(*wide, None, None, None)
+    assert settled.all()
+    gram = J @ J.mT + torch.diag_embed(soft.square())
+    part = of_factor(gram, 1)  # some of its rows and columns have a better condition
+    expected = -torch.linalg.solve(gram, low.unsqueeze(-1)).squeeze(-1)
+    assert_within(dual, expected, part, most=1e-9)
+    assert_within(dual, beside[:, :m], part, most=1e-9)
+    assert_within(step, other, part, most=1e-9)
+
+
 def test_numbers_that_are_none_and_dependent_rows_are_not_settled():
     from hardnet.kernels.cpu.active_set import solve
 

@@ -1,7 +1,7 @@
 """The passes of a retraction on a CPU, where compiled code does all but g and its derivatives.
 
 A sample whose trial is refused tries shorter ones before the pass is over. Samples that have ended leave the batch when
-a quarter has.
+a quarter has, but for a `HANDFUL`.
 
 Called by `hardnet.solvers.nonlinear_retract`.
 """
@@ -18,6 +18,9 @@ from hardnet.solvers.nonlinear_measure import size_from
 from hardnet.solvers.nonlinear_retract_step import nudged, plan_step
 from hardnet.solvers.nonlinear_rows import Derivatives, Rows
 from hardnet.solvers.nonlinear_search import WORTH
+
+HANDFUL = 48
+"""Samples among which those that have ended may stay: to take them out costs more than g of a few more."""
 
 
 class Walk(NamedTuple):
@@ -42,16 +45,17 @@ def walk(
     limits, index = y.new_tensor([tolerance, fine]), torch.arange(len(y))
     whole = [part.clone() for part in _outcome(now)]
     for count in range(passes + 1):
-        plan(now, jacobian, (rows.lower, rows.upper, rows.size), limits, rows.curved, unit)  # pyright: ignore[reportArgumentType]
+        asking = plan(now, jacobian, (rows.lower, rows.upper, rows.size), limits, rows.curved, unit)  # pyright: ignore[reportArgumentType]
         open_ = (now.numbers[:, GOING] > 0).nonzero().squeeze(-1)
         if len(open_) == 0 or count == passes:
             break
-        if len(open_) <= WORTH * len(index):
+        if len(open_) <= WORTH * len(index) and len(index) > HANDFUL:
             _place(whole, index, now)
             index, rows, jacobian = index[open_], rows.take(open_), jacobian[open_]
             now = Walk(*(part[open_] for part in now))
-        _settle(rows, now, jacobian, unit)
-        fresh = _try(rows, now).nonzero().squeeze(-1)
+        if asking:
+            _settle(rows, now, jacobian, unit)
+        fresh = _try(rows, now, asking > 0).nonzero().squeeze(-1)
         if len(fresh) == len(index):
             jacobian = rows.evaluate(now.y).jacobian.contiguous()
         elif len(fresh):
@@ -60,21 +64,20 @@ def walk(
     return whole
 
 
-def _try(rows: Rows, now: Walk) -> Tensor:
+def _try(rows: Rows, now: Walk, nudge: bool) -> Tensor:
     """Try the steps, shorter and shorter; whose Jacobian is to be evaluated anew, ``(b,)``."""
     from hardnet.kernels.cpu.retraction import GOING, LENGTH, STATE, TRYING, judge
 
     fresh = torch.zeros_like(now.numbers[:, 0])
     trial = now.y + now.step
-    _nudge(now, trial)
+    if nudge:
+        _nudge(now, trial)
     there = rows.value(trial)
-    while True:
-        judge(now, fresh, trial, there, rows.lower, rows.upper)
+    while judge(now, fresh, trial, there, rows.lower, rows.upper):
         todo = ((now.numbers[:, STATE] == TRYING) & (now.numbers[:, GOING] > 0)).nonzero().squeeze(-1)
-        if len(todo) == 0:
-            return fresh
         trial[todo] = torch.addcmul(now.y[todo], now.numbers[todo, LENGTH : LENGTH + 1], now.step[todo])
         there[todo] = rows.take(todo).value(trial[todo])
+    return fresh
 
 
 def _begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives) -> Walk:
@@ -94,7 +97,7 @@ def _outcome(now: Walk) -> list[Tensor]:
     """What is wanted of the samples when they have ended."""
     from hardnet.kernels.cpu.retraction import BEST_ERROR, BEST_RATIO, STEPS, STILL
 
-    error, still, ratio, steps = now.numbers[:, [BEST_ERROR, STILL, BEST_RATIO, STEPS]].unbind(-1)
+    error, still, ratio, steps = (now.numbers[:, place] for place in (BEST_ERROR, STILL, BEST_RATIO, STEPS))
     return [now.best, error, still > 0, ratio, steps.long()]
 
 

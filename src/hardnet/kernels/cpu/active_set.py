@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
 from hardnet.kernels.cpu.launch import launch
-from hardnet.kernels.cpu.pivoting import Room, room_for, solve_gram
+from hardnet.kernels.cpu.pivoting import Room, room_for, solve_equalities, solve_gram
 from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import NOISE
 
@@ -60,11 +60,15 @@ def scale_rows(
 @compiled
 def settle(dual: Tile, gram: Tile, target: Tile, low: Tile, high: Tile, slack: Tile, room: Room) -> bool:
     """The multipliers of rows of length one; whether all numbers were numbers, bounds in order, and they were found."""
-    sound = True
+    sound, tight = True, True
+    for i in range(len(dual)):
+        sound &= low[i] <= high[i] and gram[i, i] < np.inf
+        tight &= low[i] == high[i]
+    if not sound or tight:
+        return sound and solve_equalities(dual, gram, target, low, room)
     for i in range(len(dual)):
         slack[i] = NOISE * max(abs(target[i]), min(abs(low[i]), abs(high[i])))
-        sound &= low[i] <= high[i] and gram[i, i] < np.inf
-    return sound and solve_gram(dual, gram, target, low, high, slack, room)
+    return solve_gram(dual, gram, target, low, high, slack, room)
 
 
 @compiled
@@ -78,7 +82,7 @@ def solve_samples(
     """
     m, n = J.shape[1:]
     gram, room = np.empty((m, m)), room_for(m)
-    target, least, most, unit, slack = np.empty((5, m))
+    target, least, most, unit, slack = np.empty(m), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
     for b in range(begin, end):
         make_gram(gram, target, J[b], across[b], free[b], metric)
         least[:], most[:] = low[b], high[b]

@@ -96,8 +96,8 @@ def plan_samples(
     """All samples from `begin` to `end`; `good` is 1 where W is definite and the active rows were found."""
     m, n = J.shape[1:]
     gram, W, solved, room = np.empty((m, m)), np.empty((n, n)), np.empty((n, m + 1)), room_for(m)
-    target, low, high, rate, slack, soft = np.empty((6, m))
-    away, free = np.empty((2, n))
+    target, low, high, rate = np.empty(m), np.empty(m), np.empty(m), np.empty(m)
+    slack, soft, away, free = np.empty(m), np.empty(m), np.empty(n), np.empty(n)
     for b in range(begin, end):
         for k in range(n):
             away[k] = y[b, k] - raw[b, k]

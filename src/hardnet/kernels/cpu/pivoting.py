@@ -261,6 +261,37 @@ def room_for(m: int) -> Room:
 
 
 @inner
+def solve_equalities(dual: Tile, gram: Tile, target: Tile, bound: Tile, room: Room) -> bool:
+    """The multipliers ``(m,)`` of ``target - gram dual = bound`` by Gauss, in the upper half; whether they were found.
+
+    For rows without an inequality: the same as `solve_gram`, without the order of rows.
+    """
+    m, work, right = len(dual), room.work, room.right
+    for i in range(m):
+        right[i] = target[i] - bound[i]
+        for j in range(i, m):
+            work[i, j] = gram[i, j]
+    for k in range(m):
+        if not work[k, k] > UNRELATED:
+            return False
+        rate = 1.0 / work[k, k]
+        for i in range(k + 1, m):
+            share = work[k, i] * rate
+            for j in range(i, m):
+                work[i, j] -= share * work[k, j]
+            right[i] -= share * right[k]
+        dual[k] = rate
+    sound = True
+    for i in range(m - 1, -1, -1):
+        total = right[i]
+        for j in range(i + 1, m):
+            total -= work[i, j] * dual[j]
+        dual[i] *= total
+        sound &= abs(dual[i]) < np.inf
+    return sound
+
+
+@inner
 def solve_gram(dual: Tile, gram: Tile, target: Tile, lower: Tile, upper: Tile, slack: Tile, room: Room) -> bool:
     """The multipliers ``(m,)`` of ``lower <= target - gram dual <= upper``; whether they were found."""
     first, count = order_rows(room.order, lower, upper)

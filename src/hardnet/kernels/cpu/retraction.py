@@ -150,10 +150,15 @@ def plan_samples(
     numbers: Tile, best: Tile, step: Tile, weight: Tile, y: Tile, J: Tile, value: Tile, violation: Tile, lower: Tile,
     upper: Tile, bounds: Tile, limits: Tile, curved: int, unit: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """What the last trials came to, and the next step of every sample that is open; `limits`: tolerance and fine."""
+    """What the last trials came to, and the next step of every sample that is open; `limits`: tolerance and fine.
+
+    How many samples have a step that was not found or promises nothing.
+    """
     m, n = J.shape[1:]
+    asking = 0
     gram, room = np.empty((m, m)), room_for(m)
-    dual, low, high, norm, soft, target, least, most, rate, slack = np.empty((10, m))
+    dual, low, high, norm, soft = np.empty(m), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
+    target, least, most, rate, slack = np.empty(m), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
     damped = np.empty(n)
     for b in range(begin, end):
         s = numbers[b]
@@ -187,7 +192,8 @@ def plan_samples(
         s[PROMISED] = promise(J[b], step[b], dual, low, high, soft, weight[b])
         moving = s[CURRENT] - s[PROMISED] > STATIONARY * s[CURRENT] and share > STATIONARY
         s[STATE], s[STILL], s[LENGTH] = TRYING, 0.0 if moving else 1.0, 1.0
-    return 0
+        asking += int(not moving or s[UNSETTLED] > 0.0)
+    return asking
 
 
 @compiled
@@ -206,8 +212,11 @@ def judge_samples(
     numbers: Tile, y: Tile, value: Tile, violation: Tile, fresh: Tile, trial: Tile, there: Tile, weight: Tile,
     lower: Tile, upper: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """Accept or refuse the trials; `fresh` gets 1 where a sample has moved and its Jacobian is to be evaluated anew."""
-    m = value.shape[1]
+    """Accept or refuse the trials; `fresh` gets 1 where a sample has moved and its Jacobian is to be evaluated anew.
+
+    How many samples try a shorter step.
+    """
+    m, trying = value.shape[1], 0
     off = np.empty(m)
     for b in range(begin, end):
         s = numbers[b]
@@ -232,7 +241,8 @@ def judge_samples(
         s[STATE] = GIVEN_UP if s[LENGTH] < SHORTEST else TRYING
         s[NUDGED] += s[STILL] if s[STATE] == GIVEN_UP else 0.0
         s[STEPS] += 1.0 if s[STATE] == GIVEN_UP else 0.0
-    return 0
+        trying += int(s[STATE] == TRYING)
+    return trying
 
 
 def _plan(
@@ -269,8 +279,8 @@ def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
 
 def plan(
     state: tuple[Tensor, ...], J: Tensor, bounds: tuple[Tensor, ...], limits: Tensor, curved: int, unit: bool
-) -> None:
-    """Write what the trials came to, and the next steps, into `state`.
+) -> int:
+    """Write what the trials came to, and the next steps, into `state`; how many were not found or promise nothing.
 
     Args:
         state: Numbers ``(B, COUNT)``, best and step ``(B, n)``, weight ``(B, m)``, y ``(B, n)``, value and violation
@@ -283,14 +293,14 @@ def plan(
     """
     numbers, best, step, weight, y, value, violation = state
     inputs = [y, J, value, violation, *bounds, limits]
-    launch(_kernels()[0], [numbers, best, step, weight], inputs, (), J.shape, curved, int(unit), tile=1)
+    return launch(_kernels()[0], [numbers, best, step, weight], inputs, (), J.shape, curved, int(unit), tile=1)
 
 
-def judge(state: tuple[Tensor, ...], fresh: Tensor, trial: Tensor, there: Tensor, lower: Tensor, upper: Tensor) -> None:
-    """Write into `state` which trials ``(B, n)``, with the rows `there` ``(B, m)``, are accepted.
+def judge(state: tuple[Tensor, ...], fresh: Tensor, trial: Tensor, there: Tensor, lower: Tensor, upper: Tensor) -> int:
+    """Write into `state` which trials ``(B, n)``, with the rows `there` ``(B, m)``, are accepted; how many try again.
 
     `fresh` ``(B,)`` gets 1 where a sample has moved and its Jacobian is to be evaluated anew.
     """
     numbers, _, _, weight, y, value, violation = state
     outputs, inputs = [numbers, y, value, violation, fresh], [trial, there, weight, lower, upper]
-    launch(_kernels()[1], outputs, inputs, (), torch.Size((*there.shape, y.shape[1])), tile=1)
+    return launch(_kernels()[1], outputs, inputs, (), torch.Size((*there.shape, y.shape[1])), tile=1)
