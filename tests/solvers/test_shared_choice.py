@@ -21,8 +21,9 @@ def of_each(A, raw):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How many calls took shared factors."""
+    """How many calls took shared factors, by the rule without compiled code, which serves most rows otherwise."""
     calls = []
+    monkeypatch.setattr(shared_choice, "HAS_NUMBA", False)
     plain = shared_choice.rows_for
 
     def rows_for(*arguments):
@@ -32,6 +33,20 @@ def counted(monkeypatch):
 
     monkeypatch.setattr("hardnet.functional.polyhedron.rows_for", rows_for)
     return calls
+
+
+@pytest.mark.parametrize("equalities", [0, 10, 20, 36])
+def test_who_serves_constant_rows_changes_nothing_but_rounding(equalities, monkeypatch):
+    """Compiled code takes all but rows that are mostly equalities, batches those and what it does not take."""
+    pytest.importorskip("numba")
+    raw, A, lower, upper = programs(24, 100, equalities, 40 - equalities)
+    results, takes = [], []
+    for compiled in (True, False):
+        monkeypatch.setattr(shared_choice, "HAS_NUMBA", compiled)
+        takes.append(shared_choice.rows_for(raw, A, lower, upper, None, True) is not None)
+        results.append(hn.functional.project_affine(raw, A, lower, upper))
+    assert takes == [equalities == 36, True]
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", [programs, boxed], ids=lambda family: family.__name__)
