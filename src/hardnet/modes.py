@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -95,6 +96,12 @@ def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         return call(*arguments, **options)
 
     return run
+
+
+def signed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its signature kept: torch asks for it at every call of an autograd Function's forward."""
+    function.__signature__ = signature(function)  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:

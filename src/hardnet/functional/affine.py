@@ -30,7 +30,7 @@ from hardnet.functional.samples import raise_invalid
 from hardnet.functional.strict import refuse_without_room, tighten
 from hardnet.kernels.cpu.affine import CompiledPath
 from hardnet.kernels.gpu.affine import FusedPath
-from hardnet.modes import full_precision, may_look, mode, plain
+from hardnet.modes import full_precision, may_look, mode, plain, signed
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
 
@@ -145,6 +145,7 @@ class ClosedForm(torch.autograd.Function):
     """``y = raw + A⁺ s`` ``(B, n)`` and, without derivative, what the backward of its path reads."""
 
     @staticmethod
+    @signed
     def forward(path: str, named: torch.Size | None, keep: bool, *numbers: Any) -> tuple[Tensor, ...]:
         """Y and what is kept; `named` is the batch that an error names samples of, None where NaN is the answer."""
         y, kept = _attempt(path, named, Batch(*numbers))

@@ -52,7 +52,10 @@ class Nearest(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Rows of length about 1 and their bounds, in float64; invalid samples are zero and free."""
+    """Rows of length about 1 and their bounds, in float64; invalid samples are zero and free.
+
+    ``length`` is ``|a_i|_1`` and ``bounds`` the size of the finite bounds, ``(B, m)``, without derivative.
+    """
 
     raw: Tensor
     rows: Tensor
@@ -60,6 +63,8 @@ class Scaled(NamedTuple):
     upper: Tensor
     shrink: Tensor
     valid: Tensor
+    length: Tensor
+    bounds: Tensor
 
 
 class Chosen(NamedTuple):
@@ -81,7 +86,8 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
         tangent: Whether raw gets back what would pull it inside.
     """
     scaled = scale(raw, A, lower, upper)
-    chosen = choose(Scaled(*(part.detach() for part in scaled)), torch.finfo(raw.dtype).eps)
+    fixed = Scaled(*(part.detach() for part in scaled))
+    chosen = choose(fixed, torch.finfo(raw.dtype).eps)
     target = targets(scaled, chosen)
     if tangent:
         target = target + let_through(scaled, chosen)
@@ -90,8 +96,8 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     x = scaled.raw - (times_columnwise(rows, chosen.dual) + 0)
     step = solve_active(rows, times_rowwise(rows, x) - target)
     y = (x - (step + 0)).to(raw.dtype)
-    status, residual = judge(scaled, chosen, y.detach(), step.detach())
-    dual = (chosen.dual * scaled.shrink.detach()).to(raw.dtype)
+    status, residual = judge(fixed, chosen, target.detach(), y.detach(), step.detach())
+    dual = (chosen.dual * fixed.shrink).to(raw.dtype)
     solved = (status == int(Status.SOLVED)).unsqueeze(-1)
     return Nearest(torch.where(solved, y, torch.nan), dual, status, residual.to(raw.dtype))
 
@@ -108,39 +114,35 @@ def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
         for bound, absent in ((lower, -torch.inf), (upper, torch.inf))
     )
     valid = sound & raw.detach().isfinite().all(-1, keepdim=True) & ordered(low, high).all(-1, keepdim=True)
-    return Scaled(
-        torch.where(valid, raw.double(), 0.0),
+    rows, low, high = (
         rows * shrink.unsqueeze(-1),
         torch.where(valid, low, -torch.inf),
         torch.where(valid, high, torch.inf),
-        shrink,
-        valid,
     )
+    length, bounds = rows.detach().abs().sum(-1), finite_size(low.detach()) + finite_size(high.detach())
+    return Scaled(torch.where(valid, raw.double(), 0.0), rows, low, high, shrink, valid, length, bounds)
 
 
 def choose(scaled: Scaled, rounding: float) -> Chosen:
     """The active rows: those with a multiplier, and every equality."""
-    raw, rows, lower, upper, _, _ = scaled
-    length = rows.abs().sum(-1)
+    raw, rows, lower, upper, _, _, length, bounds = scaled
     terms = length.amax(-1, keepdim=True) * raw.abs().amax(-1, keepdim=True)
-    bounds = (finite_size(lower) + finite_size(upper)).amax(-1, keepdim=True)
-    noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds
+    noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds.amax(-1, keepdim=True)
     small = coordinates(rows)
     dual, empty = solve(small, (small * small).sum(-1), times_rowwise(rows, raw), lower, upper, noise, slack)
-    dual = torch.where(empty | _holds_its_row(dual, length, scaled), dual, 0.0)
+    dual = torch.where(empty | _holds_its_row(dual, scaled), dual, 0.0)
     return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
 
 
-def _holds_its_row(dual: Tensor, length: Tensor, scaled: Scaled) -> Tensor:
-    """Whether a multiplier moves its row, of `length` ``|a|_1``, by more than rounding of its terms: ``(B, m)``."""
-    raw, rows, lower, upper, _, _ = scaled
-    size = (raw - times_columnwise(rows, dual)).abs().amax(-1, keepdim=True)
-    return dual.abs() * length * length > TOUCHES * (length * size + finite_size(lower) + finite_size(upper))
+def _holds_its_row(dual: Tensor, scaled: Scaled) -> Tensor:
+    """Whether a multiplier moves its row by more than rounding of its terms: ``(B, m)``."""
+    length, size = scaled.length, (scaled.raw - times_columnwise(scaled.rows, dual)).abs().amax(-1, keepdim=True)
+    return dual.abs() * length * length > TOUCHES * (length * size + scaled.bounds)
 
 
 def targets(scaled: Scaled, chosen: Chosen) -> Tensor:
     """The bound of each active row, zero for the others; an equality asks both of its bounds for half."""
-    _, _, lower, upper, _, _ = scaled
+    lower, upper = scaled.lower, scaled.upper
     equal = (lower == upper).detach()
     side = torch.where(chosen.dual > 0, upper, lower)
     return torch.where(chosen.active, torch.where(equal, (lower + upper) / 2, side), 0.0)
@@ -166,16 +168,14 @@ def solve_active(rows: Tensor, right: Tensor) -> Tensor:
     return total
 
 
-def judge(scaled: Scaled, chosen: Chosen, y: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Status and KKT residual ``(B,)``: how far rows are from where they belong, and y from ``raw - A' dual``."""
-    raw, rows, lower, upper, _, valid = (part.detach() for part in scaled)
+    raw, rows, lower, upper, _, valid, *sizes = scaled
     point, eps, far = y.double(), torch.finfo(y.dtype).eps, raw.abs().amax(-1, keepdim=True)
     at = times_rowwise(rows, point)
     length = point.abs().amax(-1, keepdim=True) + eps * far  # y = 0 is met to rounding of raw
-    goal = torch.where(
-        chosen.active, targets(Scaled(*(part.detach() for part in scaled)), chosen), at.clamp(lower, upper)
-    )
-    terms = rows.abs().sum(-1) * length + finite_size(lower) + finite_size(upper)
+    goal = torch.where(chosen.active, target, at.clamp(lower, upper))
+    terms = sizes[0] * length + sizes[1]
     missed = ((at - goal).abs() / torch.where(terms > 0, terms, 1.0)).amax(-1, keepdim=True)
     size = far + length
     drift = step.abs().amax(-1, keepdim=True) / torch.where(size > 0, size, 1.0)

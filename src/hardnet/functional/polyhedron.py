@@ -37,7 +37,7 @@ from hardnet.functional.samples import (
     raise_infeasible,
     warn_not_converged,
 )
-from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler
+from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler, signed
 from hardnet.shapes import check_affine
 from hardnet.solvers.emptiness import prove_empty
 from hardnet.solvers.projection import flatten, solve
@@ -217,6 +217,7 @@ class _Projection(torch.autograd.Function):
     """
 
     @staticmethod
+    @signed
     def forward(
         raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, look: bool, shared: SharedRows | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.modes import signed
 from hardnet.sets import Affine
 from hardnet.sets.base import AffineRows
 
@@ -125,6 +126,7 @@ class _Nominal(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(x: Tensor) -> Tensor:
         px, py, heading, speed, turn = x.unsqueeze(-2).unbind(-1)
         return torch.cat(_nominal(_goal(px, py, heading.cos(), heading.sin()), speed, turn), -1)
@@ -189,6 +191,7 @@ class _Rows(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(x: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         at = _geometry(x, centre, weight)
         linear, angular = _drive(at, _goal(at.px, at.py, at.cos, at.sin))
