@@ -149,6 +149,22 @@ def test_the_compromise_is_the_answer_of_an_empty_set_where_it_is_asked_for():
     torch.testing.assert_close(found.y, layer(torch.zeros(1, 2, dtype=F64)))
 
 
+@pytest.mark.parametrize("name", POLYHEDRA)
+@pytest.mark.parametrize("policy", ["auto", "raise", "nan", "nearest"])
+def test_bad_numbers_raise_nothing_whatever_the_policies(name, policy):
+    layer = hn.layers.Projection(POLYHEDRA[name](), on_infeasible=policy, on_invalid="raise")
+    raw, x = data(layer.constraint)
+    good = layer.solve(raw, x)
+    raw = raw.clone()
+    raw[1, 0], raw[2, 0] = torch.nan, torch.inf
+    found = layer.solve(raw, x)
+    mates = [i for i in range(len(raw)) if i not in (1, 2)]
+    assert (found.status[[1, 2]] == int(Status.INVALID)).all()
+    assert found.y[[1, 2]].isnan().all()
+    assert torch.equal(found.status[mates], good.status[mates])
+    torch.testing.assert_close(found.y[mates], good.y[mates], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{"metric": [1.0, 2.0, 3.0, 4.0]}, {"strict": True}, {"gradient": "tangent"}])
 @pytest.mark.parametrize("name", ["few rows of x", "a box and a row", "general rows"])
 def test_options_of_the_layer_hold_for_its_solution(name, options):

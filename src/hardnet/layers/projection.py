@@ -95,9 +95,13 @@ class Projection(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
+        return self._nearest(raw, x, self.options.on_invalid)
+
+    def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
+        """`enforce`, with another policy for bad numbers."""
         policies = {
             "on_infeasible": look_or_nan(self.options.on_infeasible, raw),
-            "on_invalid": self.options.on_invalid,
+            "on_invalid": on_invalid,
             "gradient": self.options.gradient,
         }
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
@@ -134,7 +138,7 @@ class Projection(Layer):
         if self.options.on_infeasible != "nearest":
             return found
         empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
-        return found._replace(y=torch.where(empty, self.enforce(raw, x), found.y))
+        return found._replace(y=torch.where(empty, self._nearest(raw, x, "nan"), found.y))
 
 
 MOST_OUTPUTS = 4096
