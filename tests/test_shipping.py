@@ -150,6 +150,49 @@ def test_sets_of_x_are_exported_with_a_dynamic_batch(name):
         assert torch.allclose(program(other), model(other), rtol=0, atol=1e-12)
 
 
+NUMBERS = {
+    "rows": lambda: hn.Affine(draw(2, 4, seed=2), lower=-0.1, upper=0.1),
+    "rows of x": lambda: hn.Affine(matrix_of, upper=0.1),
+    "more rows": lambda: hn.Affine(draw(6, 4, seed=2), lower=-0.1, upper=0.1),
+    "a box and a row": lambda: hn.Box(-1.0, 1.0) & hn.Affine(draw(1, 4, seed=2), upper=0.2),
+    "a box and rows": lambda: hn.Box(-1.0, 1.0) & hn.Affine(draw(2, 4, seed=2), lower=-0.1, upper=0.1),
+    "a box and a row of x": lambda: hn.Box(-1.0, 1.0) & hn.Affine(lambda x: x[..., None, :], upper=0.2),
+    "a ball": lambda: hn.Ball(draw(4), 0.5),
+    "a simplex": lambda: hn.Simplex(4, 2.0),
+}
+"""Sets whose bounds, radius or total is one constant number."""
+VIEWS = [torch.ops.aten.expand.default, torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default]
+
+
+def exported(model):
+    batch = torch.export.Dim("batch", min=2)
+    return torch.export.export(model, (draw(5, 4),), dynamic_shapes=({0: batch},))
+
+
+def views_of_views(program):
+    """Views of a view of a constant number, which AOTInductor of torch 2.13 does not compile."""
+    sizes = {node.target: node.meta["val"].dim() for node in program.graph.nodes if node.op == "placeholder"}
+    numbers = [node for node in program.graph.nodes if sizes.get(node.target) == 0]
+    views = lambda node: [user for user in node.users if user.target in VIEWS]
+    return [second for node in numbers for first in views(node) for second in views(first)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_graph_views_a_number_twice(name):
+    model = hn.HardNet(network().double(), NUMBERS[name]()).eval()
+    assert not views_of_views(exported(model).run_decompositions())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_library_of_the_graph_enforces(name, tmp_path):
+    model, x = hn.HardNet(network().double(), NUMBERS[name]()).eval(), draw(9, 4, seed=9)
+    with torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(exported(model), package_path=str(tmp_path / "model.pt2"))
+        y = torch._inductor.aoti_load_package(path)(x)
+    torch.testing.assert_close(y, model(x), rtol=0, atol=1e-12)
+
+
 def test_an_iteration_without_a_fixed_program_is_not_exported():
     model, x = hn.HardNet(network().double(), ITERATING["mixed"]()), draw(3, 4)
     with pytest.raises(hn.errors.UnsupportedSetError, match=r"torch\.export: expected a fixed graph, got"):

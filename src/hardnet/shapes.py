@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import DeviceError, DTypeError, ShapeError, sentence
+from hardnet.modes import mode
 
 Core = tuple[int | str, ...]
 """The shape of a number for one sample; a letter stands for any size."""
@@ -65,15 +66,25 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     if bound is None:
         return None
     if isinstance(bound, int | float):
-        return raw.new_full((), float(bound)).expand(m)
+        return spread(raw.new_full((), float(bound)), (m,))
     require_float(name, bound)
     if bound.dim() == 0:
-        return bound.to(dtype=raw.dtype, device=raw.device).expand(m)
+        return spread(bound.to(dtype=raw.dtype, device=raw.device), (m,))
     require_like(name, bound, raw)
     if bound.shape[-1] != m:
         remedy = "a bound needs one entry per row of A"
         raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m})", tuple(bound.shape), remedy))
     return bound
+
+
+def spread(number: Tensor, core: Core) -> Tensor:
+    """One number for every entry of a vector: a view, but written out in a graph for export.
+
+    AOTInductor writes a constant number into its code and then takes no view of a view of it.
+    """
+    if mode() == "export":
+        return number * number.new_ones(core)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return number.expand(core)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
@@ -96,7 +107,7 @@ def fit(name: str, value: Tensor, like: Tensor, core: Core, *, moving: bool) -> 
     if not moving and _agree(own, core):
         return value
     if not moving and not own and len(core) == 1:
-        return value.expand(core)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return spread(value, core)
     if len(own) == len(batch) + len(core) and _agree(own[len(batch) :], core) and _spreads(own, batch):
         return value
     if not core and len(own) == len(batch) + 1 and own[-1] == 1 and _spreads(own, batch):
