@@ -13,7 +13,8 @@ ROOT = Path(hardnet.__file__).parent
 ORDER = [
     {"errors"},
     {"files"},
-    {"shapes", "modes", "products"},
+    {"modes", "products"},
+    {"shapes"},
     {"rows"},
     {"kernels"},
     {"solvers"},

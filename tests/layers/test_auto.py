@@ -76,3 +76,12 @@ def test_a_refusal_sends_nobody_to_a_method_that_refuses_as_well(constraint):
         if told.startswith("refused: "):
             advised = set(re.findall(r"'([a-z0-9-]+)'", told)) - {"auto"}
             assert not [name for name in advised if LAYERS[name].refusal(constraint)], told
+
+
+def test_an_option_of_the_projection_asks_for_it():
+    row = hn.Affine([[1.0, 1.0]], upper=[1.0])
+    assert hn.HardNet(torch.nn.Linear(3, 2), row).layer.name == "aff"
+    assert hn.HardNet(torch.nn.Linear(3, 2), row, on_infeasible="nan").layer.name == "projection"
+    assert hn.HardNet(torch.nn.Linear(3, 2), row, strict=True).layer.name == "aff"
+    with pytest.raises(hn.errors.OptionError, match="misspelt"):
+        hn.HardNet(torch.nn.Linear(3, 2), row, misspelt=1)

@@ -12,7 +12,7 @@ Called by users, `hardnet.integrations.gymnasium`, `hardnet.model` and others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -143,11 +143,18 @@ def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **optio
             raise UnsupportedSetError("method: expected a layer built on this constraint, got one built on another set")
         return method
     name = _choose(constraint)[0] if method == "auto" else method
-    if method == "auto" and options.get("metric") is not None and constraint.polyhedral:
-        name = "projection"  # the only one with a metric
+    if method == "auto" and constraint.polyhedral and _projection_alone_has(options, name):
+        name = "projection"
     if name not in LAYERS:
         raise UnsupportedSetError(f"method: expected 'auto' or one of {', '.join(LAYERS)}, got {name!r}")
     return LAYERS[name](constraint, **options)
+
+
+def _projection_alone_has(options: dict[str, Any], name: str) -> bool:
+    """Whether an option, such as a metric, is one of the projection and none of this method."""
+    known = {method: {own.name for own in fields(LAYERS[method].Options)} for method in ("projection", name)}
+    asked = {option for option, value in options.items() if value is not None}
+    return bool(asked & (known["projection"] - known[name]))
 
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
