@@ -35,21 +35,32 @@ VALIDATION, TEST = 100, 100
 
 
 def draw_loads(grid: Grid, count: int, seed: int = SEED) -> Tensor:
-    """Loads ``(count, 2 buses)``: active ones by correlated factors, reactive ones by a power factor in [0.8, 1].
+    """Loads ``(count, 2 buses)``: active ones by correlated factors, reactive ones by a power factor in [0.8, 1]."""
+    return loads_of(grid, draw_factors(grid, count, seed))
+
+
+def draw_factors(grid: Grid, count: int, seed: int = SEED) -> Tensor:
+    """The factors of the active loads and the power factors, ``(count, 2, loads)``: what is drawn, by numpy alone.
 
     A draw with a factor outside of the range is drawn again.
     """
-    random = random_state(seed)
+    random, loads = random_state(seed), int((grid.load[: grid.buses] != 0).sum())
+    drawn = torch.empty(count, 2, loads, dtype=torch.float64)
+    for row in drawn:
+        row[0] = _factors(random, loads)
+        row[1] = torch.from_numpy(random.uniform(LEAST_POWER_FACTOR, 1.0, loads))
+    return drawn
+
+
+def loads_of(grid: Grid, drawn: Tensor) -> Tensor:
+    """The loads ``(count, 2 buses)`` of factors ``(count, 2, loads)``."""
     load = grid.load.cpu()
     buses = load[: grid.buses].nonzero().squeeze(-1)
+    factor, power_factor = drawn.unbind(1)
+    loads = torch.zeros(len(drawn), 2 * grid.buses, dtype=torch.float64)
+    loads[:, buses] = active = factor * load[buses]
     sign = load[grid.buses + buses].sign()
-    loads = torch.zeros(count, 2 * grid.buses, dtype=torch.float64)
-    for row in loads:
-        factor = _factors(random, len(buses))
-        active = factor * load[buses]
-        power_factor = torch.from_numpy(random.uniform(LEAST_POWER_FACTOR, 1.0, len(buses)))
-        row[buses] = active
-        row[grid.buses + buses] = sign * active.abs() * (1 / power_factor.square() - 1).sqrt()
+    loads[:, grid.buses + buses] = sign * active.abs() * (1 / power_factor.square() - 1).sqrt()
     return loads
 
 
@@ -137,7 +148,7 @@ class Dispatch(SuiteProblem):
 
     def __init__(self, name: str, case: str, samples: int) -> None:
         self.name, self.grid = name, Grid(case)
-        loads = draw_loads(self.grid, samples)
+        drawn = draw_factors(self.grid, samples)
         known = reference(f"loads-{case}") or {"without": []}
         kept = torch.ones(samples, dtype=torch.bool)
         kept[[index for index in known["without"] if index < samples]] = False
@@ -146,8 +157,9 @@ class Dispatch(SuiteProblem):
             raise ShapeError(
                 sentence("samples", f"more than {VALIDATION + TEST} loads with a dispatch", int(kept.sum()))
             )
-        test, validation, rest = loads[kept].split([TEST, VALIDATION, train])
-        self.take_data(rest, validation, test, fingerprint(test))
+        test, validation, rest = loads_of(self.grid, drawn[kept]).split([TEST, VALIDATION, train])
+        # of what was drawn: the last bit of torch's roots depends on the processor
+        self.take_data(rest, validation, test, fingerprint(drawn[kept][:TEST]))
         self.varied: Tensor = self.grid.load.nonzero().squeeze(-1)
         self.encoded_dim = len(self.varied)
 
