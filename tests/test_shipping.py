@@ -128,6 +128,11 @@ def test_what_an_iteration_cannot_do_is_refused_in_one_sentence_and_the_rest_is_
     torch.testing.assert_close(found, reference(model, x), rtol=1e-9, atol=1e-9)
 
 
+def exported(model):
+    batch = torch.export.Dim("batch", min=2)
+    return torch.export.export(model, (draw(5, 4),), dynamic_shapes=({0: batch},))
+
+
 def limit_of(x):
     return 0.5 + x.abs()
 
@@ -150,6 +155,28 @@ def test_sets_of_x_are_exported_with_a_dynamic_batch(name):
         assert torch.allclose(program(other), model(other), rtol=0, atol=1e-12)
 
 
+def spread_of(x):
+    return 1 + x.abs()
+
+
+SPD = draw(4, 4, seed=5) @ draw(4, 4, seed=5).mT + torch.eye(4, dtype=torch.float64)
+OPTIONS = {
+    "strict": {"strict": True},
+    "a diagonal metric": {"metric": [1.0, 2.0, 3.0, 4.0]},
+    "a matrix": {"metric": SPD},
+    "a metric of x": {"metric": spread_of},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_is_exported_with_a_dynamic_batch(options):
+    model = hn.HardNet(network().double(), moving(), "projection", **OPTIONS[options]).eval()
+    program = exported(model).module()
+    for samples in (4, 9):  # as many as outputs: diagonals that look like a matrix
+        x = draw(samples, 4, seed=samples)
+        torch.testing.assert_close(program(x), model(x), rtol=0, atol=1e-9)
+
+
 NUMBERS = {
     "rows": lambda: hn.Affine(draw(2, 4, seed=2), lower=-0.1, upper=0.1),
     "rows of x": lambda: hn.Affine(matrix_of, upper=0.1),
@@ -162,11 +189,6 @@ NUMBERS = {
 }
 """Sets whose bounds, radius or total is one constant number."""
 VIEWS = [torch.ops.aten.expand.default, torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default]
-
-
-def exported(model):
-    batch = torch.export.Dim("batch", min=2)
-    return torch.export.export(model, (draw(5, 4),), dynamic_shapes=({0: batch},))
 
 
 def views_of_views(program):

@@ -69,7 +69,8 @@ def in_metric(
         A: ``(m, n)`` or ``(*batch, m, n)``.
         lower: ``(m,)``, ``(*batch, m)`` or None.
         upper: Like `lower`.
-        metric: W: positive ``(n,)`` or ``(*batch, n)``, or positive definite ``(n, n)`` or ``(*batch, n, n)``.
+        metric: W: positive ``(n,)``, ``(*batch, n)`` or ``(*batch, 1, n)``, or positive definite ``(n, n)`` or
+            ``(*batch, n, n)``.
         project: The Euclidean projection.
         again: The same without a word: NaN where there is no answer.
         on_invalid: What a metric that is none gives where a look is free: an error, or NaN for that sample alone.
@@ -92,6 +93,7 @@ def _plane(raw: Tensor, A: Tensor, metric: Tensor, on_invalid: str) -> _Plane:
     if metric.dim() == 0 or metric.shape[-1] != n:
         raise ShapeError(sentence("metric", f"shape (*batch, {n}) or (*batch, {n}, {n})", tuple(metric.shape)))
     if _diagonal(metric, raw, n):
+        W = W.squeeze(-2) if W.dim() > raw.dim() else W
         bad = ~((W > 0) & W.isfinite()).all(-1)
         _refuse_metric(bad, on_invalid)
         root = torch.where(bad.unsqueeze(-1), torch.nan, W.sqrt())
@@ -106,8 +108,13 @@ def _plane(raw: Tensor, A: Tensor, metric: Tensor, on_invalid: str) -> _Plane:
 
 
 def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
-    """Whether a metric is a diagonal; ``(n, n)`` beside a batch of n samples is a matrix."""
-    return metric.dim() == 1 or metric.shape[-2] != n or (metric.shape == raw.shape and metric.dim() > 2)
+    """Whether a metric is a diagonal; ``(n, n)`` beside a batch of n samples is a matrix.
+
+    The first question that is answered decides: in a graph with a dynamic batch the last two would fix its size.
+    """
+    if metric.dim() == 1 or metric.shape[-2] == 1:
+        return True
+    return metric.shape[-2] != n or (metric.dim() > 2 and metric.shape == raw.shape)
 
 
 def _refuse_metric(bad: Tensor, on_invalid: str) -> None:

@@ -16,7 +16,7 @@ from hardnet.modes import HALF
 
 
 class Metric(nn.Module):
-    """W at x, in the dtype and on the device of raw: a diagonal ``(n,)`` or ``(*batch, n)``, or a matrix.
+    """W at x, in the dtype and on the device of raw: a diagonal ``(n,)`` or ``(*batch, 1, n)``, or a matrix.
 
     A module is a part of this one, so that it is trained, moved and saved with the layer. A constant is kept in
     float64 and is no part of the state dict: it is one of the options, which travel beside it.
@@ -51,8 +51,7 @@ class Metric(nn.Module):
             batch = ", ".join(map(str, raw.shape[:-1]))
             expected = f"shape ({batch}, {n}) or ({batch}, {n}, {n}) from a function of x"
             raise ShapeError(sentence("metric", expected, tuple(W.shape)))
-        # n diagonals beside n samples look like a matrix
-        return torch.diag_embed(W) if diagonal and W.shape[-2:-1] == (n,) else W
+        return W.unsqueeze(-2) if diagonal else W  # n diagonals beside n samples would look like a matrix
 
     def extra_repr(self) -> str:
         """Its shape, or where it comes from."""
