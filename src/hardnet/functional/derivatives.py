@@ -9,7 +9,7 @@ takes the cotangent g of y to
 u is the cotangent of raw, w that of the right-hand sides of the active constraints; every other number p of the
 set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
-`keep_value` and `leak_gradient` give a value the gradient of something else.
+`keep_value` and `leak_gradient` give a value the gradient of something else, `along_tangent` one that does not vanish.
 
 Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 """
@@ -22,8 +22,11 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
+from hardnet.modes import refuse_forward_tangent
 from hardnet.products import times
 from hardnet.solvers.active import solve_unseen, split
+
+Bound = Tensor | None
 
 
 def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -93,3 +96,54 @@ def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, in
     if tensor.dim() == core + 1:  # shared by the batch of each mapped call
         tensor = tensor.unsqueeze(1)
     return tensor.expand(*sizes, *tensor.shape[2:]).flatten(0, 1)
+
+
+class _Tangent(torch.autograd.Function):
+    """The identity on y that lets through to raw what would pull a violated row back inside."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor, beside: Tensor) -> Tensor:
+        """Y as it is."""
+        return y.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the rows, which of them raw violates, and which have a share in the gradient."""
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
+        (grad,), (A, side, beside) = grads, ctx.saved_tensors
+        w = solve_unseen(A, beside, times(A, grad.to(A)))
+        return grad, times(A.mT, torch.where(side * w > 0, w, 0.0)).to(grad), None, None, None
+
+
+def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound, *, every: bool = False) -> Tensor:
+    """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always.
+
+    The gradient is shared among the violated rows, or among `every` row for the closed form, which keeps them all.
+    """
+    refuse_forward_tangent()
+    rows, side = _violated(y, raw, A, lower, upper)
+    return _Tangent.apply(y, raw.expand_as(y), rows, side, torch.ones_like(side).bool() if every else side != 0)  # pyright: ignore[reportReturnType]
+
+
+@torch.no_grad()
+def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> tuple[Tensor, Tensor]:
+    """Unit rows in float64 and, for the inequalities that raw violates and that hold y, +1 above or -1 below."""
+    rows = A.detach().double()
+    length = torch.linalg.vector_norm(rows / rows.abs().amax(-1, keepdim=True).clamp_min(1e-300), dim=-1, keepdim=True)
+    scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-300) * length.clamp_min(1e-300)
+    rows = rows / scale
+    size = 64 * torch.finfo(y.dtype).eps * (1 + y.detach().double().abs().amax(-1, keepdim=True))
+    at_raw, at_y = (times(rows, point.detach().double()) for point in (raw, y))
+    side = torch.zeros_like(at_y)
+    for bound, sign, other in ((upper, 1.0, lower), (lower, -1.0, upper)):
+        if bound is not None:
+            level = bound.detach().double() / scale.squeeze(-1)
+            tight = (sign * (at_raw - level) > 0) & ((at_y - level).abs() <= size)
+            side = torch.where(tight & (other is None or (bound != other)), sign, side)
+    return rows, side

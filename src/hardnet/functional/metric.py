@@ -20,16 +20,13 @@ from torch import Tensor
 from hardnet.errors import OptionError, ShapeError, in_samples, sample_indices, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron_fixed import within_unit_rows
-from hardnet.functional.strict import ROUNDINGS, relative_violation
+from hardnet.functional.strict import ROUNDINGS, Bound, Project, relative_violation
 from hardnet.modes import may_look
 from hardnet.products import times
 from hardnet.shapes import require_like
 
 LAST = 1e-9
 """Violations, relative to the terms of a row, that are so small that the way back may be the shortest in any metric."""
-
-Bound = Tensor | None
-Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
 
 
 class InMetric(NamedTuple):

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
+from hardnet.functional.derivatives import along_tangent
 from hardnet.functional.metric import InMetric, in_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
-from hardnet.functional.polyhedron_options import along_tangent, hold_exactly
 from hardnet.functional.samples import (
     CHOICES,
     PROVED,
@@ -37,6 +37,7 @@ from hardnet.functional.samples import (
     raise_infeasible,
     warn_not_converged,
 )
+from hardnet.functional.strict import hold_exactly
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler, signed
 from hardnet.shapes import check_affine
 from hardnet.solvers.emptiness import prove_empty

@@ -17,7 +17,7 @@ from hardnet.functional.elementary import project_box
 from hardnet.functional.metric import in_metric
 from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.functional.polyhedron import solve_any
-from hardnet.functional.polyhedron_options import hold_exactly
+from hardnet.functional.strict import hold_exactly
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow
 from hardnet.products import times_columnwise
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows, flatten_boxed, take_rows

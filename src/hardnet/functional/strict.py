@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, sentence
+from hardnet.errors import ConvergenceError, OptionError, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import refuse
 from hardnet.modes import may_look, mode
@@ -25,11 +25,14 @@ from hardnet.shapes import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)
 """Distance to the bound tried in turn, in roundings of the row."""
+INSETS = (*MARGINS, 8192.0, 65536.0)
+"""The same for a projection; the last are beyond the tolerance of its solver."""
 ROUNDINGS = 8
 """Roundings, relative to the size of its terms, that a row may be off: half of what the certificate allows, since a sum
 of n terms in float64 is itself off by about the root of n roundings."""
 
 Bound = Tensor | None
+Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
 
 
 def rounding_bound(
@@ -154,3 +157,25 @@ def relative_violation(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor
             terms = torch.maximum(size, torch.where(bound == 0, unit, known))
             worst = torch.maximum(worst, excess / terms.clamp_min(torch.finfo(torch.float64).tiny))
     return worst.amax(dim=-1)
+
+
+def hold_exactly(
+    y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Project, on_invalid: str = "raise"
+) -> Tensor:
+    """Y whose inequalities hold for these very numbers in exact arithmetic, by projection on tightened bounds.
+
+    The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
+    whose rows leave no room is an error where a look is free and NaN was not asked for, else NaN.
+    """
+    if y.dtype not in (torch.float32, torch.float64):
+        remedy = "project in float32 and round yourself"
+        raise OptionError(sentence("strict", "outputs of float32 or float64", y.dtype, remedy))
+    shape, (m, n) = y.shape, A.shape[-2:]
+    rows = A.detach().expand(*shape[:-1], m, n).reshape(-1, m, n)
+    low, high = (
+        None if bound is None else bound.detach().expand(*shape[:-1], m).reshape(-1, m) for bound in (lower, upper)
+    )
+    onto = lambda point, least, most: project(point, rows.double(), least, most)
+    exact = tighten(y.reshape(-1, n), (rows, low, high), onto, y.dtype, INSETS).view(shape)
+    refuse_without_room(y, exact, shape[:-1], on_invalid)
+    return exact

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.errors import ConditionWarning
 from hardnet.functional import enforce_affine, factorize
-from hardnet.functional.polyhedron_options import along_tangent
+from hardnet.functional.derivatives import along_tangent
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.modes import working
