@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.calling import call
 
@@ -25,6 +26,19 @@ def test_reproduce_and_report(monkeypatch, capsys, tmp_path):
 def test_reproduce_prints_json_when_asked(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, "reproduce", "gradient", "--json", "--out", tmp_path)
     assert (code, json.loads(out)) == (0, [str(tmp_path / "gradient" / "aff.json")])
+
+
+def test_the_demo_has_one_thread_and_leaves_the_others_to_the_caller():
+    from hardnet.experiments.demo import one_thread
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_demo_ends_with_the_path_of_its_report(monkeypatch, capsys, tmp_path):
