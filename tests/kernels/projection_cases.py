@@ -2,17 +2,26 @@
 
 import torch
 
-from hardnet.kernels.gpu.projection import project
+from hardnet.kernels.gpu.projection import Tolerances, project
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, projection, projection_steps
 from tests.solvers import families
+from tests.solvers.near import just_outside, roundings_outside
 
-TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT)
+EPS = torch.finfo(torch.float64).eps
+TOLERANCES = Tolerances(
+    projection.INSIDE,
+    projection.FEASIBLE,
+    projection.SOLVED,
+    projection.STRICT,
+    projection.CERTAIN,
+    projection.ALLOWED * EPS,
+)
 
 
 def answer(raw, A, lower, upper):
     """The fused answer and which samples it leaves open."""
-    *found, unsolved = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
+    *found, unsolved, _ = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
     return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
 
 
@@ -36,7 +45,7 @@ def compare_whole(family, device):
     """With its open samples settled in steps, every sample has the status and the answer of the steps alone."""
     raw, A, lower, upper = (part.to(device) for part in family)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "auto")
-    found = projection._by_kernel(Batch(raw, A, lower, upper))
+    found = projection._by_kernel(Batch(raw, A, lower, upper), look=True)
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).nan_to_num(0.0).abs().max() <= 1e-10
     assert found.y.isnan().equal(expected.y.isnan())
@@ -67,3 +76,13 @@ def compare_shared(device):
     got, right = answer(raw, A, lower, upper), answer(raw, A.expand(8, 9, 6).contiguous(), lower, upper)
     assert got[1].equal(right[1])
     assert all(mine.equal(theirs) for mine, theirs in zip(got[0], right[0], strict=True))
+
+
+def compare_near(device):
+    """A raw that is outside by 10 to 10^5 roundings is brought inside, and the status is right."""
+    for roundings in (2.0, 40.0, 200.0, 2e3, 2e4, 1e5):
+        raw, A, lower, upper = just_outside(roundings, 8, 6, 9)
+        *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
+        found = projection._by_kernel(Batch(*flat), False, None, rounding)
+        assert (found.status == Status.SOLVED).all(), roundings
+        assert (roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED).all(), roundings

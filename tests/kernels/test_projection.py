@@ -33,6 +33,10 @@ def test_promises_on_the_interpreter():
     interpret("projection_cases", FAMILIES, "compare_promises('cpu')", "compare_shared('cpu')")
 
 
+def test_a_raw_just_outside_is_brought_inside():
+    interpret("projection_cases", "compare_near('cpu')")
+
+
 class OnDevice(torch.Tensor):
     device = torch.device("cuda")
 
@@ -51,7 +55,7 @@ def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 def test_small_projections_on_the_device():
-    from tests.kernels.projection_cases import compare, compare_promises, compare_shared, compare_whole
+    from tests.kernels.projection_cases import compare, compare_near, compare_promises, compare_shared, compare_whole
 
     for family in (
         families.gaussian(1000, 2, 2),
@@ -64,6 +68,7 @@ def test_small_projections_on_the_device():
         compare_whole(family, "cuda")
     compare_promises("cuda")
     compare_shared("cuda")
+    compare_near("cuda")
 
 
 @pytest.mark.gpu

@@ -25,13 +25,9 @@ from hardnet.rows import ordered
 from hardnet.shapes import check_affine
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
-from hardnet.solvers.problem import ALLOWED, SOLVED
+from hardnet.solvers.problem import ALLOWED, INSIDE, SOLVED
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.square import refined, solve_square
-
-INSIDE = (ALLOWED - 6) * EPS
-"""Part of ``|a|'|raw| + |bound|`` by which a row may be violated at raw: what a certificate allows, less the rounding
-of units and of the product."""
 
 
 class _Scaled(NamedTuple):
@@ -72,7 +68,8 @@ def project_fixed(
     y, dual = _on_active(problem, found.side, found.inverse)
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
     empty = _proved_empty(A_, low, high, found.ray, y.detach())
-    status = _status(valid, residual, empty)
+    met = inside | _met(A_, low, high, y.detach(), torch.finfo(raw.dtype).eps)
+    status = _status(valid, residual, met, empty)
     dual = _multipliers(problem, dual.detach(), found.ray, inside, status)
     moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
     y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
@@ -182,8 +179,15 @@ def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tenso
     return value < -FAR * leak * (1 + y.abs().amax(-1))
 
 
-def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) -> Tensor:
+    """Whether the rows hold at y to what a certificate allows for numbers of this rounding: ``(*batch)``."""
+    size = A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + _finite(lower.abs()) + _finite(upper.abs())
+    product = times(A, y)
+    return (torch.maximum(product - upper, lower - product) <= ALLOWED * rounding * size).all(-1)
+
+
+def _status(valid: Tensor, residual: Tensor, met: Tensor, empty: Tensor) -> Tensor:
+    status = torch.where((residual <= SOLVED) & met, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
 

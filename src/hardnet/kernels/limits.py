@@ -37,6 +37,9 @@ UNRELATED = 1e-11
 """Pivoting: a squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 VANISHING = 1e-13
 """Pivoting: slope of a multiplier up to which it does not shrink."""
+CLOSE = 1e4
+"""Without a look: slacks by which a row may be violated at a raw near the set. There a slack is part of the way to go,
+and rows count as violated from the rounding of a certificate on."""
 MOST_ROWS_TO_AN_OUTPUT = 4
 """CPU: rows to an output of a general projection up to which compiled pivoting is faster than DAQP."""
 CORRECTIONS = 3

@@ -20,6 +20,9 @@ CERTAIN = 6 * torch.finfo(torch.float64).eps
 """Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
 ALLOWED = 16
 """Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
+INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
+"""Part of ``sum |a_j raw_j| + |bound|`` by which a row may be violated at a raw that comes back as it was where nobody
+looks at a value: what a certificate allows, less the rounding of units and of the product."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
 SOLVED = 1e-12
@@ -75,7 +78,8 @@ class Problem(NamedTuple):
 
     def slack_at(self, point: Tensor) -> Tensor:
         """`slack`, for a point that may be larger than raw: ``(B, m)``."""
-        return torch.maximum(self.slack, _slack(self.norm, point, self.lower, self.upper))
+        length = lambda vector: torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+        return self.slack + FEASIBLE * self.norm * (length(point) - length(self.raw)).clamp_min(0.0)
 
     def violation(self, product: Tensor) -> Tensor:
         """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""

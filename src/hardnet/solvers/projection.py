@@ -28,7 +28,7 @@ from hardnet.modes import plain
 from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_rows
 from hardnet.rows import Batch, ordered, step_limit
 from hardnet.solvers.coordinates import clamp_coordinates
-from hardnet.solvers.problem import CERTAIN, FEASIBLE, SOLVED
+from hardnet.solvers.problem import ALLOWED, CERTAIN, FEASIBLE, INSIDE, SOLVED
 from hardnet.solvers.projection_fixed import fixed_program
 from hardnet.solvers.projection_steps import STRICT, solve_in_steps
 from hardnet.solvers.shared_factor import SharedRows
@@ -158,10 +158,10 @@ def _choose(
     if rows.A.shape[-2] == 1:
         return solve_single(*rows[:4])  # pyright: ignore[reportArgumentType]
     if backend == "auto" and _fits_kernel(rows.A):
-        return _by_kernel(rows, look)
+        return _by_kernel(rows, look, again, rounding)
     if backend == "auto" and look and shared is None and _compiles(rows.A):
         return _compiled(rows, again, rounding)
-    return solve_in_steps(rows, backend, shared, again, rounding) if look else fixed_program(rows, shared)
+    return solve_in_steps(rows, backend, shared, again, rounding) if look else fixed_program(rows, shared, rounding)
 
 
 def _fits_kernel(A: Tensor) -> bool:
@@ -170,21 +170,22 @@ def _fits_kernel(A: Tensor) -> bool:
     return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
-def _by_kernel(rows: Batch, look: bool = True) -> Outcome:
+def _by_kernel(rows: Batch, look: bool, again: Project | None = None, rounding: float | None = None) -> Outcome:
     """Every sample by one launch; those that it leaves open in steps, if one may look for them."""
-    from hardnet.kernels.gpu.projection import project
+    from hardnet.kernels.gpu.projection import Tolerances, project
 
     raw, A, lower, upper = (part.contiguous() for part in rows[:4] if part is not None)
-    tolerances = (FEASIBLE, SOLVED, STRICT)
-    y, dual, side, steps, residual, unsolved = project(raw, A, lower, upper, step_limit(A), tolerances)
-    status = torch.where(unsolved & ~(residual <= SOLVED), int(Status.NOT_CONVERGED), int(Status.SOLVED))
+    allowed = torch.inf if rounding is None else ALLOWED * rounding
+    tolerances = Tolerances(INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed)
+    y, dual, side, steps, residual, unsolved, met = project(raw, A, lower, upper, step_limit(A), tolerances)
+    status = torch.where(met, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     outcome = Outcome(y, dual, side, status.to(torch.int8), steps, residual)
     if not look:
         return outcome
     todo = unsolved.nonzero().squeeze(-1)
     if len(todo) == 0:
         return outcome
-    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto"))
+    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto", None, again, rounding))
 
 
 def _compiles(A: Tensor) -> bool:

@@ -12,29 +12,42 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
+from hardnet.kernels.limits import CLOSE
 from hardnet.products import times_aligned
-from hardnet.rows import Batch
+from hardnet.rows import Batch, finite_size
 from hardnet.solvers.fixed import fixed_pivots, steps_for
 from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
-from hardnet.solvers.problem import SOLVED, Problem, kkt_residual, standard_form
+from hardnet.solvers.problem import INSIDE, SOLVED, Problem, kkt_residual, standard_form
 from hardnet.solvers.projection_steps import side_of
 from hardnet.solvers.shared_factor import SharedRows
 from hardnet.solvers.shared_rows import answer as shared_answer
 from hardnet.solvers.solution import Outcome, Status
 
 
-def fixed_program(rows: Batch, shared: SharedRows | None) -> Outcome:
-    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them."""
-    problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
+def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Outcome:
+    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them.
+
+    A sample is NOT_CONVERGED too if a row is violated by more than a certificate allows for numbers of this `rounding`.
+    """
+    inside, problem = _split(standard_form(*rows[:4]))  # pyright: ignore[reportArgumentType]
     m, n = problem.size
     y, dual, steps = _answer(problem, shared)
     residual = kkt_residual(problem, y, dual)
-    inside = (problem.violation(problem.product) <= problem.slack).all(-1)
-    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    met = residual <= SOLVED if rounding is None else (residual <= SOLVED) & problem.certified(y, rounding)
+    status = torch.where(inside | met, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
     side = side_of(problem, dual)
     return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
+
+
+def _split(problem: Problem) -> tuple[Tensor, Problem]:
+    """Which samples are inside ``(B,)``, and the problem: near the set a row counts as violated from `INSIDE` on."""
+    excess = problem.violation(problem.product)
+    nearest = finite_size(torch.minimum(problem.lower.abs(), problem.upper.abs()))
+    slack = INSIDE * (times_aligned(problem.A.abs(), problem.raw.abs()) + nearest)
+    close = (excess <= CLOSE * problem.slack).all(-1, keepdim=True)
+    return (excess <= slack).all(-1), problem._replace(slack=torch.where(close, slack, problem.slack))
 
 
 def _answer(problem: Problem, shared: SharedRows | None = None) -> tuple[Tensor, Tensor, Tensor]:

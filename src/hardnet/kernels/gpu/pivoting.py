@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hardnet.kernels.gpu.common import CORRECTIONS
 from hardnet.kernels.limits import padded
 
 MOST_ROWS = 128
@@ -27,7 +28,7 @@ DEPENDENT = tl.constexpr(1e-11)
 
 @triton.jit
 def pivot_rows(T, value, lower, upper, slack, limit, M: tl.constexpr):
-    """The basic variables, the sides, the steps, and whether a sample is through: tableau and vectors in registers."""
+    """The basic variables, the sides, the steps, whether a sample is through, and the tableau: all in registers."""
     row = tl.arange(0, M)
     free = lower != upper
     side = tl.zeros([M], dtype=tl.float64)
@@ -77,7 +78,20 @@ def pivot_rows(T, value, lower, upper, slack, limit, M: tl.constexpr):
         excess = tl.where(side != 0, -1.0, tl.maximum(value - upper, lower - value) - slack)
         furthest = tl.argmax(excess, 0)
         working = ((tl.max(excess, 0) > 0) | (joining >= 0)) & (length < float("inf")) & ~stuck
-    return value, side, steps, ~(working | stuck)
+    return value, side, steps, ~(working | stuck), T
+
+
+@triton.jit
+def step_of(T, side, missing):
+    """``K_J^-1 missing_J`` for the active rows J of a tableau, which holds ``-K_J^-1`` there; zero off J."""
+    right = tl.where(side != 0, missing, 0.0)
+    return tl.where(side != 0, -tl.sum(T * right[None, :], 1), 0.0)
+
+
+@triton.jit
+def bound_of(side, lower, upper):
+    """The bound that an active row meets, and 0 for the others."""
+    return tl.where(side > 0, upper, tl.where(side < 0, lower, 0.0))
 
 
 @triton.jit
@@ -105,8 +119,14 @@ def _pivot_kernel(
     lower = tl.load(lower_end + start + row, mask=inside, other=float("-inf"))
     upper = tl.load(upper_end + start + row, mask=inside, other=float("inf"))
     slack = tl.load(slack_end + start + row, mask=inside, other=0.0)
-    value, side, steps, done = pivot_rows(T, value, lower, upper, slack, limit, M)
-    tl.store(dual + start + row, tl.where(side != 0, value, 0.0), mask=inside)
+    value, side, steps, done, T = pivot_rows(T, value, lower, upper, slack, limit, M)
+    weight = tl.where(side != 0, value, 0.0)
+    gram_again = tl.load(gram + start * m + row[:, None] * m + row[None, :], mask=square, other=0.0)
+    begun = tl.load(product + start + row, mask=inside, other=0.0)
+    for _ in tl.static_range(CORRECTIONS):
+        reached = begun - tl.sum(gram_again * weight[None, :], 1)
+        weight += step_of(T, side, reached - bound_of(side, lower, upper))
+    tl.store(dual + start + row, weight, mask=inside)
     tl.store(sides + start + row, side, mask=inside)
     tl.store(counts + sample, steps)
     tl.store(through + sample, done)

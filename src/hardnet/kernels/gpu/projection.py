@@ -15,19 +15,22 @@ Called by `hardnet.solvers.projection`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hardnet.kernels.gpu.common import CORRECTIONS
 from hardnet.kernels.gpu.launching import Launcher
-from hardnet.kernels.gpu.pivoting import pivot_rows
+from hardnet.kernels.gpu.pivoting import bound_of, pivot_rows, step_of
+from hardnet.kernels.limits import CLOSE as NEAR
 from hardnet.kernels.limits import padded
 
 COMPUTE = tl.constexpr(tl.float64)
 INFINITY = tl.constexpr(float("inf"))
+CLOSE = tl.constexpr(NEAR)
 
 
 @triton.jit
@@ -38,10 +41,15 @@ def _power_above(size):
 
 
 @triton.jit
+def _finite_size(bound):
+    """``|bound|``, and 0 where there is none."""
+    return tl.where(tl.abs(bound) < INFINITY, tl.abs(bound), 0.0)
+
+
+@triton.jit
 def _nearest_size(lower, upper):
     """The smaller ``|bound|`` of a row, and 0 where there is none."""
-    nearest = tl.minimum(tl.abs(lower), tl.abs(upper))
-    return tl.where(nearest < INFINITY, nearest, 0.0)
+    return _finite_size(tl.minimum(tl.abs(lower), tl.abs(upper)))
 
 
 @triton.jit
@@ -52,11 +60,11 @@ def _violation(product, lower, upper):
 
 @triton.jit
 def _project(
-    raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, m, n, limit,
-    EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    FEASIBLE: tl.constexpr, SOLVED: tl.constexpr, STRICT: tl.constexpr,
+    raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, met_flags, m, n, limit,
+    EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INSIDE: tl.constexpr, FEASIBLE: tl.constexpr,
+    SOLVED: tl.constexpr, STRICT: tl.constexpr, CERTAIN: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """One sample; the names and tolerances are those of `hardnet.solvers.projection`."""
+    """One sample; the names and tolerances are those of `hardnet.solvers.projection_steps` and `projection_fixed`."""
     sample = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, M)
     column = tl.arange(0, N)
@@ -71,25 +79,33 @@ def _project(
     valid = (tl.min(sound.to(tl.int32), axis=0) > 0) & (tl.max(tl.where(tl.abs(start) < INFINITY, 0, 1), axis=0) == 0)
     norm = tl.where(norm > 0.0, norm, 1.0)
     product = tl.sum(matrix * start[None, :], axis=1)
-    farthest = tl.max(_violation(product, low, high) / norm, axis=0)
-    size = tl.maximum(tl.max(tl.abs(start), axis=0), farthest)
+    excess = _violation(product, low, high)
+    size = tl.maximum(tl.max(tl.abs(start), axis=0), tl.max(excess / norm, axis=0))
     length = tl.sqrt(tl.sum(start * start, axis=0))
-    slack = FEASIBLE * (norm * length + _nearest_size(low, high))
+    nearest = _nearest_size(low, high)
+    slack = FEASIBLE * (norm * length + nearest)
+    tight = INSIDE * (tl.sum(tl.abs(matrix) * tl.abs(start)[None, :], axis=1) + nearest)
+    inside = tl.max(excess - tight, axis=0) <= 0.0
+    seen = tl.where(tl.max(excess - CLOSE * slack, axis=0) <= 0.0, tight, slack)
     unit = _power_above(tl.where(valid & (size > 0.0), size, 1.0))
     point = start / unit
-    low, high, product, slack = low / unit, high / unit, product / unit, slack / unit
-    inside = tl.max(_violation(product, low, high) - slack, axis=0) <= 0.0
+    low, high, product, slack, seen = low / unit, high / unit, product / unit, slack / unit, seen / unit
 
     rows = matrix / norm[:, None]
     gram = tl.dot(rows, tl.trans(rows), input_precision="ieee", out_dtype=COMPUTE)
     begin = tl.where(valid & ~inside, limit, 0)
-    value, side, steps, through = pivot_rows(
-        gram, product / norm, low / norm, high / norm, slack / norm, begin, M
+    value, side, steps, through, T = pivot_rows(
+        gram, product / norm, low / norm, high / norm, seen / norm, begin, M
     )  # fmt: skip
     weight = tl.where(side != 0.0, value, 0.0)
-    multiplier = weight / norm
-    found = point - tl.sum(matrix * multiplier[:, None], axis=0)
+    found = point - tl.sum(matrix * (weight / norm)[:, None], axis=0)
     at_y = tl.sum(matrix * found[None, :], axis=1)
+    for _ in tl.static_range(CORRECTIONS):
+        step = step_of(T, side, (at_y - bound_of(side, low, high)) / norm)
+        weight += step
+        found -= tl.sum(matrix * (step / norm)[:, None], axis=0)
+        at_y = tl.sum(matrix * found[None, :], axis=1)
+    multiplier = weight / norm
 
     stationarity = tl.max(tl.abs(found - point + tl.sum(matrix * multiplier[:, None], axis=0)), axis=0)
     moved = tl.minimum(tl.maximum(at_y + weight * norm, low), high)
@@ -99,35 +115,50 @@ def _project(
     active = tl.where(strict & (weight > 0.0), 1.0, tl.where(strict & (weight < 0.0), -1.0, 0.0))
     touches = (at_y >= high - 10 * slack) | (at_y <= low + 10 * slack) | (low == high)
     idle = tl.max(tl.where(touches & (active == 0.0) & (row < m), 1, 0), axis=0) > 0
-    solved = valid & (inside | (through & (residual <= SOLVED) & ~idle))
+    left = _violation(at_y, low, high)
+    certain = tl.max(left - CERTAIN * tl.sum(tl.abs(matrix) * tl.abs(found)[None, :], axis=1), axis=0) <= 0.0
+    reach = tl.sum(tl.abs(matrix), axis=1) * tl.max(tl.abs(found), axis=0)
+    allowed = ALLOWED * (reach + _finite_size(low) + _finite_size(high))
+    met = (residual <= SOLVED) & (tl.max(left - allowed, axis=0) <= 0.0)
+    solved = valid & (inside | (through & (residual <= SOLVED) & certain & ~idle))
 
     tl.store(y + sample * n + column, tl.where(inside, start, found * unit), mask=column < n)
     tl.store(dual + sample * m + row, tl.where(inside, 0.0, multiplier * unit), mask=row < m)
     tl.store(sides + sample * m + row, tl.where(inside, 0.0, active).to(tl.int8), mask=row < m)
-    tl.store(counts + sample, tl.where(inside, 0, steps))
+    tl.store(counts + sample, tl.where(inside, 0, tl.maximum(steps, 1)))
     tl.store(residuals + sample, tl.where(inside, 0.0, residual))
     tl.store(open_flags + sample, ~solved)
+    tl.store(met_flags + sample, valid & (inside | met))
+
+
+class Tolerances(NamedTuple):
+    """Parts of a row's or a sample's size, as in `hardnet.solvers.problem`; `allowed` is in the rounding of the caller.
+
+    `inside`, `feasible`: of a row that holds at raw, and while rows are exchanged. `solved`: of the residual. `strict`:
+    of a multiplier that is more than rounding. `certain`: of a row that needs no steps. `allowed`: of a certificate.
+    """
+
+    inside: float
+    feasible: float
+    solved: float
+    strict: float
+    certain: float
+    allowed: float
 
 
 @cache
-def _launcher(m: int, n: int, each: bool, tolerances: tuple[float, float, float]) -> Launcher:
+def _launcher(m: int, n: int, each: bool, tolerances: Tolerances) -> Launcher:
     """The kernel for problems of this size."""
     M, N = padded(m), padded(n)
-    feasible, solved, strict = tolerances
     constants: dict[str, Any] = {"EACH": int(each), "M": M, "N": N}
-    constants |= {"FEASIBLE": feasible, "SOLVED": solved, "STRICT": strict, "num_warps": 2 if M == 16 else 4}
-    return Launcher(_project, constants)
+    constants |= {name.upper(): value for name, value in tolerances._asdict().items()}
+    return Launcher(_project, constants | {"num_warps": 2 if M == 16 else 4})
 
 
 def project(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    limit: int,
-    tolerances: tuple[float, float, float],
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: Tolerances
 ) -> tuple[Tensor, ...]:
-    """y, dual, side (int8), steps, residual, and which samples are open: a flat batch, dense and in float64.
+    """y, dual, side (int8), steps, residual, which samples are open, which are met all the same: a flat float64 batch.
 
     Args:
         raw: ``(B, n)``.
@@ -135,12 +166,12 @@ def project(
         lower: ``(B, m)``, infinite where there is none.
         upper: Like lower.
         limit: Most steps.
-        tolerances: Of a satisfied row, of a solved sample, and of a multiplier that is more than rounding.
+        tolerances: What counts as met.
     """
     (batch, n), m = raw.shape, A.shape[-2]
     y, dual = torch.empty_like(raw), torch.empty_like(lower)
     side, steps = raw.new_empty(batch, m, dtype=torch.int8), raw.new_empty(batch, dtype=torch.long)
-    residual, unsolved = raw.new_empty(batch), raw.new_empty(batch, dtype=torch.bool)
-    tensors = (raw, A, lower, upper, y, dual, side, steps, residual, unsolved)
+    residual, (unsolved, met) = raw.new_empty(batch), (raw.new_empty(batch, dtype=torch.bool) for _ in range(2))
+    tensors = (raw, A, lower, upper, y, dual, side, steps, residual, unsolved, met)
     _launcher(m, n, A.dim() == 3, tolerances).launch((batch, 1, 1), tensors, (m, n, limit))
-    return y, dual, side, steps, residual, unsolved
+    return y, dual, side, steps, residual, unsolved, met
