@@ -45,6 +45,7 @@ ELSEWHERE = {
     "kernels/cpu/conic_system kernels/cpu/small_eigen",
     "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/compiling kernels/cpu/gram_schmidt kernels/cpu/tiles modes",
+    "kernels/test_definite.py": "kernels/gpu/definite",
     "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_launch "
     "kernels/gpu/affine_threads kernels/gpu/launching",
     "kernels/test_nearest_box.py": "kernels/cpu/nearest_box",

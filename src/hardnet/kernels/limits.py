@@ -11,7 +11,9 @@ limit up to which Gram-Schmidt in plain torch does."""
 MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""
 MOST_ELIMINATED = 32
-"""CPU: the most rows of a symmetric matrix that are solved without LAPACK."""
+"""The most rows of a symmetric matrix that compiled code eliminates."""
+MOST_SYSTEM_COLUMNS = 64
+"""GPU: the most columns of such a matrix and its right-hand sides together, which one program holds."""
 MOST_STEP_ROWS = 128
 """CPU: the most rows of the nonlinear solver, and outputs of its Hessian, whose steps are found sample by sample."""
 MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8

@@ -1,8 +1,8 @@
 """Products and solves with many small symmetric matrices, with the same bits for a sample whatever its batch.
 
-On a CPU compiled code eliminates sample by sample (`kernels.cpu.definite`). Without it, and on a GPU, up to `SMALL`
-rows elimination runs column by column over all samples at once, which is faster than a routine called for each sample;
-larger matrices go to LAPACK's Cholesky, filled up by `align`.
+Compiled code eliminates sample by sample (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it elimination of up
+to `SMALL` rows runs column by column over all samples at once, which is faster than a routine called for each sample;
+larger matrices go to Cholesky factors of the library, filled up by `align`.
 
 Called by `hardnet.solvers.nonlinear`, `hardnet.solvers.nonlinear_direction` and others.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.kernels.limits import MOST_ELIMINATED
+from hardnet.kernels.limits import MOST_ELIMINATED, MOST_SYSTEM_COLUMNS
 from hardnet.modes import plain
 from hardnet.products import align, times_aligned
 
@@ -54,6 +55,10 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         from hardnet.kernels.cpu.definite import solve
 
         return solve(matrix, right)
+    if _fits_registers(matrix, right):
+        from hardnet.kernels.gpu.definite import solve
+
+        return solve(matrix, right)
     if matrix.shape[-1] <= SMALL:
         return _eliminate(matrix, right)
     n, k = right.shape[-2:]
@@ -65,6 +70,14 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     pivot = factor.diagonal(dim1=-2, dim2=-1)[:, :n].square().amin(-1)
     solved = torch.cholesky_solve(align(right, 2), factor)[:, :n, :k]
     return solved, torch.where(info == 0, pivot, -1.0)
+
+
+def _fits_registers(matrix: Tensor, right: Tensor) -> bool:
+    """Whether a GPU solves a whole system ``(b, n, n)``, ``(b, n, k)`` in the registers of one program."""
+    (n, k), device = right.shape[-2:], matrix.device
+    if device.type != "cuda" or matrix.dtype != torch.float64 or matrix.numel() == 0 or k == 0:
+        return False
+    return n <= MOST_ELIMINATED and n + k <= MOST_SYSTEM_COLUMNS and gpu.supported(device) and plain(matrix)
 
 
 def _eliminate(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
