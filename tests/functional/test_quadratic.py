@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
 from hardnet.functional.quadratic import diagonalise, project_quadratic
+from hardnet.solvers import Status
 from tests.bounds import of_differences, of_digits
-from tests.draws import draw
+from tests.draws import draw, draw_uniform
 
 D = torch.float64
 ELLIPSE = (torch.diag(torch.tensor([0.5, 2.0], dtype=D)), torch.zeros(2, dtype=D), -1.0)
@@ -232,3 +234,49 @@ def test_mapped_compiled_and_exported_give_the_eager_answer():
 
     program = torch.export.export(Layer(), (raw,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
     torch.testing.assert_close(program.module()(raw[:5]), eager[:5], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_curvatures_of_every_size_from_every_distance(n):
+    """Newton's multiplier grows by half a step at a time where small curvatures count last: it is given the time."""
+    values = 10.0 ** (-14 * draw_uniform(400, n, seed=1))
+    raw = draw(400, n, seed=2) * 10.0 ** (14 * draw_uniform(400, 1, seed=3))
+    q, r = torch.zeros(n, dtype=D), -(10.0 ** (-8 * draw_uniform(400, seed=4)))
+    y = project_quadratic(raw, torch.diag_embed(values), q, r)
+    moved = (y != raw).any(-1)
+    value = (values * y * y).sum(-1) / 2 + r
+    assert moved.sum() >= 300
+    # on the boundary to rounding of its terms, which are at most twice r there
+    assert (value[moved].abs() <= 64 * n * 2.0**-52 * r[moved].abs()).all()
+    mu = ((raw - y) * values * y).sum(-1) / (values * y).square().sum(-1)
+    expected = raw / (1 + mu.unsqueeze(-1) * values)
+    assert ((y - expected)[moved].abs() <= 1e-9 * y[moved].abs().amax(-1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("far", [1.0, 1e10, 1e100])
+def test_a_root_at_zero_has_terms_of_any_size(far):
+    """``y^2 <= y``: from below the answer is 0, whose terms are no measure of rounding."""
+    P, q = torch.tensor([[2.0]], dtype=D), torch.tensor([-1.0], dtype=D)
+    raw = -far * draw_uniform(200, 1).clamp_min(1e-3)
+    y = project_quadratic(raw, P, q, 0.0)
+    assert (y.abs() <= 1e-60 * far).all()
+    assert hn.check(hn.Quadratic(P, q, 0.0), y).ok
+
+
+@pytest.mark.parametrize("far", [1.0, 1e10])
+def test_the_solution_tells_what_the_layer_gives(far):
+    raw, (P, q, r) = far * draw(40, 5), numbers(40, 5, 3)
+    numbers_, good = {"P": P, "q": q, "r": r.clone()}, torch.arange(40) >= 3
+    raw[0, 0] = torch.nan
+    P[1] = -P[1]
+    q[2], numbers_["r"][2] = 0.0, 1.0
+    constraint = hn.Quadratic(*(lambda x, name=name: x[name] for name in ("P", "q", "r")))
+    layer = hn.layers.HardNetCvx(constraint, on_infeasible="nan", on_invalid="nan")
+    found = layer.solve(raw, numbers_)
+    assert found.status.tolist() == [Status.INVALID, Status.INVALID, Status.INFEASIBLE] + [Status.SOLVED] * 37
+    assert torch.equal(found.y[good], layer(raw, numbers_)[good])
+    y, mu = found.y[good], found.dual[good]
+    normal = (P[good] @ y.unsqueeze(-1)).squeeze(-1) + q[good]
+    size = raw[good].abs().amax(-1, keepdim=True)
+    assert ((raw[good] - y - mu * normal).abs() <= 1e-11 * size * (1 + (mu * P[good].abs().sum(-1)).abs())).all()
+    assert (found.residual[good] <= 16 * 2.0**-52).all()

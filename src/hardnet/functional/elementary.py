@@ -20,6 +20,7 @@ from hardnet.products import length
 from hardnet.rows import flatten_boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
 from hardnet.solvers.cones import project_second_order, second_order_frame
+from hardnet.solvers.eigen import ascending
 from hardnet.solvers.images import Frame
 from hardnet.solvers.semidefinite import pack, project_semidefinite, semidefinite_frame, unpack
 from hardnet.solvers.solution import Solution, Status
@@ -248,6 +249,6 @@ class _SemiDefinite(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        values, V = torch.linalg.eigh(*ctx.saved_tensors)
+        values, V = ascending(*ctx.saved_tensors)
         frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
         return unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])

@@ -17,8 +17,10 @@ from hardnet.functional.samples import Policy, refuse, reject
 from hardnet.modes import may_look, mode
 from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
-from hardnet.solvers.blocks import convex
+from hardnet.solvers.blocks import Quadratics, convex
+from hardnet.solvers.eigen import ascending
 from hardnet.solvers.quadratic_root import evaluate, nearest_root
+from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.square import solve_square
 
 
@@ -33,7 +35,7 @@ def diagonalise(P: Tensor) -> Spectrum:
     """The eigendecomposition of the symmetric part of P ``(..., n, n)``; NaN where P is not finite."""
     P = P.detach().double()
     finite = P.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
-    values, V = torch.linalg.eigh(torch.where(finite, (P + P.mT) / 2, 0.0))
+    values, V = ascending(torch.where(finite, (P + P.mT) / 2, 0.0))
     return Spectrum(torch.where(finite.squeeze(-1), values, torch.nan), V)
 
 
@@ -103,12 +105,40 @@ def _diagnose(
         refuse(bad & finite & curved & ~empty, ConvergenceError, text)
 
 
+@torch.no_grad()
+def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
+    """`project_quadratic` with its multiplier ``(*batch, 1)`` and status; no sample raises.
+
+    The residual is the value at y, in parts of the size of its terms. Without interior the set has no multiplier: there
+    it is some large number.
+    """
+    r = _check(raw, P, q, r)
+    found = _nearest(raw, q, r, diagonalise(P))
+    y, block = found.y.to(raw.dtype), Quadratics(P.double(), q.double(), r.double())
+    size = block.scale(y.double())
+    residual = (block.residual(y.double()) / torch.where(size > 0, size, 1.0)).squeeze(-1)
+    ended = torch.where(found.bad, int(Status.NOT_CONVERGED), int(Status.SOLVED))
+    status = torch.where(found.empty, int(Status.INFEASIBLE), ended)
+    status = torch.where(found.sound, status, int(Status.INVALID)).to(torch.int8)
+    return Solution(y, found.mu, status, torch.zeros_like(status, dtype=torch.int64), residual)
+
+
 class Nearest(NamedTuple):
-    """The answer in float64: y ``(*batch, n)``, mu ``(*batch, 1)``, and the masks inside, bad, empty ``(*batch)``."""
+    """The answer in float64: y ``(*batch, n)``, mu ``(*batch, 1)``, and masks ``(*batch)``.
+
+    Attributes:
+        y: NaN where there is no answer.
+        mu: The multiplier.
+        inside: Raw is the answer.
+        sound: The numbers are finite, and P is positive semidefinite.
+        bad: There is no answer.
+        empty: The set has no point.
+    """
 
     y: Tensor
     mu: Tensor
     inside: Tensor
+    sound: Tensor
     bad: Tensor
     empty: Tensor
 
@@ -124,10 +154,11 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
     inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
-    bad = ~(finite & convex(spectrum.values, raw.dtype) & (found.solved | inside.squeeze(-1)))
+    sound = finite & convex(spectrum.values, raw.dtype)
+    bad = ~(sound & (found.solved | inside.squeeze(-1)))
     y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, times_each(V, found.y)))
     empty = found.empty & ~inside.squeeze(-1)
-    return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), bad, empty)
+    return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), sound, bad, empty)
 
 
 def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hardnet.errors import EMPTY
 from hardnet.functional.conic import solve_intersection
+from hardnet.functional.quadratic import solve_quadratic
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.blocks import Block
+from hardnet.solvers.blocks import Block, Quadratics
 from hardnet.solvers.conic import project_intersection
 from hardnet.solvers.solution import Solution, Status
 
@@ -34,7 +35,10 @@ class CurvedSet(ConstraintSet):
 
     def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
         """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""
-        return solve_intersection(raw, [self.block(self.numbers(x, raw))], tolerance=tolerance)
+        block = self.block(self.numbers(x, raw))
+        if isinstance(block, Quadratics):
+            return solve_quadratic(raw, *block)
+        return solve_intersection(raw, [block], tolerance=tolerance)
 
     def _require_nonempty(self) -> None:
         """Refuse an empty set at construction, where every number is a constant without batch dimensions."""

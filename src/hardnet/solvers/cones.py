@@ -104,6 +104,11 @@ class ConeImage(Image):
         terms = self.each(times_tiled(self.jacobian(y).abs(), y.abs())) + self.k.abs()
         return length(terms).expand_as(terms).flatten(-2)
 
+    def outside(self, excess: Tensor) -> Tensor:
+        """The norm over the cone: of a matrix at least ``-lambda_min``, and ``|u| - t`` is at most its sqrt(2) fold."""
+        parts = self.each(excess)
+        return (sqrt(2) * length(parts)).expand_as(parts).flatten(-2)
+
     def _part(self, kind: int, order: int = 0) -> Part:
         """One block for each cone; bounds are not read."""
         k = self.k.flatten(-2)

@@ -11,6 +11,7 @@ Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and `h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +33,17 @@ LOOSE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
 SMALL = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
-FEASIBLE = 64 * 2.0**-52
-"""How far a row of a solved sample may be missed, relative to its terms."""
+ROUNDINGS = 16
+"""Roundings of raw's dtype that a row of a solved sample may be missed by, relative to its terms: as certificates do."""
+FEASIBLE = 1e-12
+"""The same where the dtype allows more, and where no value is looked at."""
+
+
+class Limits(NamedTuple):
+    """What a solved sample may be off: the scale-free KKT residual, and rows in parts of their terms."""
+
+    residual: float
+    violation: float
 
 
 def project_intersection(
@@ -61,12 +71,13 @@ def project_intersection(
     status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (stack.miss(raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
+    inside = (stack.outside(raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, tolerance)
+    limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, FEASIBLE))
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
-        part = _solve(raw[index], stack.select(index), tolerance)
+        part = _solve(raw[index], stack.select(index), limits)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
 
@@ -75,7 +86,7 @@ def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, to
     """`known` with the samples `outside` solved by the fixed program, which all samples run through."""
     safe = torch.where(outside.unsqueeze(-1), raw, 0.0)
     first = follow_and_polish(safe, stack, _unit(safe, safe, stack))
-    found = _judge(first, stack, tolerance)
+    found = _judge(first, stack, Limits(tolerance, FEASIBLE))
     return Solution(*(choose(outside, new, old) for new, old in zip(found, known, strict=True)))
 
 
@@ -85,36 +96,36 @@ def _chunk(stack: Stack, raw: Tensor) -> int:
     return max(1, 2**25 // (n * n + 4 * n * sum(stack.sizes)))
 
 
-def _solve(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     """All samples are outside: the fixed program for all, and the alternating solver for those that it leaves.
 
     Small sets without a matrix go to the alternating solver at once, which then takes fewer operations.
     """
     plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
     if takes(stack, raw) or (plain and raw.shape[-1] * sum(stack.sizes) <= SMALL):
-        return _solve_alternating(raw, stack, tolerance)
+        return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
-    found = _judge(_tidied(raw, stack, answer), stack, tolerance)
+    found = _judge(_tidied(raw, stack, answer), stack, limits)
     index = (found.status != Status.SOLVED).nonzero().squeeze(-1)
     if index.numel() == 0:
         return found
-    rest = _solve_alternating(raw[index], stack.select(index), tolerance)
+    rest = _solve_alternating(raw[index], stack.select(index), limits)
     return place(found, index, rest)
 
 
-def _solve_alternating(raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     """Each sample in the unit of raw, and those far away once more in the unit of y."""
     first = stack.nearby(raw)
     guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))
-    answer = settle(raw, stack, guess, torch.ones_like(guess.unit), tolerance)
+    answer = settle(raw, stack, guess, torch.ones_like(guess.unit), limits.residual)
     for _ in range(PASSES):
         far = answer.unit > FAR_AWAY * local_unit(raw, stack, answer.y, answer.dual)
         index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
-        part = come_closer(raw[index], stack.select(index), take(answer, index), tolerance)
+        part = come_closer(raw[index], stack.select(index), take(answer, index), limits.residual)
         answer = place(answer, index, part)
-    return _judge(_tidied(raw, stack, answer), stack, tolerance)
+    return _judge(_tidied(raw, stack, answer), stack, limits)
 
 
 def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
@@ -125,11 +136,11 @@ def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     return place(answer, index, tidy(raw[index], stack.select(index), take(answer, index)))
 
 
-def _judge(answer: Answer, stack: Stack, tolerance: float) -> Solution:
+def _judge(answer: Answer, stack: Stack, limits: Limits) -> Solution:
     """The answer with its status: solved where it is optimal and every row holds."""
     y = stack.clamped(answer.y)
-    feasible = (stack.miss(y) <= max(FEASIBLE, 1e-3 * tolerance) * stack.size(y)).all(-1)
-    status = torch.where(feasible & (answer.residual <= tolerance), Status.SOLVED, Status.NOT_CONVERGED)
+    feasible = (stack.outside(y) <= limits.violation * stack.size(y)).all(-1)
+    status = torch.where(feasible & (answer.residual <= limits.residual), Status.SOLVED, Status.NOT_CONVERGED)
     status = torch.where(answer.lost, Status.INFEASIBLE, status).to(torch.int8)
     return Solution(y, answer.dual, status, answer.iterations, answer.residual)
 

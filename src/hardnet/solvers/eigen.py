@@ -1,8 +1,10 @@
-"""Eigendecompositions of symmetric matrices without a look at a value, for GPUs: cyclic Jacobi in a fixed program.
+"""Eigendecompositions of symmetric matrices, each with the same bits at any place of a batch.
 
-``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes it.
+On a CPU LAPACK adds up in another order where a matrix starts at another place of a cache line, so that all of them
+start alike. On a GPU ``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes
+it: there cyclic Jacobi is a fixed program, without a look at a value.
 
-Called by `hardnet.solvers.semidefinite`.
+Called by `hardnet.functional.elementary`, `hardnet.functional.quadratic` and others.
 """
 
 from __future__ import annotations
@@ -11,16 +13,33 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 SWEEPS = 5
 """Sweeps over all pairs, beside one for each doubling of the order: Jacobi converges quadratically in the end."""
 
+MULTIPLE = 4
+"""Matrices of float64 whose order is a multiple of this one fill whole lines of 64 bytes."""
+
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
     """``X = V diag(values) V'`` for symmetric X ``(..., k, k)``; on a CPU by LAPACK, elsewhere by `jacobi`."""
-    if X.device.type == "cpu":
+    return ascending(X) if X.device.type == "cpu" else jacobi(X)
+
+
+def ascending(X: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by LAPACK or its like, values in ascending order.
+
+    On a CPU X is filled up to ``diag(X, 2|X|, ...)``, whose first k eigenvalues are those of X: the blocks share no
+    entry, and no eigenvalue of X is above its norm.
+    """
+    k, missing = X.shape[-1], -X.shape[-1] % MULTIPLE
+    if missing == 0 or X.device.type != "cpu":
         return torch.linalg.eigh(X)
-    return jacobi(X)
+    norm = X.abs().sum(-1).amax(-1, keepdim=True)
+    above = torch.where(norm > 0, 2 * norm, 1.0).expand(*norm.shape[:-1], missing)
+    values, V = torch.linalg.eigh(pad(X, (0, missing, 0, missing)) + torch.diag_embed(pad(above, (k, 0))))
+    return values[..., :k], V[..., :k, :k]
 
 
 def jacobi(X: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,6 +147,10 @@ class Image(ABC):
         """``dual . G(y)``, ``(B,)``: not positive where y is inside and dual points out of K."""
         return (dual * self.value(y)).sum(-1)
 
+    def outside(self, excess: Tensor) -> Tensor:
+        """How far out ``z - P_K(z)`` is, at least the violation of each row as it is written, ``(B, r)``."""
+        return excess.abs()
+
     def clamped(self, y: Tensor) -> Tensor:
         """Y with every coordinate that has bounds of its own exactly inside them."""
         return y

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import tiled_product, times_tiled
+from hardnet.solvers.eigen import ascending
 from hardnet.solvers.images import INTERVALS, Foot, Frame, Image, Part, positive, same
 from hardnet.solvers.quadratic_root import nearest_root
 
@@ -57,7 +58,7 @@ class QuadraticImage(Image):
 
     def nearby(self, y: Tensor) -> Tensor:
         """One pass of projections onto each quadratic alone; an empty one is left out."""
-        values, V = torch.linalg.eigh(self.P)
+        values, V = ascending(self.P)
         values = values.clamp_min(0) * self.bend.unsqueeze(-1)
         for i in range(self.rows):
             own, turn = values[:, i], V[:, i]

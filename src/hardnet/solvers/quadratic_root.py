@@ -13,8 +13,12 @@ from torch import Tensor
 from hardnet.modes import may_look
 from hardnet.products import power_above
 
-STEPS = 32
-"""Newton steps at most; a ball or a half-space needs one, 10^5 random ones of every rank and distance at most 20."""
+STEPS, PATIENT = 32, 128
+"""Newton steps at most, and where a look tells when to stop.
+
+A ball or a half-space needs one, 10^5 random ones of every rank and distance at most 20; curvatures that differ by 1e16
+and a raw 1e16 away up to 100, since far from the root a step makes the multiplier half as large again.
+"""
 POLISH = 3
 """Steps along the gradient that undo the rounding of ``raw - mu q`` where y is much shorter than raw."""
 POINT = 1e100
@@ -79,7 +83,8 @@ def nearest_root(p: Tensor, q: Tensor, r: Tensor, values: Tensor, *, noise: Tens
     bottom = torch.where(curve.flat, curve.p, -curve.q / torch.where(curve.flat, 1.0, curve.values))
     z = torch.where(point, bottom, _polish(curve, mu))
     value, slack = evaluate(z, curve.q, curve.r, curve.values)
-    solved = (mu == 0) | (~empty & (point | (value <= 8 * slack)))
+    least = torch.finfo(p.dtype).eps ** 4  # a root at zero has terms of any size: polishing leaves less than this
+    solved = (mu == 0) | (~empty & (point | (value <= 8 * slack + least)))
     y = torch.where(mu > 0, z * length, p)
     return Root(y, mu * weight * length, solved.squeeze(-1), empty.squeeze(-1))
 
@@ -103,7 +108,7 @@ def climb(curve: Curve) -> Tensor:
     value, slack = evaluate(curve.p, curve.q, curve.r, curve.values)
     mu, outside = torch.zeros_like(value), value > slack
     below, passed = mu, torch.zeros_like(outside)
-    for step in range(STEPS):
+    for step in range(PATIENT if may_look(mu) else STEPS):
         value, direct, curved, noise = _newton(curve, mu)
         moving = outside & (value.abs() > noise)
         below, passed = torch.where(value > 0, mu, below), passed | (value < 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.kernels.limits import MOST_CONIC_ORDER
 from hardnet.solvers.cones import ConeImage
-from hardnet.solvers.eigen import eigh
+from hardnet.solvers.eigen import ascending, eigh
 from hardnet.solvers.images import MATRIX, Foot, Frame, Part
 
 
@@ -73,7 +73,7 @@ def order(packed_size: int) -> int:
 
 def project_semidefinite(X: Tensor) -> Tensor:
     """``V relu(Lambda) V'`` for symmetric X ``(..., k, k)``; X itself where no eigenvalue is negative."""
-    values, V = torch.linalg.eigh(X)
+    values, V = ascending(X)
     onto = (V * values.clamp_min(0).unsqueeze(-2)) @ V.mT
     return torch.where((values[..., :1] >= 0).unsqueeze(-1), X, onto)
 

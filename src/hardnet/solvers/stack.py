@@ -111,6 +111,11 @@ class Stack:
         """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
         return self.feet(finite(self.value(y))).excess.abs()
 
+    def outside(self, y: Tensor) -> Tensor:
+        """At least the violation of each row as it is written, ``(B, r)``; exactly zero inside."""
+        pieces = zip(self.images, self.split(self.feet(finite(self.value(y))).excess), strict=True)
+        return _join([image.outside(own) for image, own in pieces])
+
     def overshoot(self, y: Tensor) -> Tensor:
         """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
         eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
