@@ -34,7 +34,7 @@ LOOSE = 1e-4
 SMALL = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
 ROUNDINGS = 16
-"""Roundings of raw's dtype that a row of a solved sample may be missed by, relative to its terms: as certificates do."""
+"""Roundings of raw's dtype by which a solved sample may miss a row, relative to its terms: as certificates do."""
 FEASIBLE = 1e-12
 """The same where the dtype allows more, and where no value is looked at."""
 
