@@ -10,6 +10,7 @@ Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import frexp
 
 import torch
@@ -112,8 +113,14 @@ def exponent(size: Tensor) -> Tensor:
 
 def shift(tensor: Tensor, exponent: Tensor) -> Tensor:
     """``tensor 2^exponent`` for exponents up to twice the largest one, in two factors that do not overflow."""
+    return shift_each((tensor,), exponent)[0]
+
+
+def shift_each(tensors: Sequence[Tensor], exponent: Tensor) -> list[Tensor]:
+    """`shift` of several tensors by the same exponents, whose powers are made once."""
     half = torch.div(exponent, 2, rounding_mode="floor")
-    return tensor * power(half) * power(exponent - half)
+    first, second = power(half), power(exponent - half)
+    return [tensor * first * second for tensor in tensors]
 
 
 def shift_rows(A: Tensor, row: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def ordered(lower: Tensor, upper: Tensor) -> Tensor:
 
 def finite_size(bound: Tensor) -> Tensor:
     """``|bound|``, zero where there is none."""
-    return torch.where(bound.isfinite(), bound.abs(), 0.0)
+    return bound.abs().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def step_limit(A: Tensor) -> int:

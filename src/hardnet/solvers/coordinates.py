@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.products import shift
+from hardnet.products import shift_each
 
 
 def clamp_coordinates(y: Tensor, A: Tensor, row: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def clamp_coordinates(y: Tensor, A: Tensor, row: Tensor, lower: Tensor, upper: T
     largest, place = A.abs().max(-1)
     alone = (largest == 0.5) & ((A != 0).sum(-1) == 1)
     positive = A.gather(-1, place.unsqueeze(-1)).squeeze(-1) > 0
-    low, high = (shift(bound, 1 - row) for bound in (lower, upper))
+    low, high = shift_each((lower, upper), 1 - row)
     low, high = torch.where(positive, low, -high), torch.where(positive, high, -low)
     place = place.expand_as(low)
     least = torch.full_like(y, -torch.inf).scatter_reduce(-1, place, torch.where(alone, low, -torch.inf), "amax")

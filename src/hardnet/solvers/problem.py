@@ -99,12 +99,15 @@ class Problem(NamedTuple):
         left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
         return worst.scatter_reduce(0, sample, left, "amax")
 
-    def certified(self, y: Tensor, rounding: float) -> Tensor:
-        """Whether no row is violated by more than `ALLOWED` roundings of its size at y: ``(B,)``."""
-        size = self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
-        for bound in (self.lower, self.upper):
-            size = size + finite_size(bound)
-        return (self.violation(times_aligned(self.A, y)) <= ALLOWED * rounding * size).all(-1)
+    def size_at(self, y: Tensor) -> Tensor:
+        """``|a|_1 max |y| + |bounds|``, which a certificate measures violations by: ``(B, m)``."""
+        reach = self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
+        return reach + finite_size(self.lower) + finite_size(self.upper)
+
+    def certified(self, y: Tensor, rounding: float, product: Tensor | None = None) -> Tensor:
+        """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product`: ``A y``."""
+        product = times_aligned(self.A, y) if product is None else product
+        return (self.violation(product) <= ALLOWED * rounding * self.size_at(y)).all(-1)
 
 
 def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:

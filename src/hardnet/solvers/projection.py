@@ -25,7 +25,7 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.modes import plain
-from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_rows
+from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_each, shift_rows
 from hardnet.rows import Batch, ordered, step_limit
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.problem import ALLOWED, CERTAIN, FEASIBLE, INSIDE, SOLVED
@@ -103,10 +103,10 @@ def solve(
     if not look or not bool(valid.all()):
         size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
     units = measure(raw, size, lower, upper)
-    low, high = (shift(bound, -units.row - units.sample) for bound in (lower, upper))
+    low, high = shift_each((lower, upper), -units.row - units.sample)
     rows = shift_rows(A, units.row)
     batch = Batch(shift(raw, -units.sample), rows, low, high)
-    found = _in_units(_choose(batch, backend, look, shared, _again if again else None, rounding), units, raw)
+    found = _in_units(_choose(batch, backend, look, shared, _again if again else None, rounding), units, raw, look)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
@@ -132,15 +132,17 @@ def measure(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Units:
     return Units(row, sample.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT))
 
 
-def _in_units(found: Outcome, units: Units, raw: Tensor) -> Outcome:
+def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
     """The outcome in the units that came in; raw itself where it did not move."""
+    moved = (found.iterations > 0).unsqueeze(-1)
+    y = torch.where(moved, shift(found.y, units.sample), raw)
+    if not look and found.dual.shape[-1] > 1:  # of several rows only who looks has a proof that they are empty
+        return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
     smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
     # a proof of emptiness has no size of its own: its largest weight is one
     dual = torch.where(empty, dual / dual.abs().amax(-1, keepdim=True), dual)
-    moved = (found.iterations > 0).unsqueeze(-1)
-    y = torch.where(moved, shift(found.y, units.sample), raw)
     return found._replace(y=y, dual=dual)
 
 

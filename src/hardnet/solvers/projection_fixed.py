@@ -14,7 +14,7 @@ from torch import Tensor
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.limits import CLOSE
 from hardnet.products import times_aligned
-from hardnet.rows import Batch, finite_size
+from hardnet.rows import Batch
 from hardnet.solvers.fixed import fixed_pivots, steps_for
 from hardnet.solvers.pivoting import KERNEL_ROWS, by_pivoting
 from hardnet.solvers.problem import INSIDE, SOLVED, Problem, kkt_residual, standard_form
@@ -32,8 +32,9 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
     inside, problem = _split(standard_form(*rows[:4]))  # pyright: ignore[reportArgumentType]
     m, n = problem.size
     y, dual, steps = _answer(problem, shared)
-    residual = kkt_residual(problem, y, dual)
-    met = residual <= SOLVED if rounding is None else (residual <= SOLVED) & problem.certified(y, rounding)
+    product = times_aligned(problem.A, y)
+    residual = kkt_residual(problem, y, dual, product)
+    met = residual <= SOLVED if rounding is None else (residual <= SOLVED) & problem.certified(y, rounding, product)
     status = torch.where(inside | met, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
@@ -43,9 +44,7 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
 
 def _split(problem: Problem) -> tuple[Tensor, Problem]:
     """Which samples are inside ``(B,)``, and the problem: near the set a row counts as violated from `INSIDE` on."""
-    excess = problem.violation(problem.product)
-    nearest = finite_size(torch.minimum(problem.lower.abs(), problem.upper.abs()))
-    slack = INSIDE * (times_aligned(problem.A.abs(), problem.raw.abs()) + nearest)
+    excess, slack = problem.violation(problem.product), INSIDE * problem.size_at(problem.raw)
     close = (excess <= CLOSE * problem.slack).all(-1, keepdim=True)
     return (excess <= slack).all(-1), problem._replace(slack=torch.where(close, slack, problem.slack))
 
