@@ -103,22 +103,36 @@ def planning(count: int, generator: torch.Generator) -> Case:
     return Case(constraint, raw, start)
 
 
+class Quadratics(torch.nn.Module):
+    """``y'A_i y + c_i'y - x_i`` for 50 rows on 100 outputs, with their Jacobian; its numbers move with the set."""
+
+    A: Tensor
+    c: Tensor
+    S: Tensor
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        A = torch.randn(50, 100, 100, generator=generator, dtype=torch.float64) / 100
+        c = torch.randn(50, 100, generator=generator, dtype=torch.float64) / 10
+        for name, number in (("A", A), ("c", c), ("S", A + A.mT)):
+            self.register_buffer(name, number)
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """The rows."""
+        return torch.einsum("bi,mij,bj->bm", y, self.A, y) + y @ self.c.mT - x
+
+    def slope(self, y: Tensor, x: Tensor) -> Tensor:
+        """Their Jacobian."""
+        return torch.einsum("mij,bj->bmi", self.S, y) + self.c
+
+
 def quadratics(count: int, noise: float, generator: torch.Generator) -> Case:
     """50 quadratic equalities on 100 outputs, with their Jacobian, around a point of the set."""
-    A = torch.randn(50, 100, 100, generator=generator, dtype=torch.float64) / 100
-    c = torch.randn(50, 100, generator=generator, dtype=torch.float64) / 10
-    S = A + A.mT
-
-    def g(y: Tensor, x: Tensor) -> Tensor:
-        return torch.einsum("bi,mij,bj->bm", y, A.to(y), y) + y @ c.to(y).mT - x
-
-    def slope(y: Tensor, x: Tensor) -> Tensor:
-        return torch.einsum("mij,bj->bmi", S.to(y), y) + c.to(y)
-
+    g = Quadratics(generator)
     point = torch.randn(count, 100, generator=generator, dtype=torch.float64)
     x = g(point, torch.zeros(1, dtype=torch.float64))
     raw = point + noise * torch.randn(count, 100, generator=generator, dtype=torch.float64)
-    return Case(rows(g, 100, jacobian=slope), raw, x)
+    return Case(rows(g, 100, jacobian=g.slope), raw, x)
 
 
 def families(scale: float = 1.0) -> dict[str, Case]:

@@ -68,7 +68,9 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         whole.diagonal(dim1=-2, dim2=-1)[:, n:] = 1.0
     factor, info = torch.linalg.cholesky_ex(whole)
     pivot = factor.diagonal(dim1=-2, dim2=-1)[:, :n].square().amin(-1)
-    solved = torch.cholesky_solve(align(right, 2), factor)[:, :n, :k]
+    # two triangles: `cholesky_solve` of a batch allocates behind torch's back on a GPU, which no graph captures
+    half = torch.linalg.solve_triangular(factor, align(right, 2), upper=False)
+    solved = torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, :n, :k]
     return solved, torch.where(info == 0, pivot, -1.0)
 
 
