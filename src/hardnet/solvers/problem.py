@@ -94,8 +94,10 @@ class Problem(NamedTuple):
         sample, row = (excess > CERTAIN * product.abs()).nonzero(as_tuple=True)
         if len(sample) == 0:
             return worst
-        rows = self.A[row] if self.shared else self.A[sample, row]
-        terms = times_aligned(rows.abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
+        if self.shared:  # one product for all costs less than a copy of each row in doubt
+            terms = times_aligned(self.A.abs(), y.abs())[sample, row]
+        else:
+            terms = times_aligned(self.A[sample, row].abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
         left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
         return worst.scatter_reduce(0, sample, left, "amax")
 
