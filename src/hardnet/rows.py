@@ -135,7 +135,7 @@ def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:
 
 def ordered(lower: Tensor, upper: Tensor) -> Tensor:
     """``lower <= upper``, neither of them NaN or infinite on the wrong side, entry by entry."""
-    return (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
+    return upper - lower >= 0  # infinite ones of one sign leave NaN
 
 
 def finite_size(bound: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain, r
 from hardnet.products import times
 from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
 from hardnet.solvers.shared_factor import SharedRows
-from hardnet.solvers.solution import Status
 
 
 @full_precision
@@ -73,11 +72,11 @@ def project_few(
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
     if not look and not rows.learned and gpu.takes(rows):
         return _as_given(gpu.answer(rows), raw, rows, on_invalid)
-    found = fixed_program(rows, gradient)
-    y = _as_given(bits_of_raw(found.y, rows) if look else found.y, raw, rows, on_invalid)
+    found = answer(rows, gradient)
+    y = _as_given(bits_of_raw(found, rows) if look else found, raw, rows, on_invalid)
     if not look:  # NaN where it is not solved
         return y
-    bad = found.status != int(Status.SOLVED)
+    bad = found.detach()[:, :1].isnan()
     if not bool(bad.any()):
         return y
     settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
@@ -187,13 +186,28 @@ def _holds(rows: Batch) -> Tensor:
 
 def fixed_program(rows: Batch, gradient: str) -> Nearest:
     """The nearest point by kernels where they take these rows, else by the formulas; no look at any value."""
-    tangent = gradient == "tangent"
     for backend in (cpu, gpu):
         if backend.takes(rows):
-            return by_kernel(rows, tangent, backend)
-    if tangent:
+            return by_kernel(rows, gradient == "tangent", backend)
+    return nearest_formulas.nearest(*rows[:4], _tangent(gradient))
+
+
+def answer(rows: Batch, gradient: str) -> Tensor:
+    """Y of `fixed_program` alone, NaN where it is not solved."""
+    if cpu.takes(rows) or gpu.takes(rows):
+        return fixed_program(rows, gradient).y
+    if rows.learned or not rows.memory:
+        return nearest_formulas.answer(*rows[:4], _tangent(gradient))
+    with torch.inference_mode():  # some 200 operations, each of which takes a fifth less without a version to keep
+        y = nearest_formulas.answer(*rows[:4])
+    return y.clone()
+
+
+def _tangent(gradient: str) -> bool:
+    """Whether the formulas let more through to raw than the derivative: not in a graph that has none."""
+    if gradient == "tangent":
         refuse_forward_tangent()
-    return nearest_formulas.nearest(*rows[:4], tangent and mode() != "export")
+    return gradient == "tangent" and mode() != "export"
 
 
 def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
@@ -252,7 +266,7 @@ def _through_formulas(
             for part, needed in zip(inputs, needs, strict=False)
         ]
         raw, A, lower, upper = parts
-        y = nearest_formulas.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
+        y = nearest_formulas.answer(raw, A, lower, upper, tangent)  # pyright: ignore[reportArgumentType]
         wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
         found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
     return tuple(
