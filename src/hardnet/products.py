@@ -70,6 +70,20 @@ def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
     return torch.nn.functional.pad(tensor, [part for size in missing for part in (0, size)], value=absent)
 
 
+def product_each(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` for A ``(*batch, m, k)`` and B ``(*batch, k, n)``: ``(*batch, m, n)``, the same bits at any place."""
+    if A.device.type != "cpu":
+        return A @ B
+    if A.shape[:-2].numel() == 1:  # as `times_aligned` does
+        return product_each(A.expand(2, *A.shape), B.expand(2, *B.shape))[0]
+    return (align(A) @ align(B, 2))[..., : B.shape[-1]]
+
+
+def gram(rows: Tensor, weight: Tensor | None = None) -> Tensor:
+    """``A' diag(w) A`` for A ``(B, m, n)`` and w ``(B, m)`` or ones: ``(B, n, n)``, the same bits at any place."""
+    return product_each(rows.mT, rows if weight is None else weight.unsqueeze(-1) * rows)
+
+
 def times_tiled(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``; a large A ``(1, m, n)`` in tiles of samples."""
     if A.dim() == 3 and A.shape[0] == 1 and vector.dim() == 2 and A.numel() >= LARGE:

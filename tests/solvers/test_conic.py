@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.functional.conic import solve_intersection
-from hardnet.solvers import Intervals, SecondOrder, SemiDefinite, Status, conic
+from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status, conic
 from hardnet.solvers.cones import project_second_order
 from hardnet.solvers.conic_iterate import Task, optimality
 from hardnet.solvers.stack import Stack
@@ -121,10 +121,37 @@ def test_empty_sets_are_infeasible_and_mates_are_solved():
     assert found.status.tolist() == [Status.SOLVED, Status.INFEASIBLE, Status.SOLVED]
 
 
-@pytest.mark.parametrize("gap", [0.1, 0.003])
-def test_a_narrow_gap_is_infeasible_too(gap):
-    found = solve_intersection(draw(3, 2), [ball([0.0, 0], 1.0), ball([2 + gap, 0], 1.0)])
-    assert found.status.tolist() == [Status.INFEASIBLE] * 3
+def nearly_touching(n, gap, seed):
+    """Sets that touch where gap is 0: a ball and a row, two balls, and a cone, a quadratic and a matrix with a row."""
+    c, a = draw(n, seed=seed), draw(1, n, seed=seed + 1)
+    a, eye = a / a.norm(), torch.eye(n, dtype=D)
+    far = lambda height: Intervals(a, (a @ c + height + gap), torch.full((1,), torch.inf, dtype=D))
+    round_ = SecondOrder(eye, -c, torch.zeros(n, dtype=D), torch.ones((), dtype=D))
+    root = draw(n, n, seed=seed + 2) / n**0.5
+    P = root @ root.mT + 0.3 * eye
+    depth = (a[0] @ torch.linalg.solve(P, a[0])).sqrt()
+    F = torch.zeros(n, n + 1, n + 1, dtype=D)
+    F[range(n), range(n), n] = F[range(n), n, range(n)] = 1
+    F0 = torch.eye(n + 1, dtype=D) - (c[:, None, None] * F).sum(0)
+    return {
+        "ball": [round_, far(1.0)],
+        "balls": [round_, round_._replace(b=-c - (2 + gap) * a[0])],
+        "cone": [round_._replace(c=-0.2 * a[0], d=1 + 0.2 * (a[0] @ c)), far(1 / 1.2)],
+        "quadratic": [Quadratics(P, -P @ c, (c @ P @ c - 1) / 2), far(depth)],
+        "matrix": [SemiDefinite(F0, F), far(1.0)],
+    }
+
+
+@pytest.mark.parametrize("gap", [0.1, 1e-3, 1e-4])
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("name", ["ball", "balls", "cone", "quadratic", "matrix"])
+def test_a_narrow_gap_is_infeasible_too_and_a_narrow_overlap_is_not(name, n, gap):
+    for seed in range(0, 40, 10):
+        raw = 3 * draw(10, n, seed=seed + 3)
+        apart = solve_intersection(raw, nearly_touching(n, gap, seed)[name])
+        assert apart.status.tolist() == [Status.INFEASIBLE] * 10
+        over = solve_intersection(raw, nearly_touching(n, -gap, seed)[name])
+        assert over.status.tolist() == [Status.SOLVED] * 10
 
 
 def test_a_set_that_is_merely_far_away_is_not_called_empty():

@@ -7,6 +7,7 @@ import torch
 
 import hardnet as hn
 from hardnet.functional.quadratic import diagonalise
+from hardnet.products import gram, product_each
 from hardnet.solvers import Status
 from hardnet.solvers.eigen import ascending
 from tests.draws import F64, draw
@@ -98,3 +99,31 @@ def test_what_is_solved_passes_the_certificate(slack):
         assert bool(said) == bool((found.status == Status.NOT_CONVERGED).any())
         assert torch.equal(y[good], found.y[good])
     assert solved >= 100 or slack == 0.0
+
+
+@pytest.mark.parametrize(("k", "n"), [(3, 4), (9, 12), (16, 20), (24, 10)])
+def test_matrix_inequalities_of_every_order_are_solved_and_certified(k, n):
+    """An eigenvalue below zero spreads over all entries: each may be rounding while the eigenvalue is not."""
+    F, raw = draw(n, k, k, seed=1), 3 * draw(64, n, seed=2)
+    constraint = hn.LMI(torch.eye(k, dtype=F64), F + F.mT)
+    found = constraint.solve(raw)
+    assert (found.status == Status.SOLVED).all()
+    assert hn.check(constraint, found.y).ok
+
+
+@pytest.mark.parametrize("n", [3, 5, 8, 9])
+@pytest.mark.parametrize("m", [1, 7, 25])
+def test_products_have_the_same_bits_at_any_place(m, n):
+    rows, weight = draw(12, m, n), draw(12, m, seed=1)
+    whole, right = gram(rows, weight), draw(12, n, n, seed=2)
+    moved = product_each(rows, right)
+    # the error of a sum of m products, whatever their order
+    assert (
+        (whole - rows.mT @ (weight.unsqueeze(-1) * rows)).abs() <= 4 * m * EPS * gram(rows.abs(), weight.abs())
+    ).all()
+    assert ((moved - rows @ right).abs() <= 4 * n * EPS * (rows.abs() @ right.abs())).all()
+    for place in range(12):
+        one = slice(place, place + 1)
+        assert torch.equal(gram(rows[one], weight[one])[0], whole[place])
+        assert torch.equal(product_each(rows[one], right[one])[0], moved[place])
+    assert torch.equal(gram(rows), gram(rows, torch.ones_like(weight)))

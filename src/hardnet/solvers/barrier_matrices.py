@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.products import times_tiled
+from hardnet.products import gram, times_tiled
 from hardnet.solvers.barriers import TINY, Barrier, Local, Pair
 from hardnet.solvers.semidefinite import SemiDefiniteImage, order, pack_symmetric, unpack
 
@@ -74,7 +74,7 @@ class MatrixLocal(Local):
         """``tr(F_i Z F_j S^-1)``, as products of ``L^-1 F_i R``."""
         each = self.factors[0].unsqueeze(-3) @ self.barrier.F @ self.root.unsqueeze(-3)
         rows = each.flatten(-2).transpose(1, 2).flatten(2)
-        return rows @ rows.mT
+        return gram(rows.mT)
 
     def pull(self, v: Tensor) -> Tensor:
         """``tr(F_j V)``."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardnet.products import power_above
 from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, start
-from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, out_of_reach
+from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, proved_empty
 from hardnet.solvers.conic_newton import finish, repair
 from hardnet.solvers.solution import place, take
 from hardnet.solvers.stack import Stack, takes
@@ -114,9 +114,9 @@ def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tenso
         state = place(state, index, part)
         iterations = iterations.index_add(0, index, spent)
         lost = lost.index_copy(0, index, gone & (part.residual > tolerance))
-    open_still = state.residual > tolerance
-    if bool(open_still.any()):
-        lost = lost | (open_still & out_of_reach(task.stack, state.y, BEYOND_REACH))
+    index = ((state.residual > tolerance) & ~lost).nonzero().squeeze(-1)
+    if index.numel() > 0:
+        lost = lost.index_copy(0, index, proved_empty(task.select(index), take(state, index), BEYOND_REACH))
     return state, iterations, lost
 
 
@@ -144,7 +144,9 @@ def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> 
 def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """Newton with rows of unit size at y, and one step inwards where a row is still missed by more than rounding."""
     guess, weight = near_y(raw, stack, answer.y, answer.dual)
-    task, factor = scaled_task(raw, stack, guess, weight)
+    force = (guess.dual * scaled_task(raw, stack, guess, weight)[1]).abs().amax(-1, keepdim=True)
+    # rows are known to rounding of their multipliers, which are long where the set is thin
+    task, factor = scaled_task(raw, stack, guess, weight / power_above(force).clamp_min(1))
     state, steps = finish(task, start(task, guess.y / guess.unit, guess.dual * factor))
     y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
     return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)

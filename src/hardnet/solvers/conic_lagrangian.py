@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.products import gram
 from hardnet.solvers.conic_iterate import State, Task, pull
 from hardnet.solvers.stack import Feet, Stack, finite
 
@@ -22,6 +23,8 @@ BEYOND_REACH = 1e2
 """The same for a sample that did not converge: it is called infeasible, and not merely unfinished."""
 LARGEST_PENALTY = 1e9
 """Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
+FADING, FADING_STEPS = (1e-3, 1e-6, 1e-9, 1e-12, 1e-15, 1e-18), 8
+"""Weights of the distance beside the violation on the way to the least violated point, and Newton steps with each."""
 TRIALS = 12
 """Points that one line search may try."""
 
@@ -83,7 +86,7 @@ def _descend(task: Task, state: State, here: Point, move: Tensor) -> Point:
     linear, _ = task.stack.linear(here.y, here.feet, torch.zeros_like(state.penalty))
     bend = state.penalty * (1 - linear.delta)
     H = task.stack.curvature(task.weight, state.penalty * here.feet.excess)
-    L, _ = torch.linalg.cholesky_ex(H + linear.rows.mT @ (bend.unsqueeze(-1) * linear.rows))
+    L, _ = torch.linalg.cholesky_ex(H + gram(linear.rows, bend))
     direction = -torch.cholesky_solve(here.gradient.unsqueeze(-1), L).squeeze(-1)
     direction = torch.where(move.unsqueeze(-1) & direction.isfinite(), direction, torch.zeros_like(direction))
     return _search(task, state, here, direction)
@@ -106,6 +109,26 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
         step = torch.where(running, step * (first / (first + slope)).clamp_min(0.1), step)
         there = evaluate(task, state, here.y + step.unsqueeze(-1) * direction)
     return there
+
+
+def proved_empty(task: Task, state: State, reach: float) -> Tensor:
+    """Samples whose set has no point within `reach`, ``(B,)``, as their least violated point proves.
+
+    There the slope of the violation vanishes, however narrow the gap. The distance to raw fades away on the way, so
+    that it only chooses among points of the same violation.
+    """
+    plain = State(state.y, torch.zeros_like(state.dual), torch.ones_like(state.penalty), state.residual)
+    found, everyone = out_of_reach(task.stack, state.y, reach), torch.ones_like(state.residual, dtype=torch.bool)
+    for weight in FADING:
+        light = task._replace(weight=weight * task.weight)
+        here = evaluate(light, plain, plain.y)
+        for _ in range(FADING_STEPS):
+            here = _descend(light, plain, here, everyone)
+        plain = plain._replace(y=torch.where(here.y.isfinite().all(-1, keepdim=True), here.y, plain.y))
+        found = found | out_of_reach(task.stack, plain.y, reach)
+        if bool(found.all()):
+            break
+    return found
 
 
 def out_of_reach(stack: Stack, y: Tensor, reach: float) -> Tensor:

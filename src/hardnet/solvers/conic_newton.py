@@ -79,7 +79,7 @@ def repair(task: Task, state: State) -> Tensor:
 
 def _inward(task: Task, state: State) -> Tensor:
     """One Newton step to the set tightened by four times the worst miss."""
-    missed = task.stack.miss(state.y)
+    missed = task.stack.outside(state.y)
     least = 4 * torch.finfo(missed.dtype).eps  # below it a margin drowns in rounding
     margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
     noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardnet.products import times_tiled
+from hardnet.products import gram, times_tiled
 from hardnet.solvers.stack import Linear
 
 STIFFNESS = 1e5
@@ -73,7 +73,7 @@ class StiffSaddle:
         self.C: Tensor = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)
         largest = W.diagonal(dim1=-2, dim2=-1).amax(-1)
         self.stiffness: Tensor = (STIFFNESS * largest).unsqueeze(-1)
-        L, _ = torch.linalg.cholesky_ex(W + self.stiffness.unsqueeze(-1) * (self.C.mT @ self.C))
+        L, _ = torch.linalg.cholesky_ex(W + self.stiffness.unsqueeze(-1) * gram(self.C))
         eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
         self.inverse: Tensor = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
 

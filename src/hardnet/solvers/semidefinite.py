@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import MOST_CONIC_ORDER
+from hardnet.products import product_each
 from hardnet.solvers.cones import ConeImage
 from hardnet.solvers.eigen import ascending, eigh
 from hardnet.solvers.images import MATRIX, Foot, Frame, Part
@@ -104,7 +105,7 @@ def _congruence(X: Tensor, V: Tensor) -> Tensor:
     k = V.shape[-1]
     matrices = unpack(X.mT, k)
     for _ in range(2):
-        matrices = (matrices.flatten(-3, -2) @ V).unflatten(-2, (-1, k)).mT
+        matrices = product_each(matrices.flatten(-3, -2), V).unflatten(-2, (-1, k)).mT
     return pack_symmetric(matrices).mT
 
 

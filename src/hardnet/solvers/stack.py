@@ -14,7 +14,7 @@ from torch import Tensor
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_NUMBERS
 from hardnet.modes import plain
-from hardnet.products import power_above
+from hardnet.products import gram, power_above
 from hardnet.solvers.images import Frame, Image, Part
 
 FLOOR = 1e-11
@@ -49,7 +49,7 @@ class Linear(NamedTuple):
 
     def hessian(self, straight: Tensor) -> Tensor:
         """The Hessian of the Lagrangian: ``straight + rows' diag(bend) rows``, ``(B, n, n)``."""
-        return straight + self.rows.mT @ (self.bend.unsqueeze(-1) * self.rows)
+        return straight + gram(self.rows, self.bend)
 
 
 def _join(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
@@ -117,9 +117,9 @@ class Stack:
         return _join([image.outside(own) for image, own in pieces])
 
     def overshoot(self, y: Tensor) -> Tensor:
-        """The worst miss in units of eight roundings of its row's terms, ``(B,)``."""
+        """The worst violation in units of eight roundings of its row's terms, ``(B,)``."""
         eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
-        return (self.miss(y) / (8 * eps * self.size(y) + tiny)).amax(-1)
+        return (self.outside(y) / (8 * eps * self.size(y) + tiny)).amax(-1)
 
     def linear(self, y: Tensor, feet: Feet, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
         """The Jacobian in the eigenbases at the feet, and the frames that lead back."""
