@@ -37,10 +37,6 @@ def test_a_raw_just_outside_is_brought_inside():
     interpret("projection_cases", "compare_near('cpu')")
 
 
-def test_units_do_not_matter_and_bad_samples_are_alone():
-    interpret("projection_cases", "compare_units('cpu')")
-
-
 class OnDevice(torch.Tensor):
     device = torch.device("cuda")
 
@@ -59,14 +55,7 @@ def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 def test_small_projections_on_the_device():
-    from tests.kernels.projection_cases import (
-        compare,
-        compare_near,
-        compare_promises,
-        compare_shared,
-        compare_units,
-        compare_whole,
-    )
+    from tests.kernels.projection_cases import compare, compare_near, compare_promises, compare_shared, compare_whole
 
     for family in (
         families.gaussian(1000, 2, 2),
@@ -80,7 +69,6 @@ def test_small_projections_on_the_device():
     compare_promises("cuda")
     compare_shared("cuda")
     compare_near("cuda")
-    compare_units("cuda")
 
 
 @pytest.mark.gpu

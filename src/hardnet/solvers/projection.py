@@ -98,8 +98,6 @@ def solve(
     rounding left violated are met `again`; a sample is NOT_CONVERGED if that leaves one violated by more than a
     certificate allows for numbers of this `rounding`.
     """
-    if backend == "auto" and len(raw) and _fits_kernel(A):
-        return _by_kernel(raw, A, lower, upper, look, again, rounding)
     size = torch.maximum(A.amax(-1), -A.amin(-1))  # |A| would be a copy of A
     valid = _valid(raw, size, lower, upper)
     if not look or not bool(valid.all()):
@@ -161,6 +159,8 @@ def _choose(
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
         return solve_single(*rows[:4])  # pyright: ignore[reportArgumentType]
+    if backend == "auto" and _fits_kernel(rows.A):
+        return _by_kernel(rows, look, again, rounding)
     if backend == "auto" and look and shared is None and _compiles(rows.A):
         return _compiled(rows, again, rounding)
     return solve_in_steps(rows, backend, shared, again, rounding) if look else fixed_program(rows, shared, rounding)
@@ -172,23 +172,22 @@ def _fits_kernel(A: Tensor) -> bool:
     return A.device.type == "cuda" and 1 < m <= MOST_ON_CHIP and n <= MOST_ON_CHIP and gpu.supported(A.device)
 
 
-def _by_kernel(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, look: bool, again: bool, rounding: float | None
-) -> Outcome:
+def _by_kernel(rows: Batch, look: bool, again: Project | None = None, rounding: float | None = None) -> Outcome:
     """Every sample by one launch; those that it leaves open in steps, if one may look for them."""
     from hardnet.kernels.gpu.projection import Tolerances, project
 
+    raw, A, lower, upper = (part.contiguous() for part in rows[:4] if part is not None)
     allowed = torch.inf if rounding is None else ALLOWED * rounding
-    limits = INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed
-    tolerances = Tolerances(*limits, int(Status.NOT_CONVERGED), int(Status.INVALID))
-    point, rows, low, high = (part.contiguous() for part in (raw, A, lower, upper))
-    *found, unsolved = project(point, rows, low, high, step_limit(A), tolerances)
-    outcome = Outcome._make(found)
-    todo = unsolved.nonzero().squeeze(-1) if look else unsolved[:0]
+    tolerances = Tolerances(INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed)
+    y, dual, side, steps, residual, unsolved, met = project(raw, A, lower, upper, step_limit(A), tolerances)
+    status = torch.where(met, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    outcome = Outcome(y, dual, side, status.to(torch.int8), steps, residual)
+    if not look:
+        return outcome
+    todo = unsolved.nonzero().squeeze(-1)
     if len(todo) == 0:
         return outcome
-    raw, own, lower, upper = raw[todo], A if A.dim() == 2 else A[todo], lower[todo], upper[todo]
-    return place(outcome, todo, solve(raw, own, lower, upper, backend="torch", again=again, rounding=rounding))
+    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto", None, again, rounding))
 
 
 def _compiles(A: Tensor) -> bool:

@@ -1,9 +1,8 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` for small problems in one launch, one sample per program.
 
-Everything that `hardnet.solvers.projection` does for a sample happens on chip: the units of its rows and its own, the
-test whether it is inside, the Gram matrix, pivoting, y and its corrections, exact bounds of single outputs, the
-residual of its optimality conditions. What that leaves open (an empty set, a residual above the tolerance, a row that
-is violated beyond rounding or touches y without a multiplier) is flagged for the general path.
+Everything that `hardnet.solvers.projection` does for a sample happens on chip: its unit, the test whether it is inside,
+the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid numbers, an
+empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the general path.
 
 Called by `hardnet.solvers.projection`.
 """
@@ -28,57 +27,17 @@ from hardnet.kernels.gpu.launching import Launcher
 from hardnet.kernels.gpu.pivoting import bound_of, pivot_rows, step_of
 from hardnet.kernels.limits import CLOSE as NEAR
 from hardnet.kernels.limits import padded
-from hardnet.products import LARGEST_EXPONENT
 
 COMPUTE = tl.constexpr(tl.float64)
-INFINITY, NAN = tl.constexpr(float("inf")), tl.constexpr(float("nan"))
-LARGEST = tl.constexpr(LARGEST_EXPONENT)
+INFINITY = tl.constexpr(float("inf"))
 CLOSE = tl.constexpr(NEAR)
 
 
 @triton.jit
-def _exponent(size):
-    """The e of ``size = f 2^e`` with f in [1/2, 1), within `LARGEST`; 0 for zero: see `hardnet.products.exponent`."""
-    found = ((size.to(tl.int64, bitcast=True) >> 52) & 2047) - 1022
-    return tl.where(size > 0.0, tl.minimum(tl.maximum(found, -LARGEST), LARGEST), 0)
-
-
-@triton.jit
-def _power(exponent):
-    """``2^exponent``, from its bits."""
-    return ((exponent + 1023) << 52).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _shift(value, exponent):
-    """``value 2^exponent`` in two factors, for exponents up to twice `LARGEST`."""
-    half = exponent >> 1
-    return value * _power(half) * _power(exponent - half)
-
-
-@triton.jit
-def _unit_of_sample(start, low, high, row_unit):
-    """The exponent of a sample: of its largest output, and of the distance that a bound beyond zero asks for."""
-    largest = tl.max(tl.abs(start), axis=0)
-    own = tl.where(largest > 0.0, _exponent(largest), -LARGEST)
-    asked = tl.maximum(low, -high)
-    needed = tl.where((asked > 0.0) & (asked < INFINITY), _exponent(asked) - row_unit, -LARGEST)
-    needed = tl.maximum(tl.max(needed, axis=0), own)
-    return tl.minimum(tl.maximum(needed, -LARGEST), LARGEST)
-
-
-@triton.jit
-def _clamp_coordinates(found, matrix, row_unit, low, high):
-    """Y clamped to the bounds of rows that are one output times a power of two, as `hardnet.solvers.coordinates`."""
-    entry = matrix != 0.0
-    alone = (tl.max(tl.abs(matrix), axis=1) == 0.5) & (tl.sum(entry.to(tl.int32), axis=1) == 1)
-    positive = tl.sum(matrix, axis=1) > 0.0
-    low, high = _shift(low, 1 - row_unit), _shift(high, 1 - row_unit)
-    under, over = tl.where(positive, low, -high), tl.where(positive, high, -low)
-    own = alone[:, None] & entry
-    least = tl.max(tl.where(own, under[:, None], -INFINITY), axis=0)
-    most = tl.min(tl.where(own, over[:, None], INFINITY), axis=0)
-    return tl.minimum(tl.maximum(found, least), most)
+def _power_above(size):
+    """The power of two above a positive number, which is what `torch.frexp` gives."""
+    exponent = (size.to(tl.int64, bitcast=True) >> 52) & 2047
+    return ((exponent + 1) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -101,10 +60,9 @@ def _violation(product, lower, upper):
 
 @triton.jit
 def _project(
-    raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, states, m, n, limit,
+    raw, A, lower, upper, y, dual, sides, counts, residuals, open_flags, met_flags, m, n, limit,
     EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INSIDE: tl.constexpr, FEASIBLE: tl.constexpr,
     SOLVED: tl.constexpr, STRICT: tl.constexpr, CERTAIN: tl.constexpr, ALLOWED: tl.constexpr,
-    MISSED: tl.constexpr, INVALID: tl.constexpr,
 ):  # fmt: skip
     """One sample; the names and tolerances are those of `hardnet.solvers.projection_steps` and `projection_fixed`."""
     sample = tl.program_id(0).to(tl.int64)
@@ -112,19 +70,13 @@ def _project(
     column = tl.arange(0, N)
     places = (sample * m * n if EACH else 0) + row[:, None] * n + column[None, :]
     matrix = tl.load(A + places, mask=(row < m)[:, None] & (column < n)[None, :], other=0.0)
-    given = tl.load(raw + sample * n + column, mask=column < n, other=0.0)
-    given_low = tl.load(lower + sample * m + row, mask=row < m, other=-INFINITY)
-    given_high = tl.load(upper + sample * m + row, mask=row < m, other=INFINITY)
+    start = tl.load(raw + sample * n + column, mask=column < n, other=0.0)
+    low = tl.load(lower + sample * m + row, mask=row < m, other=-INFINITY)
+    high = tl.load(upper + sample * m + row, mask=row < m, other=INFINITY)
 
-    finite = tl.min((tl.abs(matrix) < INFINITY).to(tl.int32), axis=1) > 0
-    sound = (given_low <= given_high) & (given_low < INFINITY) & (given_high > -INFINITY) & finite
-    valid = (tl.min(sound.to(tl.int32), axis=0) > 0) & (tl.max(tl.where(tl.abs(given) < INFINITY, 0, 1), axis=0) == 0)
-    row_unit = tl.where(finite, _exponent(tl.max(tl.abs(matrix), axis=1)), 0)
-    own_unit = tl.where(valid, _unit_of_sample(given, given_low, given_high, row_unit), 0)
-    matrix = matrix * _power(-row_unit)[:, None]
-    start = given * _power(-own_unit)
-    low, high = _shift(given_low, -row_unit - own_unit), _shift(given_high, -row_unit - own_unit)
     norm = tl.sqrt(tl.sum(matrix * matrix, axis=1))
+    sound = (low <= high) & (low < INFINITY) & (high > -INFINITY) & (norm < INFINITY)
+    valid = (tl.min(sound.to(tl.int32), axis=0) > 0) & (tl.max(tl.where(tl.abs(start) < INFINITY, 0, 1), axis=0) == 0)
     norm = tl.where(norm > 0.0, norm, 1.0)
     product = tl.sum(matrix * start[None, :], axis=1)
     excess = _violation(product, low, high)
@@ -135,7 +87,7 @@ def _project(
     tight = INSIDE * (tl.sum(tl.abs(matrix) * tl.abs(start)[None, :], axis=1) + nearest)
     inside = tl.max(excess - tight, axis=0) <= 0.0
     seen = tl.where(tl.max(excess - CLOSE * slack, axis=0) <= 0.0, tight, slack)
-    unit = _power(_exponent(tl.where(valid & (size > 0.0), size, 1.0)))
+    unit = _power_above(tl.where(valid & (size > 0.0), size, 1.0))
     point = start / unit
     low, high, product, slack, seen = low / unit, high / unit, product / unit, slack / unit, seen / unit
 
@@ -170,23 +122,18 @@ def _project(
     met = (residual <= SOLVED) & (tl.max(left - allowed, axis=0) <= 0.0)
     solved = valid & (inside | (through & (residual <= SOLVED) & certain & ~idle))
 
-    reached = found * unit * _power(own_unit)
-    held = _clamp_coordinates(reached, matrix, row_unit, given_low, given_high)
-    reached = tl.where(inside, given, tl.where(met, held, reached))
-    multiplier = _shift(multiplier * unit, own_unit - row_unit)
-    tl.store(y + sample * n + column, tl.where(valid, reached, NAN), mask=column < n)
-    tl.store(dual + sample * m + row, tl.where(valid, tl.where(inside, 0.0, multiplier), NAN), mask=row < m)
+    tl.store(y + sample * n + column, tl.where(inside, start, found * unit), mask=column < n)
+    tl.store(dual + sample * m + row, tl.where(inside, 0.0, multiplier * unit), mask=row < m)
     tl.store(sides + sample * m + row, tl.where(inside, 0.0, active).to(tl.int8), mask=row < m)
     tl.store(counts + sample, tl.where(inside, 0, tl.maximum(steps, 1)))
-    tl.store(residuals + sample, tl.where(valid, tl.where(inside, 0.0, residual), NAN))
-    tl.store(open_flags + sample, valid & ~solved)
-    tl.store(states + sample, tl.where(valid, tl.where(inside | met, 0, MISSED), INVALID).to(tl.int8))
+    tl.store(residuals + sample, tl.where(inside, 0.0, residual))
+    tl.store(open_flags + sample, ~solved)
+    tl.store(met_flags + sample, valid & (inside | met))
 
 
 class Tolerances(NamedTuple):
     """Parts of a row's or a sample's size, as in `hardnet.solvers.problem`; `allowed` is in the rounding of the caller.
 
-    `missed` and `invalid` are the statuses of samples that are not solved and whose numbers are bad.
     `inside`, `feasible`: of a row that holds at raw, and while rows are exchanged. `solved`: of the residual. `strict`:
     of a multiplier that is more than rounding. `certain`: of a row that needs no steps. `allowed`: of a certificate.
     """
@@ -197,8 +144,6 @@ class Tolerances(NamedTuple):
     strict: float
     certain: float
     allowed: float
-    missed: int
-    invalid: int
 
 
 @cache
@@ -213,7 +158,7 @@ def _launcher(m: int, n: int, each: bool, tolerances: Tolerances) -> Launcher:
 def project(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: Tolerances
 ) -> tuple[Tensor, ...]:
-    """y, dual, side, status (int8), steps, residual, and which samples are open: a flat batch in float64.
+    """y, dual, side (int8), steps, residual, which samples are open, which are met all the same: a flat float64 batch.
 
     Args:
         raw: ``(B, n)``.
@@ -225,9 +170,8 @@ def project(
     """
     (batch, n), m = raw.shape, A.shape[-2]
     y, dual = torch.empty_like(raw), torch.empty_like(lower)
-    side, status = (raw.new_empty(*size, dtype=torch.int8) for size in ((batch, m), (batch,)))
-    steps, residual = raw.new_empty(batch, dtype=torch.long), raw.new_empty(batch)
-    unsolved = raw.new_empty(batch, dtype=torch.bool)
-    tensors = (raw, A, lower, upper, y, dual, side, steps, residual, unsolved, status)
+    side, steps = raw.new_empty(batch, m, dtype=torch.int8), raw.new_empty(batch, dtype=torch.long)
+    residual, (unsolved, met) = raw.new_empty(batch), (raw.new_empty(batch, dtype=torch.bool) for _ in range(2))
+    tensors = (raw, A, lower, upper, y, dual, side, steps, residual, unsolved, met)
     _launcher(m, n, A.dim() == 3, tolerances).launch((batch, 1, 1), tensors, (m, n, limit))
-    return y, dual, side, status, steps, residual, unsolved
+    return y, dual, side, steps, residual, unsolved, met
