@@ -4,6 +4,9 @@ No GPU is needed: Triton chooses and launches for a driver that only writes down
 """
 
 import itertools
+import math
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,3 +287,11 @@ def test_who_watches_launches_sees_ordinary_ones(current, monkeypatch):
     monkeypatch.setattr(runtime, "launch_enter_hook", None)  # nobody, as in older versions
     launch()
     assert len(kernel.ordinary) == 8
+
+
+def test_no_kernel_reads_a_global_that_differs_from_itself():
+    """Triton compares the globals of a kernel with those it was compiled for at every launch: NaN never is the same."""
+    for path in Path(launching.__file__).parent.glob("[a-z]*.py"):
+        module = import_module(f"hardnet.kernels.gpu.{path.stem}")
+        held = [value.value for value in vars(module).values() if isinstance(value, triton.language.constexpr)]
+        assert not any(isinstance(value, float) and math.isnan(value) for value in held), path.name
