@@ -169,6 +169,8 @@ def input_of_set(x: Any, beside: Tensor) -> Any:
 
 def narrow(y: Tensor, dtype: torch.dtype, on_invalid: str = "raise") -> Tensor:
     """Y ``(*batch, n)`` rounded to a half type; a sample beyond its range is an error, or NaN where no look is free."""
+    if y.dtype == dtype:
+        return y
     rounded = y.to(dtype)
     lost = y.isfinite().all(dim=-1) & ~rounded.isfinite().all(dim=-1)
     if on_invalid == "raise" and may_look(y) and bool(lost.any()):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.modes import HALF, plain
-from hardnet.shapes import check_affine, require_like
+from hardnet.shapes import check_affine, joint_batch, require_like
 
 REALS = (torch.float64, torch.float32)
 MOST_FEW_ROWS = 4
@@ -228,7 +228,7 @@ def flatten_boxed(
     """One flat batch in this dtype, with a batch of 1 for what all samples share and infinities for absent bounds."""
     (k, n), shapes = A.shape[-2:], [raw.shape[:-1], A.shape[:-2]]
     shapes += [bound.shape[:-1] for bound in (lower, upper, box_lower, box_upper) if bound is not None]
-    batch = torch.broadcast_shapes(*shapes)
+    batch = joint_batch(*shapes)
     flat = lambda part, core: lead(part.to(dtype), batch, core)
     bound = lambda part, size, absent: flat(raw.new_full((), absent).expand(size) if part is None else part, 1)
     rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
@@ -256,9 +256,15 @@ def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
 
 
 def join(pieces: list[Tensor], dim: int = -1) -> Tensor:
-    """Concatenate along `dim` (-1 or -2) after broadcasting the batch dimensions, which constants lack."""
+    """Concatenate along `dim` (-1 or -2) after broadcasting the batch dimensions, which constants lack.
+
+    A piece without rows tells nothing, such as the matrix of a box.
+    """
     core = -dim
-    batch = torch.broadcast_shapes(*(piece.shape[:-core] for piece in pieces))
+    pieces = [piece for piece in pieces if piece.shape[dim] or len(piece.shape) > core] or pieces[:1]
+    if len(pieces) == 1:
+        return pieces[0]
+    batch = joint_batch(*(piece.shape[:-core] for piece in pieces))
     return torch.cat([piece.expand(*batch, *piece.shape[-core:]) for piece in pieces], dim=dim)
 
 

@@ -49,6 +49,15 @@ def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size
         raise ShapeError(sentence(name, expected, tuple(own))) from None
 
 
+def joint_batch(*shapes: torch.Size) -> torch.Size:
+    """The batch that these shapes broadcast to; torch is asked only where they differ, since it takes its time."""
+    told = [shape for shape in shapes if shape]
+    for shape in told:
+        if shape != told[0]:
+            return torch.broadcast_shapes(*told)
+    return told[0] if told else torch.Size()
+
+
 def check_matrix(raw: Tensor, A: Tensor) -> torch.Size:
     """Check raw ``(*batch, n)`` against A ``(m, n)`` or ``(*batch, m, n)``; return the joint batch shape."""
     require_float("raw", raw)

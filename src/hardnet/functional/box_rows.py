@@ -131,6 +131,8 @@ def hold_in_box(y: Tensor, flat: BoxedBatch, dtype: torch.dtype) -> Tensor:
 def _rounded(y: Tensor, raw: Tensor) -> Tensor:
     """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
     narrow = y.to(raw.dtype)
+    if may_look(raw) and not bool(narrow.isinf().any()):
+        return narrow
     lost = (narrow.isinf() & y.isfinite()).any(-1)
     if may_look(raw) and bool(lost.any()):
         refuse(lost, NonFiniteError, f"raw: expected a dtype that holds the nearest point, got {raw.dtype}")
@@ -171,7 +173,10 @@ def _check(
 
 
 def _eager(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
-    """One autograd function over the solver."""
+    """One autograd function over the solver, or the solver alone where no derivative is asked for."""
+    if not (torch.is_grad_enabled() and any(part.requires_grad for part in flat)):
+        found = find_in_box(flat, rounding)
+        return found.y, found
     y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
     return y, Outcome(y.detach(), *rest)
 

@@ -196,16 +196,19 @@ def _project(
     look = may_look(raw) or on_infeasible in ("raise", "nearest")
     many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
     shared = rows_for(raw, A, lower, upper, shared, look) if many else None
-    y, dual, _, status, residual = _Projection.apply(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
+    learned = any(part is not None and part.requires_grad for part in (raw, A, lower, upper))
+    find = _Projection.apply if learned and torch.is_grad_enabled() else _Projection.forward
+    y, dual, _, status, residual = find(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
     y = narrow(y, raw.dtype, on_invalid)
     if not look:
         return _without_a_look(y, status, residual)
-    if bool(((status != Status.SOLVED) | (residual > PROVED)).any()):
-        if on_invalid == "raise":
-            raise_bad_numbers(raw, A, lower, upper, status == Status.INVALID)
-        if on_infeasible in ("auto", "raise"):
-            raise_infeasible(status == Status.INFEASIBLE, dual)
-        warn_not_converged(not_proved(status, residual), residual)
+    if not bool(((status != Status.SOLVED) | (residual > PROVED)).any()):
+        return y
+    if on_invalid == "raise":
+        raise_bad_numbers(raw, A, lower, upper, status == Status.INVALID)
+    if on_infeasible in ("auto", "raise"):
+        raise_infeasible(status == Status.INFEASIBLE, dual)
+    warn_not_converged(not_proved(status, residual), residual)
     if on_infeasible == "nearest":
         return y
     return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)

@@ -27,6 +27,7 @@ from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.modes import plain
 from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_each, shift_rows
 from hardnet.rows import Batch, ordered, step_limit
+from hardnet.shapes import joint_batch
 from hardnet.solvers.coordinates import clamp_coordinates
 from hardnet.solvers.problem import ALLOWED, CERTAIN, FEASIBLE, INSIDE, SOLVED
 from hardnet.solvers.projection_fixed import fixed_program
@@ -67,7 +68,7 @@ def flatten(
     """One flat batch in float64: raw ``(B, n)``, A ``(m, n)`` or ``(B, m, n)``, bounds ``(B, m)`` with infinities."""
     m, n = A.shape[-2:]
     shapes = [raw.shape[:-1], A.shape[:-2], *(bound.shape[:-1] for bound in (lower, upper) if bound is not None)]
-    batch = torch.broadcast_shapes(*shapes)
+    batch = joint_batch(*shapes)
     raw = raw.double().expand(*batch, n).reshape(-1, n)
     A = A.double()
     shared = A.dim() == 2 or A.shape[:-2].numel() == 1 < batch.numel()
@@ -100,7 +101,8 @@ def solve(
     """
     size = torch.maximum(A.amax(-1), -A.amin(-1))  # |A| would be a copy of A
     valid = _valid(raw, size, lower, upper)
-    if not look or not bool(valid.all()):
+    sound = look and bool(valid.all())
+    if not sound:
         size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
     units = measure(raw, size, lower, upper)
     low, high = shift_each((lower, upper), -units.row - units.sample)
@@ -111,7 +113,7 @@ def solve(
         moved = (found.status == Status.SOLVED) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
         found = found._replace(y=torch.where(moved.unsqueeze(-1), exact, found.y))
-    return _poison(found, valid)
+    return found if sound else _poison(found, valid)
 
 
 class Units(NamedTuple):
@@ -139,6 +141,8 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
     if not look and found.dual.shape[-1] > 1:  # of several rows only who looks has a proof that they are empty
         return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
+    if look and not bool(empty.any()):
+        return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
     # a proof of emptiness has no size of its own: its largest weight is one
