@@ -67,15 +67,19 @@ def order_rows(order: Indices, lower: Tile, upper: Tile) -> tuple[int, int]:
 
 
 @inner
-def eliminate(work: Tile, first: int, count: int) -> bool:
-    """The first of so many rows of a symmetric matrix by Gauss, in its upper half; whether they are independent."""
+def eliminate(work: Tile, first: int, count: int, width: int) -> bool:
+    """The first of so many rows of a symmetric matrix by Gauss, in its upper half; whether they are independent.
+
+    In the place of a pivot stands its reciprocal; columns up to `width` are right-hand sides.
+    """
     for k in range(first):
-        pivot, top = work[k, k], work[k]
-        if not pivot > UNRELATED:
+        top = work[k]
+        if not top[k] > UNRELATED:
             return False
+        top[k] = 1.0 / top[k]
         for i in range(k + 1, count):
-            share, line = top[i] / pivot, work[i]
-            for j in range(i, count):
+            share, line = top[i] * top[k], work[i]
+            for j in range(i, width):
                 line[j] -= share * top[j]
     return True
 
@@ -84,7 +88,7 @@ def eliminate(work: Tile, first: int, count: int) -> bool:
 def forward(right: Tile, work: Tile, first: int) -> None:
     """A right-hand side through the same elimination."""
     for k in range(first):
-        share, top = right[k] / work[k, k], work[k]
+        share, top = right[k] * work[k, k], work[k]
         for i in range(k + 1, len(right)):
             right[i] -= share * top[i]
 
@@ -96,7 +100,7 @@ def backward(found: Tile, right: Tile, work: Tile, first: int) -> None:
         total, line = right[i], work[i]
         for j in range(i + 1, len(found)):
             total -= line[j] * found[j]
-        found[i] = total / line[i]
+        found[i] = total * line[i]
 
 
 @inner
@@ -246,7 +250,7 @@ def solve_held(found: Tile, right: Tile, work: Tile, first: int, active: Active,
 
 
 class Room(NamedTuple):
-    """Memory for the rows of one sample after the other: their order, a matrix and two vectors."""
+    """Memory for the rows of one sample after the other: their order, a matrix with a column more, and two vectors."""
 
     order: Indices
     work: Tile
@@ -257,7 +261,7 @@ class Room(NamedTuple):
 @inner
 def room_for(m: int) -> Room:
     """Room for so many rows."""
-    return Room(np.empty(m, np.int64), np.empty((m, m)), np.empty(m), np.empty(m))
+    return Room(np.empty(m, np.int64), np.empty((m, m + 1)), np.empty(m), np.empty(m))
 
 
 @inner
@@ -266,27 +270,16 @@ def solve_equalities(dual: Tile, gram: Tile, target: Tile, bound: Tile, room: Ro
 
     For rows without an inequality: the same as `solve_gram`, without the order of rows.
     """
-    m, work, right = len(dual), room.work, room.right
+    m, work = len(dual), room.work
     for i in range(m):
-        right[i] = target[i] - bound[i]
+        work[i, m] = target[i] - bound[i]
         for j in range(i, m):
             work[i, j] = gram[i, j]
-    for k in range(m):
-        if not work[k, k] > UNRELATED:
-            return False
-        rate = 1.0 / work[k, k]
-        for i in range(k + 1, m):
-            share = work[k, i] * rate
-            for j in range(i, m):
-                work[i, j] -= share * work[k, j]
-            right[i] -= share * right[k]
-        dual[k] = rate
+    if not eliminate(work, m, m, m + 1):
+        return False
+    backward(dual, work[:, m], work, m)
     sound = True
-    for i in range(m - 1, -1, -1):
-        total = right[i]
-        for j in range(i + 1, m):
-            total -= work[i, j] * dual[j]
-        dual[i] *= total
+    for i in range(m):
         sound &= abs(dual[i]) < np.inf
     return sound
 
@@ -300,7 +293,7 @@ def solve_gram(dual: Tile, gram: Tile, target: Tile, lower: Tile, upper: Tile, s
         step[i], right[i] = 0.0, target[order[i]] - (lower[order[i]] if i < first else 0.0)
         for j in range(i, count):
             work[i, j] = gram[order[i], order[j]]
-    if not eliminate(work, first, count):
+    if not eliminate(work, first, count, count):
         return False
     forward(right, work, first)
     if first < count:

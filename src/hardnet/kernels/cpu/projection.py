@@ -215,7 +215,7 @@ def approach(rows: Numbers, found: Found, limits: Limits) -> int:
     first, m = pivoting.order_rows(order, rows.lower, rows.upper)
     order, work, right, step = order[:m], np.empty((m, m)), np.empty(m), np.zeros(m)
     make_gram(work, rows, order)
-    if not pivoting.eliminate(work, first, m):
+    if not pivoting.eliminate(work, first, m, m):
         return -1
     held = Held(order, first, work, pivoting.no_rows(m - first))
     count, steps, through = pivot(step, rows, found.product, held, limits.steps)
