@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hardnet.kernels.cpu.launch import nearest_of_rows
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine, projection, projection_steps
 from tests.bounds import of_factor
@@ -18,9 +19,7 @@ CLEAN = [(10, 5, 0), (10, 20, 0), (10, 20, 2), (7, 7, 7), (50, 50, 10), (100, 10
 
 def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
     """y, dual, side, steps, residual and which samples are open."""
-    from hardnet.kernels.cpu.projection import project
-
-    return project(raw, A, lower, upper, step_limit(A) if limit is None else limit, tolerances)
+    return nearest_of_rows(raw, A, lower, upper, step_limit(A) if limit is None else limit, tolerances)
 
 
 def held(A, lower, upper, side):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
-from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.cpu.launch import HAS_NUMBA, nearest_of_rows
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.modes import plain
 from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_each, shift_rows
@@ -202,10 +202,8 @@ def _compiles(A: Tensor) -> bool:
 
 def _compiled(rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
     """Every sample by compiled code; those that it leaves open in steps."""
-    from hardnet.kernels.cpu.projection import project
-
     tolerances = (FEASIBLE, SOLVED, STRICT, CERTAIN)
-    y, dual, side, steps, residual, unsolved = project(*rows[:4], step_limit(rows.A), tolerances)  # pyright: ignore[reportArgumentType]
+    y, dual, side, steps, residual, unsolved = nearest_of_rows(*rows[:4], step_limit(rows.A), tolerances)  # pyright: ignore[reportArgumentType]
     outcome = Outcome(y, dual, side, torch.zeros_like(steps, dtype=torch.int8), steps, residual)
     todo = unsolved.nonzero().squeeze(-1)
     if len(todo) == 0:

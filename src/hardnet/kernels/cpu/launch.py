@@ -1,7 +1,8 @@
 """Launch compiled code on a CPU: addresses and counts in, samples shared out among threads.
 
-For the nearest point it says which problems the kernels take and has one launch each way: few rows (`nearest_few`), and
-a box with one row (`nearest_box`) or several (`nearest_box_rows`). The closed form has its own file, `affine`.
+For the nearest point it says which problems the kernels take and has one launch each way: few rows (`nearest_few`), a
+box with one row (`nearest_box`) or several (`nearest_box_rows`), and any rows (`projection`). The closed form has its
+own file, `affine`.
 
 Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest`, `hardnet.kernels.cpu.affine` and others; numba is
 imported at the first launch.
@@ -156,3 +157,32 @@ def _box_kernel(several: bool) -> Callable[..., int]:
 
     entry = (nearest_box_rows if several else nearest_box).ENTRIES[0]
     return compiling.compile_addresses(entry, torch.float64)
+
+
+def nearest_of_rows(
+    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: tuple[float, float, float, float]
+) -> tuple[Tensor, ...]:
+    """Y, dual, side, steps, residual, and which samples are open: any rows, a flat batch in float64.
+
+    Args:
+        raw: ``(B, n)``.
+        A: ``(B, m, n)`` or ``(m, n)``.
+        lower: ``(B, m)``, infinite where there is none.
+        upper: Like lower.
+        limit: Most steps.
+        tolerances: Of a satisfied row, of a solved sample, of a multiplier that is more than rounding, and of a row
+            that is not met again.
+    """
+    y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
+    limits, matrices = raw.new_tensor([*tolerances, limit]), 1 if A.dim() == 2 else len(A)
+    shape = torch.Size((len(raw), *A.shape[-2:]))
+    launch(_rows_kernel(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
+    return y, dual, side, ended[:, 0].long(), ended[:, 1], ended[:, 2] > 0
+
+
+@cache
+def _rows_kernel() -> Callable[..., int]:
+    """The kernel of any rows; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import compiling, projection
+
+    return compiling.compile_addresses(projection.ENTRIES[0], torch.float64)

@@ -5,23 +5,18 @@ Gram matrix, pivoting, y, corrections of y where a row misses its bound by more 
 optimality conditions. What that leaves open (an empty set, dependent rows, a residual above the tolerance, a row that
 is violated beyond rounding or touches y without a multiplier) is flagged for the steps.
 
-Called by `hardnet.solvers.projection`.
+Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numba import carray
-from torch import Tensor
 
 from hardnet.kernels.cpu import pivoting
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, inner, summed
-from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.compiling import Tile, inner, summed
 from hardnet.kernels.cpu.pivoting import Active, Indices
 from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import CORRECTIONS
@@ -262,28 +257,4 @@ def _project(
     return 0
 
 
-@cache
-def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
-    return compile_addresses(_project, torch.float64)
-
-
-def project(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: tuple[float, float, float, float]
-) -> tuple[Tensor, ...]:
-    """y, dual, side, steps, residual, and which samples are open: a flat batch in float64.
-
-    Args:
-        raw: ``(B, n)``.
-        A: ``(B, m, n)`` or ``(m, n)``.
-        lower: ``(B, m)``, infinite where there is none.
-        upper: Like lower.
-        limit: Most steps.
-        tolerances: Of a satisfied row, of a solved sample, of a multiplier that is more than rounding, and of a row
-            that is not met again.
-    """
-    y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
-    limits, matrices = raw.new_tensor([*tolerances, limit]), 1 if A.dim() == 2 else len(A)
-    shape = torch.Size((len(raw), *A.shape[-2:]))
-    launch(_kernel(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
-    return y, dual, side, ended[:, 0].long(), ended[:, 1], ended[:, 2] > 0
+ENTRIES = (_project,)
