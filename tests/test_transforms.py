@@ -154,6 +154,18 @@ def test_second_derivatives_by_autograd(method):
     close(found, slope(lambda point: gradient(point.detach())[0].detach(), raw.detach(), v), 1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"variant": "v2"}, {"variant": "v1", "solver": "sweeps"}])
+def test_linsat_is_differentiated_but_not_mapped(options):
+    layer = hn.layers.LinSAT(SECOND["linsat"][0], temperature=1.0, max_iterations=1000, **options)
+    raw = draw(3, 4, seed=9)
+    expected = torch.autograd.functional.jacobian(layer, raw)
+    close(jacrev(layer)(raw), expected, 1e-9)
+    close(jacfwd(layer)(raw), expected, 1e-9)
+    for mapped in (vmap(layer), vmap(jacrev(layer)), vmap(jacfwd(layer))):
+        with pytest.raises(hn.errors.UnsupportedSetError, match="no vmap around linsat"):
+            mapped(raw)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_ensemble_is_one_call(name):
     constraint = FAMILIES[name][0]()

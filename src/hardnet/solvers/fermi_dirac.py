@@ -19,8 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from hardnet.modes import all_hold
 from hardnet.solvers.solution import Solution, Status
 from hardnet.solvers.square import solve_square
+
+SOLVER = "linsat, whose iterations end by a look at their values"
+"""What errors call it."""
 
 ROUGH = 1e-2
 """Residual at which a sample moves on to larger scores; only at the full scores does the tolerance count."""
@@ -124,7 +128,7 @@ def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max
         point = evaluate(balance, fraction * scores, dual)
         error = point.residual.abs().amax(dim=-1)
         done = done | ((error <= tolerance) & (fraction[:, 0] == 1))
-        if bool(done.all()):
+        if all_hold(done, SOLVER):
             break
         grow = (error.unsqueeze(-1) <= ROUGH) & (fraction < 1)
         larger = torch.where(grow, (2 * fraction).clamp(max=1), fraction)
@@ -155,7 +159,7 @@ def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max
         error = evaluate(balance, scores, dual).residual.abs().amax(dim=-1)
         iterations = iterations + ~done
         done = done | (error <= tolerance)
-        if bool(done.all()):
+        if all_hold(done, SOLVER):
             break
     return _solution(balance, scores, dual, iterations, tolerance)
 
@@ -201,7 +205,7 @@ def _damped_step(balance: Balance, scores: Tensor, dual: Tensor, done: Tensor) -
         shorter = _residual_length(balance, scores, trial) <= (1 - ARMIJO * length) * error
         lower = _value(balance, scores, trial) <= value - ARMIJO * length * fall
         good = done | lower | (shorter & (error <= ROUGH))
-        if bool(good.all()):
+        if all_hold(good, SOLVER):
             break
         length = torch.where(good, length, length / 2)
     return dual + length.unsqueeze(-1) * step
@@ -266,9 +270,8 @@ def _log_scale(balance: Balance, row: int, logs: Tensor, *, top: bool) -> Tensor
 
 def _moved(balance: Balance, dual: Tensor, row: int, move: Tensor) -> Tensor:
     """The multipliers with one of them moved, where its row is active."""
-    step = torch.zeros_like(dual)
-    step[:, row] = torch.where(balance.active[:, row], move, 0)
-    return dual + step
+    chosen = balance.active & (torch.arange(dual.shape[-1], device=dual.device) == row)
+    return dual + torch.where(chosen, move.unsqueeze(-1), 0)
 
 
 def _solution(balance: Balance, scores: Tensor, dual: Tensor, iterations: Tensor, tolerance: float) -> Solution:
