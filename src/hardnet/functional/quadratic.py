@@ -150,7 +150,7 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     spread = values.clamp_min(0)
     turned, turned_q = times_each(V.mT, p), times_each(V.mT, slope)
     start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
-    inside = start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps
+    inside = start.isfinite() & (start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps)
     finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
     inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))

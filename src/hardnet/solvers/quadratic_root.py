@@ -84,7 +84,7 @@ def nearest_root(p: Tensor, q: Tensor, r: Tensor, values: Tensor, *, noise: Tens
     z = torch.where(point, bottom, _polish(curve, mu))
     value, slack = evaluate(z, curve.q, curve.r, curve.values)
     least = torch.finfo(p.dtype).eps ** 4  # a root at zero has terms of any size: polishing leaves less than this
-    solved = (mu == 0) | (~empty & (point | (value <= 8 * slack + least)))
+    solved = value.isfinite() & ((mu == 0) | (~empty & (point | (value <= 8 * slack + least))))
     y = torch.where(mu > 0, z * length, p)
     return Root(y, mu * weight * length, solved.squeeze(-1), empty.squeeze(-1))
 

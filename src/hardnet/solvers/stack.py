@@ -112,9 +112,10 @@ class Stack:
         return self.feet(finite(self.value(y))).excess.abs()
 
     def outside(self, y: Tensor) -> Tensor:
-        """At least the violation of each row as it is written, ``(B, r)``; exactly zero inside."""
-        pieces = zip(self.images, self.split(self.feet(finite(self.value(y))).excess), strict=True)
-        return _join([image.outside(own) for image, own in pieces])
+        """At least the violation of each row as it is written, ``(B, r)``; exactly zero inside, NaN beyond float64."""
+        value = self.value(y)
+        pieces = zip(self.images, self.split(self.feet(finite(value)).excess), strict=True)
+        return torch.where(value.isfinite(), _join([image.outside(own) for image, own in pieces]), torch.nan)
 
     def overshoot(self, y: Tensor) -> Tensor:
         """The worst violation in units of eight roundings of its row's terms, ``(B,)``."""
