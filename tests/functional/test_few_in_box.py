@@ -1,14 +1,17 @@
 """A box and rows that are four rows together: the fixed program, exactly inside the box, against the multipliers."""
 
+import warnings
+
 import pytest
 import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError
-from hardnet.functional import project_box_rows
+from hardnet.functional import nearest, project_box_rows
 from hardnet.functional.nearest import project_few_in_box, project_rows
 from hardnet.layers.auto import structure_of
 from hardnet.rows import BoxedRows
+from tests.draws import F64, draw
 from tests.solvers.box_families import KINDS, box_family
 
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
@@ -65,3 +68,26 @@ def test_it_maps_and_compiles():
     jacobian = torch.func.vmap(torch.func.jacrev(project_few_in_box))(*numbers)
     forward = torch.func.vmap(torch.func.jacfwd(project_few_in_box))(*numbers)
     torch.testing.assert_close(jacobian, forward, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("numba", [True, False])
+@pytest.mark.parametrize("unit", [1e-100, 1.0, 1e20])
+@pytest.mark.parametrize("far", [1e8, 1e16, 1e18, 1e25, 1e50, 1e100])
+def test_from_far_away_rows_hold_or_a_warning_says_so(far, unit, numba, monkeypatch):
+    """Rounding of raw is no accuracy at y: what is returned in silence passes the certificate, or is NaN."""
+    if not numba:
+        monkeypatch.setattr(nearest.cpu, "takes", lambda rows: False)
+    ones, n = torch.ones(1, 3, dtype=F64), 3
+    sets = [
+        hn.Box(torch.zeros(n, dtype=F64)) & hn.Equality(ones, unit),
+        hn.Box(torch.zeros(n, dtype=F64), unit) & hn.Affine(ones, upper=unit),
+        hn.Affine(draw(2, n, seed=1), lower=-unit, upper=unit),
+        hn.Affine(draw(3, n, seed=2), upper=torch.zeros(3, dtype=F64)),
+    ]
+    for constraint in sets:
+        layer, raw = hn.layers.Projection(constraint), unit * far * draw(40, n, seed=3)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            y = layer(raw)
+        assert said or hn.check(constraint, y).ok
+        assert not said or far >= 1e50

@@ -1,5 +1,7 @@
 """One convex quadratic: known answers, gradients to every number, emptiness and convexity."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeEr
 from hardnet.functional.quadratic import diagonalise, project_quadratic
 from hardnet.solvers import Status
 from tests.bounds import of_differences, of_digits
-from tests.draws import draw, draw_uniform
+from tests.draws import draw, draw_uniform, tensor
 
 D = torch.float64
 ELLIPSE = (torch.diag(torch.tensor([0.5, 2.0], dtype=D)), torch.zeros(2, dtype=D), -1.0)
@@ -280,3 +282,18 @@ def test_the_solution_tells_what_the_layer_gives(far):
     size = raw[good].abs().amax(-1, keepdim=True)
     assert ((raw[good] - y - mu * normal).abs() <= 1e-11 * size * (1 + (mu * P[good].abs().sum(-1)).abs())).all()
     assert (found.residual[good] <= 16 * 2.0**-52).all()
+
+
+@pytest.mark.parametrize("exponent", [150, 155, 200, 300, 308])
+def test_values_beyond_float64_are_never_taken_for_inside(exponent):
+    raw = 10.0**exponent * torch.tensor([[1.0, 0.7], [-0.3, 1.0], [-1.0, -0.2]], dtype=D)
+    eye, zero = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)
+    one, paraboloid = hn.Quadratic(eye, zero, -1.0), hn.Quadratic(torch.diag(tensor(1.0, 0.0)), tensor(0.0, -1.0), 0.0)
+    for constraint in (one, one & hn.Quadratic(2 * eye, zero, -1.0), paraboloid, hn.scaled(one, zero, 1 + zero)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                y = hn.layers.HardNetCvx(constraint)(raw)
+            except SampleError:
+                continue
+        assert said or hn.check(constraint, y).ok

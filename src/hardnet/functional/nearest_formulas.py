@@ -239,9 +239,11 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, step: Tensor, y: Tenso
     lower, upper = (None if part is None else part.detach() for part in scaled[2:4])
     point, eps = y.double(), torch.finfo(y.dtype).eps
     at = (scaled.rows.detach() * point).sum(-1, keepdim=True)
-    length = torch.add(point.abs().amax(-1, keepdim=True), scaled.far, alpha=eps)  # y = 0 is met to rounding of raw
+    length = point.abs().amax(-1, keepdim=True)
     goal = torch.where(chosen.active, target, at.clamp(lower, upper))
-    terms = scaled.length * length + scaled.bounds
+    # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
+    least = torch.where(scaled.bounds > 0, 0.0, eps * scaled.far.clamp_max(1.0))
+    terms = scaled.length * (length + least) + scaled.bounds
     missed = ((at - goal).abs() / terms.clamp_min(SMALLEST)).amax(0)
     drift = step.abs().amax(-1, keepdim=True) / (scaled.far + length).clamp_min(SMALLEST)
     solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY) & chosen.sound

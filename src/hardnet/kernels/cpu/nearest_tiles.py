@@ -205,8 +205,6 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
     for j in range(n):
         for lane in range(lanes):
             length[lane] = max(length[lane], abs(work.point[j, lane]))
-    for lane in range(lanes):
-        length[lane] += rounding * far[lane]  # y = 0 is met to rounding of raw
     for i in range(m):
         dot(work.rows[i], work.point, work.rest[i])
         fill(terms, 0.0)
@@ -215,7 +213,10 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
                 terms[lane] += abs(work.rows[i, j, lane])
         for lane in range(lanes):
             at, low, high = work.rest[i, lane], work.low[i, lane], work.high[i, lane]
-            size = terms[lane] * length[lane] + finite_size(low) + finite_size(high)
+            bounds = finite_size(low) + finite_size(high)
+            # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
+            least = 0.0 if bounds > 0.0 else rounding * min(far[lane], 1.0)
+            size = terms[lane] * (length[lane] + least) + bounds
             goal = work.goal[i, lane] if work.active[i, lane] == 1.0 else min(max(at, low), high)
             missed = abs(at - goal) / (size if size > 0.0 else 1.0)
             residual[lane] = residual[lane] if missed <= residual[lane] else missed  # keeps NaN

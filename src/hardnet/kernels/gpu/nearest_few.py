@@ -153,13 +153,15 @@ def _judge(
 
     Last the rows' terms, to which their rounding is relative.
     """
-    length = _largest(point, n) + rounding * far
+    length = _largest(point, n)
+    least = rounding * tl.minimum(far, 1.0)  # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1
     reached = _dots(rows, point, m, n)
     worst = far * 0.0
     totals = ()
     solved = drift <= STATIONARY * (far + length)
     for i in tl.static_range(m):
-        terms = sums[i] * length + _finite(low[i]) + _finite(high[i])
+        bounds = _finite(low[i]) + _finite(high[i])
+        terms = sums[i] * (length + tl.where(bounds > 0.0, 0.0, least)) + bounds
         wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
         missed = tl.abs(reached[i] - wanted)
         solved = solved & (missed <= ROUNDINGS * rounding * terms)
