@@ -177,6 +177,8 @@ REFUSED = [
     (lambda: sets.Quadratic(-EYE, ZERO, -1.0), UnsupportedSetError, "P: .* got the eigenvalue -1"),
     (lambda: sets.Quadratic(EYE + EYE.flip(0).triu(1), ZERO, -1.0), UnsupportedSetError, "P: expected a symmetric"),
     (lambda: sets.Quadratic(EYE, ZERO, 1.0), InfeasibleError, "Quadratic: .* got an empty set"),
+    (lambda: sets.SecondOrderCone(EYE[:0], ZERO[:0], ZERO, 1.0), ShapeError, "A: expected at least one row"),
+    (lambda: sets.LMI(EYE[:0, :0], torch.zeros(2, 0, 0, dtype=D)), ShapeError, "F0: expected a matrix of order 1"),
     (lambda: sets.Quadratic(EYE[:1], ZERO, 1.0), ShapeError, r"P: expected shape \(n, n\)"),
     (lambda: sets.Quadratic(EYE, torch.zeros(3, dtype=D), -1.0), ShapeError, "q: expected shape"),
     (lambda: sets.Quadratic(EYE, ZERO.float(), -1.0), DTypeError, "q: expected the dtype"),

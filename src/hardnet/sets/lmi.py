@@ -33,7 +33,7 @@ class LMI(CurvedSet):
         self.take("F", F, ("n", "k", "k"), "finite")
         for matrix in ("F0", "F"):
             fixed = self.fixed(matrix)
-            if fixed is not None and not fixed.is_meta:
+            if fixed is not None and not fixed.is_meta and fixed.numel():
                 _require_symmetric(matrix, fixed)
         self._require_nonempty()
 
@@ -41,6 +41,8 @@ class LMI(CurvedSet):
         """``F0(x), F(x)``."""
         F0 = self.number("F0", x, like)
         k = F0.shape[-1]
+        if k == 0:
+            raise ShapeError(sentence("F0", "a matrix of order 1 or more", "one without entries"))
         if F0.shape[-2] != k:
             raise ShapeError(sentence("F0", f"shape (*batch, {k}, {k})", tuple(F0.shape), "it must be square"))
         return SemiDefinite(F0, self.number("F", x, like, k=k))
@@ -66,6 +68,6 @@ class LMI(CurvedSet):
 
 def _require_symmetric(name: str, F: Tensor) -> None:
     """Refuse constant matrices that are not symmetric."""
-    off = (F - F.mT).abs().max().item() if F.numel() else 0.0
+    off = (F - F.mT).abs().max().item()
     if off > 1e-6 * F.abs().max().item():
         raise ASYMMETRIC.of(name, f"|{name} - {name}'| up to {off:.3g}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardnet.errors import ShapeError, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.products import times
@@ -43,6 +44,8 @@ class SecondOrderCone(CurvedSet):
     def numbers(self, x: Any, like: Tensor) -> SecondOrder:
         """``A(x), b(x), c(x), d(x)``."""
         A = self.number("A", x, like)
+        if A.shape[-2] == 0:
+            raise ShapeError(sentence("A", "at least one row", "none", "write c'y + d >= 0 as hn.Affine"))
         b = self.number("b", x, like, k=A.shape[-2])
         return SecondOrder(A, b, self.number("c", x, like), self.number("d", x, like))
 
