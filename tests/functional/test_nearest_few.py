@@ -1,12 +1,10 @@
 """The nearest point for few rows: exact answers, promises and derivatives of the plain formulas."""
 
-import itertools
 import math
 from fractions import Fraction
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
@@ -223,7 +221,7 @@ def test_a_shared_matrix_and_absent_bounds_agree_with_their_copies():
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_an_absent_bound_is_an_infinite_one(m, n, side):
-    """The program with one bound a row is shorter: the same points, multipliers and contradictions."""
+    """The same points, multipliers and contradictions."""
     raw, A, *bounds = tensors(list(small_integers(m + n, 80, m, n)))
     for ours, theirs in zip(one_sided(raw, A, bounds, side, None), one_sided(raw, A, bounds, side), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e3 * EPS, equal_nan=True)
@@ -234,28 +232,6 @@ def one_sided(raw, A, bounds, side, *absent):
     infinite = torch.full_like(bounds[side], -math.inf if side else math.inf)
     kept = [*absent, infinite][0]
     return nearest_formulas.nearest(raw, A, *((kept, bounds[1]) if side else (bounds[0], kept)))
-
-
-class Counted(TorchDispatchMode):
-    """Counts calls of torch."""
-
-    calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_row_more_is_a_step_more_and_not_twice_the_program():
-    """Calls of torch, which is what a single sample and a graph pay for, grow by the same number with every row."""
-    counts = []
-    for m in (1, 2, 3, 4):
-        numbers = random_problem(1, 5, m, 6)
-        with Counted() as counted:
-            nearest_formulas.answer(*numbers)
-        counts.append(counted.calls)
-    steps = [after - before for before, after in itertools.pairwise(counts)]
-    assert max(steps) <= 1.15 * min(steps)  # which of the rows after it are active is a choice more for each
 
 
 class Rows(torch.nn.Module):

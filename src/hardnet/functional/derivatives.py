@@ -9,8 +9,7 @@ takes the cotangent g of y to
 u is the cotangent of raw, w that of the right-hand sides of the active constraints; every other number p of the
 set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
-`keep_value` and `leak_gradient` give a value the gradient of something else, `along_tangent` and `LetThrough`
-one that does not vanish.
+`keep_value` and `leak_gradient` give a value the gradient of something else, `along_tangent` one that does not vanish.
 
 Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 """
@@ -97,35 +96,6 @@ def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, in
     if tensor.dim() == core + 1:  # shared by the batch of each mapped call
         tensor = tensor.unsqueeze(1)
     return tensor.expand(*sizes, *tensor.shape[2:]).flatten(0, 1)
-
-
-class LetThrough(torch.autograd.Function):
-    """Zero, whose gradient passes where it has the sign of the side: +1 above an upper bound, -1 below a lower one."""
-
-    @staticmethod
-    def forward(value: Tensor, side: Tensor) -> Tensor:
-        """Zero for every row."""
-        return torch.zeros_like(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Keep the sides."""
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The part that pulls back inside."""
-        (side,) = ctx.saved_tensors
-        return torch.where(gradients[0] * side > 0, gradients[0], 0.0), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Row by row, in any shape."""
-        parts = (
-            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-            for part, dim in zip(inputs, in_dims, strict=True)
-        )
-        return LetThrough.apply(*parts), 0  # pyright: ignore[reportReturnType]
 
 
 class _Tangent(torch.autograd.Function):

@@ -197,9 +197,9 @@ def answer(rows: Batch, gradient: str) -> Tensor:
     if cpu.takes(rows) or gpu.takes(rows):
         return fixed_program(rows, gradient).y
     if rows.learned or not rows.memory:
-        return nearest_formulas.answer(*rows[:4], _tangent(gradient))
-    with torch.inference_mode():  # some 200 operations, each of which takes a fifth less without a version to keep
-        y = nearest_formulas.answer(*rows[:4])
+        return nearest_formulas.nearest(*rows[:4], _tangent(gradient)).y
+    with torch.inference_mode():  # hundreds of operations, each of which takes a fifth less without a version to keep
+        y = nearest_formulas.nearest(*rows[:4]).y
     return y.clone()
 
 
@@ -266,7 +266,7 @@ def _through_formulas(
             for part, needed in zip(inputs, needs, strict=False)
         ]
         raw, A, lower, upper = parts
-        y = nearest_formulas.answer(raw, A, lower, upper, tangent)  # pyright: ignore[reportArgumentType]
+        y = nearest_formulas.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
         wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
         found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
     return tuple(
