@@ -152,15 +152,6 @@ def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | Non
         raise UnsupportedSetError(sentence("torch.func", f"no transform around {solver}", "one", remedy))
 
 
-def all_hold(mask: Tensor, solver: str) -> bool:
-    """Whether a loop of a solver that transforms may carry, but no map over samples, has ended for all of them."""
-    try:
-        return bool(mask.all())
-    except RuntimeError:  # a sample of vmap has no value to look at
-        remedy = "batch dimensions need no vmap: call it with all samples"
-        raise UnsupportedSetError(sentence("torch.func", f"no vmap around {solver}", "one", remedy)) from None
-
-
 def working(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float32 for half types, which have too few digits to factorise or to sum in."""
     return torch.float32 if dtype in HALF else dtype
