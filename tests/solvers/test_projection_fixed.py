@@ -34,7 +34,7 @@ def test_a_raw_within_the_rounding_of_a_certificate_comes_back_bit_for_bit():
 
 
 def test_rows_that_are_not_met_are_told():
-    """Two rows whose bounds exclude each other by 1e-12, far above a rounding and far below the residual's limit."""
+    """Two rows whose bounds exclude each other by 1e-13, far above a rounding and far below the residual's limit."""
     A = torch.tensor([[1.0, 0.5], [1.0, 0.5], [0.3, -0.7]], dtype=torch.float64)
     lower = torch.tensor([[1.0 + 1e-13, -torch.inf, -torch.inf]], dtype=torch.float64)
     upper = torch.tensor([[torch.inf, 1.0, 5.0]], dtype=torch.float64)

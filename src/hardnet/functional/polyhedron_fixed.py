@@ -21,7 +21,7 @@ from torch import Tensor
 from hardnet.functional.derivatives import keep_value
 from hardnet.modes import mode
 from hardnet.products import times
-from hardnet.rows import ordered
+from hardnet.rows import finite_size, ordered
 from hardnet.shapes import check_affine
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
@@ -59,8 +59,8 @@ def project_fixed(
     problem = _scale(*_harmless(valid, *wide))
     raw_, A_, low, high = (part.detach() for part in problem[:4])
     product = times(A_, raw_)
-    nearest = torch.minimum(low.abs(), high.abs())
-    slack = INSIDE * (times(A_.abs(), raw_.abs()) + _finite(nearest))
+    nearest = finite_size(torch.minimum(low.abs(), high.abs()))
+    slack = INSIDE * (times(A_.abs(), raw_.abs()) + nearest)
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
     pivots = compiled_pivots if mode() == "compile" else fixed_pivots
     steps = steps_for(m, n) if steps is None else steps
@@ -181,7 +181,7 @@ def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tenso
 
 def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) -> Tensor:
     """Whether the rows hold at y to what a certificate allows for numbers of this rounding: ``(*batch)``."""
-    size = A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + _finite(lower.abs()) + _finite(upper.abs())
+    size = A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + finite_size(lower) + finite_size(upper)
     product = times(A, y)
     return (torch.maximum(product - upper, lower - product) <= ALLOWED * rounding * size).all(-1)
 
@@ -190,10 +190,6 @@ def _status(valid: Tensor, residual: Tensor, met: Tensor, empty: Tensor) -> Tens
     status = torch.where((residual <= SOLVED) & met, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
-
-
-def _finite(bound: Tensor) -> Tensor:
-    return torch.where(bound.isfinite(), bound, 0.0)
 
 
 def _or_one(size: Tensor) -> Tensor:

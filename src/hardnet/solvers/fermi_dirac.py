@@ -128,7 +128,7 @@ def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max
         point = evaluate(balance, fraction * scores, dual)
         error = point.residual.abs().amax(dim=-1)
         done = done | ((error <= tolerance) & (fraction[:, 0] == 1))
-        if _all_hold(done, SOLVER):
+        if _all_hold(done):
             break
         grow = (error.unsqueeze(-1) <= ROUGH) & (fraction < 1)
         larger = torch.where(grow, (2 * fraction).clamp(max=1), fraction)
@@ -159,7 +159,7 @@ def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max
         error = evaluate(balance, scores, dual).residual.abs().amax(dim=-1)
         iterations = iterations + ~done
         done = done | (error <= tolerance)
-        if _all_hold(done, SOLVER):
+        if _all_hold(done):
             break
     return _solution(balance, scores, dual, iterations, tolerance)
 
@@ -205,7 +205,7 @@ def _damped_step(balance: Balance, scores: Tensor, dual: Tensor, done: Tensor) -
         shorter = _residual_length(balance, scores, trial) <= (1 - ARMIJO * length) * error
         lower = _value(balance, scores, trial) <= value - ARMIJO * length * fall
         good = done | lower | (shorter & (error <= ROUGH))
-        if _all_hold(good, SOLVER):
+        if _all_hold(good):
             break
         length = torch.where(good, length, length / 2)
     return dual + length.unsqueeze(-1) * step
@@ -286,10 +286,10 @@ def _solution(balance: Balance, scores: Tensor, dual: Tensor, iterations: Tensor
     return Solution(point.x, dual, status, iterations, error)
 
 
-def _all_hold(mask: Tensor, solver: str) -> bool:
+def _all_hold(mask: Tensor) -> bool:
     """Whether a loop of a solver that transforms may carry, but no map over samples, has ended for all of them."""
     try:
         return bool(mask.all())
     except RuntimeError:  # a sample of vmap has no value to look at
         remedy = "batch dimensions need no vmap: call it with all samples"
-        raise UnsupportedSetError(sentence("torch.func", f"no vmap around {solver}", "one", remedy)) from None
+        raise UnsupportedSetError(sentence("torch.func", f"no vmap around {SOLVER}", "one", remedy)) from None

@@ -21,8 +21,8 @@ CERTAIN = 6 * torch.finfo(torch.float64).eps
 ALLOWED = 16
 """Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
 INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
-"""Part of ``sum |a_j raw_j| + |bound|`` by which a row may be violated at a raw that comes back as it was where nobody
-looks at a value: what a certificate allows, less the rounding of units and of the product."""
+"""Part of a row's size by which it may be violated at a raw that comes back as it was where nobody looks at a value:
+what a certificate allows, less the rounding of units and of the product."""
 FEASIBLE = 1e-13
 """A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
 SOLVED = 1e-12

@@ -138,10 +138,9 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
     """The outcome in the units that came in; raw itself where it did not move."""
     moved = (found.iterations > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
-    if not look and found.dual.shape[-1] > 1:  # of several rows only who looks has a proof that they are empty
-        return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
-    if look and not bool(empty.any()):
+    proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # of several rows only who looks has a proof
+    if not proved:
         return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
