@@ -173,6 +173,19 @@ def test_a_lock_within_one_process_is_refused_too(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("call", ["truncate", "write"])
+def test_a_full_disk_names_the_lock_and_holds_nothing(tmp_path, monkeypatch, call):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(FileError, match=r"\.lock: could not be written; No space left"), sole_run(tmp_path):
+        pass
+    monkeypatch.undo()
+    with sole_run(tmp_path):
+        pass
+
+
 def test_of_many_that_ask_at_once_one_holds(tmp_path):
     inside, most, refused = [], [], []
 

@@ -159,7 +159,9 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"rubbish", b"null", b'{"format": 99}', b'{"format": 2}', b"\xff"]
+    "content",
+    [b"", b"{", b"[]", b"rubbish", b"null", b'{"format": 99}', b'{"format": 2}', b"\xff", b"[" * 10**5],
+    ids=lambda content: content[:9].decode(errors="replace"),
 )
 def test_rubbish_is_refused_by_the_name_of_its_file(saved, name, content):
     (saved / name).write_bytes(content)

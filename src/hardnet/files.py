@@ -25,6 +25,8 @@ try:
 except ImportError:  # no such locks on Windows: there nothing waits and nothing is refused
     fcntl = None
 
+UNREADABLE = (OSError, ValueError, RecursionError)
+"""What reading a JSON file may raise; the last one where damage nests it too deep."""
 HEADER, DIGEST = "hardnet", "digest"
 """Where a safetensors file keeps our JSON header, and where the header keeps the digest of header and numbers."""
 
@@ -88,7 +90,7 @@ def read_tensors(path: Path, wrong: str) -> tuple[dict[str, Any] | None, dict[st
             text = (file.metadata() or {}).get(HEADER)
             header = None if text is None else json.loads(text)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    except (OSError, ValueError, package.SafetensorError) as error:
+    except (*UNREADABLE, package.SafetensorError) as error:
         raise FileError(f"{path}: {wrong}; {error}") from error
     if header is not None and not isinstance(header, dict):
         raise FileError(f"{path}: {wrong}; its header is not a JSON object")
@@ -176,8 +178,12 @@ def _hold(path: Path) -> int:
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             break
         os.close(descriptor)  # its last holder removed the file between our opening and our locking it
-    os.truncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except OSError:
+        os.close(descriptor)  # or this process would hold the folder until it ends
+        raise
     return descriptor
 
 

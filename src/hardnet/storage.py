@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hardnet.errors import FileError, FileWarning, HardNetError, OptionError, sentence
-from hardnet.files import DIGEST, digest, has_header, read_tensors, require_keys, write_atomically, write_tensors
+from hardnet.files import (
+    DIGEST,
+    UNREADABLE,
+    digest,
+    has_header,
+    read_tensors,
+    require_keys,
+    write_atomically,
+    write_tensors,
+)
 from hardnet.layers.identity import differences, plain
 from hardnet.layers.registry import LAYERS
 from hardnet.model import HardNet
@@ -262,7 +271,7 @@ def _read_copy(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise FileError(f"{path}: not a saved model; {error}") from error
     if isinstance(content, dict) and content.get("format") not in (FORMAT, FORMAT_1):
         raise FileError(f"{path}: expected format {FORMAT} of a saved model, got {content.get('format')!r}")

@@ -67,6 +67,8 @@ STRANGE = {
     "objects.npy": lambda path: numpy.save(path, numpy.array([[None, {}]]), allow_pickle=True),
     "number.npy": lambda path: numpy.save(path, numpy.array(3.0)),
     "vector.npy": lambda path: numpy.save(path, numpy.zeros(3)),
+    "void.npy": lambda path: path.write_bytes(b""),
+    "cut_archive.npy": lambda path: path.write_bytes(b"PK\3\4" + bytes(60)),
     "cut.npy": lambda path: (numpy.save(path, numpy.zeros((9, 2))), path.write_bytes(path.read_bytes()[:-9])),
     "complex.npy": lambda path: numpy.save(path, numpy.zeros((3, 2), dtype=complex)),
     "nothing.npy": lambda path: numpy.save(path, numpy.zeros((0, 2))),
@@ -88,7 +90,17 @@ def test_data_that_cannot_be_judged_exits_with_2_in_one_line(monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    "body", ["raise ValueError('no luck')", "return torch.nn.Linear(2, 4)", "import nosuch", "1 / 0"]
+    "body",
+    [
+        "raise ValueError('no luck')",
+        "return torch.nn.Linear(2, 4)",
+        "import nosuch",
+        "1 / 0",
+        "raise SystemExit(0)",
+        "raise SystemExit",
+        "raise MemoryError",
+        "return build()",
+    ],
 )
 def test_networks_that_cannot_be_judged_exit_with_2(monkeypatch, capsys, saved, body):
     (saved / "mynet.py").write_text(f"import torch\ndef build():\n    {body}\n")
@@ -102,6 +114,15 @@ def test_a_network_that_fails_on_the_data_exits_with_2(monkeypatch, capsys, save
     (saved / "mynet.py").write_text(f"import torch\n{body}\ndef build():\n    return Fails(2, 3)\n")
     code, _, err = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "mynet:build")
     assert (code, err) == (2, "hardnet: x.csv: could not be judged; IndexError: no such place\n")
+
+
+def test_a_script_that_leaves_by_itself_is_not_taken_for_a_verdict(monkeypatch, capsys, saved):
+    (saved / "script.py").write_text("import sys, torch\ndef build():\n    return torch.nn.Linear(2, 3)\nsys.exit(0)\n")
+    code, out, err = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", "script.py:build")
+    assert (code, out) == (2, "")
+    assert "script.py: cannot be run; SystemExit: 0" in err
+    code, _, err = call(monkeypatch, capsys, "explain", "script.py:build")
+    assert (code, "SystemExit" in err) == (2, True)
 
 
 SETS = """

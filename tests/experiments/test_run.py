@@ -18,6 +18,7 @@ from hardnet.experiments.row import build_model
 from hardnet.experiments.run import choose_device, reproduce, request
 from hardnet.problems import PROBLEMS
 from hardnet.train import InterruptedRunError, Silence, streams_of
+from tests.experiments import fabricated
 
 SHORT = {"methods": "nn,aff", "seeds": "1-2", "epochs": 3, "device": "cpu"}
 
@@ -203,7 +204,7 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
         run(tmp_path, methods="aff", resume=True)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "list", "key", "type"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "list", "key", "type", "digit", "nested"])
 def test_a_damaged_result_is_made_again_from_its_checkpoint(tmp_path, damage):
     (path,) = run(tmp_path, methods="aff")
     before, whole = numbers(path), path.read_text()
@@ -214,12 +215,43 @@ def test_a_damaged_result_is_made_again_from_its_checkpoint(tmp_path, damage):
         "list": "[]",
         "key": json.dumps({key: value for key, value in content.items() if key != "metrics"}),
         "type": json.dumps(content | {"metrics": [1.0]}),
+        "digit": json.dumps(content | {"metrics": content["metrics"] | {"mse": [0.1, 0.2]}}),
+        "nested": "[" * 10**5,
     }
     path.write_text(damaged[damage])
     with pytest.raises(FileError, match=r"aff.json: "):
         read_result(path)
     assert run(tmp_path, methods="aff", resume=True) == [path]
     assert numbers(path) == before
+
+
+OTHER_TYPES = {
+    "metrics": [{"mse": 1.0}, {"mse": [None]}, {"mse": ["0.1"]}, {"mse": [[0.1]]}],
+    "timing": [{"train_s": [1.0]}, {"train_s": None}],
+    "history": [{"epoch": 3}, {"loss": "1"}],
+    "environment": [[], None],
+    "figures": [1, []],
+    "failure": [None, {}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in OTHER_TYPES.items() for value in values])
+def test_a_result_without_a_digest_is_judged_by_its_types(tmp_path, key, value):
+    content = fabricated.result("pwc", "aff")
+    path = tmp_path / "aff.json"
+    path.write_text(json.dumps(content))
+    assert read_result(path).metrics == content["metrics"]
+    path.write_text(json.dumps(content | {key: value}))
+    with pytest.raises(FileError, match=r"aff\.json: damaged"):
+        read_result(path)
+
+
+def test_the_result_of_another_run_is_not_taken_for_ours(tmp_path):
+    aff, nn = tmp_path / "pwc" / "aff.json", tmp_path / "pwc" / "nn.json"
+    run(tmp_path, methods="aff")
+    nn.write_bytes(aff.read_bytes())
+    with pytest.raises(FileError, match=r"nn\.json: the result of another run \(method aff\)"):
+        run(tmp_path, methods="nn", resume=True)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])

@@ -23,6 +23,9 @@ from hardnet.problems import Problem
 from hardnet.sets.base import ConstraintSet
 from hardnet.storage import load
 
+FAILS = (Exception, SystemExit)
+"""How code of the reader may fail: in any way. A script that leaves by itself must not decide on our exit code."""
+
 
 def read_inputs(path: Path) -> Tensor:
     """Inputs x, one sample a row, from ``.safetensors`` (its tensor ``x``), ``.npy`` or ``.csv`` without a header."""
@@ -31,7 +34,9 @@ def read_inputs(path: Path) -> Tensor:
         raise HardNetError(sentence("data", f"a file of kind {', '.join(readers)}", repr(str(path))))
     try:
         x = readers[path.suffix](path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except HardNetError:
+        raise
+    except Exception as error:  # a damaged file ends the readers of other packages in many ways
         hint = " (a header line is not read: leave it out)" if "could not convert string" in str(error) else ""
         raise FileError(f"{path}: not readable as inputs; {error}{hint}") from error
     if x.is_complex() or x.dtype == torch.bool:
@@ -51,8 +56,10 @@ def build(name: str) -> nn.Module:
     try:
         maker = object_of_file(name) if module.endswith(".py") else getattr(import_module(module), function)
         network = maker()
-    except Exception as error:  # code of the user, which may fail in any way
-        raise HardNetError(f"--net: {name} cannot be called; {error or type(error).__name__}") from error
+    except HardNetError as error:
+        raise HardNetError(f"--net: {name} cannot be called; {error}") from error
+    except FAILS as error:
+        raise HardNetError(f"--net: {name} cannot be called; {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
         raise HardNetError(sentence("--net", "a function that returns a module", type(network).__name__))
     return network
@@ -70,7 +77,7 @@ def object_of_file(given: str) -> Any:
     sys.modules[spec.name] = module  # so that its classes can be copied
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # code of the reader, which may fail in any way
+    except FAILS as error:
         raise HardNetError(f"{path}: cannot be run; {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise HardNetError(sentence(path, f"to define {name}", ", ".join(n for n in vars(module) if n[0] != "_")))
@@ -84,7 +91,7 @@ def own_problem(given: str) -> Problem:
         problem = found() if callable(found) and not isinstance(found, Problem) else found
     except HardNetError as error:
         raise HardNetError(f"{given}: {error}") from error
-    except Exception as error:  # code of the reader
+    except FAILS as error:
         raise HardNetError(f"{given}: cannot be built; {type(error).__name__}: {error}") from error
     if not isinstance(problem, Problem):
         raise HardNetError(sentence(given, "a Problem, or what makes one", type(problem).__name__))
@@ -96,7 +103,7 @@ def find_set(given: str) -> ConstraintSet:
     found = object_of_file(given)
     try:
         found = found() if callable(found) and not isinstance(found, nn.Module) else found
-    except Exception as error:  # code of the reader
+    except FAILS as error:
         raise HardNetError(f"{given}: cannot be built; {type(error).__name__}: {error}") from error
     found = found.constraint if isinstance(found, HardNet | Problem) else found
     if not isinstance(found, ConstraintSet):
@@ -113,7 +120,7 @@ def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) 
             return check(model.constraint, model(x), x, tolerance=tolerance)
     except HardNetError:
         raise
-    except Exception as error:  # the network and the functions of x are code of the user
+    except FAILS as error:  # the network and the functions of x are code of the user
         raise HardNetError(f"{data}: could not be judged; {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Result files: one JSON file per problem and method, written when its training is over.
+"""Result files: one JSON file per problem and method, written when its training is over and sealed by a digest.
 
 Called by `hardnet.experiments.compare`, `hardnet.experiments.figures` and others.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hardnet.errors import FileError
-from hardnet.files import require_keys, write_atomically
+from hardnet.files import DIGEST, UNREADABLE, digest, require_keys, write_atomically
 
 RUN = "run.json"
 """Says what the folder of a problem holds."""
@@ -69,6 +69,8 @@ ENTRIES = {
     "timing": dict,
 }
 """What every result file holds, by type."""
+LATER = {"figures": dict, "environment": dict, "recipe": str, "differs": str, "failure": str}
+"""What files of the first versions may lack."""
 
 
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
@@ -78,15 +80,16 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Write one result file."""
-    write_json(path, asdict(result))
+    """Write one result file, with a digest of what it says."""
+    content = json.loads(json.dumps(asdict(result)))  # as it will be read: keys are strings there
+    write_json(path, content | {DIGEST: digest({}, content)})
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say what is wrong with the file."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise FileError(f"{path}: not a readable JSON file; {error}") from error
     if not isinstance(content, dict):
         raise FileError(f"{path}: expected a JSON object, got {type(content).__name__}")
@@ -94,10 +97,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> Result:
-    """Read one result file."""
+    """Read one result file that is whole; those of the first versions have no digest, and are judged by their types."""
     content = read_json(path)
-    require_keys(content, ENTRIES, path)
+    sealed = content.pop(DIGEST, None)
+    if sealed is not None and sealed != digest({}, content):
+        raise FileError(f"{path}: damaged; what it says does not match its digest")
+    require_keys(content, ENTRIES | {name: kind for name, kind in LATER.items() if name in content}, path)
+    _require_numbers(content, path)
     try:
         return Result(**content)
     except TypeError as error:
         raise FileError(f"{path}: not a result file; {error}") from error
+
+
+def _require_numbers(content: dict[str, Any], path: Path) -> None:
+    """Refuse metrics that are not one number per seed, times that are no numbers, curves that are no lists."""
+    for name, values in content["metrics"].items():
+        require_keys({name: values}, {name: list}, path)
+        numbered = {f"{name} {place}": value for place, value in enumerate(values)}
+        require_keys(numbered, dict.fromkeys(numbered, int | float), path)
+    require_keys(content["timing"], dict.fromkeys(content["timing"], int | float), path)
+    require_keys(content["history"], dict.fromkeys(content["history"], list), path)

@@ -130,12 +130,19 @@ class Row:
         return self.result
 
     def _damage(self) -> str | None:
-        """Why the result file is made again; None where it can be read and its run did not fail."""
+        """Why the result file is made again; None where it can be read and its run did not fail.
+
+        The result of another run, copied here, is refused.
+        """
         try:
-            failure = read_result(self.result).failure
+            found = read_result(self.result)
         except FileError as error:
             return f"made again, {error}"
-        return f"tried again, it had given up: {failure}" if failure else None
+        own = {"problem": self.name, "method": self.method.name, "seeds": self.seeds, "epochs": self.epochs}
+        other = [f"{key} {getattr(found, key)}" for key, value in own.items() if getattr(found, key) != value]
+        if other:
+            raise FileError(f"{self.result}: the result of another run ({', '.join(other)}); choose another --out")
+        return f"tried again, it had given up: {found.failure}" if found.failure else None
 
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
         if self.device.type == "cuda":
