@@ -67,6 +67,18 @@ def test_a_raw_a_few_roundings_outside_comes_to_the_set(roundings):
         assert ((y - near).norm(dim=-1) <= off.norm(dim=-1) + room).all()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("distance", [1.0, 1e8, 1e12, 1e14, 1e16, 1e20, 1e60, 1e150])
+def test_what_is_finite_satisfies_its_rows_however_far_raw_is(distance, weighted):
+    """A violation that is small beside raw is none beside the set; under vmap nobody could be warned of it."""
+    raw, A, lower, upper = gaussian(40, 4, 9)
+    W = torch.tensor([1.0, 2.0, 30.0, 0.1], dtype=F64) if weighted else None
+    y = torch.func.vmap(lambda *numbers: project_affine(*numbers, metric=W))(distance * raw, A, lower, upper)
+    holds = hn.check(hn.Affine(A, lower=lower, upper=upper), y).holds.all(-1)
+    assert (holds | y.isnan().any(-1)).all()
+    assert holds.all() or distance > 1e7
+
+
 @pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 4)])
 def test_derivatives_of_the_fixed_program_pass_gradcheck(n, m):
     arguments = [part.requires_grad_() for part in gaussian(2, n, m, equalities=0)]

@@ -6,7 +6,7 @@ from hardnet.kernels.gpu.projection import Tolerances, project
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, projection, projection_steps
 from tests.solvers import families
-from tests.solvers.near import just_outside, roundings_outside
+from tests.solvers.near import far_away, just_outside, roundings_outside
 
 EPS = torch.finfo(torch.float64).eps
 TOLERANCES = Tolerances(
@@ -76,6 +76,16 @@ def compare_shared(device):
     got, right = answer(raw, A, lower, upper), answer(raw, A.expand(8, 9, 6).contiguous(), lower, upper)
     assert got[1].equal(right[1])
     assert all(mine.equal(theirs) for mine, theirs in zip(got[0], right[0], strict=True))
+
+
+def compare_far(device):
+    """A row that is violated makes the residual infinite, however small it is beside a raw far away."""
+    for distance in (1.0, 1e12, 1e16, 1e60, 1e150):
+        raw, A, lower, upper = far_away(distance, 8, 6, 20)
+        *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
+        found = projection._by_kernel(Batch(*flat), False, None, rounding)
+        met = roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED
+        assert (met | found.residual.cpu().isinf()).all(), distance
 
 
 def compare_near(device):

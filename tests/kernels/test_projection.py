@@ -34,7 +34,7 @@ def test_promises_on_the_interpreter():
 
 
 def test_a_raw_just_outside_is_brought_inside():
-    interpret("projection_cases", "compare_near('cpu')")
+    interpret("projection_cases", "compare_near('cpu'); compare_far('cpu')")
 
 
 class OnDevice(torch.Tensor):
@@ -55,7 +55,7 @@ def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 def test_small_projections_on_the_device():
-    from tests.kernels.projection_cases import compare, compare_near, compare_promises, compare_shared, compare_whole
+    from tests.kernels import projection_cases as cases
 
     for family in (
         families.gaussian(1000, 2, 2),
@@ -63,12 +63,13 @@ def test_small_projections_on_the_device():
         families.gaussian(1000, 32, 32),
         families.gaussian(500, 5, 31, shared=True),
     ):
-        compare(family, "cuda")
+        cases.compare(family, "cuda")
     for family in (families.duplicated(), families.integers()):
-        compare_whole(family, "cuda")
-    compare_promises("cuda")
-    compare_shared("cuda")
-    compare_near("cuda")
+        cases.compare_whole(family, "cuda")
+    cases.compare_promises("cuda")
+    cases.compare_shared("cuda")
+    cases.compare_near("cuda")
+    cases.compare_far("cuda")
 
 
 @pytest.mark.gpu

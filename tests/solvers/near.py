@@ -1,4 +1,4 @@
-"""Raws just outside their set, and how far a point is outside in roundings: for the programs that never look."""
+"""Raws just outside their set or far away, and how far a point is outside in roundings: for what never looks."""
 
 import torch
 
@@ -14,6 +14,12 @@ def just_outside(roundings, batch, n, m, **family):
     y = projection.solve(raw, A, lower, upper).y
     away = torch.nn.functional.normalize(raw - y, dim=-1)
     return y + roundings * EPS * y.abs().amax(-1, keepdim=True) * away, A, lower, upper
+
+
+def far_away(distance, batch, n, m, **family):
+    """Raws so many sizes of the set away from it; there the rounding of raw may be more than the set."""
+    raw, *rows = gaussian(batch, n, m, **family)
+    return distance * raw, *rows
 
 
 def roundings_outside(y, A, lower, upper):

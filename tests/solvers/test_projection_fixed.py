@@ -7,7 +7,7 @@ from hardnet.solvers import Status
 from hardnet.solvers.problem import ALLOWED
 from hardnet.solvers.projection import solve
 from hardnet.solvers.shared_choice import prepare_rows
-from tests.solvers.near import EPS, just_outside, roundings_outside
+from tests.solvers.near import EPS, far_away, just_outside, roundings_outside
 
 
 @pytest.mark.parametrize("roundings", [40.0, 200.0, 2e3, 2e4])
@@ -40,3 +40,15 @@ def test_rows_that_are_not_met_are_told():
     upper = torch.tensor([[torch.inf, 1.0, 5.0]], dtype=torch.float64)
     found = solve(torch.zeros(1, 2, dtype=torch.float64), A, lower, upper, look=False, rounding=EPS)
     assert found.status.item() == Status.NOT_CONVERGED
+
+
+@pytest.mark.parametrize("distance", [1.0, 1e6, 1e12, 1e14, 1e16, 1e20, 1e60, 1e150])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_row_that_is_violated_has_an_infinite_residual_however_far_raw_is(distance, shared):
+    """Else a violation would count as small beside raw, and be returned without a word where nobody looks."""
+    numbers = far_away(distance, 64, 6, 20, equalities=2, shared=shared)
+    prepared = prepare_rows(numbers[1], torch.arange(20) < 2) if shared else None
+    found = solve(*numbers, look=False, shared=prepared, rounding=EPS)
+    met = roundings_outside(found.y, *numbers[1:]) <= ALLOWED
+    assert (met | found.residual.isinf()).all()
+    assert ((found.status == Status.SOLVED) <= met).all()

@@ -122,7 +122,8 @@ def _simplex_by_sorting(raw: Tensor, total: Tensor) -> Tensor:
     is in the support.
     """
     exact, aim = raw.double(), total.unsqueeze(-1)
-    away = exact - exact.detach().amax(-1, keepdim=True)
+    # what is farther from the largest than the total is zero, so infinity may be cut
+    away = (exact - exact.detach().amax(-1, keepdim=True)).clamp_min(-torch.finfo(torch.float64).max)
     ordered = away.detach().sort(dim=-1, descending=True).values
     count = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=torch.float64)
     shift = ((ordered.cumsum(-1) - aim.detach()) / count).amax(-1, keepdim=True)
@@ -130,7 +131,7 @@ def _simplex_by_sorting(raw: Tensor, total: Tensor) -> Tensor:
     mean = (torch.where(support, away, 0.0).sum(-1, keepdim=True) - aim) / support.sum(-1, keepdim=True).clamp_min(1)
     y = torch.where(support, away - mean, 0.0)
     slack = 4 * torch.finfo(raw.dtype).eps * (exact.abs().sum(-1) + total.abs())
-    inside = (exact >= 0).all(-1) & ((exact.sum(-1) - total).abs() <= slack)
+    inside = (exact >= 0).all(-1) & ((exact.sum(-1) - total).abs() <= slack) & slack.isfinite()
     return keep_value(y, torch.where(inside.unsqueeze(-1), exact, y.clamp_min(0.0)))
 
 

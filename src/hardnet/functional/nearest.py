@@ -175,13 +175,13 @@ def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
 
 
 def _holds(rows: Batch) -> Tensor:
-    """Whether every row holds at raw to rounding of its terms ``|a||raw| + |bound|``: ``(B, 1)``."""
+    """Whether every row holds at raw to rounding of its terms ``sum |a_j raw_j| + |bound|``: ``(B, 1)``."""
     point, A, low, high = (part.detach().double() for part in rows[:4] if part is not None)
     product = times(A, point)
     target = product.clamp(low, high)
-    length = torch.linalg.vector_norm(A, dim=-1) * torch.linalg.vector_norm(point, dim=-1, keepdim=True)
+    terms = times(A.abs(), point.abs()) + target.abs()
     rounding = 4 * torch.finfo(rows.raw.dtype).eps
-    return ((product - target).abs() <= rounding * (length + target.abs())).all(-1, keepdim=True)
+    return ((product - target).abs() <= rounding * terms).all(-1, keepdim=True) & terms.isfinite().all(-1, keepdim=True)
 
 
 def fixed_program(rows: Batch, gradient: str) -> Nearest:

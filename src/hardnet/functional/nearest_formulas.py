@@ -185,7 +185,8 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tenso
     missed = ((at - goal).abs() / terms.clamp_min(SMALLEST)).amax(-1, keepdim=True)
     size = far + length
     drift = step.abs().amax(-1, keepdim=True) / size.clamp_min(SMALLEST)
-    solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY)
+    counted = size + terms.amax(-1, keepdim=True) < torch.inf  # a part of infinity would be nothing
+    solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY) & counted
     status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
     status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)

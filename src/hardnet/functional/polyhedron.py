@@ -120,7 +120,7 @@ def _met(found: InMetric) -> Tensor:
     if may_look(found.y):
         warn_not_converged(found.lost, found.left)
         return found.y
-    return torch.where((found.left > LOOSE).unsqueeze(-1), torch.nan, found.y)
+    return torch.where(found.lost.unsqueeze(-1), torch.nan, found.y)
 
 
 def solve_any(

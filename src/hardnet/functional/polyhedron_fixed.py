@@ -69,7 +69,8 @@ def project_fixed(
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
     empty = _proved_empty(A_, low, high, found.ray, y.detach())
     met = inside | _met(A_, low, high, y.detach(), torch.finfo(raw.dtype).eps)
-    status = _status(valid, residual, met, empty)
+    residual = torch.where(met, residual, torch.inf)
+    status = _status(valid, residual, empty)
     dual = _multipliers(problem, dual.detach(), found.ray, inside, status)
     moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
     y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
@@ -186,8 +187,8 @@ def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) ->
     return (torch.maximum(product - upper, lower - product) <= ALLOWED * rounding * size).all(-1)
 
 
-def _status(valid: Tensor, residual: Tensor, met: Tensor, empty: Tensor) -> Tensor:
-    status = torch.where((residual <= SOLVED) & met, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
+    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
 

@@ -30,7 +30,7 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
     bounds = torch.where(problem.lower.isfinite(), problem.lower.abs(), 0.0)
     bounds = torch.maximum(bounds, torch.where(problem.upper.isfinite(), problem.upper.abs(), 0.0))
     slack = INSIDE * rounding * (size + bounds)
-    return boxed & (problem.excess(problem.times(raw)).abs() <= slack).all(-1)
+    return boxed & ((problem.excess(problem.times(raw)).abs() <= slack) & slack.isfinite()).all(-1)
 
 
 def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class BoxProblem(NamedTuple):
         """
         size = self.size(y)
         floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
-        return (self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)).all(-1)
+        return ((self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)) & size.isfinite()).all(-1)
 
 
 def power_near(size: Tensor) -> Tensor:

@@ -27,15 +27,17 @@ from hardnet.solvers.solution import Outcome, Status
 def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Outcome:
     """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them.
 
-    A sample is NOT_CONVERGED too if a row is violated by more than a certificate allows for numbers of this `rounding`.
+    If a row is violated by more than a certificate allows for numbers of this `rounding`, the sample's residual is
+    infinite, however small the violation is beside a raw far away.
     """
     inside, problem = _split(standard_form(*rows[:4]))  # pyright: ignore[reportArgumentType]
     m, n = problem.size
     y, dual, steps = _answer(problem, shared)
     product = times_aligned(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
-    met = residual <= SOLVED if rounding is None else (residual <= SOLVED) & problem.certified(y, rounding, product)
-    status = torch.where(inside | met, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    if rounding is not None:
+        residual = torch.where(problem.certified(y, rounding, product), residual, torch.inf)
+    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
     side = side_of(problem, dual)

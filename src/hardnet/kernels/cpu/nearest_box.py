@@ -108,7 +108,7 @@ def inside(raw: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float
         size += abs(term)
         boxed &= (raw[i] >= low[i]) & (raw[i] <= high[i])
     slack = INSIDE * rounding * (size + bound_size(lower, upper, True))
-    return boxed and product <= upper + slack and product >= lower - slack
+    return boxed and slack < np.inf and product <= upper + slack and product >= lower - slack
 
 
 @compiled
@@ -130,6 +130,8 @@ def search(
     t, back, ahead, limits = 0.0, -np.inf, np.inf, bound_size(lower, upper, False)
     for passes in range(PASSES):
         miss, size = phi - target, weight * largest + limits
+        if not size < np.inf:  # sums overflow: nothing can be said
+            break
         if abs(miss) <= 2.0 * EPS * size:
             return t, SOLVED, abs(miss) / max(size, 2.0**-1000)
         sign = 1.0 if miss > 0.0 else -1.0

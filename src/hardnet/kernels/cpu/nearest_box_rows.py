@@ -172,7 +172,7 @@ def judge(problem: Problem, point: Tile, y: Tile, dual: Tile, rounding: float) -
         worst = max(worst, abs(product - target) / (size if size > 0.0 else 1.0))
         outside = max(max(product - problem.upper[i], problem.lower[i] - product), 0.0)
         floor = 0.0 if row_size(problem, i, 0.0) > 0.0 else rounding * length
-        holds &= outside <= VERIFIED * rounding * (size + floor)
+        holds &= outside <= VERIFIED * rounding * (size + floor) and size < np.inf
     moved, weight = 0.0, 0.0
     for j in range(n):
         total = 0.0

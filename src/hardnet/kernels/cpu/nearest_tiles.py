@@ -218,7 +218,7 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
             least = 0.0 if bounds > 0.0 else rounding * min(far[lane], 1.0)
             size = terms[lane] * (length[lane] + least) + bounds
             goal = work.goal[i, lane] if work.active[i, lane] == 1.0 else min(max(at, low), high)
-            missed = abs(at - goal) / (size if size > 0.0 else 1.0)
+            missed = abs(at - goal) / (size if size > 0.0 else 1.0) if size < np.inf else np.inf
             residual[lane] = residual[lane] if missed <= residual[lane] else missed  # keeps NaN
             weight = work.dual[i, lane]
             holds = (abs(weight) * terms[lane] * terms[lane] > TOUCHES * size) | (empty[lane] == 1.0)
@@ -226,7 +226,7 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
     for lane in range(lanes):
         size = far[lane] + length[lane]
         moved = drift[lane] / (size if size > 0.0 else 1.0)
-        solved = (residual[lane] <= ROUNDINGS * rounding) & (moved <= STATIONARY)
+        solved = (residual[lane] <= ROUNDINGS * rounding) & (moved <= STATIONARY) & (size < np.inf)
         known = INFEASIBLE if empty[lane] == 1.0 else (SOLVED if solved else NOT_CONVERGED)
         status[lane] = known if work.good[lane] != 0.0 else INVALID
         worst = residual[lane] if moved <= residual[lane] else moved

@@ -11,6 +11,7 @@ import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 
+LARGEST = np.finfo(np.float64).max
 WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
 """Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
 
@@ -202,7 +203,7 @@ def suspicious(signed: Tile, size: Tile, most: Tile, rounding: float) -> bool:
     for i in range(signed.shape[0]):
         for lane in range(most.size):
             left = signed[i, lane] * signed[i, lane]
-            found += not left <= part * size[i, lane] * most[lane] * most[lane]
+            found += not left <= min(part * size[i, lane] * most[lane] * most[lane], LARGEST)  # nor if either overflows
     return found > 0
 
 
@@ -235,7 +236,7 @@ def at_bounds(product: float, low: float, high: float, weight: float, largest: f
     """
     bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
     size = weight * largest + (bounds if bounds > 0.0 else rounding * weight)
-    return abs(product - min(max(product, low), high)) <= VERIFIED * rounding * size
+    return size < np.inf and abs(product - min(max(product, low), high)) <= VERIFIED * rounding * size
 
 
 @summed

@@ -108,7 +108,7 @@ def _reached(rest, goal, signed, lengths, largest, ROUNDING: tl.constexpr, BLOCK
     faults = tl.zeros((SIZE,), tl.int32)
     for i in tl.static_range(BLOCKS):
         limit = VERIFIED * ROUNDING * (lengths[i] * (largest + ROUNDING) + tl.abs(goal[i]))
-        faults += tl.where((signed[i] == 0.0) | (tl.abs(rest[i]) <= limit), 0, 1)
+        faults += tl.where((signed[i] == 0.0) | ((tl.abs(rest[i]) <= limit) & (limit < float("inf"))), 0, 1)
     return tl.sum(faults, axis=0) == 0
 
 

@@ -76,6 +76,12 @@ def _some(condition):
 
 
 @triton.jit
+def _off(rest, limit):
+    """Which samples have a row off by more than a limit, or a limit that overflows."""
+    return _some((tl.abs(rest) > limit) | (limit == float("inf")))
+
+
+@triton.jit
 def _regular(P, rows, m: tl.constexpr, n: tl.constexpr):
     """Whether the factor is one: that of dependent rows is NaN throughout, so its first column tells."""
     column = load_as(P + rows * n, rows < m, COMPUTE)
@@ -130,16 +136,16 @@ def forward(
     good = valid & _regular(P, rows, m, n)
     at_y, size = _move(y, raw, A, P, signed, moves, good, samples < batch, samples, rows, batch, m, n, S, M, K)
     rest = goal - at_y
-    needs = good & moves & _some(tl.abs(rest) > rounding * size[:, None])
+    needs = good & moves & _off(rest, rounding * size[:, None])
     left = CORRECTIONS
     while (left > 0) & (tl.max(needs.to(tl.int32), axis=0) > 0):
         at_y, size = _move(y, y, A, P, rest, needs, good, needs, samples, rows, batch, m, n, S, M, K)
         rest = goal - at_y
-        needs = needs & _some(tl.abs(rest) > rounding * size[:, None])
+        needs = needs & _off(rest, rounding * size[:, None])
         left -= 1
     off, _, _ = _violations(at_y, lower, upper, samples, rows, batch, m, LOWER, UPPER)
     bound = tl.where(off != 0.0, tl.abs(at_y + off), 0.0)
-    lost = needs & _some(tl.abs(off) > VERIFIED * (rounding * (size[:, None] + ROUNDING) + ROUNDING * bound))
+    lost = needs & _off(off, VERIFIED * (rounding * (size[:, None] + ROUNDING) + ROUNDING * bound))
     if tl.max(lost.to(tl.int32), axis=0) > 0:
         for start in range(0, n, K):
             pointers, exist = _places(y, samples, start + tl.arange(0, K), batch, n)

@@ -141,7 +141,8 @@ def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.con
         outside = tl.maximum(tl.maximum(low[i] - at_y[i], at_y[i] - high[i]), 0.0)
         bound = tl.where(at_y[i] < low[i], tl.abs(low[i]), tl.where(at_y[i] > high[i], tl.abs(high[i]), 0.0))
         floor = tl.where(bound > 0.0, bound, ROUNDING * lengths[i])  # as in a certificate
-        good = good & (outside <= VERIFIED * ROUNDING * (lengths[i] * largest + floor))
+        limit = VERIFIED * ROUNDING * (lengths[i] * largest + floor)
+        good = good & (outside <= limit) & (limit < float("inf"))
     return good
 
 

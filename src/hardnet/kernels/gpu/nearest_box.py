@@ -158,7 +158,7 @@ def _project(
     product, terms = tl.sum(a * start, 0), tl.sum(tl.abs(a * start), 0)
     slack = INSIDE * rounding * (terms + tl.maximum(_finite(under), _finite(over)))
     boxed = _every((start >= least) & (start <= most))
-    inside = boxed & (product <= over + slack) & (product >= under - slack)
+    inside = boxed & (product <= over + slack) & (product >= under - slack) & (slack < float("inf"))
 
     weight, limits = tl.sum(tl.abs(a), 0), _finite(under) + _finite(over)
     p = start
@@ -204,7 +204,8 @@ def _project(
     left = tl.where(inside, 0.0, miss / tl.where(size > 0.0, size, 1.0))
     pressed = (stuck == 1) & (slope == 0.0)
     empty = pressed & (miss > INSIDE * rounding * (weight * largest + tl.abs(target)))
-    solved = inside | pressed | ((left <= SOLVED_TO) & (moved <= 8.0 * SOLVED_TO * reach))
+    solved = pressed | ((left <= SOLVED_TO) & (moved <= 8.0 * SOLVED_TO * reach))
+    solved = inside | (solved & (size < float("inf")))  # a part of infinity would be nothing
     ended = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
     ended = tl.where(valid, ended, INVALID)
 

@@ -149,7 +149,8 @@ def forward(
         product = _exact_product(a, start)
         size = tl.sum(tl.abs(a * start), 0)
         slack = INSIDE * (size.to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
-        inside = tl.where((product <= above + slack) & (product >= below - slack) & (size >= SMALL * n), 1, 0)
+        known = (size >= SMALL * n) & (size < float("inf"))
+        inside = tl.where((product <= above + slack) & (product >= below - slack) & known, 1, 0)
         settled = inside
     if valid & (settled == 0):
         t = _approach(start, a, least, most, under, over).to(tl.float64)
@@ -165,7 +166,7 @@ def forward(
             miss = phi - wanted
             allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * _finite(wanted)
             tries += 1
-            exact = (roundings >= SMALL * n) | (tl.abs(phi) >= SMALL * n)
+            exact = ((roundings >= SMALL * n) | (tl.abs(phi) >= SMALL * n)) & (roundings < float("inf"))
             settled = tl.where(exact & (tl.abs(miss) <= allowed), 1, 0)
             step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
             t = tl.where(settled == 1, t, t + step)

@@ -158,13 +158,13 @@ def _judge(
     reached = _dots(rows, point, m, n)
     worst = far * 0.0
     totals = ()
-    solved = drift <= STATIONARY * (far + length)
+    solved = (drift <= STATIONARY * (far + length)) & (far + length < float("inf"))
     for i in tl.static_range(m):
         bounds = _finite(low[i]) + _finite(high[i])
         terms = sums[i] * (length + tl.where(bounds > 0.0, 0.0, least)) + bounds
         wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
         missed = tl.abs(reached[i] - wanted)
-        solved = solved & (missed <= ROUNDINGS * rounding * terms)
+        solved = solved & (missed <= ROUNDINGS * rounding * terms) & (terms < float("inf"))
         totals = totals + (terms,)
         if not ANSWER_ONLY:
             worst = tl.maximum(worst, _ratio(missed, terms, NARROW))

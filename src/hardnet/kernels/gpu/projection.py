@@ -119,16 +119,17 @@ def _project(
     certain = tl.max(left - CERTAIN * tl.sum(tl.abs(matrix) * tl.abs(found)[None, :], axis=1), axis=0) <= 0.0
     reach = tl.sum(tl.abs(matrix), axis=1) * tl.max(tl.abs(found), axis=0)
     allowed = ALLOWED * (reach + _finite_size(low) + _finite_size(high))
-    met = (residual <= SOLVED) & (tl.max(left - allowed, axis=0) <= 0.0)
+    # a violation that is small beside a raw far away is still one
+    judged = tl.where(tl.max(left - allowed, axis=0) <= 0.0, residual, INFINITY)
     solved = valid & (inside | (through & (residual <= SOLVED) & certain & ~idle))
 
     tl.store(y + sample * n + column, tl.where(inside, start, found * unit), mask=column < n)
     tl.store(dual + sample * m + row, tl.where(inside, 0.0, multiplier * unit), mask=row < m)
     tl.store(sides + sample * m + row, tl.where(inside, 0.0, active).to(tl.int8), mask=row < m)
     tl.store(counts + sample, tl.where(inside, 0, tl.maximum(steps, 1)))
-    tl.store(residuals + sample, tl.where(inside, 0.0, residual))
+    tl.store(residuals + sample, tl.where(inside, 0.0, judged))
     tl.store(open_flags + sample, ~solved)
-    tl.store(met_flags + sample, valid & (inside | met))
+    tl.store(met_flags + sample, valid & (inside | (judged <= SOLVED)))
 
 
 class Tolerances(NamedTuple):
