@@ -9,7 +9,8 @@ from hardnet.functional.polyhedron import solve_any
 from hardnet.solvers.problem import ALLOWED, CERTAIN, standard_form
 from hardnet.solvers.projection import project_affine
 from hardnet.solvers.solution import Status
-from tests.campaign import of_samples, run_round
+from tests.campaign import run_round
+from tests.campaigns.drawing import of_samples
 from tests.draws import draw
 
 
