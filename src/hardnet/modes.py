@@ -159,12 +159,17 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 def widen(value: Any) -> Any:
     """The same structure with its half-precision tensors in float32; anything else as it is."""
+    if isinstance(value, Tensor):  # a tree of one leaf, without the 7 us that walking it takes
+        return value.to(working(value.dtype))
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(working(leaf.dtype)), value)
 
 
 def input_of_set(x: Any, beside: Tensor) -> Any:
-    """X as a layer hands it to its set: half precision in float32 under autocast, which leaves modules in float32."""
-    return widen(x) if torch.is_autocast_enabled(beside.device.type) else x
+    """X as a set sees it beside raw or y: half precision in float32, unless these are in half precision too.
+
+    Autocast counts as float32, in which it leaves modules and y: a certificate of y sees the same set after it.
+    """
+    return x if beside.dtype in HALF and not torch.is_autocast_enabled(beside.device.type) else widen(x)
 
 
 def narrow(y: Tensor, dtype: torch.dtype, on_invalid: str = "raise") -> Tensor:

@@ -99,6 +99,7 @@ def test_layer_solution_and_certificate_see_the_same_set_at_an_input_in_half_pre
         assert hn.check(constraint, y, x).ok
         assert (solution.status == 0).all()
         assert torch.equal(solution.y, y.to(raw_dtype))
+    assert hn.check(constraint, y, x).ok
 
 
 def test_a_learned_matrix_runs_under_autocast_with_half_inputs():

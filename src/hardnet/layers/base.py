@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
-from hardnet.modes import GRAPHS, HALF, mode, narrow, widen, working
+from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.constants import Constants
 from hardnet.shapes import require_float
@@ -161,7 +161,7 @@ class Layer(nn.Module):
             with torch.autocast(raw.device.type, enabled=False):
                 return self.enforce(widen(raw), widen(x))
         if raw.dtype not in HALF:
-            return self.enforce(raw, x)
+            return self.enforce(raw, input_of_set(x, raw))
         if getattr(self.options, "strict", False):
             remedy = "rounding to half precision would undo it; use strict=False, or run in float32"
             raise DTypeError(sentence("raw", "float32 or float64 with strict=True", raw.dtype, remedy))
