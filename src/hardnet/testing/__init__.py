@@ -71,6 +71,7 @@ def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, co
     _check_identity(layer, x, raw, y)
     _check_independence(layer, x, raw, y)
     _check_ranks(layer, x, raw, y)
+    _check_layout(layer, x, raw, y)
     _check_bad_sample(layer, x, raw, y)
     check_poisoned_numbers(layer, x, raw)
     _check_copies(layer, x, raw, y)
@@ -152,6 +153,16 @@ def _check_ranks(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
         expected, batch = view(y), tuple(view(y).shape[:-1])
         require(result.shape == expected.shape, f"a batch of shape {batch} came back as {tuple(result.shape)}")
         require(torch.allclose(result, expected, rtol=1e-9, atol=1e-11), f"a batch of shape {batch} changed results")
+
+
+def _check_layout(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
+    """Samples that lie in memory one beside the other, as a transposed product leaves them, have the same results."""
+    across = [part.mT.contiguous().mT if isinstance(part, Tensor) and part.dim() > 1 else part for part in (raw, x)]
+    with torch.no_grad():
+        off = (layer(*across) - y).abs().amax()
+    require(
+        bool(off <= 1e-6 * y.abs().amax()), f"a result changed by {off.item():.1e} with the layout of raw in memory"
+    )
 
 
 def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:

@@ -67,7 +67,7 @@ def _backward_few(
     shape, matrices = sizes(raw, A)
     grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None
-    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
+    outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
     wanted = len(raw) if wants_matrix else 0
     launch(_few(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), shape, wanted, matrices)
     if grad_A is not None and A.dim() == 2:

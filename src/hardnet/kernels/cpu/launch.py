@@ -46,19 +46,23 @@ def launch(
 
     Args:
         kernel: Takes addresses of outputs, inputs and bounds, then counts: these, B, m, n, of bounds, and two samples.
-        outputs: Dense tensors to write.
+        outputs: Tensors to write; what is not dense (`empty_like` of transposed numbers) is written by way of a copy.
         inputs: Tensors to read.
         bounds: ``(B, m)`` or ``(m,)`` or None each.
         shape: That of A, ``(B, m, n)``.
         *counts: What the kernel counts besides.
         tile: Of how many samples the parts must be whole multiples.
     """
-    parts = [*outputs, *[dense(part, outputs[0]) for part in (*inputs, *bounds)]]  # copies live until the end
+    parts = [dense(part, outputs[0]) for part in (*outputs, *inputs, *bounds)]  # copies live until the end
     addresses = [part.data_ptr() for part in parts]
     samples, m, n = shape
     work = partial(kernel, *addresses, *counts, samples, m, n, *[count(bound) for bound in bounds])
     threads = min(torch.get_num_threads(), samples * m * n // NUMBERS_OF_A_THREAD)
-    return work(0, samples) if threads < 2 else _share(work, samples, threads, tile)
+    found = work(0, samples) if threads < 2 else _share(work, samples, threads, tile)
+    for output, written in zip(outputs, parts, strict=False):
+        if output is not written:
+            output.copy_(written)
+    return found
 
 
 def count(bound: Tensor | None) -> int:
@@ -112,7 +116,7 @@ def backward(
     shape, matrices = sizes(raw, A)
     grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None
-    outputs = [grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper]
+    outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
     counts = (shape[0] if wants_matrix else 0, int(tangent), matrices)
     launch(_kernel(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
     if grad_A is not None and A.dim() == 2:
