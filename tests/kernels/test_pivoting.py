@@ -33,6 +33,8 @@ def compare(device, batch):
         assert torch.equal(steps[through], expected.steps[through])
         if bool(through.any()):
             assert (dual - expected.dual)[through].abs().max() <= 1e-11
+        transposed = pivot(gram, *(part.mT.contiguous().mT for part in rest), limit=500)
+        assert all(torch.equal(one, other) for one, other in zip(transposed, (dual, side, steps, through), strict=True))
     assert not through.any()
 
 

@@ -146,7 +146,7 @@ def pivot(
         limit: Most steps.
     """
     batch, m = product.shape
-    dual, side = torch.empty_like(product), torch.empty_like(product)
+    dual, side = product.new_empty(batch, m), product.new_empty(batch, m)  # dense, however the product lies in memory
     steps = torch.empty(batch, dtype=torch.long, device=product.device)
     through = torch.empty(batch, dtype=torch.bool, device=product.device)
     parts = [part.contiguous() for part in (gram, product, lower, upper, slack)]
