@@ -11,6 +11,8 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 
 import hardnet as hn
+from hardnet.errors import UnsupportedSetError
+from tests.cases import CASES
 from tests.draws import draw
 
 F64 = torch.float64
@@ -175,3 +177,35 @@ def test_an_ensemble_is_one_call(name):
     shared = {key: value[0] for key, value in buffers.items()}  # the set is the same for all
     run = lambda numbers: functional_call(models[0], (numbers, shared), (X,))
     close(vmap(run)(parameters), torch.stack([model(X) for model in models]), 1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_second_derivatives_are_right_or_refused_and_leave_the_first_as_it_is(case):
+    """For every layer: where a gradient cannot be differentiated, `hessian` must not take it for a constant."""
+    layer, (x, raw) = case.layer(), case.data()
+    direction = draw(*raw.shape, seed=2)
+
+    def gradient(at, twice=False):
+        at = at.detach().requires_grad_()
+        y = layer(at, x)
+        weight = torch.arange(1.0, y.shape[-1] + 1, dtype=F64)
+        return torch.autograd.grad((weight * y).sin().sum(), at, create_graph=twice)[0], at
+
+    plain, (first, at) = gradient(raw)[0], gradient(raw, twice=True)
+    torch.testing.assert_close(first, plain, rtol=1e-7, atol=1e-9)
+    try:
+        second = torch.autograd.grad(first, at, direction, allow_unused=True)[0]
+    except UnsupportedSetError:  # in one sentence, which other tests read
+        return
+    differences = (gradient(raw + STEP * direction)[0] - gradient(raw - STEP * direction)[0]) / (2 * STEP)
+    # central differences of numbers of size one: a rounding over the step, and the square of the step
+    torch.testing.assert_close(second, differences, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cvx-quadratic", "cvx-cone", "cvx-lmi", "cvx-mixed", "nonlinear-retract"])
+@pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()])
+def test_a_hessian_that_there_is_not_is_refused(name, loss):
+    (case,) = (case for case in CASES if case.name == name)
+    layer, (x, raw) = case.layer(), case.data()
+    with pytest.raises(UnsupportedSetError, match="second derivatives: expected first ones alone"):
+        torch.autograd.functional.hessian(lambda at: loss(layer(at, x)), raw)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardnet.errors import (
     INDEFINITE,
@@ -26,6 +25,7 @@ from hardnet.errors import (
     sentence,
 )
 from hardnet.functional.conic_gradient import cotangents, project_compiled, solve_compiled
+from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.rows import lead
@@ -177,19 +177,21 @@ class _Project(torch.autograd.Function):
         if looks:
             answered = answered | (found.status == Status.NOT_CONVERGED)
         y = torch.where(answered.unsqueeze(-1), found.y, torch.nan)
-        ctx.save_for_backward(y, found.dual, *fields)
+        ctx.save_for_backward(y, found.dual, raw, *fields)
         ctx.kinds = kinds
         ctx.mark_non_differentiable(found.status, found.residual)
         return y.to(raw.dtype), found.status, found.residual
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u = N g`` to raw, and the pairing's gradient to every number."""
-        y, dual, *fields = ctx.saved_tensors
+        y, dual, raw, *fields = ctx.saved_tensors
         needed = [i for i in range(len(fields)) if ctx.needs_input_grad[4 + i]]
-        u, found = cotangents(grad, y, dual, ctx.kinds, fields, needed)
+        with torch.no_grad():
+            u, found = cotangents(grad, y, dual, ctx.kinds, fields, needed)
+            u = u.to(grad.dtype) if ctx.needs_input_grad[0] else None
         grads: list[Tensor | None] = [None] * len(fields)
         for i, gradient in zip(needed, found, strict=True):
             grads[i] = gradient
-        return u.to(grad.dtype) if ctx.needs_input_grad[0] else None, None, None, None, *grads
+        u, *grads = last_derivative("a projection onto curved sets", [u, *grads], [grad, raw, *fields])
+        return u, None, None, None, *grads

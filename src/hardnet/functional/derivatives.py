@@ -16,12 +16,13 @@ Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.modes import refuse_forward_tangent
 from hardnet.products import times
 from hardnet.solvers.active import solve_unseen, split
@@ -52,6 +53,37 @@ def masked_vjp(grad: Tensor, C: Tensor, active: Tensor) -> tuple[Tensor, Tensor]
     """`implicit_vjp` for W the identity, by one factor of full size and without a look."""
     w = solve_unseen(C, active, times(C, grad))
     return grad - times(C.mT, w), w
+
+
+def last_derivative(what: str, grads: Sequence[Bound], inputs: Sequence[Any]) -> tuple[Bound, ...]:
+    """First derivatives as they are; whoever asks for theirs is refused in one sentence.
+
+    torch's own `once_differentiable` forgets the inputs: a second derivative to these was taken for zero where unused
+    inputs are allowed, as in ``torch.autograd.functional.hessian``.
+
+    Args:
+        what: What has no second derivative, in a phrase for people.
+        grads: The first derivatives, from a backward without a graph.
+        inputs: The inputs they belong to; what is no tensor is left out.
+    """
+    if not torch.is_grad_enabled():
+        return tuple(grads)
+    history = [part for part in inputs if isinstance(part, Tensor) and part.requires_grad]
+    return tuple(None if grad is None else _Last.apply(what, grad, *history) for grad in grads)  # pyright: ignore[reportReturnType]
+
+
+class _Last(torch.autograd.Function):
+    """A gradient with a history that cannot be walked."""
+
+    @staticmethod
+    def forward(ctx: Any, what: str, grad: Tensor, *history: Tensor) -> Tensor:
+        ctx.what = what
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        remedy = "leave create_graph=True out, or use a method that has them: affine rows, a box, a simplex, a ball"
+        raise UnsupportedSetError(sentence("second derivatives", "first ones alone", ctx.what, remedy))
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
-from hardnet.functional.derivatives import keep_value
+from hardnet.functional.derivatives import keep_value, last_derivative
 from hardnet.functional.samples import Policy, find_invalid, reject
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.modes import may_look
@@ -233,10 +232,11 @@ class _SecondOrder(torch.autograd.Function):
         return project_second_order(z)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         (z,) = ctx.saved_tensors
-        return _apply_frame(second_order_frame(z, torch.zeros_like(z[..., :1])), grad)
+        with torch.no_grad():
+            u = _apply_frame(second_order_frame(z, torch.zeros_like(z[..., :1])), grad)
+        return last_derivative("a projection onto the second-order cone", [u], [grad, z])[0]
 
 
 class _SemiDefinite(torch.autograd.Function):
@@ -244,12 +244,14 @@ class _SemiDefinite(torch.autograd.Function):
     def forward(ctx: Any, X: Tensor) -> Tensor:
         finite = X.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
         symmetric = torch.where(finite, (X + X.mT) / 2, 0.0)
-        ctx.save_for_backward(symmetric)
+        ctx.save_for_backward(symmetric, X)
         return torch.where(finite, project_semidefinite(symmetric), torch.nan)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        values, V = ascending(*ctx.saved_tensors)
-        frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
-        return unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        symmetric, X = ctx.saved_tensors
+        with torch.no_grad():
+            values, V = ascending(symmetric)
+            frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
+            u = unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])
+        return last_derivative("a projection onto semidefinite matrices", [u], [grad, X])[0]

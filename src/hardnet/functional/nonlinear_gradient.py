@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.nonlinear_call import Call, Saved
 from hardnet.modes import may_look
 from hardnet.products import times_each
@@ -55,8 +56,11 @@ class NonlinearProjection(torch.autograd.Function):
         grad = grads[0]
         *inputs, y, dual, status = ctx.saved_tensors
         saved = Saved(tuple(inputs), y.detach(), dual, status)  # an output is saved with its own history
-        derivative = differentiable if torch.is_grad_enabled() else _once
-        return None, *derivative(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
+        if torch.is_grad_enabled() and ctx.problem.gradient == "exact":
+            return None, *differentiable(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
+        with torch.no_grad():
+            found = _once(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
+        return None, *last_derivative("gradient='projector', which is no derivative", found, [grad, *inputs])
 
 
 def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:

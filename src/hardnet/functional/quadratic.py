@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleError, ShapeError, sentence
-from hardnet.functional.derivatives import keep_value
+from hardnet.functional.derivatives import keep_value, last_derivative
 from hardnet.functional.samples import Policy, refuse, reject
 from hardnet.modes import may_look, mode
 from hardnet.products import times_each
@@ -196,29 +195,34 @@ class _Quadratic(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """``(y, empty)``; samples inside keep raw bit for bit."""
         found = _nearest(raw, q, r, Spectrum(values, V))
-        ctx.save_for_backward(found.y, found.mu, q.detach().double(), values.clamp_min(0), V)
-        ctx.shapes = [(tensor.shape, tensor.dtype) for tensor in (raw, P, q, r)]
+        ctx.save_for_backward(found.y, found.mu, q.detach().double(), values.clamp_min(0), V, raw, P, q, r)
         ctx.mark_non_differentiable(found.empty)
         return found.y.to(raw.dtype), found.empty
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """``g_q = -mu u - omega y``, ``g_r = -omega``, ``g_P = -mu sym(u y') - omega/2 y y'``."""
-        y, mu, q, spread, V = ctx.saved_tensors
-        bad = y.isnan().any(-1, keepdim=True)
-        y, mu, g = torch.where(bad, 0.0, y), torch.where(bad, 0.0, mu), torch.where(bad, 0.0, grad.double())
-        spread, q = torch.where(bad, 0.0, spread), torch.where(bad, 0.0, q)
-        g, damping = times_each(V.mT, g), 1 / (1 + mu * spread)
-        normal = spread * times_each(V.mT, y) + times_each(V.mT, q)
-        size = (normal * normal * damping).sum(-1, keepdim=True)
-        pull = torch.where((mu > 0) & (size > 0), (normal * g * damping).sum(-1, keepdim=True) / size, 0.0)
-        u = times_each(V, damping * (g - pull * normal))
-        cross = u.unsqueeze(-1) * y.unsqueeze(-2)
-        grad_P = -mu.unsqueeze(-1) * (cross + cross.mT) / 2 - pull.unsqueeze(-1) / 2 * y.unsqueeze(-1) * y.unsqueeze(-2)
-        found = (u, grad_P, -mu * u - pull * y, -pull.squeeze(-1))
-        fitted = (value.sum_to_size(shape).to(dtype) for value, (shape, dtype) in zip(found, ctx.shapes, strict=True))
-        return *fitted, None, None
+        """The derivatives to raw, P, q and r, summed to their shapes."""
+        *kept, raw, P, q, r = ctx.saved_tensors
+        inputs = raw, P, q, r
+        with torch.no_grad():
+            found = _derive(grad, *kept)
+            fitted = [own.sum_to_size(part.shape).to(part.dtype) for own, part in zip(found, inputs, strict=True)]
+        return *last_derivative("a projection onto a quadratic", fitted, [grad, *inputs]), None, None
+
+
+def _derive(grad: Tensor, y: Tensor, mu: Tensor, q: Tensor, spread: Tensor, V: Tensor) -> tuple[Tensor, ...]:
+    """``u``, ``g_P = -mu sym(u y') - omega/2 y y'``, ``g_q = -mu u - omega y``, ``g_r = -omega``."""
+    bad = y.isnan().any(-1, keepdim=True)
+    y, mu, g = torch.where(bad, 0.0, y), torch.where(bad, 0.0, mu), torch.where(bad, 0.0, grad.double())
+    spread, q = torch.where(bad, 0.0, spread), torch.where(bad, 0.0, q)
+    g, damping = times_each(V.mT, g), 1 / (1 + mu * spread)
+    normal = spread * times_each(V.mT, y) + times_each(V.mT, q)
+    size = (normal * normal * damping).sum(-1, keepdim=True)
+    pull = torch.where((mu > 0) & (size > 0), (normal * g * damping).sum(-1, keepdim=True) / size, 0.0)
+    u = times_each(V, damping * (g - pull * normal))
+    cross = u.unsqueeze(-1) * y.unsqueeze(-2)
+    grad_P = -mu.unsqueeze(-1) * (cross + cross.mT) / 2 - pull.unsqueeze(-1) / 2 * y.unsqueeze(-1) * y.unsqueeze(-2)
+    return u, grad_P, -mu * u - pull * y, -pull.squeeze(-1)
 
 
 def _noise(V: Tensor, q: Tensor) -> Tensor:

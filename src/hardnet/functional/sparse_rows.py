@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardnet.errors import CROSSED, NOT_FINITE, DeviceError, sentence
+from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
 from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.solvers.solution import Solution, Status
@@ -101,18 +101,19 @@ class _Sparse(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # pyright: ignore[reportArgumentType]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
         side, tight, status = ctx.saved_tensors
         sound = (status == Status.SOLVED).unsqueeze(-1)
         batch, n = grads[0].shape[:-1], grads[0].shape[-1]
         grad = torch.where(sound, grads[0].double().reshape(-1, n).nan_to_num(), 0.0)
-        u, w = split_sparse(ctx.rows, grad, (side != 0) | tight)
-        shares = 1.0, torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
-        return *(
-            None
-            if part is None or not needed
-            else (share * own).reshape(*batch, own.shape[-1]).sum_to_size(part.shape).to(part.dtype)
-            for part, needed, share, own in zip(ctx.inputs, ctx.needs_input_grad, shares, (u, w, w), strict=False)
-        ), None
+        with torch.no_grad():
+            u, w = split_sparse(ctx.rows, grad, (side != 0) | tight)
+            shares = 1.0, torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
+            found = [
+                None
+                if part is None or not needed
+                else (share * own).reshape(*batch, own.shape[-1]).sum_to_size(part.shape).to(part.dtype)
+                for part, needed, share, own in zip(ctx.inputs, ctx.needs_input_grad, shares, (u, w, w), strict=False)
+            ]
+        return *last_derivative("a projection onto sparse rows", found, [grads[0], *ctx.inputs]), None
