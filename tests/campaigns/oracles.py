@@ -158,19 +158,22 @@ def by_slack(case: Round, draw: Draw) -> int:
     *hard, soft = case.layer.constraint.parts
     eps, distance = torch.finfo(case.raw.dtype).eps, float((raw - y).norm())
     A, lower, upper, _ = tangents(soft, x, y, case.raw.dtype)
-    weight = soft.numbers(x, case.raw[:1]).weight.double()
-    noise = 64 * eps * (A.norm(dim=-1) * y.norm() + sum(b.abs() for b in (lower, upper) if b is not None))
-    over = torch.zeros(len(A)) if upper is None else (A @ y - upper).clamp_min(0)
-    under = torch.zeros(len(A)) if lower is None else (lower - A @ y).clamp_min(0)
+    norm = A.norm(dim=-1)
+    unit, lower, upper = A / norm.unsqueeze(-1), *(None if b is None else b / norm for b in (lower, upper))
+    noise = 64 * eps * (y.norm() + sum(b.abs() for b in (lower, upper) if b is not None))
+    over = torch.zeros(len(A)) if upper is None else (unit @ y - upper).clamp_min(0)
+    under = torch.zeros(len(A)) if lower is None else (lower - unit @ y).clamp_min(0)
     slack = over - under
     slack = torch.where(slack.abs() > noise, slack, 0.0)
-    pull = -A.mT @ (weight * slack)
     G = torch.cat([outward(part, x, y, case, distance) for part in hard])
+    heft = soft.numbers(x, case.raw[:1]).weight.double() * (norm / norm.max()).square()
+    pull = -unit.mT @ (heft * slack)
     size = float(pull.norm())
-    if size and left(G, pull / size) > FARTHER + float((weight * noise * A.norm(dim=-1)).sum()) / size:
+    if size and left(G, pull / size) > FARTHER + float((heft * noise).sum()) / size:
         return 1
-    unit = A / A.norm(dim=-1, keepdim=True)
-    meets = [sign * unit[(sign * slack > 0) | at(side, A @ y, noise)] for sign, side in ((1.0, upper), (-1.0, lower))]
+    meets = [
+        sign * unit[(sign * slack > 0) | at(side, unit @ y, noise)] for sign, side in ((1.0, upper), (-1.0, lower))
+    ]
     G = torch.cat([G, *meets])
     return int(distance > 0 and left(G, (raw - y) / distance) > FARTHER + 16 * eps * float(y.norm()) / distance)
 

@@ -5,9 +5,11 @@ import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from benchmarks.conditioning import matrices
+from hardnet.errors import RankError
 from hardnet.functional import enforce_affine, factorize
 from hardnet.functional.affine_formulas import formula_gradients
 from tests.bounds import assert_within, of_factor
+from tests.draws import draw
 from tests.functional.affine_problems import SHAPES, formula, problem, relative_violation
 
 pytestmark = pytest.mark.usefixtures("path")
@@ -187,3 +189,29 @@ def test_forward_mode_answers_dependent_rows_with_nan():
     assert y[1].isnan().all()
     assert y[[0, 2]].isfinite().all()
     assert change[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(2, 3), (5, 22), (8, 11), (12, 30)])
+def test_samples_that_the_kernel_gave_up_have_the_gradients_of_the_formulas(m, n, shared):
+    """Nearly dependent rows: y comes from a second try in float64, and so must its gradients, to raw and to A.
+
+    Both factorise A anew, so they differ by its condition times roundings of the largest gradient.
+    """
+    answered = 0
+    for seed, angle in enumerate([1e-3, 1e-8, 1e-9, 1e-10, 1e-11]):
+        A = draw(m, n, seed=seed) if shared else draw(6, m, n, seed=seed)
+        A[..., 1, :] = A[..., 0, :] + angle * A[..., 1, :]
+        raw, weight = 3 * draw(6, n, seed=seed + 10), draw(6, n, seed=seed + 20)
+        numbers = [part.requires_grad_() for part in (raw, A)]
+        try:
+            y = enforce_affine(raw, A, lower=-0.1, upper=0.1)
+        except RankError:
+            continue
+        answered += 1
+        once = torch.autograd.grad(y, numbers, weight, retain_graph=True)
+        twice = torch.autograd.grad(y, numbers, weight, create_graph=True)  # by the formulas
+        for found, expected in zip(once, twice, strict=True):
+            assert found.isfinite().all()
+            assert (found - expected).abs().max() <= 1e3 * torch.finfo(A.dtype).eps / angle * expected.abs().max()
+    assert answered >= 3

@@ -23,6 +23,7 @@ from hardnet.functional.affine_formulas import (
     TorchPath,
     by_formula,
     careful,
+    formula_gradients,
     signed_violation,
 )
 from hardnet.functional.derivatives import join_batches
@@ -166,7 +167,7 @@ class ClosedForm(torch.autograd.Function):
         saved, gradient, needs = ctx.saved_tensors, gradients[0], ctx.needs_input_grad[3:]
         if gradient is None:
             return (None,) * 8
-        rows, kept = Batch(*saved[:5]), saved[5:]
+        rows, (kept, again) = Batch(*saved[:5]), _split_kept(saved[5:])
         if torch.is_grad_enabled() or not ctx.keeps or not _readable(ctx.path, gradient):
             grads = ClosedFormGradients.apply(gradient, *saved[:5])
         else:
@@ -174,6 +175,7 @@ class ClosedForm(torch.autograd.Function):
             if rows.factor is None and path.wants_factor(rows.A):
                 rows, kept = rows._replace(factor=kept[-1]), kept[:-1]
             grads = path.backward(gradient, rows, kept, needs[1])
+            grads = grads if again is None else _given_again(grads, gradient, rows, again)
         bounds = (
             None if bound is None or not needed else grad.sum(0) if bound.dim() == 1 else grad
             for grad, bound, needed in zip(grads[2:], rows[2:4], needs[2:4], strict=True)
@@ -195,13 +197,31 @@ def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, 
         made = by_qr(to_double(A), A.dtype).to(A.dtype).contiguous()
         rows = rows._replace(factor=made)
     y, kept, lost = PATHS[path].forward(rows)
+    kept = kept if made is None else (*kept, made)
     if lost and path == "cpu":
         at = y.isnan().any(-1).nonzero().squeeze(-1)
         again = careful(rows.take(at))
         y, lost = y.index_put_((at,), again), int(again.isnan().any(-1).sum())
+        kept = (*kept, at)
     if lost and named is not None:
         raise_invalid(*rows[:4], named)
-    return y, kept if made is None else (*kept, made)
+    return y, kept
+
+
+def _split_kept(kept: Kept) -> tuple[Kept, Tensor | None]:
+    """What a path kept, and the samples that were tried again ``(k,)``: whole numbers at the end; None for none."""
+    if kept and kept[-1].dtype == torch.long:
+        return kept[:-1], kept[-1]
+    return kept, None
+
+
+def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor) -> Gradients:
+    """The gradients with those of some samples by the formulas: the path that gave these up knows none."""
+    found, (raw, A, lower, upper) = formula_gradients(gradient[again], *rows.take(again)[:4]), grads
+    put = lambda own, new: own.index_put((again,), new)
+    if A is not None:
+        A = put(A, found[1]) if A.dim() == 3 else formula_gradients(gradient, *rows[:4])[1]
+    return put(raw, found[0]), A, put(lower, found[2]), put(upper, found[3])
 
 
 def _readable(path: str, gradient: Tensor) -> bool:
