@@ -3,11 +3,23 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet import SecondOrderCone, errors
 from hardnet.functional import conic as functional
 from hardnet.functional import conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
-from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status, conic, conic_fixed, conic_interior
+from hardnet.solvers import (
+    Intervals,
+    Quadratics,
+    SecondOrder,
+    SemiDefinite,
+    Status,
+    conic,
+    conic_distance,
+    conic_fixed,
+    conic_interior,
+    conic_newton,
+)
 from hardnet.solvers.eigen import jacobi
 from hardnet.solvers.saddle import Saddle, StiffSaddle
 from hardnet.solvers.stack import Linear
@@ -16,12 +28,14 @@ from tests.solvers.convex import D, ball, families, half_plane
 
 FAMILIES = families(12, 4)
 EPS = 2.0**-52
+BLIND = (functional, conic_gradient, conic, conic_distance, conic_fixed, conic_interior, conic_newton)
+"""Where a look is asked for."""
 
 
 @pytest.fixture
 def blind(monkeypatch):
     """Forbid every look, as on a GPU: a value that is asked for raises."""
-    for module in (functional, conic_gradient, conic, conic_fixed, conic_interior):
+    for module in BLIND:
         monkeypatch.setattr(module, "may_look", lambda _: False)
     asked = AssertionError("a value was looked at")
 
@@ -49,6 +63,38 @@ def programs(seed=0, samples=6):
     bounds = torch.full((1, 10), 5.0, dtype=D)
     box = Intervals(torch.eye(10, dtype=D).unsqueeze(0), -bounds, bounds)
     return {"quadratics": [centred, *many], "cones": [centred, box, *cones]}
+
+
+def curved_sets(dtype):
+    """Matrix inequalities of two orders, and a ball, an ellipsoid and a cone beside others, of size one."""
+    make = lambda *shape, seed: draw(*shape, seed=seed).to(dtype)
+    symmetric = lambda order: (make(4, order, order, seed=order) + make(4, order, order, seed=order).mT) / 2
+    one, P = torch.ones(4, dtype=dtype), make(4, 4, seed=1)
+    ball = hn.Ball(0.1 * one, one[0])
+    cone = hn.SecondOrderCone(make(3, 4, seed=2), 0.1 * one[:3], 0.1 * make(4, seed=3), one[0])
+    return {
+        "LMI of order 4": hn.LMI(torch.eye(4, dtype=dtype), symmetric(4)),
+        "LMI of order 9": hn.LMI(torch.eye(9, dtype=dtype), symmetric(9)),
+        "ball and row": ball & hn.Affine(make(1, 4, seed=4), upper=0.3 * one[:1]),
+        "ball and ellipsoid": ball & hn.Quadratic(P @ P.mT + torch.eye(4, dtype=dtype), 0.1 * one, -one[0]),
+        "cone and box": cone & hn.Box(-one, one),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", curved_sets(D))
+def test_what_is_solved_without_a_look_passes_its_certificate(name, dtype, monkeypatch):
+    constraint = curved_sets(dtype)[name]
+    for distance in (1.0, 3.0, 1e2, 1e4, 1e6):
+        raw = distance * draw(60, 4, seed=5).to(dtype)
+        with monkeypatch.context() as patched:
+            for module in BLIND:
+                patched.setattr(module, "may_look", lambda _: False)
+            found = constraint.solve(raw)
+        holds = hn.check(constraint, found.y.to(dtype)).holds.flatten(1).all(-1)
+        solved = found.status == Status.SOLVED
+        assert (holds | ~solved).all(), (distance, int((~holds & solved).sum()))
+        assert solved.double().mean() > 0.9 or distance > 1e2
 
 
 @pytest.mark.parametrize("size", [0.5, 3.0, 30.0])

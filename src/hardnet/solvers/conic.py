@@ -36,7 +36,7 @@ SMALL = 512
 ROUNDINGS = 16
 """Roundings of raw's dtype by which a solved sample may miss a row, relative to its terms: as certificates do."""
 FEASIBLE = 1e-12
-"""The same where the dtype allows more, and where no value is looked at."""
+"""The same where the dtype allows more."""
 
 
 class Limits(NamedTuple):
@@ -73,20 +73,20 @@ def project_intersection(
     y = stack.clamped(y)
     inside = (stack.outside(raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
-    if not may_look(raw):
-        return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, tolerance)
     limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, FEASIBLE))
+    if not may_look(raw):
+        return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, limits)
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
         part = _solve(raw[index], stack.select(index), limits)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
 
 
-def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, tolerance: float) -> Solution:
+def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     """`known` with the samples `outside` solved by the fixed program, which all samples run through."""
     safe = torch.where(outside.unsqueeze(-1), raw, 0.0)
     first = follow_and_polish(safe, stack, _unit(safe, safe, stack))
-    found = _judge(first, stack, Limits(tolerance, FEASIBLE))
+    found = _judge(tidy(safe, stack, first), stack, limits)
     return Solution(*(choose(outside, new, old) for new, old in zip(found, known, strict=True)))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.modes import may_look
 from hardnet.products import power_above
 from hardnet.solvers.conic_iterate import FIRST_PENALTY, State, Task, start
 from hardnet.solvers.conic_lagrangian import BEYOND_REACH, approach, proved_empty
@@ -142,12 +143,17 @@ def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> 
 
 
 def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
-    """Newton with rows of unit size at y, and one step inwards where a row is still missed by more than rounding."""
+    """Newton with rows of unit size at y, and steps inwards where a row is still missed by more than rounding.
+
+    Where no value may be looked at, steps inwards alone.
+    """
     guess, weight = near_y(raw, stack, answer.y, answer.dual)
     force = (guess.dual * scaled_task(raw, stack, guess, weight)[1]).abs().amax(-1, keepdim=True)
     # rows are known to rounding of their multipliers, which are long where the set is thin
     task, factor = scaled_task(raw, stack, guess, weight / power_above(force).clamp_min(1))
-    state, steps = finish(task, start(task, guess.y / guess.unit, guess.dual * factor))
+    state, steps = start(task, guess.y / guess.unit, guess.dual * factor), 0
+    if may_look(raw):
+        state, steps = finish(task, state)
     y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
     return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.modes import may_look
 from hardnet.products import times_tiled
 from hardnet.solvers.conic_iterate import State, Task, conditions, optimality
 from hardnet.solvers.saddle import Saddle, StiffSaddle
-from hardnet.solvers.solution import place, take
+from hardnet.solvers.solution import choose, place, take
 
 TARGET = 2.0**-52
 """Newton stops here, or where a step no longer halves the residual."""
@@ -65,8 +66,14 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
 
 def repair(task: Task, state: State) -> Tensor:
     """Where the answer still misses a row by more than rounding: Newton steps towards the set tightened by it."""
+    look = may_look(state.y)
     for _ in range(REPAIRS):
         over = task.stack.overshoot(state.y)
+        if not look:
+            moved = _inward(task, state, StiffSaddle)
+            better = (over > 1) & (task.stack.overshoot(moved) < over)
+            state = state._replace(y=choose(better, moved, state.y))
+            continue
         index = (over > 1).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
@@ -77,10 +84,10 @@ def repair(task: Task, state: State) -> Tensor:
     return state.y
 
 
-def _inward(task: Task, state: State) -> Tensor:
+def _inward(task: Task, state: State, saddle: type[Saddle | StiffSaddle] = Saddle) -> Tensor:
     """One Newton step to the set tightened by four times the worst miss."""
     missed = task.stack.outside(state.y)
     least = 4 * torch.finfo(missed.dtype).eps  # below it a margin drowns in rounding
     margin = (4 * missed.amax(-1, keepdim=True) + least).expand_as(missed)
     noise = 1e-10 * (1 + state.dual.abs().amax(-1, keepdim=True))
-    return step(task._replace(stack=task.stack.tightened(margin)), state, noise)[0]
+    return step(task._replace(stack=task.stack.tightened(margin)), state, noise, saddle)[0]
