@@ -201,8 +201,8 @@ def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, 
     if lost and path == "cpu":
         at = y.isnan().any(-1).nonzero().squeeze(-1)
         again = careful(rows.take(at))
-        y, lost = y.index_put_((at,), again), int(again.isnan().any(-1).sum())
-        kept = (*kept, at)
+        y, bad = y.index_put_((at,), again), again.isnan().any(-1)
+        lost, kept = int(bad.sum()), (*kept, at[~bad])
     if lost and named is not None:
         raise_invalid(*rows[:4], named)
     return y, kept
@@ -217,11 +217,14 @@ def _split_kept(kept: Kept) -> tuple[Kept, Tensor | None]:
 
 def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor) -> Gradients:
     """The gradients with those of some samples by the formulas: the path that gave these up knows none."""
-    found, (raw, A, lower, upper) = formula_gradients(gradient[again], *rows.take(again)[:4]), grads
+    found = formula_gradients(gradient[again], *rows.take(again)[:4])
     put = lambda own, new: own.index_put((again,), new)
-    if A is not None:
-        A = put(A, found[1]) if A.dim() == 3 else formula_gradients(gradient, *rows[:4])[1]
-    return put(raw, found[0]), A, put(lower, found[2]), put(upper, found[3])
+    raw, A, lower, upper = put(grads[0], found[0]), grads[1], put(grads[2], found[2]), put(grads[3], found[3])
+    if A is not None and A.dim() == 3:
+        A = put(A, found[1])
+    elif A is not None and not bool(raw.isnan().any()):  # a sample without an answer spoils the sum
+        A = formula_gradients(gradient, *rows[:4])[1]
+    return raw, A, lower, upper
 
 
 def _readable(path: str, gradient: Tensor) -> bool:
