@@ -38,6 +38,48 @@ def test_onnx_model_enforces(constraint, method, tmp_path):
     assert not hn.check(model.constraint, model.net(x), x, tolerance=1e-5).ok
 
 
+class Numbers(torch.nn.Module):
+    """Some numbers of x ``(*batch, k)`` as a core."""
+
+    def __init__(self, first, core):
+        super().__init__()
+        self.first, self.core = first, core
+
+    def forward(self, x):
+        count = torch.Size(self.core).numel()
+        return x[..., self.first : self.first + count].unflatten(-1, self.core)
+
+
+@pytest.mark.parametrize("m", [2, 7])
+def test_onnx_refuses_bad_numbers_and_takes_zero_rows_in_any_unit(m, tmp_path):
+    """Raw, A and both bounds are inputs: the largest of NaN and a number, and a float64 beyond float32, are traps."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    n, k = 4, 4 + 6 * m
+    rows = hn.Affine(Numbers(n, (m, n)), lower=Numbers(n + m * n, (m,)), upper=Numbers(n + m * n + m, (m,)))
+    model = hn.HardNet(Numbers(0, (n,)), rows, "projection").eval()
+    x = torch.cat([2 * draw(k, n), draw(k, m * n, seed=1), -draw(k, m, seed=2).abs(), draw(k, m, seed=3).abs()], -1)
+    batch = {0: torch.export.Dim("batch", min=2)}
+    program = torch.onnx.export(model, (x[:8],), dynamo=True, verbose=False, dynamic_shapes=(batch,))
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    run = lambda x: torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        poisoned = torch.where(torch.eye(k, dtype=torch.bool), bad, x)
+        y = run(poisoned)
+        answered = ~y.isnan().any(-1)
+        assert hn.check(rows, y[answered], poisoned[answered]).ok
+        assert not answered[: n + m * n].any()
+    for unit in (1e-100, 1.0, 1e40, 1e100):
+        given = x.clone()
+        given[:, n : 2 * n] = 0.0  # the first row
+        given[::2, n + m * n] = -torch.inf
+        given[::2, n + m * n + m] = torch.inf
+        given[:, n:] *= unit
+        y = run(given)
+        assert not y.isnan().any()
+        assert hn.check(rows, y, given).ok
+
+
 def train_one_rank(rank, port, results):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -139,8 +139,27 @@ def ordered(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def finite_size(bound: Tensor) -> Tensor:
-    """``|bound|``, zero where there is none."""
-    return bound.abs().nan_to_num(nan=0.0, posinf=0.0)
+    """``|bound|``, zero where there is none: by a comparison, since ONNX calls what leaves float32 infinite."""
+    size = bound.abs()
+    return torch.where(size < torch.inf, size, 0.0)
+
+
+def bound_size(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
+    """``|lower| + |upper|`` of the finite ones, at most twice the nearer to zero and `weight`; one of them is given.
+
+    What rounding of a row is relative to, beside ``|a|_1 |y|``: the farther bound is broken by an ``|a'y|`` beyond it
+    alone, so that 1e20 in the place of infinity says nothing of the other one. `weight` is ``|a|_1``: outputs of size
+    1 give a bound of zero a size.
+    """
+    sides = [side for side in (lower, upper) if side is not None]
+    total = reduce(torch.add, [finite_size(side) for side in sides])
+    most = 2 * reduce(torch.minimum, [side.abs() for side in sides]) + weight
+    return torch.where(most < total, most, total)
+
+
+def or_one(size: Tensor) -> Tensor:
+    """``size``, 1 where it is zero: what is divided by it is zero there."""
+    return torch.where(size > 0, size, 1.0)
 
 
 def step_limit(A: Tensor) -> int:

@@ -189,3 +189,32 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
     for y in (solve_affine(raw, A, lower, upper)[0], project_affine(raw, A, lower, upper, metric=draw(5).abs() + 0.1)):
         assert (y >= 0).all()
         assert (y.sum(-1) - 1).abs().max() <= 1e-14
+
+
+def _blind(monkeypatch):
+    """Stands for a GPU, where no value is looked at."""
+    monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
+    return project_affine
+
+
+def _mapped(_):
+    return torch.func.vmap(project_affine)
+
+
+def _compiled(_):
+    return torch.compile(project_affine, fullgraph=True, backend="eager")
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("route", [_blind, _mapped, _compiled])
+def test_what_nobody_looks_at_meets_the_certificate_or_is_nan(route, dtype, monkeypatch):
+    """However far raw is: a residual relative to raw says nothing of rows near zero."""
+    project = route(monkeypatch)
+    for seed, far in enumerate([1.0, 1e2, 1e4, 1e8, 1e12, 1e16, 1e30]):
+        raw, A, lower, upper = (part.to(dtype) for part in gaussian(128, 10, 40, seed=seed))
+        y = project(far * raw, A, lower, upper)
+        answered = ~y.isnan().any(-1)
+        rows = hn.Affine(A[answered], lower=lower[answered], upper=upper[answered])
+        assert hn.check(rows, y[answered]).ok, far
+        if far <= 1e4:
+            assert answered.double().mean() >= 0.99, far

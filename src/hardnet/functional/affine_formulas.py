@@ -29,7 +29,7 @@ from hardnet.functional.affine_factors import (
 from hardnet.functional.derivatives import join_batches
 from hardnet.modes import full_precision, may_look
 from hardnet.products import times
-from hardnet.rows import Batch, finite_size
+from hardnet.rows import Batch, bound_size
 
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
@@ -239,10 +239,7 @@ def row_size(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | No
     As in a certificate, outputs count as at least one rounding of 1 where all bounds of a row are 0: then nothing else
     says what is small.
     """
-    bounds = torch.zeros_like(weight)
-    for side in (lower, upper):
-        if side is not None:
-            bounds = bounds + finite_size(side)
+    bounds = torch.zeros_like(weight) if lower is None and upper is None else bound_size(lower, upper, weight)
     return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_columnwise, times_rowwise
-from hardnet.rows import finite_size, ordered
+from hardnet.rows import bound_size, or_one, ordered
 from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
 ROUNDINGS = 16
-"""How many roundings of the dtype a row may be off, relative to ``|a|_1 |y|_inf + |lower| + |upper|``."""
+"""How many roundings of the dtype a row may be off, relative to ``|a|_1 |y|_inf + |bounds|``."""
 STATIONARY = 1e-8
 """How far ``raw - A' dual`` may be from y, relative to both: more says that the active rows are not to be trusted."""
 TOUCHES = 8 * torch.finfo(torch.float64).eps
@@ -32,10 +32,6 @@ TOUCHES = 8 * torch.finfo(torch.float64).eps
 and every route then agrees on the derivative at a vertex where more rows meet than are needed."""
 EMPTY = 64 * torch.finfo(torch.float64).eps
 """What a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
-
-
-SMALLEST = torch.finfo(torch.float64).tiny
-"""What terms of zero are taken for: all that is divided by them is zero."""
 
 
 class Nearest(NamedTuple):
@@ -58,7 +54,7 @@ class Nearest(NamedTuple):
 class Scaled(NamedTuple):
     """Rows of length about 1 and their bounds, in float64; invalid samples are zero and free.
 
-    ``length`` is ``|a_i|_1`` and ``bounds`` the size of the finite bounds, ``(B, m)``, without derivative.
+    ``length`` is ``|a_i|_1`` and ``bounds`` that of the bounds, ``(B, m)``, without derivative.
     """
 
     raw: Tensor
@@ -109,21 +105,23 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
 def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:
     """Divide each row and its bounds by the power of two next to its largest entry: units do not matter."""
     rows = (A if A.dim() == 3 else A.unsqueeze(0)).double()
-    size = rows.detach().abs().amax(-1)
-    sound = (size < torch.inf).all(-1, keepdim=True)
+    entries = rows.detach().abs()
+    size = entries.amax(-1)  # in ONNX the largest of NaN and a number may be the number
+    sound = (entries < torch.inf).all(-1).all(-1, keepdim=True)
     rows = torch.where(sound.unsqueeze(-1), rows, 0.0)
     shrink = size.log2().floor().neg().nan_to_num(0.0, 0.0, 0.0).exp2()  # 1 for a row of zeros
     low, high = (
         shrink.new_full((1, 1), absent) * shrink if bound is None else bound.double() * shrink
         for bound, absent in ((lower, -torch.inf), (upper, torch.inf))
     )
-    valid = sound & (raw.detach().abs().amax(-1, keepdim=True) < torch.inf) & ordered(low, high).all(-1, keepdim=True)
+    valid = sound & (raw.detach().abs() < torch.inf).all(-1, keepdim=True) & ordered(low, high).all(-1, keepdim=True)
     rows, low, high = (
         rows * shrink.unsqueeze(-1),
         torch.where(valid, low, -torch.inf),
         torch.where(valid, high, torch.inf),
     )
-    length, bounds = rows.detach().abs().sum(-1), finite_size(low.detach()) + finite_size(high.detach())
+    length = rows.detach().abs().sum(-1)
+    bounds = bound_size(low.detach(), high.detach(), length)
     return Scaled(torch.where(valid, raw.double(), 0.0), rows, low, high, shrink, valid, length, bounds)
 
 
@@ -182,9 +180,9 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tenso
     # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
     least = torch.where(sizes[1] > 0, 0.0, eps * far.clamp_max(1.0))
     terms = sizes[0] * (length + least) + sizes[1]
-    missed = ((at - goal).abs() / terms.clamp_min(SMALLEST)).amax(-1, keepdim=True)
+    missed = ((at - goal).abs() / or_one(terms)).amax(-1, keepdim=True)
     size = far + length
-    drift = step.abs().amax(-1, keepdim=True) / size.clamp_min(SMALLEST)
+    drift = step.abs().amax(-1, keepdim=True) / or_one(size)
     counted = size + terms.amax(-1, keepdim=True) < torch.inf  # a part of infinity would be nothing
     solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY) & counted
     status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))

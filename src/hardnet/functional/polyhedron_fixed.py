@@ -21,7 +21,7 @@ from torch import Tensor
 from hardnet.functional.derivatives import keep_value
 from hardnet.modes import mode
 from hardnet.products import times
-from hardnet.rows import finite_size, ordered
+from hardnet.rows import bound_size, finite_size, or_one, ordered
 from hardnet.shapes import check_affine
 from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.orthogonal import EPS, FAR
@@ -82,7 +82,7 @@ def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, st
     """``raw - y = A'dual`` in the units that came in; for an empty set the rows that contradict each other."""
     dual = torch.where(inside.unsqueeze(-1), 0.0, dual * problem.unit) / problem.length
     proof = ray / problem.length
-    proof = proof / _or_one(proof.abs().amax(-1, keepdim=True))
+    proof = proof / or_one(proof.abs().amax(-1, keepdim=True))
     kind = status.unsqueeze(-1)
     dual = torch.where(kind == int(Status.INFEASIBLE), proof, dual)
     return torch.where(kind == int(Status.INVALID), torch.nan, dual)
@@ -128,14 +128,14 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
 
 def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
     """Divide rows by their lengths and samples by their sizes, which carry no derivative: y does not depend on them."""
-    size = _or_one(A.detach().abs().amax(-1))
+    size = or_one(A.detach().abs().amax(-1))
     A = A / size.unsqueeze(-1)
-    length = _or_one(torch.linalg.vector_norm(A.detach(), dim=-1))
+    length = or_one(torch.linalg.vector_norm(A.detach(), dim=-1))
     A = A / length.unsqueeze(-1)
     low, high = (_divide(_divide(bound, size), length) for bound in (lower, upper))
     asked = torch.maximum(low.detach(), -high.detach())
     asked = torch.where((asked > 0) & asked.isfinite(), asked, 0.0)
-    unit = _or_one(torch.maximum(raw.detach().abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
+    unit = or_one(torch.maximum(raw.detach().abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
     return _Scaled(raw / unit, A, _divide(low, unit), _divide(high, unit), unit, size * length)
 
 
@@ -182,7 +182,8 @@ def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tenso
 
 def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) -> Tensor:
     """Whether the rows hold at y to what a certificate allows for numbers of this rounding: ``(*batch)``."""
-    size = A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + finite_size(lower) + finite_size(upper)
+    weight = A.abs().sum(-1)
+    size = weight * y.abs().amax(-1, keepdim=True) + bound_size(lower, upper, weight)
     product = times(A, y)
     return (torch.maximum(product - upper, lower - product) <= ALLOWED * rounding * size).all(-1)
 
@@ -191,10 +192,6 @@ def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
     status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
-
-
-def _or_one(size: Tensor) -> Tensor:
-    return torch.where(size > 0, size, 1.0)
 
 
 class FixedSolution(NamedTuple):
@@ -223,7 +220,7 @@ def solve_affine(
         A: ``(m, n)`` or ``(*batch, m, n)``.
         lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
         upper: Like `lower`; None is +inf.
-        steps: How many pivots; by default 2 n + 10 for up to n rows, else 3 n + 10 (m in the place of n if smaller).
+        steps: How many pivots; by default 2 m + 10 for less than n rows, else 4 n + 10, and 2 n more for each doubling.
     """
     _, lower, upper = check_affine(raw, A, lower, upper)
     found = project_fixed(raw, A, lower, upper, steps)

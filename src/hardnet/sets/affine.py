@@ -14,7 +14,7 @@ from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sen
 from hardnet.functional.elementary import project_box
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.rows import BoxedRows, finite_size
+from hardnet.rows import BoxedRows, bound_size
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 
 
@@ -34,20 +34,18 @@ def interval_residual(value: Tensor, lower: Tensor | None, upper: Tensor | None)
 
 
 def affine_scale(rows: AffineRows, y: Tensor) -> Tensor:
-    """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, row by row: ``(*batch, m)``.
+    """``|a|_1 |y|_inf + |bounds|``, row by row: ``(*batch, m)``.
 
     Measured by the largest output, not output by output: an output is rounded relative to the sums it came from, so a
     coordinate that lands on the bound 0 among outputs of size 1 may be off by a rounding of 1, not of 0.
     """
-    return interval_scale(rows.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True), rows.lower, rows.upper)
+    return interval_scale(rows.A.abs().sum(-1), y, rows.lower, rows.upper)
 
 
-def interval_scale(size: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """``size + |lower| + |upper|`` over the finite bounds, entry by entry."""
-    for side in (lower, upper):
-        if side is not None:
-            size = size + finite_size(side)
-    return size
+def interval_scale(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``weight |y|_inf + |bounds|``, entry by entry: `hardnet.rows.bound_size`."""
+    size = weight * y.abs().amax(-1, keepdim=True)
+    return size if lower is None and upper is None else size + bound_size(lower, upper, weight)
 
 
 def known_bounds(constraint: ConstraintSet, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +148,7 @@ class Affine(ConstraintSet):
         return affine_residual(numbers, y)
 
     def scale(self, numbers: AffineRows, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
+        """``|a|_1 |y|_inf + |bounds|``, row by row."""
         return affine_scale(numbers, y)
 
 
@@ -252,8 +250,8 @@ class Box(ConstraintSet):
         return interval_residual(y, *numbers)
 
     def scale(self, numbers: BoxNumbers, y: Tensor) -> Tensor:
-        """``|y|_inf + |lower| + |upper|``, as for any affine row."""
-        return interval_scale(y.abs().amax(-1, keepdim=True).expand_as(y), *numbers)
+        """``|y|_inf + |bounds|``, as for any affine row."""
+        return interval_scale(torch.ones_like(y), y, *numbers)
 
     def project(
         self, numbers: BoxNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

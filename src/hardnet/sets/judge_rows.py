@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from hardnet.rows import BoxedRows, finite_size
+from hardnet.rows import BoxedRows, bound_size
 from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
 from hardnet.solvers.compensated import Excess, largest, long_excess, plain_excess
 from hardnet.solvers.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
@@ -118,18 +118,18 @@ class _Matrix:
 
 
 def _box_tolerance(rows: BoxedRows, size: Tensor, tolerance: Tolerance) -> Allowed:
-    """``|y|_inf + |lower| + |upper|`` relative, as the sum of what a sample and what a coordinate allows."""
+    """``|y|_inf + |bounds|`` relative, as the sum of what a sample and what a coordinate allows."""
     n = rows.A.shape[-1]
     if tolerance.absolute is not None:
         return Allowed(tolerance.of(size), size.new_zeros(n))
-    bounds = _bound_sizes(rows.box_lower, rows.box_upper)
+    bounds = _of_bounds(rows.box_lower, rows.box_upper, size.new_ones(()))
     anchor = torch.where(bounds > 0, bounds, tolerance.floor)
     return Allowed(tolerance.of(size), tolerance.of(anchor).expand(*bounds.shape[:-1], n))
 
 
 def _general_tolerance(rows: BoxedRows, matrix: _Matrix, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """``|a|_1 |y|_inf + |lower| + |upper|`` relative, ``(b, m)``."""
-    bounds = _bound_sizes(rows.lower, rows.upper)
+    """``|a|_1 |y|_inf + |bounds|`` relative, ``(b, m)``."""
+    bounds = _of_bounds(rows.lower, rows.upper, matrix.weight)
     anchor = torch.where(bounds > 0, bounds, tolerance.floor * matrix.weight)
     return tolerance.of(matrix.weight * size + anchor)
 
@@ -217,7 +217,7 @@ def _sum_pairs_again(left: Tensor, A: Tensor, bounds: tuple[Tensor, Tensor], poi
             field[sample, row] = value
 
 
-def _bound_sizes(lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """``|lower| + |upper|`` over the finite bounds; one of them is given."""
-    sides = [finite_size(side).double() for side in (lower, upper) if side is not None]
-    return sum(sides[1:], sides[0])
+def _of_bounds(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
+    """`hardnet.rows.bound_size` in float64."""
+    lower, upper = (None if side is None else side.double() for side in (lower, upper))
+    return bound_size(lower, upper, weight)

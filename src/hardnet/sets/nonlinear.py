@@ -135,10 +135,10 @@ class Nonlinear(ConstraintSet):
         return interval_residual(self.values(y, numbers.x), numbers.lower, numbers.upper)
 
     def scale(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
-        """``|dg_i/dy|_1 |y|_inf + |lower| + |upper|``: what a change of y by one rounding amounts to, row by row."""
+        """``|dg_i/dy|_1 |y|_inf + |bounds|``: what a change of y by one rounding amounts to, row by row."""
         given = None if self.jacobian is None else self.derivative
         J = jacobian_of(self.values, given, y, numbers.x)
-        return interval_scale(J.abs().sum(-1) * y.abs().amax(-1, keepdim=True), numbers.lower, numbers.upper)
+        return interval_scale(J.abs().sum(-1), y, numbers.lower, numbers.upper)
 
     def existence(self, y: Tensor, x: Any = None, *, second_derivative: Number) -> Existence:
         """Whether an exact solution exists within a known radius of y, by the theorem of Newton and Kantorovich.

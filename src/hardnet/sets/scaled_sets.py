@@ -139,11 +139,10 @@ class ScaledRows(ScaledSet):
         return join([interval_residual(y, *found[3:5]), general]) if found.boxed else general
 
     def scale(self, numbers: ScaledNumbers, y: Tensor) -> Tensor:
-        """``|a|_1 |z|_inf + |lower| + |upper|``, as for any affine row."""
+        """``|a|_1 |z|_inf + |bounds|``, as for any affine row."""
         found: BoxedRows = numbers.scaled
         general = affine_scale(AffineRows(*found[:3]), y)
-        size = y.abs().amax(-1, keepdim=True).expand_as(y)
-        return join([interval_scale(size, *found[3:5]), general]) if found.boxed else general
+        return join([interval_scale(torch.ones_like(y), y, *found[3:5]), general]) if found.boxed else general
 
     def equality_rows(self, numbers: ScaledNumbers, like: Tensor) -> list[int]:
         """Those of the set."""

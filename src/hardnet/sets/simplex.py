@@ -113,7 +113,7 @@ class Simplex(ConstraintSet):
         return torch.cat([(-y).clamp_min(0), gap.unsqueeze(-1)], dim=-1)
 
     def scale(self, numbers: SimplexNumbers, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |lower| + |upper|``, as for any affine row."""
+        """``|a|_1 |y|_inf + |bounds|``, as for any affine row."""
         largest = y.abs().amax(-1, keepdim=True)
         total = self._dim * largest + 2 * numbers.total.abs().unsqueeze(-1)
         return torch.cat([largest.expand_as(y), total], dim=-1)

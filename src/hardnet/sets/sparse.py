@@ -92,9 +92,9 @@ class SparseAffine(ConstraintSet):
         return interval_residual(product(numbers, numbers.values, y), numbers.lower, numbers.upper)
 
     def scale(self, numbers: SparseNumbers, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |lower| + |upper|``, row by row."""
+        """``|a|_1 |y|_inf + |bounds|``, row by row."""
         size = product(numbers, numbers.values.abs(), torch.ones_like(y[..., :1]).expand_as(y))
-        return interval_scale(size * y.abs().amax(-1, keepdim=True), numbers.lower, numbers.upper)
+        return interval_scale(size, y, numbers.lower, numbers.upper)
 
     def row_count(self, numbers: SparseNumbers, like: Tensor) -> int:
         """M."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_columnwise, times_rowwise
+from hardnet.rows import bound_size
 from hardnet.solvers.box_problem import EPS, BoxProblem
 
 INSIDE = 4.0
@@ -27,9 +28,7 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
     raw = problem.raw
     boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
     size = times_rowwise(problem.A.abs(), raw.abs())
-    bounds = torch.where(problem.lower.isfinite(), problem.lower.abs(), 0.0)
-    bounds = torch.maximum(bounds, torch.where(problem.upper.isfinite(), problem.upper.abs(), 0.0))
-    slack = INSIDE * rounding * (size + bounds)
+    slack = INSIDE * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
     return boxed & ((problem.excess(problem.times(raw)).abs() <= slack) & slack.isfinite()).all(-1)
 
 

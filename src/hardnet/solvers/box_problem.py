@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import largest_power, times_columnwise, times_rowwise
-from hardnet.rows import finite_size
+from hardnet.rows import bound_size
 
 EPS = torch.finfo(torch.float64).eps
 VERIFIED = 11.0
@@ -61,9 +61,9 @@ class BoxProblem(NamedTuple):
         return times_columnwise(self.A, dual)
 
     def size(self, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |lower| + |upper|`` over the finite bounds, ``(B, k)``: what a row's rounding goes by."""
-        bounds = sum(finite_size(bound) for bound in (self.lower, self.upper))
-        return self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + bounds
+        """``|a|_1 |y|_inf + |bounds|``, ``(B, k)``: what a row's rounding goes by."""
+        weight = self.A.abs().sum(-1)
+        return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
     def excess(self, product: Tensor) -> Tensor:
         """``A y - clamp(A y, lower, upper)``, ``(B, k)``."""

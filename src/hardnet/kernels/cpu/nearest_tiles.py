@@ -13,7 +13,7 @@ import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.nearest_program import DEPENDENT, DOUBT, EMPTY
-from hardnet.kernels.cpu.tiles import dot, fill, load, load_bound, subtract
+from hardnet.kernels.cpu.tiles import bound_size, dot, fill, load, load_bound, subtract
 
 ROUNDINGS, STATIONARY, TOUCHES = 16.0, 1e-8, 8 * 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
@@ -95,12 +95,6 @@ def prepare(work: Work, A: Tile, lower: Tile, upper: Tile, first: int) -> None:
 
 
 @compiled
-def finite_size(value: float) -> float:
-    """``|value|``, zero for an infinite one."""
-    return abs(value) if abs(value) < np.inf else 0.0
-
-
-@compiled
 def tolerances(work: Work, rounding: float, length: Tile, noise: Tile, slack: Tile) -> None:
     """``|raw|_inf``, the rounding of the rows' values at raw, and what counts as an empty set."""
     m, n, lanes = work.rows.shape
@@ -120,7 +114,7 @@ def tolerances(work: Work, rounding: float, length: Tile, noise: Tile, slack: Ti
                 row[lane] += abs(work.rows[i, j, lane])
         for lane in range(lanes):
             noise[lane] = max(noise[lane], row[lane])
-            slack[lane] = max(slack[lane], finite_size(work.low[i, lane]) + finite_size(work.high[i, lane]))
+            slack[lane] = max(slack[lane], bound_size(work.low[i, lane], work.high[i, lane], row[lane]))
     for lane in range(lanes):
         terms = noise[lane] * length[lane]
         noise[lane] = DOUBT * terms
@@ -213,7 +207,7 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
                 terms[lane] += abs(work.rows[i, j, lane])
         for lane in range(lanes):
             at, low, high = work.rest[i, lane], work.low[i, lane], work.high[i, lane]
-            bounds = finite_size(low) + finite_size(high)
+            bounds = bound_size(low, high, terms[lane])
             # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
             least = 0.0 if bounds > 0.0 else rounding * min(far[lane], 1.0)
             size = terms[lane] * (length[lane] + least) + bounds

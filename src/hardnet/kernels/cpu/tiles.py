@@ -223,6 +223,15 @@ def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good
 
 
 @compiled
+def bound_size(lower: float, upper: float, weight: float) -> float:
+    """``|lower| + |upper|`` of the finite ones, at most twice the nearer and ``|a|_1``: `hardnet.rows.bound_size`."""
+    first, second = abs(lower), abs(upper)
+    total = (first if first < np.inf else 0.0) + (second if second < np.inf else 0.0)
+    most = 2.0 * min(first, second) + weight
+    return most if most < total else total
+
+
+@compiled
 def at_bounds(product: float, low: float, high: float, weight: float, largest: float, rounding: float) -> bool:
     """Whether a row is off its bounds by no more than `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``.
 
@@ -234,7 +243,7 @@ def at_bounds(product: float, low: float, high: float, weight: float, largest: f
         largest: ``max |y|``.
         rounding: Of y.
     """
-    bounds = (abs(low) if low > -np.inf else 0.0) + (abs(high) if high < np.inf else 0.0)
+    bounds = bound_size(low, high, weight)
     size = weight * largest + (bounds if bounds > 0.0 else rounding * weight)
     return size < np.inf and abs(product - min(max(product, low), high)) <= VERIFIED * rounding * size
 

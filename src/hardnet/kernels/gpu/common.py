@@ -134,6 +134,16 @@ def doubtful(least, before, after):
 
 
 @triton.jit
+def bound_size(lower, upper, weight):
+    """``|lower| + |upper|`` of the finite ones, at most twice the nearer and ``|a|_1``: `hardnet.rows.bound_size`."""
+    first, second = tl.abs(lower), tl.abs(upper)
+    infinity = float("inf")
+    total = tl.where(first < infinity, first, 0.0) + tl.where(second < infinity, second, 0.0)
+    most = 2.0 * tl.minimum(first, second) + weight
+    return tl.where(most < total, most, total)
+
+
+@triton.jit
 def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.constexpr):
     """Whether every row of a sample is on its bounds to `VERIFIED` roundings of ``|a|_1 max |y| + |bound|``."""
     good = largest == largest

@@ -18,6 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hardnet.kernels.gpu.common import bound_size
+
 PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and those before every third halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
@@ -35,12 +37,6 @@ largest exponent that has an inverse."""
 def _every(good):
     """Whether all entries are true."""
     return tl.min(tl.where(good, 1, 0), 0) == 1
-
-
-@triton.jit
-def _finite(value):
-    """``|value|``, zero for an infinite one."""
-    return tl.where(tl.abs(value) < float("inf"), tl.abs(value), 0.0)
 
 
 @triton.jit
@@ -156,11 +152,12 @@ def _project(
     under, over = tl.where(valid, under * shrink, float("-inf")), tl.where(valid, over * shrink, float("inf"))
 
     product, terms = tl.sum(a * start, 0), tl.sum(tl.abs(a * start), 0)
-    slack = INSIDE * rounding * (terms + tl.maximum(_finite(under), _finite(over)))
+    weight = tl.sum(tl.abs(a), 0)
+    limits = bound_size(under, over, weight)
+    slack = INSIDE * rounding * (terms + limits)
     boxed = _every((start >= least) & (start <= most))
     inside = boxed & (product <= over + slack) & (product >= under - slack) & (slack < float("inf"))
 
-    weight, limits = tl.sum(tl.abs(a), 0), _finite(under) + _finite(over)
     p = start
     phi, slope, largest = _sweep(p, a, least, most)
     target = tl.minimum(tl.maximum(phi, under), over)

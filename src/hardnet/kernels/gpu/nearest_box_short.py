@@ -19,6 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hardnet.kernels.gpu.common import bound_size
+
 PASSES, CORRECTIONS = tl.constexpr(16), tl.constexpr(4)
 """The most passes in float32, and those in float64 after them."""
 NEAR = tl.constexpr(2.0**-17)
@@ -148,7 +150,7 @@ def forward(
     if valid & (state == SOUND):
         product = _exact_product(a, start)
         size = tl.sum(tl.abs(a * start), 0)
-        slack = INSIDE * (size.to(tl.float64) + tl.maximum(_finite(below), _finite(above)))
+        slack = INSIDE * (size.to(tl.float64) + bound_size(below, above, tl.sum(tl.abs(a), 0).to(tl.float64)))
         known = (size >= SMALL * n) & (size < float("inf"))
         inside = tl.where((product <= above + slack) & (product >= below - slack) & known, 1, 0)
         settled = inside

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from hardnet.kernels.gpu.affine_threads import _combine, _dots, _largest, _load, _load_bound, _store
-from hardnet.kernels.gpu.common import store_from
+from hardnet.kernels.gpu.common import bound_size, store_from
 from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalise, solve
 
 EMPTY, TOUCHES = tl.constexpr(64 * 2.0**-52), tl.constexpr(8 * 2.0**-52)
@@ -25,12 +25,6 @@ ROUNDINGS, STATIONARY = tl.constexpr(16.0), tl.constexpr(1e-8)
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 EXPONENT, TWICE_ONE = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52)
 """The bits of a float64 that hold its exponent, and twice those of 1: those of ``2^k`` and ``2^-k`` add up to it."""
-
-
-@triton.jit
-def _finite(value):
-    """``|value|``, zero for an infinite one."""
-    return tl.where(tl.abs(value) < float("inf"), tl.abs(value), 0.0)
 
 
 @triton.jit
@@ -160,7 +154,7 @@ def _judge(
     totals = ()
     solved = (drift <= STATIONARY * (far + length)) & (far + length < float("inf"))
     for i in tl.static_range(m):
-        bounds = _finite(low[i]) + _finite(high[i])
+        bounds = bound_size(low[i], high[i], sums[i])
         terms = sums[i] * (length + tl.where(bounds > 0.0, 0.0, least)) + bounds
         wanted = tl.where(active[i], goal[i], tl.minimum(tl.maximum(reached[i], low[i]), high[i]))
         missed = tl.abs(reached[i] - wanted)
@@ -196,10 +190,10 @@ def forward(
     valid = valid & _finite_entries(given, n)
     far = _largest(given, n).to(tl.float64)
     size = sums[0]
-    bounds = _finite(low[0]) + _finite(high[0])
+    bounds = bound_size(low[0], high[0], sums[0])
     for i in tl.static_range(1, m):
         size = tl.maximum(size, sums[i])
-        bounds = tl.maximum(bounds, _finite(low[i]) + _finite(high[i]))
+        bounds = tl.maximum(bounds, bound_size(low[i], high[i], sums[i]))
     slack = EMPTY * (size * far) + ROUNDINGS * rounding * bounds
     width: tl.constexpr = min(m, n)
     weights, empty = solve(

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.gpu.common import CORRECTIONS
+from hardnet.kernels.gpu.common import CORRECTIONS, bound_size
 from hardnet.kernels.gpu.launching import Launcher
 from hardnet.kernels.gpu.pivoting import bound_of, pivot_rows, step_of
 from hardnet.kernels.limits import CLOSE as NEAR
@@ -117,8 +117,8 @@ def _project(
     idle = tl.max(tl.where(touches & (active == 0.0) & (row < m), 1, 0), axis=0) > 0
     left = _violation(at_y, low, high)
     certain = tl.max(left - CERTAIN * tl.sum(tl.abs(matrix) * tl.abs(found)[None, :], axis=1), axis=0) <= 0.0
-    reach = tl.sum(tl.abs(matrix), axis=1) * tl.max(tl.abs(found), axis=0)
-    allowed = ALLOWED * (reach + _finite_size(low) + _finite_size(high))
+    weight = tl.sum(tl.abs(matrix), axis=1)
+    allowed = ALLOWED * (weight * tl.max(tl.abs(found), axis=0) + bound_size(low, high, weight))
     # a violation that is small beside a raw far away is still one
     judged = tl.where(tl.max(left - allowed, axis=0) <= 0.0, residual, INFINITY)
     solved = valid & (inside | (through & (residual <= SOLVED) & certain & ~idle))
