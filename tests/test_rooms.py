@@ -177,3 +177,19 @@ def test_no_layer_asks_for_the_class_of_a_set(path):
 
 def test_a_class_that_is_asked_for_is_seen():
     assert classes_asked_for("isinstance(part, hn.Box | Simplex)") == {"Box", "Simplex"}
+
+
+def statuses_compared(source: str) -> int:
+    """Comparisons with a member of Status itself: to torch.compile a tensor never equals one, so they say `int`."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    sides = [side for node in found for side in node.comparators]
+    return sum(isinstance(side, ast.Attribute) and getattr(side.value, "id", "") == "Status" for side in sides)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) in ("functional", "solvers")], ids=str)
+def test_a_status_is_compared_as_a_number(path):
+    assert not statuses_compared(path.read_text()), "int(Status.SOLVED)"
+
+
+def test_a_status_that_is_compared_as_it_is_is_seen():
+    assert statuses_compared("bad = (status == Status.INFEASIBLE) | (status == int(Status.SOLVED))") == 1

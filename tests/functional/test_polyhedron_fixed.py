@@ -194,6 +194,7 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
 def _blind(monkeypatch):
     """Stands for a GPU, where no value is looked at."""
     monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
+    monkeypatch.setattr("hardnet.functional.nearest.may_look", lambda tensor: False)
     return project_affine
 
 
@@ -218,3 +219,16 @@ def test_what_nobody_looks_at_meets_the_certificate_or_is_nan(route, dtype, monk
         assert hn.check(rows, y[answered]).ok, far
         if far <= 1e4:
             assert answered.double().mean() >= 0.99, far
+
+
+@pytest.mark.parametrize("route", [_blind, _mapped, _compiled])
+@pytest.mark.parametrize("m", [2, 4, 6])
+def test_an_empty_set_is_nan_where_nobody_looks(m, route, monkeypatch):
+    """A comparison of a tensor with an enumeration is False to the compiler, whatever the tensor holds."""
+    A = draw(8, m, 4)
+    A[:, 1] = A[:, 0]
+    lower, upper = torch.full((8, m), -5.0, dtype=F64), torch.full((8, m), 5.0, dtype=F64)
+    lower[:4, 0], upper[:4, 1] = 1.0, -1.0
+    y = route(monkeypatch)(draw(8, 4, seed=1), A, lower, upper)
+    assert y[:4].isnan().all()
+    assert hn.check(hn.Affine(A[4:], lower=lower[4:], upper=upper[4:]), y[4:]).ok

@@ -71,7 +71,7 @@ def project_intersection(
         raise OptionError(sentence("on_infeasible", "no error inside a capture", "'raise'", remedy))
     looks = may_look(raw) or on_infeasible == "raise"
     y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, looks, *flat)
-    if looks and bool((status != Status.SOLVED).any()):
+    if looks and bool((status != int(Status.SOLVED)).any()):
         found = y, status.reshape(batch), residual.reshape(batch)
         _answer(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
     return y.reshape(*batch, raw.shape[-1])
@@ -88,11 +88,11 @@ def _answer(
     """Raise or warn about samples that are not solved, as far as the policies ask."""
     (y, status, residual), (on_infeasible, on_invalid) = found, policies
     if on_invalid == "raise":
-        _raise_invalid(raw, blocks, status == Status.INVALID)
+        _raise_invalid(raw, blocks, status == int(Status.INVALID))
     if on_infeasible == "raise":
         text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
-        refuse(status == Status.INFEASIBLE, InfeasibleError, text)
-    stopped = status == Status.NOT_CONVERGED
+        refuse(status == int(Status.INFEASIBLE), InfeasibleError, text)
+    stopped = status == int(Status.NOT_CONVERGED)
     if bool(stopped.any()):
         violation = _violation(flat, y).reshape(stopped.shape)
         _warn(residual[stopped].max().item(), violation[stopped].max().item(), stopped, tolerance)
@@ -173,9 +173,9 @@ class _Project(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """``(y, status, residual)``; samples without an answer are NaN, unfinished ones too where none is warned of."""
         found = solve(raw, gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
-        answered = found.status == Status.SOLVED
+        answered = found.status == int(Status.SOLVED)
         if looks:
-            answered = answered | (found.status == Status.NOT_CONVERGED)
+            answered = answered | (found.status == int(Status.NOT_CONVERGED))
         y = torch.where(answered.unsqueeze(-1), found.y, torch.nan)
         ctx.save_for_backward(y, found.dual, raw, *fields)
         ctx.kinds = kinds

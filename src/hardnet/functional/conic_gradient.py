@@ -142,7 +142,7 @@ def _project(
     raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = solve(raw, gather(_kinds(kinds), fields), tolerance=tolerance, dtype=raw.dtype)
-    y = torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
+    y = torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
     return y.to(raw.dtype, copy=True), y, found.dual, found.status, found.iterations, found.residual
 
 

@@ -187,7 +187,7 @@ def _bounds(lower: Tensor | None, upper: Tensor | None, encoding: Encoding, batc
 
 def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Tensor:
     """The answer with its derivatives: a Newton step of value zero has the multipliers' first, another the second."""
-    solved = (solution.status == Status.SOLVED).unsqueeze(-1)
+    solved = (solution.status == int(Status.SOLVED)).unsqueeze(-1)
     scores, dual = torch.where(solved, scores, 0), torch.where(solved, solution.dual, 0)
     fixed = balance.detach()
     start = evaluate(fixed, scores.detach(), dual)

@@ -178,7 +178,7 @@ def _route(
 def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
     """NaN for the samples without an answer."""
     tolerance = max(LOOSE, 64 * torch.finfo(y.dtype).eps)
-    bad = (status == Status.INFEASIBLE) | ((status == Status.NOT_CONVERGED) & ~(residual <= tolerance))
+    bad = (status == int(Status.INFEASIBLE)) | ((status == int(Status.NOT_CONVERGED)) & ~(residual <= tolerance))
     return torch.where(bad.unsqueeze(-1), torch.nan, y)
 
 
@@ -202,16 +202,16 @@ def _project(
     y = narrow(y, raw.dtype, on_invalid)
     if not look:
         return _without_a_look(y, status, residual)
-    if not bool(((status != Status.SOLVED) | (residual > PROVED)).any()):
+    if not bool(((status != int(Status.SOLVED)) | (residual > PROVED)).any()):
         return y
     if on_invalid == "raise":
-        raise_bad_numbers(raw, A, lower, upper, status == Status.INVALID)
+        raise_bad_numbers(raw, A, lower, upper, status == int(Status.INVALID))
     if on_infeasible in ("auto", "raise"):
-        raise_infeasible(status == Status.INFEASIBLE, dual)
+        raise_infeasible(status == int(Status.INFEASIBLE), dual)
     warn_not_converged(not_proved(status, residual), residual)
     if on_infeasible == "nearest":
         return y
-    return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)
+    return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
 
 
 class _Projection(torch.autograd.Function):

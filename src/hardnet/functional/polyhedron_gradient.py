@@ -94,7 +94,7 @@ def _fused(
         found = _replace_open(found)
     matrix = None if found.matrix is None else _reduce(found.matrix, batch, A)
     if needed[1] and matrix is None:
-        sound, empty = (status != Status.INVALID).reshape(-1, 1), (status == Status.INFEASIBLE).reshape(-1)
+        sound, empty = (status != int(Status.INVALID)).reshape(-1, 1), (status == int(Status.INFEASIBLE)).reshape(-1)
         w = found.lower + found.upper
         matrix = _matrix_gradient(found.raw, w, _flat(y, sound), _flat(dual, sound), empty, batch, A)
     return _deliver(found.raw, matrix, found.lower, found.upper, inputs, batch, needed)
@@ -138,7 +138,7 @@ def _general(
 ) -> Gradients:
     """In plain torch: for any size and any active rows, and differentiable itself."""
     A, (batch, (point, rows, low, high)) = inputs[1], flatten(*inputs)
-    sound = (status != Status.INVALID).reshape(-1, 1)
+    sound = (status != int(Status.INVALID)).reshape(-1, 1)
     if not look or not bool(sound.all()):
         rows = torch.where(sound.unsqueeze(-1) if rows.dim() == 3 else sound.any(), rows, 0.0)
     tight, side = low == high, side.reshape(low.shape)
@@ -155,7 +155,7 @@ def _general(
         again = torch.is_grad_enabled()  # a derivative of this derivative is asked for
         resolved = _resolved(point, rows, bound, active) if again else None
         found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_flat(y, sound), _flat(dual, sound))
-        empty = (status == Status.INFEASIBLE).reshape(-1)
+        empty = (status == int(Status.INFEASIBLE)).reshape(-1)
         matrix = _matrix_gradient(u, w, *found, empty, batch, A)
         if look:  # without one an empty set is NaN
             samples = empty.nonzero().squeeze(-1)
@@ -171,7 +171,7 @@ def _derivative(
     if shared is not None and not torch.is_grad_enabled():
         u, w, missed = shared_vjp(grad, shared, active, look)
         if not look or not bool(
-            ((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == Status.INFEASIBLE)).any()
+            ((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == int(Status.INFEASIBLE))).any()
         ):
             return u, w
     return (implicit_vjp if look else masked_vjp)(grad, rows, active)

@@ -55,7 +55,7 @@ def project_relaxed(
     found = relax(some.raw.detach(), some.rows.detach())
     named = on_infeasible == "raise" or (on_infeasible == "auto" and may_look(raw))
     _speak(left, found, named)
-    good = (found.status == Status.SOLVED).unsqueeze(-1)
+    good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
     moved = torch.where(good, _differentiable(some, found), torch.nan)
     moved = some.inside_box(moved).to(y)
     return torch.where(left.unsqueeze(-1), torch.zeros_like(y).masked_scatter(left.unsqueeze(-1), moved), y)
@@ -81,9 +81,9 @@ def least_slack(y: Tensor, rows: BoxedRows) -> Tensor:
         return slack
     some = _gather(left, start, rows)
     found = relax(some.raw, some.rows)
-    slack[left] = torch.where(found.status.unsqueeze(-1) == Status.SOLVED, found.slack * some.length, 0.0)[:, :m].to(
-        slack
-    )
+    slack[left] = torch.where(found.status.unsqueeze(-1) == int(Status.SOLVED), found.slack * some.length, 0.0)[
+        :, :m
+    ].to(slack)
     return slack
 
 

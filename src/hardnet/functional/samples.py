@@ -174,7 +174,7 @@ PROVED = 1e-6
 
 def not_proved(status: Tensor, residual: Tensor) -> Tensor:
     """Samples ``(*batch)`` that did not converge, or meet their rows at a point that is not known to be the nearest."""
-    return (status == Status.NOT_CONVERGED) | ((status == Status.SOLVED) & (residual > PROVED))
+    return (status == int(Status.NOT_CONVERGED)) | ((status == int(Status.SOLVED)) & (residual > PROVED))
 
 
 def warn_not_converged(bad: Tensor, residual: Tensor) -> None:

@@ -45,12 +45,12 @@ def project_sparse_affine(
     _require_plain(raw)
     y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
     if on_invalid == "raise":
-        reject((status == Status.INVALID) & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
-        reject(status == Status.INVALID, CROSSED, "lower, upper")
+        reject((status == int(Status.INVALID)) & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
+        reject(status == int(Status.INVALID), CROSSED, "lower, upper")
     if on_infeasible != "nan":
-        raise_infeasible(status == Status.INFEASIBLE, dual)
-    warn_not_converged(status == Status.NOT_CONVERGED, residual)
-    return torch.where((status == Status.INFEASIBLE).unsqueeze(-1), torch.nan, y)
+        raise_infeasible(status == int(Status.INFEASIBLE), dual)
+    warn_not_converged(status == int(Status.NOT_CONVERGED), residual)
+    return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
 
 
 @outside_compiler
@@ -60,7 +60,7 @@ def solve_sparse_affine(raw: Tensor, rows: SparseRows, lower: Tensor | None, upp
     _require_plain(raw)
     batch, wide = _flatten(raw, lower, upper, *rows.A.shape)
     found = project_sparse(rows, *wide)
-    y = torch.where((found.status == Status.SOLVED).unsqueeze(-1), found.y, torch.nan)
+    y = torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
     parts = (y.to(raw.dtype), found.dual.to(raw.dtype), found.status, found.iterations, found.residual)
     return Solution(*(part.reshape(batch + part.shape[1:]) for part in parts))
 
@@ -104,7 +104,7 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
         side, tight, status = ctx.saved_tensors
-        sound = (status == Status.SOLVED).unsqueeze(-1)
+        sound = (status == int(Status.SOLVED)).unsqueeze(-1)
         batch, n = grads[0].shape[:-1], grads[0].shape[-1]
         grad = torch.where(sound, grads[0].double().reshape(-1, n).nan_to_num(), 0.0)
         with torch.no_grad():

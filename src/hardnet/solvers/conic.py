@@ -106,7 +106,7 @@ def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
         return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, limits)
-    index = (found.status != Status.SOLVED).nonzero().squeeze(-1)
+    index = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
     if index.numel() == 0:
         return found
     rest = _solve_alternating(raw[index], stack.select(index), limits)

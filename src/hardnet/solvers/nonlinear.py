@@ -132,6 +132,6 @@ def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance
     at = rows.evaluate(found.y)
     error, _ = relative_error(rows, at, found.y, raw)
     bent = (at.jacobian - jacobian).abs().amax(-1) > AFFINE * row_norms(jacobian)
-    good = (found.status == Status.SOLVED) & (error <= tolerance) & ~bent.any(-1)
+    good = (found.status == int(Status.SOLVED)) & (error <= tolerance) & ~bent.any(-1)
     status = torch.where(good, int(NonlinearStatus.OK), int(NonlinearStatus.NOT_CONVERGED)).to(torch.int8)
     return NonlinearSolution(found.y, found.dual, status, found.iterations, error, found.residual)

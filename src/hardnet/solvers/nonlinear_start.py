@@ -70,7 +70,7 @@ def on_affine_rows(rows: Rows, y: Tensor) -> tuple[Tensor, Tensor]:
     if not rows.A.shape[-2]:
         return y, torch.zeros(len(y), dtype=torch.bool, device=y.device)
     found = project_affine(y, rows.A, rows.lower[:, rows.curved :], rows.upper[:, rows.curved :])
-    return found.y, found.status == Status.INFEASIBLE
+    return found.y, found.status == int(Status.INFEASIBLE)
 
 
 def _around(raw: Tensor, share: float, distance: float, number: int) -> Tensor:

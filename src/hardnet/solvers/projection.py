@@ -110,7 +110,7 @@ def solve(
     batch = Batch(shift(raw, -units.sample), rows, low, high)
     found = _in_units(_choose(batch, backend, look, shared, _again if again else None, rounding), units, raw, look)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
-        moved = (found.status == Status.SOLVED) & (found.iterations > 0)
+        moved = (found.status == int(Status.SOLVED)) & (found.iterations > 0)
         exact = clamp_coordinates(found.y, rows, units.row, lower, upper)
         found = found._replace(y=torch.where(moved.unsqueeze(-1), exact, found.y))
     return found if sound else _poison(found, valid)
@@ -138,7 +138,7 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
     """The outcome in the units that came in; raw itself where it did not move."""
     moved = (found.iterations > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
-    empty = (found.status == Status.INFEASIBLE).unsqueeze(-1)
+    empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
     proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # of several rows only who looks has a proof
     if not proved:
         return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
@@ -152,7 +152,7 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
 def _again(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest points of a batch of corrections and their dual, NaN where there is none."""
     found = solve(raw, A, lower, upper, again=False)
-    solved = (found.status == Status.SOLVED).unsqueeze(-1)
+    solved = (found.status == int(Status.SOLVED)).unsqueeze(-1)
     return torch.where(solved, found.y, torch.nan), torch.where(solved, found.dual, torch.nan)
 
 

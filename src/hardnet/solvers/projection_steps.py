@@ -78,7 +78,7 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, 
     Rows that contradict each other by the rounding of their bounds may not be met at all: that is told.
     """
     worst = problem.beyond(found.y, product)
-    index = ((found.status == Status.SOLVED) & (worst > 0)).nonzero().squeeze(-1)
+    index = ((found.status == int(Status.SOLVED)) & (worst > 0)).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
     part, old = problem.take(index), take(found, index)
@@ -195,7 +195,7 @@ def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
     slack = 10 * problem.slack
     touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
     touch = torch.where(problem.equality, 1.0, touch)
-    solved = outcome.status == Status.SOLVED
+    solved = outcome.status == int(Status.SOLVED)
     chosen = (solved & ((touch != 0) & (outcome.side == 0)).any(-1)).nonzero().squeeze(-1)
     if len(chosen) == 0:
         return outcome

@@ -145,7 +145,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
     for eps in PROXIMAL:
         found = solve(*_extended(near, rows, eps))
         near = found.y[:, : raw.shape[-1]] / eps**0.5
-        proven = (found.status == Status.INFEASIBLE) & ~empty
+        proven = (found.status == int(Status.INFEASIBLE)) & ~empty
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
         side = found.side.to(torch.int8)
         y = settle(near, rows, side)
@@ -222,8 +222,8 @@ def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
     every = torch.cat([basis, rows.A], dim=-2)
     found = solve(raw, every, torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1))
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
-    done = first.status == Status.SOLVED
-    status = torch.where(done & (found.status != Status.SOLVED), int(Status.NOT_CONVERGED), first.status)
+    done = first.status == int(Status.SOLVED)
+    status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
     slack = torch.where(fixed & (rows.weight > 0), active_bound(rows, first.fixed) - product, 0.0)
     slack = torch.where(done.unsqueeze(-1), slack, 0.0)
     return Relaxation(found.y, slack, first.fixed, side, first.proof, status.to(torch.int8))
