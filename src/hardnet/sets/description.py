@@ -99,7 +99,9 @@ def _rebuild_argument(name: str, source: dict[str, Any], stored: str, tensors: d
         return rebuild(source["set"], _below(tensors, f"{stored}."))
     if "value" in source:
         return source["value"]
-    raise FileError(f"the saved constraint's '{name}' depends on x; pass the set as constraint= when loading")
+    raise FileError(
+        f"the saved constraint's '{name}' depends on x; pass the set as constraint=, or the whole HardNet as net"
+    )
 
 
 def _argument_names(kind: type[ConstraintSet]) -> dict[str, str]:

@@ -32,6 +32,10 @@ DONE = 1e-28
 """The mean of slack times multiplier at which a sample stays where it is."""
 
 
+FAR = 1e9
+"""A bound that many sizes of a sample away is left out: in the gaps to all bounds it would hide the others."""
+
+
 class _Frame(NamedTuple):
     """``(B, n + k)`` each: centre and curvature of the objective, bounds of z, and which exist; ``M = [A, -I]``."""
 
@@ -86,6 +90,7 @@ def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
     spread = lambda bound: bound.expand(problem.raw.shape)
     low = join(spread(problem.low), problem.lower) / unit
     high = join(spread(problem.high), problem.upper) / unit
+    low, high = torch.where(low > -FAR, low, -torch.inf), torch.where(high < FAR, high, torch.inf)
     curvature = join(torch.ones_like(problem.raw), zero + ROW_CURVATURE)
     eye = torch.eye(k, dtype=problem.A.dtype, device=problem.A.device)
     M = torch.cat([problem.A, -eye.expand(problem.A.shape[0], k, k)], dim=-1)
