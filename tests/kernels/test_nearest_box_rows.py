@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.kernels.cpu.launch import nearest_in_box
 from hardnet.rows import flatten_boxed
 from hardnet.solvers.box_rows import Outcome, solve
+from tests.draws import draw
 from tests.solvers.box_families import KINDS, D, box_family
 
 pytest.importorskip("numba")
@@ -50,3 +52,16 @@ def test_empty_sets_are_left_open():
     _, flat = flatten_boxed(raw, A, lower, upper, low, high)
     assert nearest_in_box(flat, EPS)[4].tolist() == [2, 0, 0]
     assert solve(*flat, rounding=EPS).status.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("power", [60, 173, 480, -480])
+def test_the_unit_of_the_outputs_changes_no_bit(power):
+    """Powers of two scale exactly. A row's length, taken as a difference of sizes, was lost beside large bounds."""
+    for seed in range(40):
+        k, n = 2 + seed % 7, 8 + seed % 20
+        A, inside, spread = draw(k, n, seed=seed), draw(n, seed=seed + 100), draw(2, n, seed=seed + 200).abs()
+        raw = inside + 30 * draw(16, n, seed=seed + 300)
+        numbers = raw, A, None, A @ inside, inside - spread[0], inside + spread[1]
+        scaled = [part if part is None or part is A else part * 2.0**power for part in numbers]
+        y = hn.functional.project_box_rows(*numbers)
+        assert torch.equal(hn.functional.project_box_rows(*scaled) / 2.0**power, y)

@@ -72,12 +72,19 @@ def clamp(problem: Problem, point: Tile, y: Tile) -> None:
 
 
 @compiled
-def row_size(problem: Problem, i: int, reach: float) -> float:
-    """``|a|_1 |y|_inf + |bounds|``: what the rounding of a row goes by."""
+def row_length(problem: Problem, i: int) -> float:
+    """``|a|_1``."""
     total = 0.0
     for j in range(problem.raw.shape[0]):
         total += abs(problem.A[i, j])
-    return total * reach + bound_size(problem.lower[i], problem.upper[i], total)
+    return total
+
+
+@compiled
+def row_size(problem: Problem, i: int, reach: float) -> float:
+    """``|a|_1 |y|_inf + |bounds|``: what the rounding of a row goes by."""
+    length = row_length(problem, i)
+    return length * reach + bound_size(problem.lower[i], problem.upper[i], length)
 
 
 @compiled
@@ -166,7 +173,7 @@ def judge(problem: Problem, point: Tile, y: Tile, dual: Tile, rounding: float) -
     far, reach, worst, holds = largest(problem.raw), largest(y), 0.0, True
     for i in range(k):
         product, size = inner(problem.A[i], y), row_size(problem, i, reach)
-        length = row_size(problem, i, 1.0) - row_size(problem, i, 0.0)
+        length = row_length(problem, i)
         target = min(max(product + length * dual[i], problem.lower[i]), problem.upper[i])
         worst = max(worst, abs(product - target) / (size if size > 0.0 else 1.0))
         outside = max(max(product - problem.upper[i], problem.lower[i] - product), 0.0)
