@@ -66,14 +66,10 @@ def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSad
 
 def repair(task: Task, state: State) -> Tensor:
     """Where the answer still misses a row by more than rounding: Newton steps towards the set tightened by it."""
-    look = may_look(state.y)
+    if not may_look(state.y):
+        return _repair_all(task, state)
     for _ in range(REPAIRS):
         over = task.stack.overshoot(state.y)
-        if not look:
-            moved = _inward(task, state, StiffSaddle)
-            better = (over > 1) & (task.stack.overshoot(moved) < over)
-            state = state._replace(y=choose(better, moved, state.y))
-            continue
         index = (over > 1).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
@@ -81,6 +77,17 @@ def repair(task: Task, state: State) -> Tensor:
         moved = _inward(part, own)
         better = (part.stack.overshoot(moved) < over[index]).unsqueeze(-1)
         state = state._replace(y=state.y.index_copy(0, index, torch.where(better, moved, own.y)))
+    return state.y
+
+
+def _repair_all(task: Task, state: State) -> Tensor:
+    """The same without a look: all samples take every step, and keep what helps those that need it."""
+    over = task.stack.overshoot(state.y)
+    for _ in range(REPAIRS):
+        moved = _inward(task, state, StiffSaddle)
+        left = task.stack.overshoot(moved)
+        better = (over > 1) & (left < over)
+        state, over = state._replace(y=choose(better, moved, state.y)), torch.where(better, left, over)
     return state.y
 
 

@@ -172,12 +172,13 @@ def judge(problem: Problem, point: Tile, y: Tile, dual: Tile, rounding: float) -
     clamp(problem, point, y)
     far, reach, worst, holds = largest(problem.raw), largest(y), 0.0, True
     for i in range(k):
-        product, size = inner(problem.A[i], y), row_size(problem, i, reach)
-        length = row_length(problem, i)
+        product, length = inner(problem.A[i], y), row_length(problem, i)
+        bounds = bound_size(problem.lower[i], problem.upper[i], length)
+        size = length * reach + bounds
         target = min(max(product + length * dual[i], problem.lower[i]), problem.upper[i])
         worst = max(worst, abs(product - target) / (size if size > 0.0 else 1.0))
         outside = max(max(product - problem.upper[i], problem.lower[i] - product), 0.0)
-        floor = 0.0 if row_size(problem, i, 0.0) > 0.0 else rounding * length
+        floor = 0.0 if bounds > 0.0 else rounding * length
         holds &= outside <= VERIFIED * rounding * (size + floor) and size < np.inf
     moved, weight = 0.0, 0.0
     for j in range(n):

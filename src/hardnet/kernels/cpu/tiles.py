@@ -12,6 +12,7 @@ import numpy as np
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 
 LARGEST = np.finfo(np.float64).max
+"""What a bound on a square is cut to: one that overflows bounds nothing."""
 WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
 """Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
 
@@ -203,7 +204,7 @@ def suspicious(signed: Tile, size: Tile, most: Tile, rounding: float) -> bool:
     for i in range(signed.shape[0]):
         for lane in range(most.size):
             left = signed[i, lane] * signed[i, lane]
-            found += not left <= min(part * size[i, lane] * most[lane] * most[lane], LARGEST)  # nor if either overflows
+            found += not left <= min(part * size[i, lane] * most[lane] * most[lane], LARGEST)
     return found > 0
 
 
