@@ -50,11 +50,11 @@ class Numbers(torch.nn.Module):
         return x[..., self.first : self.first + count].unflatten(-1, self.core)
 
 
-@pytest.mark.parametrize("m", [2, 7])
-def test_onnx_refuses_bad_numbers_and_takes_zero_rows_in_any_unit(m, tmp_path):
+@pytest.mark.parametrize(("m", "n"), [(2, 4), (7, 4), (2, 2), (2, 3)])
+def test_onnx_refuses_bad_numbers_and_takes_zero_rows_in_any_unit(m, n, tmp_path):
     """Raw, A and both bounds are inputs: the largest of NaN and a number, and a float64 beyond float32, are traps."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    n, k = 4, 4 + 6 * m
+    k = n + m * n + 2 * m
     rows = hn.Affine(Numbers(n, (m, n)), lower=Numbers(n + m * n, (m,)), upper=Numbers(n + m * n + m, (m,)))
     model = hn.HardNet(Numbers(0, (n,)), rows, "projection").eval()
     x = torch.cat([2 * draw(k, n), draw(k, m * n, seed=1), -draw(k, m, seed=2).abs(), draw(k, m, seed=3).abs()], -1)
