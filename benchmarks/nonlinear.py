@@ -19,7 +19,7 @@ from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
 from hardnet.experiments.timing import capture, measure_cpu, measure_processor
-from hardnet.solvers.nonlinear_status import NonlinearStatus
+from hardnet.solvers.nonlinear.status import NonlinearStatus
 
 ROUNDS, SEED = 2, 0
 ENOUGH = 400.0

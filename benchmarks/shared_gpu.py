@@ -22,8 +22,8 @@ import hardnet as hn
 from hardnet.experiments import timing
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
-from hardnet.solvers import shared_blocks, shared_factor, shared_guess
-from hardnet.solvers.projection import flatten, solve
+from hardnet.solvers.polyhedron import shared_blocks, shared_factor, shared_guess
+from hardnet.solvers.polyhedron.projection import flatten, solve
 
 SIZES = [(2048, 1000, 500, 500), (1024, 100, 50, 50)]
 """Samples, outputs, equalities, inequalities."""

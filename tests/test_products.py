@@ -15,7 +15,7 @@ from hardnet.products import (
     times_rowwise,
     times_tiled,
 )
-from hardnet.solvers.box_problem import power_near
+from hardnet.solvers.polyhedron.box_problem import power_near
 
 D = torch.float64
 SHAPES = [(1, 1), (3, 5), (8, 16), (70, 80)]

@@ -13,7 +13,7 @@ import torch
 
 import hardnet as hn
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.solvers import projection_steps
+from hardnet.solvers.polyhedron import projection_steps
 
 ROOT = Path(hn.__file__).parent
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()

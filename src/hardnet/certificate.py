@@ -19,7 +19,7 @@ from hardnet.sets.judge_records import Allowed
 from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
-from hardnet.solvers.compensated import UNIT
+from hardnet.solvers.algebra.compensated import UNIT
 
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]
 

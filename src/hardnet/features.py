@@ -18,7 +18,7 @@ from hardnet.rows import BoxedRows, join
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.judgement import members
-from hardnet.solvers.blocks import Intervals
+from hardnet.solvers.conic.blocks import Intervals
 
 FAR = 1e6
 """A bound farther away than this many units counts as being there: an absent one too."""

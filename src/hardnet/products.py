@@ -5,7 +5,7 @@ a sample must have the same bits in any batch, take one sum for each row or colu
 tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size, and powers of two as units,
 which are exact to divide by.
 
-Called by `hardnet.functional.affine`, `hardnet.solvers.problem`, `hardnet.solvers.images` and others.
+Called by `hardnet.functional.affine`, `hardnet.solvers.polyhedron.problem`, `hardnet.solvers.conic.images` and others.
 """
 
 from __future__ import annotations

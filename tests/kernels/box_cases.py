@@ -4,7 +4,7 @@ import torch
 
 from hardnet.kernels.gpu.nearest import answer_in_box, nearest_in_box
 from hardnet.rows import flatten_boxed
-from hardnet.solvers.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from tests.solvers.box_families import KINDS, D, box_family
 
 EPS = torch.finfo(D).eps

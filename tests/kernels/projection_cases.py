@@ -4,7 +4,8 @@ import torch
 
 from hardnet.kernels.gpu.projection import Tolerances, project
 from hardnet.rows import Batch, step_limit
-from hardnet.solvers import Status, projection, projection_steps
+from hardnet.solvers import Status
+from hardnet.solvers.polyhedron import projection, projection_steps
 from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside
 

@@ -7,8 +7,11 @@ from hardnet.functional import conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER
-from hardnet.solvers import SemiDefinite, Status, conic, conic_distance, stack
-from hardnet.solvers.blocks import gather
+from hardnet.solvers import SemiDefinite, Status
+from hardnet.solvers.conic import distance as conic_distance
+from hardnet.solvers.conic import solve as conic
+from hardnet.solvers.conic import stack
+from hardnet.solvers.conic.blocks import gather
 from tests.draws import draw
 from tests.solvers.convex import D, ball, cone, families, half_plane, matrix, quadratic, rows
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.solvers.small import _eliminate
+from hardnet.solvers.algebra.small import _eliminate
 from tests.draws import draw
 from tests.kernels.interpreter import interpret
 

@@ -5,7 +5,7 @@ import torch
 
 from hardnet.kernels.cpu.launch import nearest_in_box
 from hardnet.rows import flatten_boxed
-from hardnet.solvers.box_rows import solve
+from hardnet.solvers.polyhedron.box_rows import solve
 from tests.solvers.box_families import KINDS, D, box_family
 
 pytest.importorskip("numba")

@@ -6,7 +6,7 @@ import torch
 import hardnet as hn
 from hardnet.kernels.cpu.launch import nearest_in_box
 from hardnet.rows import flatten_boxed
-from hardnet.solvers.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from tests.draws import draw
 from tests.solvers.box_families import KINDS, D, box_family
 

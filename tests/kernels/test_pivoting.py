@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.solvers.pivoting import pivot_reference
+from hardnet.solvers.polyhedron.pivoting import pivot_reference
 from tests.kernels.interpreter import interpret
 from tests.solvers.families import duplicated, gaussian, integers
 

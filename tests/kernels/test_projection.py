@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hardnet.kernels.gpu import affine
-from hardnet.solvers import Status, project_affine, projection
+from hardnet.solvers import Status, project_affine
+from hardnet.solvers.polyhedron import projection
 from tests.kernels.interpreter import interpret
 from tests.solvers import families
 

@@ -5,7 +5,8 @@ import torch
 
 from hardnet.kernels.cpu.launch import nearest_of_rows
 from hardnet.rows import Batch, step_limit
-from hardnet.solvers import Status, project_affine, projection, projection_steps
+from hardnet.solvers import Status, project_affine
+from hardnet.solvers.polyhedron import projection, projection_steps
 from tests.bounds import of_factor
 from tests.draws import draw
 from tests.solvers.families import FAMILIES, gaussian, product

@@ -14,8 +14,8 @@ from hardnet.sets.lmi import LMI
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.soc import SecondOrderCone
-from hardnet.solvers.blocks import Intervals
-from hardnet.solvers.interior import affine_hull, halfspaces, most_slack
+from hardnet.solvers.conic.blocks import Intervals
+from hardnet.solvers.offline.interior import affine_hull, halfspaces, most_slack
 from tests.draws import draw, tensor
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ from hardnet.functional.conic import solve_intersection
 from hardnet.layers.registry import LAYERS
 from hardnet.layers.table import methods
 from hardnet.sets.ball import Ball
-from hardnet.solvers.projection import project_affine
+from hardnet.solvers.polyhedron.projection import project_affine
 
 ROOT = Path(__file__).parents[2]
 ROWS = {row.name: row for row in methods()}

@@ -2,7 +2,7 @@
 
 import torch
 
-from hardnet.solvers import projection
+from hardnet.solvers.polyhedron import projection
 from tests.solvers.families import gaussian, product
 
 EPS = torch.finfo(torch.float64).eps

@@ -1,8 +1,8 @@
 """The Euclidean projection onto a box and a few rows, with its derivative; the box stays a box.
 
 ``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
-`hardnet.solvers.box_rows`. Eager calls take one autograd function; under compile, export and torch.func everything is
-plain tensor operations without a look at values.
+`hardnet.solvers.polyhedron.box_rows`. Eager calls take one autograd function; under compile, export and torch.func
+everything is plain tensor operations without a look at values.
 
 Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and others.
 """
@@ -38,7 +38,7 @@ from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import full_precision, may_look, may_wait, mode, plain, refuse_forward_tangent
 from hardnet.rows import MOST_BOX_ROWS, REALS, BoxedBatch, flatten_boxed
 from hardnet.shapes import broadcast_batch, check_affine, check_bound
-from hardnet.solvers.box_rows import Outcome, settle, solve
+from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve
 from hardnet.solvers.solution import Status
 
 Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]

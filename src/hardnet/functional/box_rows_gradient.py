@@ -21,9 +21,9 @@ from torch import Tensor
 from hardnet.errors import OptionError, sentence
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch
-from hardnet.solvers.box_factor import factorise_rows
-from hardnet.solvers.box_problem import power_near
-from hardnet.solvers.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_factor import factorise_rows
+from hardnet.solvers.polyhedron.box_problem import power_near
+from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from hardnet.solvers.solution import Status
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hardnet.errors import RankError
 from hardnet.modes import may_look, working
 from hardnet.products import times
-from hardnet.solvers.square import solve_square
+from hardnet.solvers.algebra.square import solve_square
 
 REFINEMENTS = 3
 """Each multiplies the residual by about ``cond(A_O) eps``."""

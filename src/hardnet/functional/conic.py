@@ -30,10 +30,10 @@ from hardnet.functional.samples import Policy, find_invalid, refuse, reject
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
-from hardnet.solvers.blocks import Block, Intervals, Quadratics, gather, images
-from hardnet.solvers.conic import project_intersection as solve
+from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, gather, images
+from hardnet.solvers.conic.solve import project_intersection as solve
+from hardnet.solvers.conic.stack import Stack
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.stack import Stack
 
 
 def project_intersection(

@@ -1,6 +1,6 @@
 """The derivative of the projection onto blocks, by the implicit function theorem.
 
-At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.images`),
+At a solution, with the derivative of the cone projection in its eigenbasis (rows, delta; see `solvers.conic.images`),
 
     W = I + sum_i dual_i D2G_i + rows' diag((1 - delta) / delta) rows   over the rows that bend,
     C = rows with delta = 0,      N = W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1,
@@ -24,12 +24,12 @@ from torch import Tensor
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.modes import may_look
 from hardnet.products import power_above, times_tiled
-from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
-from hardnet.solvers.conic import project_intersection as solve
-from hardnet.solvers.conic_distance import local_unit
-from hardnet.solvers.saddle import StiffSaddle
+from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
+from hardnet.solvers.conic.distance import local_unit
+from hardnet.solvers.conic.saddle import StiffSaddle
+from hardnet.solvers.conic.solve import project_intersection as solve
+from hardnet.solvers.conic.stack import Linear, Stack, takes
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.stack import Linear, Stack, takes
 
 TIGHT = 1e-10
 """Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.modes import refuse_forward_tangent
 from hardnet.products import times
-from hardnet.solvers.active import solve_unseen, split
+from hardnet.solvers.polyhedron.active import solve_unseen, split
 
 Bound = Tensor | None
 

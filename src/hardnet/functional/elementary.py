@@ -18,10 +18,10 @@ from hardnet.modes import may_look
 from hardnet.products import length
 from hardnet.rows import flatten_boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
-from hardnet.solvers.cones import project_second_order, second_order_frame
-from hardnet.solvers.eigen import ascending
-from hardnet.solvers.images import Frame
-from hardnet.solvers.semidefinite import pack, project_semidefinite, semidefinite_frame, unpack
+from hardnet.solvers.algebra.eigen import ascending
+from hardnet.solvers.conic.cones import project_second_order, second_order_frame
+from hardnet.solvers.conic.images import Frame
+from hardnet.solvers.conic.semidefinite import pack, project_semidefinite, semidefinite_frame, unpack
 from hardnet.solvers.solution import Solution, Status
 
 

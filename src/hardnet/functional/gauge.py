@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times
-from hardnet.solvers.blocks import Block, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.conic.blocks import Block, Quadratics, SecondOrder, SemiDefinite
 
 
 class LinearGauge(NamedTuple):

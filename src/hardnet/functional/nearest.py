@@ -3,7 +3,7 @@
 box alone                       clamp                         `functional.elementary`
 up to 4 rows, box included      a fixed program               here, by kernels or `functional.nearest_formulas`
 box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
-constant rows, many of them     with shared factors           `solvers.shared_rows`
+constant rows, many of them     with shared factors           `solvers.polyhedron.shared_rows`
 anything else                   the general solver            `functional.polyhedron`
 
 For few rows, with J the active ones (those with a multiplier, and every equality) and g the cotangent of y,
@@ -35,7 +35,7 @@ from hardnet.kernels.gpu import nearest as gpu
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain, refuse_forward_tangent
 from hardnet.products import times
 from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
-from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
 
 
 @full_precision

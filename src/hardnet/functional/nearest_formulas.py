@@ -1,7 +1,7 @@
 """The nearest point for few rows in plain torch: what compilers, exporters and transforms see, and the reference.
 
-The program of `hardnet.solvers.few_rows` finds the active rows J and their multipliers, cut off from the graph. Then,
-with the targets t of the rows in J and any constant multipliers,
+The program of `hardnet.solvers.polyhedron.few_rows` finds the active rows J and their multipliers, cut off from the
+graph. Then, with the targets t of the rows in J and any constant multipliers,
 
     x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import bound_size, or_one, ordered
-from hardnet.solvers.few_rows import DEPENDENT, DOUBT, coordinates, solve
+from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
 
 ROUNDINGS = 16

@@ -20,10 +20,10 @@ from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
 from hardnet.rows import BoxedRows
-from hardnet.solvers.nonlinear_derivatives import Function
-from hardnet.solvers.nonlinear_input import Input
-from hardnet.solvers.nonlinear_iterate import Mode
-from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear.derivatives import Function
+from hardnet.solvers.nonlinear.input import Input
+from hardnet.solvers.nonlinear.iterate import Mode
+from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
 
 OnFailure = Literal["raise", "nan", "best", "raw"]
 FAILURES: dict[NonlinearStatus, tuple[type[SampleError], str]] = {

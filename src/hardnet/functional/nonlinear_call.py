@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.rows import BoxedRows
-from hardnet.solvers.nonlinear import solve_nonlinear
-from hardnet.solvers.nonlinear_derivatives import Function, require_differentiable
-from hardnet.solvers.nonlinear_derivatives import jacobian as differentiate
-from hardnet.solvers.nonlinear_input import Input
-from hardnet.solvers.nonlinear_measure import FINE, relative_error
-from hardnet.solvers.nonlinear_rows import Rows
-from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear.derivatives import Function, require_differentiable
+from hardnet.solvers.nonlinear.derivatives import jacobian as differentiate
+from hardnet.solvers.nonlinear.input import Input
+from hardnet.solvers.nonlinear.measure import FINE, relative_error
+from hardnet.solvers.nonlinear.rows import Rows
+from hardnet.solvers.nonlinear.solve import solve_nonlinear
+from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
 
 ROUNDINGS = 16
 """Roundings of y's dtype, relative to its scale, by which a row may be violated after y was rounded to it."""

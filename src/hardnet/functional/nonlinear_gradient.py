@@ -24,10 +24,10 @@ from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.nonlinear_call import Call, Saved
 from hardnet.modes import may_look
 from hardnet.products import times_each
-from hardnet.solvers.nonlinear_derivatives import batched_gradient
-from hardnet.solvers.nonlinear_kkt import solve_kkt
-from hardnet.solvers.nonlinear_rows import Derivatives, Rows
-from hardnet.solvers.nonlinear_status import NonlinearStatus
+from hardnet.solvers.nonlinear.derivatives import batched_gradient
+from hardnet.solvers.nonlinear.kkt import solve_kkt
+from hardnet.solvers.nonlinear.rows import Derivatives, Rows
+from hardnet.solvers.nonlinear.status import NonlinearStatus
 
 TOUCHING = 1e-8
 """Part of a row's scale within which it touches its bound, where no multiplier says so."""

@@ -40,10 +40,10 @@ from hardnet.functional.samples import (
 from hardnet.functional.strict import hold_exactly
 from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler, signed
 from hardnet.shapes import check_affine
-from hardnet.solvers.emptiness import prove_empty
-from hardnet.solvers.projection import flatten, solve
-from hardnet.solvers.shared_choice import LEAST_ROWS, rows_for
-from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.emptiness import prove_empty
+from hardnet.solvers.polyhedron.projection import flatten, solve
+from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, rows_for
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
 
 LOOSE = 1e-9

@@ -1,6 +1,7 @@
 """The projection onto a polyhedron as one fixed program of plain operations, differentiable to any order.
 
-The active rows J come from a stated number of pivots, `hardnet.solvers.fixed`, and carry no derivative; with them
+The active rows J come from a stated number of pivots, `hardnet.solvers.polyhedron.fixed`, and carry no derivative; with
+them
 
     y = raw - A_J' K^-1 (A_J raw - b_J),     K = A_J A_J',
 
@@ -23,11 +24,11 @@ from hardnet.modes import mode
 from hardnet.products import times
 from hardnet.rows import bound_size, finite_size, or_one, ordered
 from hardnet.shapes import check_affine
-from hardnet.solvers.fixed import compiled_pivots, fixed_pivots, steps_for
-from hardnet.solvers.orthogonal import EPS, FAR
-from hardnet.solvers.problem import ALLOWED, INSIDE, SOLVED
+from hardnet.solvers.algebra.square import refined, solve_square
+from hardnet.solvers.polyhedron.fixed import compiled_pivots, fixed_pivots, steps_for
+from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
+from hardnet.solvers.polyhedron.problem import ALLOWED, INSIDE, SOLVED
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.square import refined, solve_square
 
 
 class _Scaled(NamedTuple):
@@ -51,7 +52,7 @@ def project_fixed(
         A: ``(m, n)`` or ``(*batch, m, n)``.
         lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
         upper: Like `lower`.
-        steps: How many pivots; by default `hardnet.solvers.fixed.steps_for`.
+        steps: How many pivots; by default `hardnet.solvers.polyhedron.fixed.steps_for`.
     """
     m, n = A.shape[-2:]
     wide = _full(raw, A, lower, upper)
@@ -115,7 +116,7 @@ def _full(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) ->
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """As in `hardnet.solvers.projection`: ``(*batch)``."""
+    """As in `hardnet.solvers.polyhedron.projection`: ``(*batch)``."""
     numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
     return numbers & ordered(lower, upper).all(-1)
 
@@ -165,7 +166,7 @@ def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
-    """As `hardnet.solvers.problem.kkt_residual`, for unit rows."""
+    """As `hardnet.solvers.polyhedron.problem.kkt_residual`, for unit rows."""
     stationarity = (y - raw + times(A.mT, dual)).abs().amax(-1)
     product = times(A, y)
     missed = (product - torch.minimum(torch.maximum(product + dual, lower), upper)).abs().amax(-1)

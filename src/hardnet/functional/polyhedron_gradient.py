@@ -19,10 +19,10 @@ from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.modes import plain
 from hardnet.products import align, exponent, shift, shift_rows, times_aligned
 from hardnet.rows import REALS
-from hardnet.solvers.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.projection import flatten
-from hardnet.solvers.shared_factor import SharedRows
-from hardnet.solvers.shared_rows import shared_vjp
+from hardnet.solvers.polyhedron.active import NEARLY_DEPENDENT, solve_active
+from hardnet.solvers.polyhedron.projection import flatten
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
 
 RANK = 1e-10

@@ -22,7 +22,7 @@ from hardnet.functional.samples import Policy, refuse
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.products import times_aligned
 from hardnet.rows import BoxedRows, ordered
-from hardnet.solvers.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
+from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
 from hardnet.solvers.solution import Status
 
 

@@ -22,8 +22,8 @@ from hardnet.modes import HALF, full_precision, may_look, mode, narrow
 from hardnet.products import times_columnwise
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows, flatten_boxed, take_rows
 from hardnet.shapes import check_affine
-from hardnet.solvers.box_rows import steps
-from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.box_rows import steps
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
 
 

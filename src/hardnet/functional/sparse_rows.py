@@ -1,7 +1,7 @@
 """The projection onto sparse constant rows as one differentiable operation, with its implicit derivative.
 
 With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw
-receives u, the active bounds w. The solver is `hardnet.solvers.sparse_rows`, on a CPU.
+receives u, the active bounds w. The solver is `hardnet.solvers.polyhedron.sparse_rows`, on a CPU.
 
 Called by `hardnet.sets.sparse`.
 """
@@ -17,9 +17,9 @@ from hardnet.errors import CROSSED, NOT_FINITE, DeviceError, sentence
 from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
 from hardnet.modes import outside_compiler, refuse_transforms
+from hardnet.solvers.polyhedron.sparse_factor import SparseRows
+from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.sparse_factor import SparseRows
-from hardnet.solvers.sparse_rows import project_sparse, split_sparse
 
 
 @outside_compiler
@@ -36,7 +36,7 @@ def project_sparse_affine(
 
     Args:
         raw: ``(*batch, n)`` on the CPU.
-        rows: What `hardnet.solvers.sparse_factor.prepare_sparse` made of A.
+        rows: What `hardnet.solvers.polyhedron.sparse_factor.prepare_sparse` made of A.
         lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
         upper: Like `lower`; None is +inf.
         on_infeasible: What an empty set gives: ``"raise"`` an `InfeasibleError`, ``"nan"`` NaN for that sample alone.

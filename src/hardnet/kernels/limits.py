@@ -1,6 +1,6 @@
 """What kernels take: every limit on rows and sizes, once; and numbers that a kernel shares with its plain reference.
 
-Called by `hardnet.solvers.box_rows`, `hardnet.solvers.nonlinear_guesses` and others.
+Called by `hardnet.solvers.polyhedron.box_rows`, `hardnet.solvers.nonlinear.guesses` and others.
 """
 
 from __future__ import annotations

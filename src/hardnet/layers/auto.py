@@ -25,7 +25,7 @@ from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, 
 from hardnet.layers.registry import LAYERS
 from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.shared_choice import LEAST_ROWS
+from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A the closed form is refused: it may move outputs by cond(A) times the

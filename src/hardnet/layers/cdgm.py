@@ -17,7 +17,7 @@ from hardnet.layers.constant_rows import ConstantRows, TableLayer, refuse_other_
 from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
-from hardnet.solvers.elimination import Stage, eliminate, require_consistent, right_hand_sides, unmet_conditions
+from hardnet.solvers.offline.elimination import Stage, eliminate, require_consistent, right_hand_sides, unmet_conditions
 from hardnet.solvers.ordered_clamp import Step, clamp_in_order
 
 ROUNDINGS = 64

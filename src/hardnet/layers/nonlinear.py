@@ -20,7 +20,7 @@ from hardnet.modes import may_look, outside_compiler
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
-from hardnet.solvers.nonlinear_status import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
 
 MOST_NEAREST = 200
 """Most outputs for which ``mode="auto"`` looks for the nearest point."""

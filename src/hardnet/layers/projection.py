@@ -22,8 +22,8 @@ from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
 from hardnet.rows import MOST_BOX_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.shared_choice import LEAST_ROWS, prepare_rows
-from hardnet.solvers.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
 
 

@@ -31,8 +31,16 @@ from hardnet.products import times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import block_of
 from hardnet.shapes import require_like
-from hardnet.solvers.blocks import Block, Intervals
-from hardnet.solvers.interior import THIN, Halfspaces, affine_hull, halfspaces, hull_of, interior_point, least_slack
+from hardnet.solvers.conic.blocks import Block, Intervals
+from hardnet.solvers.offline.interior import (
+    THIN,
+    Halfspaces,
+    affine_hull,
+    halfspaces,
+    hull_of,
+    interior_point,
+    least_slack,
+)
 
 
 class Rayen(Layer):

@@ -142,7 +142,7 @@ _ROWS = (
         reference="Gauss-Newton and SQP steps that are exact projections onto linearised rows; docs/nonlinear.md",
         remark="a KKT point; each sample has a status; where its rows do not hold an error, NaN or the best point; "
         "torch.export takes mode='retract' with iterations=, not nearest points",
-        tests=_evidence(computation="tests/solvers/test_nonlinear.py::test_it_reports_iterations_and_status"),
+        tests=_evidence(computation="tests/solvers/nonlinear/test_solve.py::test_it_reports_iterations_and_status"),
     ),
     Method(
         name="dc3",

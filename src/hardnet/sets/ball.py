@@ -15,7 +15,7 @@ from hardnet.functional.samples import Policy
 from hardnet.products import length
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import SecondOrder
+from hardnet.solvers.conic.blocks import SecondOrder
 from hardnet.solvers.solution import Solution
 
 

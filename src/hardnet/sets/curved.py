@@ -14,8 +14,8 @@ from hardnet.errors import EMPTY
 from hardnet.functional.conic import solve_intersection
 from hardnet.functional.quadratic import solve_quadratic
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.blocks import Block, Quadratics
-from hardnet.solvers.conic import project_intersection
+from hardnet.solvers.conic.blocks import Block, Quadratics
+from hardnet.solvers.conic.solve import project_intersection
 from hardnet.solvers.solution import Solution, Status
 
 

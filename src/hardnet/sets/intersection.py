@@ -19,7 +19,7 @@ from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
-from hardnet.solvers.blocks import Block, Intervals
+from hardnet.solvers.conic.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.compensated import largest
+from hardnet.solvers.algebra.compensated import largest
 
 
 class Allowed(NamedTuple):

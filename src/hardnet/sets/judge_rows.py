@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hardnet.rows import BoxedRows, bound_size
 from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
-from hardnet.solvers.compensated import Excess, largest, long_excess, plain_excess
-from hardnet.solvers.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
+from hardnet.solvers.algebra.compensated import Excess, largest, long_excess, plain_excess
+from hardnet.solvers.algebra.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
 
 CACHE = 1 << 16
 """Entries of y that fit into the cache of a CPU: a box is judged in such blocks."""

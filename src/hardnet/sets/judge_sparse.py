@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.sets.sparse import SparseNumbers, product
-from hardnet.solvers.compensated import Excess, excess_of_sums, long_excess
+from hardnet.solvers.algebra.compensated import Excess, excess_of_sums, long_excess
 
 PAIRS = 1 << 18
 """Entries of rows that are added up again at a time."""

@@ -22,7 +22,7 @@ from hardnet.sets.judge_rows import judge_rows
 from hardnet.sets.judge_sparse import judge_sparse
 from hardnet.sets.relaxed import loosened
 from hardnet.sets.simplex import Simplex
-from hardnet.solvers.compensated import UNIT, Excess
+from hardnet.solvers.algebra.compensated import UNIT, Excess
 
 ROUNDINGS = 16
 """How many eps of y's dtype, relative to the size of its terms, a row may be off and still count as satisfied.

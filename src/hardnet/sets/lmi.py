@@ -14,7 +14,7 @@ from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import SemiDefinite
+from hardnet.solvers.conic.blocks import SemiDefinite
 
 
 class LMI(CurvedSet):

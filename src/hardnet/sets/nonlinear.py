@@ -17,7 +17,7 @@ from hardnet.functional.nonlinear_call import call, jacobian_of
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.shapes import fit
-from hardnet.solvers.nonlinear_existence import Existence, prove_existence
+from hardnet.solvers.nonlinear.existence import Existence, prove_existence
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
 """``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``, for any batch dimensions, also none."""

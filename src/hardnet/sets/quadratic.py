@@ -15,7 +15,7 @@ from hardnet.functional.quadratic import Spectrum, diagonalise, project_quadrati
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import Quadratics, convex
+from hardnet.solvers.conic.blocks import Quadratics, convex
 
 
 class Quadratic(CurvedSet):

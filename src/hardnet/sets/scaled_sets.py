@@ -20,7 +20,7 @@ from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, inte
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.simplex import Simplex
-from hardnet.solvers.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 
 
 class ScaledNumbers(NamedTuple):

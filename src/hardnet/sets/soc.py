@@ -17,7 +17,7 @@ from hardnet.products import times
 from hardnet.rows import BoxedRows
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.solvers.blocks import SecondOrder
+from hardnet.solvers.conic.blocks import SecondOrder
 
 
 class SecondOrderCone(CurvedSet):

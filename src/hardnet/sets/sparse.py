@@ -16,8 +16,8 @@ from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_a
 from hardnet.rows import join
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
+from hardnet.solvers.polyhedron.sparse_factor import SparseRows, prepare_sparse
 from hardnet.solvers.solution import Solution
-from hardnet.solvers.sparse_factor import SparseRows, prepare_sparse
 
 
 class SparseNumbers(NamedTuple):

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardnet.errors import UnsupportedSetError, sentence
+from hardnet.solvers.algebra.square import solve_square
 from hardnet.solvers.solution import Solution, Status
-from hardnet.solvers.square import solve_square
 
 SOLVER = "linsat, whose iterations end by a look at their values"
 """What errors call it."""

@@ -1,7 +1,7 @@
 """Clamp one variable after the other, each between bounds that depend on the ones before it; differentiable.
 
 ``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, with the bounds that
-`hardnet.solvers.elimination` derived once.
+`hardnet.solvers.offline.elimination` derived once.
 
 Called by `hardnet.layers.cdgm`.
 """

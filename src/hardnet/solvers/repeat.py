@@ -3,7 +3,8 @@
 An exported graph with every step written out has thousands of operations, takes minutes to make, and runs all of them;
 its loop is one operation (ONNX: Loop) that ends with the last sample.
 
-Called by `hardnet.solvers.box_interior`, `hardnet.solvers.box_rows` and `hardnet.solvers.fixed`.
+Called by `hardnet.solvers.polyhedron.box_interior`, `hardnet.solvers.polyhedron.box_rows` and
+`hardnet.solvers.polyhedron.fixed`.
 """
 
 from __future__ import annotations

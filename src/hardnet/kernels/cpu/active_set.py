@@ -2,10 +2,10 @@
 
     min over d, s   1/2 (d - free)'W(d - free) + |s / elastic - elastic centre|^2 / 2   s.t.   low <= J d + s <= high
 
-in the multipliers of the rows, by a dual active set. See `hardnet.solvers.nonlinear_step`, which calls it, for
+in the multipliers of the rows, by a dual active set. See `hardnet.solvers.nonlinear.step`, which calls it, for
 the same in plain torch and for what is done with samples that are not settled.
 
-Called by `hardnet.solvers.nonlinear_step`.
+Called by `hardnet.solvers.nonlinear.step`.
 """
 
 from __future__ import annotations

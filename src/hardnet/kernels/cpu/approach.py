@@ -4,10 +4,10 @@
             subject to  lower <= value + J d + s <= upper
     judge   whether the merit ``|y - raw|^2 / 2 + weight . violation`` has fallen as that promised
 
-with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear_nearest_step` for the same in plain torch, and
+with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear.nearest_step` for the same in plain torch, and
 for samples whose W is not positive definite or whose active rows are not found.
 
-Called by `hardnet.solvers.nonlinear_nearest_compiled` and `hardnet.solvers.nonlinear_nearest_step`.
+Called by `hardnet.solvers.nonlinear.nearest_compiled` and `hardnet.solvers.nonlinear.nearest_step`.
 """
 
 from __future__ import annotations

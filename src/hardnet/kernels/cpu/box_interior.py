@@ -1,8 +1,8 @@
 """A box and several rows on a CPU: their multipliers by an interior point method, sample by sample.
 
 The variables are ``z = (y, s)`` with ``M z = A y - s = 0``, so that the bounds of rows are a box as well. See
-`hardnet.solvers.box_interior`, which explains the method, for the same in plain torch; here a sample ends its steps
-when it is done.
+`hardnet.solvers.polyhedron.box_interior`, which explains the method, for the same in plain torch; here a sample ends
+its steps when it is done.
 
 Called by `hardnet.kernels.cpu.nearest_box_rows`.
 """
@@ -19,7 +19,7 @@ from hardnet.kernels.cpu.tiles import inner
 
 STEPS, ROW_CURVATURE, TO_THE_BORDER, DONE = 32, 1e-12, 0.995, 1e-28
 DEPENDENT = 1e-12
-"""The numbers of `hardnet.solvers.box_interior` and `hardnet.solvers.box_factor`."""
+"""The numbers of `hardnet.solvers.polyhedron.box_interior` and `hardnet.solvers.polyhedron.box_factor`."""
 
 
 class Factor(NamedTuple):

@@ -1,6 +1,6 @@
 """Entry points of the compiled projection onto small curved sets and of its derivative.
 
-Called by `hardnet.functional.conic_gradient` and `hardnet.solvers.conic_distance`.
+Called by `hardnet.functional.conic_gradient` and `hardnet.solvers.conic.distance`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The linear systems of one sample on a CPU: the Hessian of the Lagrangian, its factor, and the saddle of tight rows.
 
-See `hardnet.solvers.stack.Linear` and `hardnet.solvers.saddle.Saddle` for the same on batches of tensors.
+See `hardnet.solvers.conic.stack.Linear` and `hardnet.solvers.conic.saddle.Saddle` for the same on batches of tensors.
 
 Called by `hardnet.kernels.cpu.conic_steps`.
 """
@@ -15,7 +15,7 @@ from hardnet.kernels.cpu.conic_blocks import Foot, Rows, frame, turn_rows
 from hardnet.kernels.cpu.small_eigen import EPS, orthogonalise
 
 FLOOR = 1e-11
-"""Below this eigenvalue of the projection's derivative a direction counts as tight, as in `hardnet.solvers.stack`."""
+"""Below this eigenvalue of the projection's derivative a direction counts as tight: `solvers.conic.stack`."""
 
 
 class System(NamedTuple):

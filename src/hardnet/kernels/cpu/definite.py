@@ -1,8 +1,9 @@
 """Many small symmetric systems on a CPU: numba compiles Gauss's elimination, sample by sample.
 
-``matrix^-1 right`` and the least pivot; see `hardnet.solvers.small` for the same in plain torch, which calls it.
+``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small` for the same in plain torch, which calls
+it.
 
-Called by `hardnet.kernels.cpu.approach` and `hardnet.solvers.small`.
+Called by `hardnet.kernels.cpu.approach` and `hardnet.solvers.algebra.small`.
 """
 
 from __future__ import annotations

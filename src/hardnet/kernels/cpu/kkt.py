@@ -2,10 +2,10 @@
 
     [W C'; C 0] (p, q) = (cotangent, 0),    W = I + H,    C the unit gradients of the active rows
 
-by the rows' own system ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear_kkt` for the same in plain
+by the rows' own system ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.kkt` for the same in plain
 torch, and for samples whose W is not positive definite.
 
-Called by `hardnet.solvers.nonlinear_kkt`.
+Called by `hardnet.solvers.nonlinear.kkt`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. Each pass over the n coordinates moves
 the point ``raw - a t`` in place and returns phi and its slope; the next t is Newton's, as long as it stays between the
 last t on either side of the root, else the next breakpoint or the middle. O(n) per pass, a handful of passes, and one
-row of scratch memory. See `hardnet.solvers.box_rows` for the same in plain torch.
+row of scratch memory. See `hardnet.solvers.polyhedron.box_rows` for the same in plain torch.
 
 Called by `hardnet.kernels.cpu.launch`.
 """

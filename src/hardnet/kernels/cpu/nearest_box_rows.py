@@ -2,8 +2,8 @@
 
 ``y = clamp(raw - A'dual, low, high)``: Newton's steps on the rows at y until nothing moves, then a verdict; where that
 fails, nearly the multipliers by an interior point method and the same from there. Steps and bounds are those of
-`hardnet.solvers.box_rows`, which explains them and settles what is left open here: samples that did not converge, and
-empty sets.
+`hardnet.solvers.polyhedron.box_rows`, which explains them and settles what is left open here: samples that did not
+converge, and empty sets.
 
 Called by `hardnet.kernels.cpu.launch`.
 """
@@ -43,7 +43,7 @@ from hardnet.kernels.limits import STRICT
 
 NEWTON_STEPS = 8
 ROUNDINGS, VERIFIED = 8.0, 11.0
-"""`SOLVED` and `VERIFIED` of `hardnet.solvers.box_rows` and `hardnet.solvers.box_problem`."""
+"""`SOLVED` and `VERIFIED` of `hardnet.solvers.polyhedron.box_rows` and `hardnet.solvers.polyhedron.box_problem`."""
 
 
 class Way(NamedTuple):

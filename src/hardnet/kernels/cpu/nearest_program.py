@@ -1,6 +1,6 @@
 """The multipliers of the nearest point for few rows on a CPU: the program of active sets over tiles of samples.
 
-The same recursion as `hardnet.solvers.few_rows.solve`, which explains it; the sample is the last index.
+The same recursion as `hardnet.solvers.polyhedron.few_rows.solve`, which explains it; the sample is the last index.
 
 Called by `hardnet.kernels.cpu.nearest_few` and `hardnet.kernels.cpu.nearest_tiles`.
 """

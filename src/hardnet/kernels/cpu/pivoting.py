@@ -1,7 +1,8 @@
 """The dual active set of one sample on a CPU, for numba: equalities by Gauss, then Goldfarb and Idnani's pivots.
 
-See the plain reference `hardnet.solvers.pivoting.pivot_reference` for the mathematics; here it is with less work. Of
-the tableau only ``K^-1`` of the active rows J is kept, and the column of a joining row j is made when it is asked for:
+See the plain reference `hardnet.solvers.polyhedron.pivoting.pivot_reference` for the mathematics; here it is with less
+work. Of the tableau only ``K^-1`` of the active rows J is kept, and the column of a joining row j is made when it is
+asked for:
 
     weight = K^-1 G_Jj,     column = G_j - weight' G_J.
 

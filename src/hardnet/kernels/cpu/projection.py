@@ -1,9 +1,9 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` on a CPU, sample by sample: numba compiles it.
 
-Everything that `hardnet.solvers.projection_steps` does for a sample happens at once: the test whether it is inside, the
-Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, the residual of the
-optimality conditions. What that leaves open (an empty set, dependent rows, a residual above the tolerance, a row that
-is violated beyond rounding or touches y without a multiplier) is flagged for the steps.
+Everything that `hardnet.solvers.polyhedron.projection_steps` does for a sample happens at once: the test whether it is
+inside, the Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, the residual
+of the optimality conditions. What that leaves open (an empty set, dependent rows, a residual above the tolerance, a row
+that is violated beyond rounding or touches y without a multiplier) is flagged for the steps.
 
 Called by `hardnet.kernels.cpu.launch`.
 """

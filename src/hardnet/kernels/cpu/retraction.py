@@ -3,10 +3,10 @@
     plan    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= value + J d + s <= upper
     judge   whether the violation at ``y + length d`` has fallen as the linearised rows promised
 
-`hardnet.solvers.nonlinear_retract_step` and `nonlinear_retract_state` have the same in plain torch. A sample has the
+`hardnet.solvers.nonlinear.retract_step` and `nonlinear_retract_state` have the same in plain torch. A sample has the
 outputs y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
 
-Called by `hardnet.solvers.nonlinear_retract_compiled`.
+Called by `hardnet.solvers.nonlinear.retract_compiled`.
 """
 
 from __future__ import annotations

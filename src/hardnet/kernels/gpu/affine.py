@@ -3,7 +3,7 @@
 An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
 needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read.
 
-Called by `hardnet.solvers.pivoting`, `hardnet.solvers.projection` and others.
+Called by `hardnet.solvers.polyhedron.pivoting`, `hardnet.solvers.polyhedron.projection` and others.
 """
 
 from __future__ import annotations

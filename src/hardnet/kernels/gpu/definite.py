@@ -1,9 +1,9 @@
 """Many small symmetric systems on a GPU: Gauss-Jordan elimination in one launch, one sample per program.
 
-``matrix^-1 right`` and the least pivot; see `hardnet.solvers.small` for the same in plain torch, which calls it. There
-every column is a handful of launches; here the whole system stays in registers.
+``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small` for the same in plain torch, which calls
+it. There every column is a handful of launches; here the whole system stays in registers.
 
-Called by `hardnet.solvers.small`.
+Called by `hardnet.solvers.algebra.small`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

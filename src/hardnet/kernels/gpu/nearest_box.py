@@ -24,7 +24,7 @@ PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and those before every third halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
 INSIDE, SOLVED_TO, STRICT = tl.constexpr(4.0), tl.constexpr(8.0 * 2.0**-52), tl.constexpr(1e-11)
-"""`INSIDE`, `SOLVED` times EPS, and `STRICT` of `hardnet.solvers.box_rows`."""
+"""`INSIDE`, `SOLVED` times EPS, and `STRICT` of `hardnet.solvers.polyhedron.box_rows`."""
 CORRECTION = tl.constexpr(2.0**-20)
 """Part of t up to which a step corrects the point there is."""
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)

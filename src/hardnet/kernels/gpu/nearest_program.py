@@ -1,7 +1,7 @@
 """The multipliers of the nearest point for few rows in registers: the program of active sets, one sample per thread.
 
-The recursion of `hardnet.solvers.few_rows.solve`, which explains it, written out for one to four rows. Tuples
-hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
+The recursion of `hardnet.solvers.polyhedron.few_rows.solve`, which explains it, written out for one to four rows.
+Tuples hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
 
 Called by `hardnet.kernels.gpu.nearest_few`.
 """

@@ -1,10 +1,10 @@
 """The dual active set by pivoting in one launch: one program per sample, its whole tableau in registers.
 
-The same steps as the plain reference `hardnet.solvers.pivoting.pivot`, under the same signature; see there for the
-mathematics. A step of the reference is some fifty launches over the whole batch; here it is one pass over registers,
-and a sample stops when it is through.
+The same steps as the plain reference `hardnet.solvers.polyhedron.pivoting.pivot`, under the same signature; see there
+for the mathematics. A step of the reference is some fifty launches over the whole batch; here it is one pass over
+registers, and a sample stops when it is through.
 
-Called by `hardnet.kernels.gpu.projection` and `hardnet.solvers.pivoting`.
+Called by `hardnet.kernels.gpu.projection` and `hardnet.solvers.polyhedron.pivoting`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

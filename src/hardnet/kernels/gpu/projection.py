@@ -1,10 +1,11 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` for small problems in one launch, one sample per program.
 
-Everything that `hardnet.solvers.projection` does for a sample happens on chip: its unit, the test whether it is inside,
-the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid numbers, an
-empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the general path.
+Everything that `hardnet.solvers.polyhedron.projection` does for a sample happens on chip: its unit, the test whether it
+is inside, the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid
+numbers, an empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the
+general path.
 
-Called by `hardnet.solvers.projection`.
+Called by `hardnet.solvers.polyhedron.projection`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
@@ -64,7 +65,7 @@ def _project(
     EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INSIDE: tl.constexpr, FEASIBLE: tl.constexpr,
     SOLVED: tl.constexpr, STRICT: tl.constexpr, CERTAIN: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """One sample; the names and tolerances are those of `hardnet.solvers.projection_steps` and `projection_fixed`."""
+    """One sample; names and tolerances are those of `solvers.polyhedron.projection_steps` and `projection_fixed`."""
     sample = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, M)
     column = tl.arange(0, N)
@@ -133,7 +134,7 @@ def _project(
 
 
 class Tolerances(NamedTuple):
-    """Parts of a row's or a sample's size, as in `hardnet.solvers.problem`; `allowed` is in the rounding of the caller.
+    """Parts of a row's or a sample's size, as in `solvers.polyhedron.problem`; `allowed` is in the caller's rounding.
 
     `inside`, `feasible`: of a row that holds at raw, and while rows are exchanged. `solved`: of the residual. `strict`:
     of a multiplier that is more than rounding. `certain`: of a row that needs no steps. `allowed`: of a certificate.

@@ -1,0 +1,1 @@
+"""Nonlinear rows ``lower <= g(y, x) <= upper``: a retraction and the nearest point."""

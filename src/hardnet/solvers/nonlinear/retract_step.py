@@ -1,0 +1,101 @@
+"""One step of a retraction: the nearest point of the linearised rows, and what it promises.
+
+    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= g + J d + s <= upper
+
+The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearised rows have no point
+the step is elastic.
+
+Called by `hardnet.solvers.nonlinear.retract` and `hardnet.solvers.nonlinear.retract_compiled`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.kernels.limits import CUT, STATIONARY, SUFFICIENT
+from hardnet.solvers.algebra.small import product
+from hardnet.solvers.nonlinear.measure import elastic_rows, fixed_direction, row_norms
+from hardnet.solvers.nonlinear.rows import Derivatives, Rows
+from hardnet.solvers.nonlinear.step import solve_step
+
+NUDGE = 1e-2
+"""Length of a nudge relative to the sample's size, at a stationary point that violates its rows."""
+
+
+class Plan(NamedTuple):
+    """The step of a pass and what it promises; ``(b,)`` unless said.
+
+    Attributes:
+        step: ``(b, n)``.
+        weight: What violations are multiplied with, ``(b, m)``.
+        violation: That of the present point, ``(b, m)``.
+        current: Its size.
+        promised: The size that the linearised rows promise after the full step.
+    """
+
+    step: Tensor
+    weight: Tensor
+    violation: Tensor
+    current: Tensor
+    promised: Tensor
+
+    def merit(self, violation: Tensor) -> Tensor:
+        """The size of the violations ``(b, m)``: ``(b,)``."""
+        return torch.linalg.vector_norm(violation * self.weight, dim=-1)
+
+    def accepts(self, there: Tensor, length: Tensor | float) -> Tensor:
+        """Whether the violations ``(b, m)`` after a step of this length have fallen enough; NaN never has."""
+        return self.merit(there) <= self.current + SUFFICIENT * length * (self.promised - self.current)
+
+    def shorter(self, there: Tensor, length: Tensor) -> Tensor:
+        """The next length: the least ``|(1 - t) v + t^2 c|``, with the bending c that the violations there show."""
+        bent = self.merit(there - (1 - length).unsqueeze(-1) * self.violation)
+        least = self.current * length.square() / (2 * bent)
+        least = torch.where(bent.isfinite(), least, 0.1 * length)
+        return torch.minimum(torch.maximum(least, CUT * length), 0.5 * length)
+
+
+def plan_step(
+    rows: Rows, at: Derivatives, violation: Tensor, size: Tensor, elastic: Tensor, unit: bool, look: bool = True
+) -> tuple[Plan, Tensor]:
+    """The step from a point with these derivatives, and which samples are stationary: it promises nothing there.
+
+    Args:
+        rows: The rows.
+        at: Their values and Jacobian.
+        violation: ``(b, m)``.
+        size: Of the outputs, ``(b, 1)``.
+        elastic: How far a row of length one gives way, ``(b,)``.
+        unit: Whether violations are measured in units of the rows' gradients.
+        look: Whether values may be looked at.
+    """
+    J, norm = at.jacobian, row_norms(at.jacobian)
+    least = violation / size.clamp_min(torch.finfo(norm.dtype).tiny)
+    if not unit:
+        norm, least = norm.amax(-1, keepdim=True).expand_as(norm), least.amax(-1, keepdim=True)
+    soft = elastic_rows(rows, J, torch.maximum(norm, least) * elastic.unsqueeze(-1))
+    step, dual = solve_step(J, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)
+    left = soft.square() * dual if rows.tight else rows.violation(at.value + product(J, step))
+    weight = 1 / norm if unit else torch.ones_like(norm)
+    current, promised = (torch.linalg.vector_norm(part * weight, dim=-1) for part in (violation, left))
+    stationary = ~(current - promised > STATIONARY * current)
+    stationary = stationary if unit else stationary | (damped_share(rows, at, look) <= STATIONARY)
+    return Plan(step, weight, violation, current, promised), stationary
+
+
+def nudged(y: Tensor, size: Tensor) -> Tensor:
+    """A point beside y ``(b, n)``, in a fixed direction, for samples of the size ``(b, 1)``."""
+    return y + NUDGE * size.clamp_min(NUDGE) * fixed_direction(y)
+
+
+def damped_share(rows: Rows, at: Derivatives, look: bool = True) -> Tensor:
+    """The share of the violation that a step of a gradient's length promises to remove: 0 at a stationary point."""
+    J, norm = at.jacobian, row_norms(at.jacobian)
+    soft = elastic_rows(rows, J, norm.amax(-1, keepdim=True).expand_as(norm))
+    step, _ = solve_step(J, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)
+    current = torch.linalg.vector_norm(rows.violation(at.value), dim=-1)
+    promised = torch.linalg.vector_norm(rows.violation(at.value + product(J, step)), dim=-1)
+    return torch.where(current > 0, 1 - promised / current, 1.0)

@@ -1,0 +1,1 @@
+"""What is found out about a constant set once, when a layer is made."""

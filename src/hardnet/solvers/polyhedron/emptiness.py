@@ -1,0 +1,57 @@
+"""Whether the last iterate of a solver proves ``lower <= A y <= upper`` empty: plain operations, no look at a value.
+
+A program of fixed length stops at an empty set with active rows J and a violated row j that depends on them,
+``a_j = A_J'r``. Then ``ray = e_j - r`` has ``A'ray = 0``, and if the bounds that it meets add up below zero no y
+satisfies these rows (Farkas): the status of what no host looked at.
+
+Called by `hardnet.functional.polyhedron`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardnet.products import times
+from hardnet.solvers.polyhedron.active import solve_unseen
+from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
+
+NOTHING = 1e-12
+"""Part of the largest weight of a ray below which a weight is rounding."""
+
+
+def prove_empty(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, side: Tensor) -> Tensor:
+    """Weights of rows that contradict each other, ``(B, m)`` with a largest of one; zero where that is not proved.
+
+    Args:
+        raw: ``(B, n)``, float64.
+        A: ``(m, n)`` or ``(B, m, n)``.
+        lower: ``(B, m)``, -inf where absent.
+        upper: ``(B, m)``, inf where absent.
+        y: The last iterate, ``(B, n)``.
+        side: Its active rows: +1 at the upper bound, -1 at the lower, 0 inactive: ``(B, m)``.
+    """
+    length = torch.linalg.vector_norm(A, dim=-1)
+    length = torch.where(length > 0, length, 1.0)
+    rows = (A / length.unsqueeze(-1)).expand(len(y), *A.shape[-2:])
+    lower, upper = lower / length, upper / length
+    ray = _dependence(rows, lower, upper, y, side != 0)
+    bound = torch.where(ray > 0, upper, lower)
+    value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
+    leak = times(rows.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
+    # what A'ray leaves may add up to the missing amount at points FAR times as large as the sample
+    reach = FAR * torch.maximum(raw.abs().amax(-1), y.abs().amax(-1))
+    proof = ray / length
+    proof = proof / proof.abs().amax(-1, keepdim=True)
+    return torch.where((value < -leak * reach).unsqueeze(-1), proof, 0.0)
+
+
+def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: Tensor) -> Tensor:
+    """``e_j - r`` for the most violated row j off J, with ``a_j`` nearest to ``A_J'r``, turned to its violated side."""
+    product = times(rows, y)
+    above, below = product - upper, lower - product
+    worst = torch.where(active, -torch.inf, torch.maximum(above, below)).argmax(-1, keepdim=True)
+    joining = torch.zeros_like(product).scatter(-1, worst, 1.0)
+    joining = torch.where(above > below, joining, -joining)
+    ray = joining - solve_unseen(rows, active, times(rows, times(rows.mT, joining)))
+    return torch.where(ray.abs() > NOTHING * ray.abs().amax(-1, keepdim=True), ray, 0.0)

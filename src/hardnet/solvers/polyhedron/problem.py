@@ -1,0 +1,165 @@
+"""The polyhedron ``lower <= A y <= upper`` as the solvers share it: a flat batch in float64, in units of size one.
+
+`hardnet.solvers.polyhedron.projection` makes the units. How good an answer is says the natural residual of its
+optimality conditions. Read by every solver of polyhedra.
+
+Called by `hardnet.functional.polyhedron_fixed`, `hardnet.solvers.polyhedron.projection_steps` and others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.products import align, times_aligned
+from hardnet.rows import bound_size
+
+CERTAIN = 6 * torch.finfo(torch.float64).eps
+"""Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
+ALLOWED = 16
+"""Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
+INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
+"""Part of a row's size by which it may be violated at a raw that comes back as it was where nobody looks at a value:
+what a certificate allows, less the rounding of units and of the product."""
+FEASIBLE = 1e-13
+"""A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
+SOLVED = 1e-12
+"""The residual up to which a sample counts as solved."""
+
+
+class Problem(NamedTuple):
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``, sample by sample.
+
+    All numbers are in units of size one.
+
+    Attributes:
+        raw: ``(B, n)``.
+        A: ``(m, n)`` for all samples, or ``(B, m, n)``.
+        lower: ``(B, m)``.
+        upper: ``(B, m)``.
+        norm: ``|a_i|``, ``(m,)`` or ``(B, m)``; 1 for a zero row.
+        product: ``A raw``, ``(B, m)``.
+        slack: How far each row may be violated and still count as satisfied, ``(B, m)``, in units of ``A y``.
+        size: m and n that came in: on a CPU zero rows without bounds and zero outputs follow them, `align`.
+    """
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    norm: Tensor
+    product: Tensor
+    slack: Tensor
+    size: tuple[int, int]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all samples have the same A."""
+        return self.A.dim() == 2
+
+    @property
+    def equality(self) -> Tensor:
+        """``lower == upper``: ``(B, m)``."""
+        return self.lower == self.upper
+
+    def take(self, index: Tensor | slice) -> Problem:
+        """The problem of some samples."""
+        A, norm = (self.A, self.norm) if self.shared else (self.A[index], self.norm[index])
+        lower, upper, product, slack = (part[index] for part in (self.lower, self.upper, *self[5:7]))
+        return Problem(self.raw[index], A, lower, upper, norm, product, slack, self.size)
+
+    def of_unit_rows(self) -> Problem:
+        """The same samples with rows of length one, and a matrix each."""
+        A, norm = self.A.expand(len(self.raw), -1, -1), self.norm.expand_as(self.lower)
+        lower, upper, product, slack = (part / norm for part in (self.lower, self.upper, *self[5:7]))
+        return Problem(self.raw, A / norm.unsqueeze(-1), lower, upper, torch.ones_like(norm), product, slack, self.size)
+
+    def slack_at(self, point: Tensor) -> Tensor:
+        """`slack`, for a point that may be larger than raw: ``(B, m)``."""
+        length = lambda vector: torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+        return self.slack + FEASIBLE * self.norm * (length(point) - length(self.raw)).clamp_min(0.0)
+
+    def violation(self, product: Tensor) -> Tensor:
+        """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""
+        return torch.maximum(product - self.upper, self.lower - product)
+
+    def beyond(self, y: Tensor, product: Tensor) -> Tensor:
+        """How far the worst row is violated beyond `CERTAIN` of its terms at y, given ``A y``: ``(B,)``, else zero.
+
+        A row's terms ``sum |a_j y_j|`` are no less than ``|a'y|``: they are added up where that does not decide.
+        """
+        excess, worst = self.violation(product), torch.zeros_like(y[:, 0])
+        sample, row = (excess > CERTAIN * product.abs()).nonzero(as_tuple=True)
+        if len(sample) == 0:
+            return worst
+        if self.shared:  # one product for all costs less than a copy of each row in doubt
+            terms = times_aligned(self.A.abs(), y.abs())[sample, row]
+        else:
+            terms = times_aligned(self.A[sample, row].abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
+        left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
+        return worst.scatter_reduce(0, sample, left, "amax")
+
+    def size_at(self, y: Tensor) -> Tensor:
+        """``|a|_1 max |y| + |bounds|``, which a certificate measures violations by: ``(B, m)``."""
+        weight = self.A.abs().sum(-1)
+        return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
+
+    def certified(self, y: Tensor, rounding: float, product: Tensor | None = None) -> Tensor:
+        """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product`: ``A y``."""
+        product = times_aligned(self.A, y) if product is None else product
+        return (self.violation(product) <= ALLOWED * rounding * self.size_at(y)).all(-1)
+
+
+def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
+    """The numbers of a batch in units of size one, with what the solvers read beside them.
+
+    Args:
+        raw: ``(B, n)``.
+        A: ``(m, n)`` or ``(B, m, n)``.
+        lower: ``(B, m)``.
+        upper: ``(B, m)``.
+    """
+    m, n = A.shape[-2:]
+    raw, A = align(raw), align(A, 2)
+    lower, upper = align(lower, absent=-torch.inf), align(upper, absent=torch.inf)
+    norm = torch.linalg.vector_norm(A, dim=-1)
+    norm = torch.where(norm > 0, norm, 1.0)
+    return Problem(raw, A, lower, upper, norm, times_aligned(A, raw), _slack(norm, raw, lower, upper), (m, n))
+
+
+def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound: the larger one cannot be broken without the other.
+
+    If the larger bound is broken from the far side of zero, the smaller one is as large; else ``|a'y|`` is larger.
+    """
+    nearest = torch.minimum(lower.abs(), upper.abs())
+    size = torch.where(nearest.isfinite(), nearest, 0.0)
+    return FEASIBLE * (norm * torch.linalg.vector_norm(point, dim=-1, keepdim=True) + size)
+
+
+def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:
+    """``max(|y - raw + A'dual|, |A y - clamp(A y + dual, lower, upper)|) / max(1, |y|)`` with unit rows: ``(B,)``.
+
+    It is zero exactly at the projection. The sample's unit makes 1 the size of raw and of the way to the set.
+    `product` is ``A y`` where the caller has it already.
+    """
+    stationarity = (y - problem.raw + times_aligned(problem.A.mT, dual)).abs().amax(-1)
+    product = times_aligned(problem.A, y) if product is None else product
+    moved = (product + dual * problem.norm.square()).clamp(problem.lower, problem.upper)
+    complementarity = ((product - moved).abs() / problem.norm).amax(-1)
+    return torch.maximum(stationarity, complementarity) / y.abs().amax(-1).clamp_min(1.0)
+
+
+def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
+    """`kkt_residual` less what the rounding of the multipliers alone may leave of ``y - raw + A'dual``: ``(B,)``.
+
+    Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding. That
+    excuses no violated row.
+    """
+    size, unit = times_aligned(problem.A.abs().mT, dual.abs()).amax(-1), y.abs().amax(-1).clamp_min(1.0)
+    rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / unit
+    product = times_aligned(problem.A, y)
+    violated = (problem.violation(product) / problem.norm).amax(-1) / unit
+    return torch.maximum(kkt_residual(problem, y, dual, product) - rounding, violated).clamp_min(0.0)

@@ -1,0 +1,229 @@
+"""The least slack of rows that may give way beside rows that may not, and the nearest point that has it.
+
+First ``min sum_i w_i s_i^2`` over y and s with ``lower <= A y + s <= upper``, where only rows with a weight have an s;
+then ``min |y - raw|`` with exactly that s. The least slack is unique. It is found by proximal steps: each adds ``eps |y
+- y_k|^2``, which makes it a projection in the variables ``(sqrt(eps) y, sqrt(w) s)``. The active rows of a step give
+the slack in closed form, and its optimality conditions say whether they are the right ones.
+
+Called by `hardnet.functional.relaxed`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardnet.products import length, times_aligned
+from hardnet.solvers.polyhedron.projection import solve
+from hardnet.solvers.solution import Status
+
+PROXIMAL = (1e-2, 1e-4, *(1e-6,) * 8, *(1e-8,) * 8)
+"""Weights of the proximal term, step by step; rows have length one, and the largest weight of a slack is one."""
+EXACT, OPTIMAL = 1e-13, 1e-10
+"""The part of its size by which an optimality condition of the least slack may be missed: where steps end, and at most.
+"""
+KNOWN = 1e-7
+"""The part of the size of y to which the slack of every row that gave way must be known."""
+RANK = 1e-11
+"""Singular values below this part of the largest row count as zero."""
+
+
+class Rows(NamedTuple):
+    """``lower <= A y + slack <= upper`` for a flat batch in float64, with rows of length one.
+
+    Attributes:
+        A: ``(B, k, n)``.
+        lower: ``(B, k)``; -inf where absent.
+        upper: ``(B, k)``; +inf where absent.
+        weight: ``(B, k)``, at most one; 0 for rows that may not give way.
+    """
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    weight: Tensor
+
+    def detach(self) -> Rows:
+        """The same numbers without gradients."""
+        return Rows(*(number.detach() for number in self))
+
+    @classmethod
+    def of_unit_length(cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Rows, Tensor]:
+        """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row stays as it is."""
+        lengths = row_lengths(A.detach())
+        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, _unit_weight(weight, lengths)), lengths
+
+
+class Relaxation(NamedTuple):
+    """The two stages of a flat batch.
+
+    Attributes:
+        y: The nearest point with the least slack, ``(B, n)``.
+        slack: The least slack in units of the rows of length one, ``(B, k)``: negative where the upper bound gave way.
+        fixed: The rows that the least slack decides, ``(B, k)`` int8: those that gave way and the hard ones that
+            make them, +1 at the upper bound and -1 at the lower.
+        side: All strictly active rows at y in the same signs, ``(B, k)`` int8.
+        proof: Weights of hard rows that contradict each other where the status is INFEASIBLE, ``(B, k)``.
+        status: ``(B,)`` int8.
+    """
+
+    y: Tensor
+    slack: Tensor
+    fixed: Tensor
+    side: Tensor
+    proof: Tensor
+    status: Tensor
+
+
+@torch.no_grad()
+def relax(raw: Tensor, rows: Rows) -> Relaxation:
+    """Both stages for samples whose rows contradict each other; look at ``.status``.
+
+    Args:
+        raw: ``(B, n)`` float64.
+        rows: The rows, of length one.
+    """
+    first = _least_slack(raw, rows)
+    return _nearest(raw, rows, first)
+
+
+def row_lengths(A: Tensor) -> Tensor:
+    """``|a|`` of each row, ``(*batch, k)``; 1 for a row of zeros."""
+    size = length(A).squeeze(-1)
+    return torch.where(size > 0, size, 1.0)
+
+
+def _unit_weight(weight: Tensor, lengths: Tensor) -> Tensor:
+    """``w |a|^2`` in units of the largest, by roots, which neither overflow nor lose a row that may give way."""
+    soft = weight > 0
+    root = weight.sqrt() * (lengths / torch.where(soft, lengths, 0.0).amax(-1, keepdim=True))
+    root = torch.where(soft, root / torch.where(soft, root, 0.0).amax(-1, keepdim=True), 0.0)
+    return torch.where(soft, root.square().clamp_min(torch.finfo(root.dtype).tiny), 0.0)
+
+
+def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
+    """The point next to `anchor` ``(B, n)`` with the least slack on fixed active rows; in plain operations.
+
+    ``min sum_V w (a y - bound)^2`` over the soft rows V subject to ``a y = bound`` in the hard rows I: with P the
+    pseudo-inverse of A_I and ``N = 1 - P A_I``, the step from ``y0 = anchor - P(A_I anchor - b_I)`` is
+    ``(sqrt(w) A_V N)^+ sqrt(w)(b_V - A_V y0)``.
+    """
+    soft = rows.weight > 0
+    bound = active_bound(rows, fixed)
+    held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
+    inverse = torch.linalg.pinv(held, rtol=RANK)
+    start = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
+    root = torch.where((fixed != 0) & soft, rows.weight.sqrt(), 0.0)
+    pull = root.unsqueeze(-1) * rows.A
+    rounding = RANK * root.detach().amax(-1)  # absolute: what the hard rows leave free of a pull may be nothing at all
+    step = torch.linalg.pinv(pull - pull @ inverse @ held, atol=rounding, rtol=torch.zeros_like(rounding))
+    return start + times_aligned(step, root * bound - times_aligned(pull, start))
+
+
+def active_bound(rows: Rows, side: Tensor) -> Tensor:
+    """The bound at which each row is active, ``(B, k)``; 0 for the others."""
+    return torch.where(side > 0, rows.upper, torch.where(side < 0, rows.lower, 0.0))
+
+
+class _First(NamedTuple):
+    """The first stage: a point with the least slack ``(B, n)``, `fixed` and `proof` ``(B, k)``, and the status."""
+
+    y: Tensor
+    fixed: Tensor
+    proof: Tensor
+    status: Tensor
+
+
+def _least_slack(raw: Tensor, rows: Rows) -> _First:
+    """Proximal steps until the active rows of every sample are right; the best ones of all steps count."""
+    empty = torch.zeros_like(raw[:, 0], dtype=torch.bool)
+    least = torch.full_like(raw[:, 0], torch.inf)
+    fixed, proof = torch.zeros_like(rows.lower, dtype=torch.int8), torch.zeros_like(rows.lower)
+    best, near = raw, raw
+    for eps in PROXIMAL:
+        found = solve(*_extended(near, rows, eps))
+        near = found.y[:, : raw.shape[-1]] / eps**0.5
+        proven = (found.status == int(Status.INFEASIBLE)) & ~empty
+        proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
+        side = found.side.to(torch.int8)
+        y = settle(near, rows, side)
+        missed = _missed(y, rows, side, found.dual)
+        better = ((missed < least) & (least > EXACT)).unsqueeze(-1)
+        best, fixed = torch.where(better, y, best), torch.where(better, side, fixed)
+        least = torch.where(better.squeeze(-1), missed, least)
+        if bool(((least <= EXACT) | empty).all()):
+            break
+    sound = (least <= OPTIMAL) & (_unknown(best, rows, fixed, least) <= KNOWN)
+    status = torch.where(sound, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    return _First(best, fixed, proof, torch.where(empty, int(Status.INFEASIBLE), status).to(torch.int8))
+
+
+def _extended(near: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One proximal step as a projection of ``(sqrt(eps) y_k, 0)``: a column for the slack of each row with a weight."""
+    soft = (rows.weight > 0).any(0)
+    columns = torch.diag_embed(torch.where(rows.weight > 0, rows.weight.rsqrt(), 0.0))[..., soft]
+    start = torch.cat([eps**0.5 * near, near.new_zeros(len(near), columns.shape[-1])], dim=-1)
+    return start, torch.cat([rows.A / eps**0.5, columns], dim=-1), rows.lower, rows.upper
+
+
+def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
+    """By which part of its size y ``(B, n)`` misses an optimality condition of the least slack at most: ``(B,)``.
+
+    ``A_V'(w s) = A_I'dual`` with multipliers whose signs say that each bound is needed, no other row is violated, and
+    the rows in V miss the bound that they are said to miss. The multipliers are those of the step, `dual` ``(B, k)``,
+    or those of least length: the first have right signs, the second are exact. NaN, which is no answer, misses by inf.
+    """
+    soft, product = rows.weight > 0, times_aligned(rows.A, y)
+    gave_way, bound = (fixed != 0) & soft, active_bound(rows, fixed)
+    size = torch.maximum(y.abs().amax(-1), bound.abs().amax(-1))
+    other = torch.where(gave_way, 0.0, product.clamp(rows.lower, rows.upper) - product).abs().amax(-1) / size
+    force = torch.where(gave_way, rows.weight * (bound - product), 0.0)
+    held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
+    pull = times_aligned(rows.A.mT, force)
+    signed = torch.where(rows.lower < rows.upper, fixed, 0)  # an equality may be needed on either side
+    shortest = times_aligned(torch.linalg.pinv(held.mT, rtol=RANK), pull)
+    missed = [
+        torch.maximum((pull - times_aligned(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
+        for chosen in (shortest, torch.where(soft, 0.0, dual))
+    ]
+    unbalanced = torch.maximum(torch.minimum(*missed), (force * signed).amax(-1)) / force.abs().amax(-1)
+    missed = torch.maximum(other.nan_to_num(0.0), unbalanced.nan_to_num(0.0))
+    return missed + torch.where(y.isfinite().all(-1), 0, torch.inf)
+
+
+def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
+    """To which part of the size of y ``(B, n)`` the slack of the rows that gave way is not known: ``(B,)``.
+
+    Forces ``w s`` balance to the part `missed` ``(B,)`` of the largest, or to rounding; that much of a force is all the
+    slack of a row whose weight is small.
+    """
+    gave_way, bound = (fixed != 0) & (rows.weight > 0), active_bound(rows, fixed)
+    slack = torch.where(gave_way, bound - times_aligned(rows.A, y), 0.0)
+    size = torch.maximum(y.abs().amax(-1), bound.abs().amax(-1))
+    weakest = torch.where(gave_way, rows.weight, torch.inf).amin(-1)
+    rounding = missed + torch.finfo(y.dtype).eps
+    return (rounding * (rows.weight * slack).abs().amax(-1) / (weakest * size)).nan_to_num(0.0)
+
+
+def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
+    """The second stage: an orthonormal basis of the fixed rows as equalities, which cannot contradict each other.
+
+    The other rows let the point of the first stage in, so that rounding cannot empty the set.
+    """
+    fixed = first.fixed != 0
+    _, size, basis = torch.linalg.svd(torch.where(fixed.unsqueeze(-1), rows.A, 0.0), full_matrices=False)
+    basis = torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
+    level, product = times_aligned(basis, first.y), times_aligned(rows.A, first.y)
+    room = 4 * torch.finfo(raw.dtype).eps * first.y.abs().amax(-1, keepdim=True)
+    lower = torch.where(fixed, -torch.inf, torch.minimum(rows.lower, product - room * (product <= rows.lower)))
+    upper = torch.where(fixed, torch.inf, torch.maximum(rows.upper, product + room * (product >= rows.upper)))
+    every = torch.cat([basis, rows.A], dim=-2)
+    found = solve(raw, every, torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1))
+    side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
+    done = first.status == int(Status.SOLVED)
+    status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
+    slack = torch.where(fixed & (rows.weight > 0), active_bound(rows, first.fixed) - product, 0.0)
+    slack = torch.where(done.unsqueeze(-1), slack, 0.0)
+    return Relaxation(found.y, slack, first.fixed, side, first.proof, status.to(torch.int8))
