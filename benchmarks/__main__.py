@@ -24,7 +24,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     parser.add_argument(
-        "--nearest-only", action="store_true", help="of device: only the nearest point and its neighbour"
+        "--nearest-only", action="store_true", help="of device: only the nearest point and its neighbor"
     )
     beside = parser.add_argument_group("closed-form and nearest-point")
     beside.add_argument(

@@ -80,13 +80,13 @@ def quadratic_program(samples: int, rows: int, *, halved: bool, reach: float) ->
 def cone_program(samples: int, cones: int = 50, size: int = 50) -> Case:
     """``A y = x``, a box, and cones through a point that all draws share, as FSNet draws them."""
     draw = Source()
-    A, centre = draw.uniform(-1, 1, EQUALITIES, OUTPUTS), draw.uniform(-1, 1, OUTPUTS)
+    A, center = draw.uniform(-1, 1, EQUALITIES, OUTPUTS), draw.uniform(-1, 1, OUTPUTS)
     x = draw.uniform(-1, 1, samples, EQUALITIES)
     constraint = hn.Equality(A, identity) & hn.Box(-5.0 * torch.ones(OUTPUTS, dtype=torch.float64), 5.0)
     for _ in range(cones):
         G, h = draw.uniform(-1, 1, size, OUTPUTS), draw.uniform(-1, 1, size)
         c = draw.uniform(-1, 1, OUTPUTS)
-        constraint = constraint & hn.SecondOrderCone(G, h, c, torch.linalg.vector_norm(G @ centre + h) - c @ centre)
+        constraint = constraint & hn.SecondOrderCone(G, h, c, torch.linalg.vector_norm(G @ center + h) - c @ center)
     return Case(constraint, draw.normal(samples, OUTPUTS), x)
 
 

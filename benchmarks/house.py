@@ -18,7 +18,7 @@ ROOT = Path(hardnet.__file__).parent
 
 
 def room(file: Path) -> str:
-    """The folder of a file, or the hall and its neighbours at the top."""
+    """The folder of a file, or the hall and its neighbors at the top."""
     return file.relative_to(ROOT).parts[0] if file.parent != ROOT else "at the top"
 
 

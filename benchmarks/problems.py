@@ -56,15 +56,15 @@ class Case(NamedTuple):
 
 
 def problem(size: Size, device: str = "cpu", dtype: torch.dtype = torch.float64, seed: int = 0) -> Case:
-    """A ~ N(0, 1), bounds A y0 -/+ |N(0, 1)| around a centre, raw = y0 + 3 N(0, 1)."""
+    """A ~ N(0, 1), bounds A y0 -/+ |N(0, 1)| around a center, raw = y0 + 3 N(0, 1)."""
     source = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
     A = draw(size.m, size.n) if size.shared else draw(size.B, size.m, size.n)
-    centre = draw(size.B, size.n)
-    middle = (A @ centre.unsqueeze(-1)).squeeze(-1)
+    center = draw(size.B, size.n)
+    middle = (A @ center.unsqueeze(-1)).squeeze(-1)
     lower, upper = middle - draw(size.B, size.m).abs(), middle + draw(size.B, size.m).abs()
     lower[:, : size.equalities] = upper[:, : size.equalities] = middle[:, : size.equalities]
-    numbers = (centre + 3 * draw(size.B, size.n), A, lower, upper)
+    numbers = (center + 3 * draw(size.B, size.n), A, lower, upper)
     raw, A, lower, upper = (number.to(device=device, dtype=dtype) for number in numbers)
     return Case(raw, A, lower, upper, size.equalities)
 

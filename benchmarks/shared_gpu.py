@@ -122,10 +122,10 @@ def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
     for width in (32, 64, 128, 256):
         shared_blocks.BLOCK["cuda"] = width
         row[f"factors, all rows, blocks of {width}"] = timed(
-            captured(lambda: [shared_blocks.factorise(rows.gram, None, part) for part in active.split(512)]), 3
+            captured(lambda: [shared_blocks.factorize(rows.gram, None, part) for part in active.split(512)]), 3
         )
     shared_blocks.BLOCK["cuda"] = 64
-    factor = shared_blocks.factorise(rows.gram, None, active[:512])
+    factor = shared_blocks.factorize(rows.gram, None, active[:512])
     row["one solution with factors, 512 samples"] = timed(captured(lambda: factor.solve(zero[:512] + 1)), 3)
     whole = torch.where(active[:512, :, None] & active[:512, None], rows.gram, torch.eye(k, device=DEVICE).double())
     row["torch's factors, 512 samples"] = timed(lambda: torch.linalg.cholesky_ex(whole), 3)

@@ -1,4 +1,4 @@
-"""Learn controlled dynamics together with a controller that is certain to stabilise them (CoILS, Min et al., 2023).
+"""Learn controlled dynamics together with a controller that is certain to stabilize them (CoILS, Min et al., 2023).
 
 The correction that makes the closed loop ``f(x, pi(x))`` decrease V is subtracted for every control u.
 """

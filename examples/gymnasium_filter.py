@@ -23,7 +23,7 @@ class Plane(gymnasium.Env):
         return self.position.copy(), {}
 
     def step(self, action):
-        """Move; the reward asks for the centre."""
+        """Move; the reward asks for the center."""
         self.position = self.position + STEP * np.asarray(action, dtype=np.float64)
         return self.position.copy(), -float(np.abs(self.position).sum()), False, False, {}
 
@@ -44,7 +44,7 @@ def main() -> None:
         push = 0.5 * env.action_space.sample() - 2 * position / np.linalg.norm(position)
         position, *_ = env.step(np.clip(push, -2, 2))
         closest = min(closest, float(np.linalg.norm(position)))
-    print(f"closest to the centre: {closest:.3f} (the disc ends at {RADIUS})")
+    print(f"closest to the center: {closest:.3f} (the disc ends at {RADIUS})")
     print(env.report)
 
 

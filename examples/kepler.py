@@ -44,12 +44,12 @@ angle = 6.283 * torch.rand(256, 1, dtype=torch.float64)
 start = torch.cat([angle.cos(), angle.sin(), -angle.sin(), angle.cos()], dim=-1) * torch.tensor([1, 1, 1.1, 1.1])
 constraint = hn.Nonlinear(conserved, dim=4, lower=conserved, upper=conserved, name="conserved")
 model = hn.HardNet(Step(), constraint)
-optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 for _ in range(60):
     loss = (model(start) - leapfrog(start)).square().mean()
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
 state = start[:8]
 with torch.no_grad():
     for _ in range(200):

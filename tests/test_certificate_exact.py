@@ -1,4 +1,4 @@
-"""The certificate against rational arithmetic: units, cancelling terms, products out of range, NaN and infinity."""
+"""The certificate against rational arithmetic: units, canceling terms, products out of range, NaN and infinity."""
 
 from fractions import Fraction
 from math import log2
@@ -13,7 +13,7 @@ D = torch.float64
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
-FAMILIES = ["plain", "cancelling", "huge", "tiny", "subnormal", "mixed"]
+FAMILIES = ["plain", "canceling", "huge", "tiny", "subnormal", "mixed"]
 
 
 def adversarial(family, dtype, m, n, count, seed):
@@ -28,7 +28,7 @@ def adversarial(family, dtype, m, n, count, seed):
         A, y = A * 2.0 ** (least - 3), y * 2.0 ** (0.2 * top)
     if family == "mixed":
         A, y = A * 2.0 ** (0.1 * top * draw(m, n, seed=9)), y * 2.0 ** (0.1 * top * draw(count, n, seed=8))
-    if family == "cancelling":
+    if family == "canceling":
         half = n // 2
         A[:, half : 2 * half], y[:, half : 2 * half] = A[:, :half], -y[:, :half]
         A, y = A * 2.0 ** (0.2 * top), y
@@ -76,7 +76,7 @@ def test_units_do_not_matter(unit, violation):
 
 @pytest.mark.parametrize("big", [1e3, 1e17, 1e40, 1e200])
 @pytest.mark.parametrize("per_sample", [False, True])
-def test_cancelling_terms_hide_nothing(big, per_sample):
+def test_canceling_terms_hide_nothing(big, per_sample):
     row = torch.tensor([[1.0, 1.0, -1.0]], dtype=D)
     A = (lambda x: row.expand(2, 1, 3)) if per_sample else row
     y = torch.tensor([[big, 0.5, big], [big, -0.5, big]], dtype=D)

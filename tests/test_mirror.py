@@ -92,13 +92,13 @@ ELSEWHERE = {
     "solvers/polyhedron/projection_steps",
     "solvers/polyhedron/test_shared_rows.py": "solvers/polyhedron/shared_blocks solvers/polyhedron/shared_factor "
     "solvers/polyhedron/shared_guess",
-    "test_certificate.py": "sets/judge_records sets/judge_rows sets/judge_sparse sets/judgement",
+    "test_certificate.py": "sets/judge_records sets/judge_rows sets/judge_sparse sets/judgment",
     "test_contract.py": "testing/poison testing/promise",
     "test_gradients.py": "functional/derivatives",
     "test_public.py": "errors",
     "test_storage_functions.py": "sets/fingerprint",
     "test_transforms.py": "solvers/algebra/square",
-    "train/test_stacked.py": "train/normalisation train/stacked_module",
+    "train/test_stacked.py": "train/normalization train/stacked_module",
     "train/test_training.py": "train/batches train/loop train/settings",
 }
 """Test file: the modules that it tests, without their ending."""

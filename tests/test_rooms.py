@@ -57,10 +57,10 @@ def test_imports_only_from_the_left(path):
     assert room in RANK, f"{path.name} stands in no room"
     wrong = [other for other in imported_rooms(path) if other != room and RANK.get(other, 99) >= RANK[room]]
     same_rank = {other for other in wrong if RANK.get(other) == RANK[room]}
-    assert not set(wrong) - allowed_neighbours(room, same_rank), f"{room} imports {wrong}"
+    assert not set(wrong) - allowed_neighbors(room, same_rank), f"{room} imports {wrong}"
 
 
-def allowed_neighbours(room: str, same_rank: set[str]) -> set[str]:
+def allowed_neighbors(room: str, same_rank: set[str]) -> set[str]:
     """Rooms that the design writes side by side may lean on each other in one direction."""
     lean = {("storage", "model"), ("__main__", "cli"), ("train", "metrics")}
     return {other for other in same_rank if (room, other) in lean}

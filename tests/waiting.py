@@ -7,7 +7,7 @@ WAITS = (
     "_linalg_eigh linalg_lstsq linalg_pinv _linalg_check_errors linalg_matrix_rank repeat_interleave "
     "_linalg_solve_ex linalg_lu_factor_ex linalg_lu_solve linalg_inv_ex cholesky_solve"
 ).split()
-"""Reading a value, counting non-zeros, factorisations that check themselves or iterate on the host, and batched ones
+"""Reading a value, counting non-zeros, factorizations that check themselves or iterate on the host, and batched ones
 that ask the device for memory: those of LU, and the solve that belongs to Cholesky. Triangular solves do not."""
 
 

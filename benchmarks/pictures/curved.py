@@ -42,10 +42,10 @@ def nonlinear(palette: Palette) -> Figure:
 def _draw(panel: Axes, constraint: hn.Nonlinear, raw: Tensor, shown: list[int], palette: Palette) -> None:
     """Raw outputs and where the two modes put them."""
     bare(panel)
-    for mode, colour, style in (("retract", palette.bad, "--"), ("nearest", palette.good, "-")):
+    for mode, color, style in (("retract", palette.bad, "--"), ("nearest", palette.good, "-")):
         y = hn.layers.NonlinearLayer(constraint, mode=mode)(raw)
         label = {"retract": "retraction", "nearest": "nearest point"}[mode]
-        moved(panel, raw[:, shown], y[:, shown], colour, label, style)
+        moved(panel, raw[:, shown], y[:, shown], color, label, style)
     face = {"markerfacecolor": "none", "markeredgecolor": palette.ink}
     panel.plot(*raw[:, shown].T, "o", markersize=8, label="raw output", zorder=4, **face)
 

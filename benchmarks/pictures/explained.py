@@ -54,13 +54,13 @@ def clipped(corners: list[tuple[float, float]], a: float, b: float, limit: float
     return kept
 
 
-def moved(panel: Axes, raw: Tensor, y: Tensor, colour: str, label: str, style: str = "-") -> None:
+def moved(panel: Axes, raw: Tensor, y: Tensor, color: str, label: str, style: str = "-") -> None:
     """Arrows from raw outputs to enforced ones."""
     for start, end in zip(raw.tolist(), y.tolist(), strict=True):
         if math.dist(start, end) > 1e-9:
-            arrow = {"arrowstyle": "-|>", "color": colour, "shrinkA": 4, "shrinkB": 3, "linestyle": style}
+            arrow = {"arrowstyle": "-|>", "color": color, "shrinkA": 4, "shrinkB": 3, "linestyle": style}
             panel.annotate("", end, start, arrowprops=arrow, zorder=2)
-    panel.plot(*y.T, "o", color=colour, markersize=5.5, label=label, zorder=3)
+    panel.plot(*y.T, "o", color=color, markersize=5.5, label=label, zorder=3)
 
 
 def idea(palette: Palette) -> Figure:
@@ -92,12 +92,12 @@ def conditioning(palette: Palette) -> Figure:
     A = torch.stack([torch.tensor([1.0, 0.0], dtype=torch.float64).expand(60, 2), second], -2)
     source = torch.Generator().manual_seed(0)
     raw = 1 + torch.randn(400, 1, 2, dtype=torch.float64, generator=source)
-    for name, call, colour in (
+    for name, call, color in (
         ("closed form (aff)", hn.functional.enforce_affine, palette.bad),
         ("nearest point (projection)", hn.functional.project_affine, palette.good),
     ):
         y = call(raw.expand(400, 60, 2), A, upper=torch.tensor([0.0, 3.0], dtype=torch.float64))
-        panel.plot(angles.rad2deg(), (y - raw).norm(dim=-1).amax(0), color=colour, linewidth=2, label=name)
+        panel.plot(angles.rad2deg(), (y - raw).norm(dim=-1).amax(0), color=color, linewidth=2, label=name)
     panel.set(
         xscale="log", yscale="log", xlabel="angle between the two rows (degrees)", ylabel="farthest move of 400 outputs"
     )

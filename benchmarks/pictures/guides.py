@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import hardnet as hn
 from benchmarks.pictures.style import Draw, Palette, bare, legend, panels
 
-GOAL, CENTRE, RADIUS, RATE = torch.tensor([3.0, 0.0]), torch.tensor([1.5, 0.1]), 0.7, 2.0
+GOAL, CENTER, RADIUS, RATE = torch.tensor([3.0, 0.0]), torch.tensor([1.5, 0.1]), 0.7, 2.0
 STAY_OUT = hn.Affine(
-    lambda p: 2 * (p - CENTRE).unsqueeze(-2),
-    lower=lambda p: -RATE * ((p - CENTRE).square().sum(-1, keepdim=True) - RADIUS**2),
+    lambda p: 2 * (p - CENTER).unsqueeze(-2),
+    lower=lambda p: -RATE * ((p - CENTER).square().sum(-1, keepdim=True) - RADIUS**2),
 )
 
 
@@ -36,7 +36,7 @@ def filtered(palette: Palette) -> Figure:
     figure, axes = panels(palette, 2, 2.7)
     for panel, on, title in zip(axes, (False, True), ("the controller alone", "behind the layer"), strict=True):
         bare(panel)
-        panel.add_patch(Circle(CENTRE.tolist(), RADIUS, facecolor="none", edgecolor=palette.bad, hatch="///"))
+        panel.add_patch(Circle(CENTER.tolist(), RADIUS, facecolor="none", edgecolor=palette.bad, hatch="///"))
         for path in drives(on).unbind(1):
             panel.plot(*path.T, color=palette.good if on else palette.soft, linewidth=1.4)
             panel.plot(*path[0], "o", color=palette.ink, markersize=3)
@@ -86,9 +86,9 @@ def totals(enforced: bool) -> Tensor:
 def surrogate(palette: Palette) -> Figure:
     """The total mass of both over time."""
     figure, (panel,) = panels(palette, 1, 2.7)
-    for enforced, label, colour in ((False, "network alone", palette.bad), (True, "law enforced", palette.good)):
+    for enforced, label, color in ((False, "network alone", palette.bad), (True, "law enforced", palette.good)):
         for i, line in enumerate(totals(enforced).unbind(1)):
-            panel.plot(line, color=colour, linewidth=1.1, label=label if i == 0 else None)
+            panel.plot(line, color=color, linewidth=1.1, label=label if i == 0 else None)
     panel.set(xlabel="step", ylabel="total mass / at the start")
     legend(panel, palette, loc="best")
     return figure
@@ -142,9 +142,9 @@ def forecasts(palette: Palette) -> Figure:
         ),
     }
     figure, (panel,) = panels(palette, 1, 2.8)
-    for i, (label, (y, colour)) in enumerate(bars.items()):
+    for i, (label, (y, color)) in enumerate(bars.items()):
         heights = (y - truth).square().mean(0).sqrt().tolist()
-        drawn = panel.bar([k + 0.27 * (i - 1) for k in range(5)], heights, 0.25, color=colour, label=label)
+        drawn = panel.bar([k + 0.27 * (i - 1) for k in range(5)], heights, 0.25, color=color, label=label)
         panel.bar_label(drawn, fmt="%.2f", fontsize=7.5, color=palette.ink, padding=2)
     panel.set_xticks(range(5), ["total", *(f"region {i}" for i in range(1, 5))])
     panel.set_ylabel("root mean square error")
@@ -161,12 +161,12 @@ def actions(palette: Palette) -> Figure:
     wish = torch.cat([0.5 * torch.randn(400, 1), demand], -1)
     played = hn.functional.project_box_rows(wish, torch.ones(1, 2), demand, demand, box_lower=lower, box_upper=upper)
     figure, axes = panels(palette, 2, 2.8)
-    for panel, power, title, colour in (
+    for panel, power, title, color in (
         (axes[0], wish, "wishes of a random policy", palette.bad),
         (axes[1], played, "after the layer", palette.good),
     ):
         limits(panel, palette)
-        panel.plot(charge, power[:, 0], "o", color=colour, markersize=3)
+        panel.plot(charge, power[:, 0], "o", color=color, markersize=3)
         panel.set(title=title, xlabel="charge of the battery", ylim=(-1.6, 1.6))
     axes[0].set_ylabel("power of the battery")
     return figure

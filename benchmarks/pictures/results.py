@@ -38,17 +38,17 @@ def paper(palette: Palette) -> Figure:
     """The published value, and each seed of closed form, exact projection and best recipe; lower is better."""
     figure, axes = panels(palette, 3, 2.9)
     for panel, (problem, (title, label, metric)) in zip(axes, COMPARED.items(), strict=True):
-        centre, spread = published(problem)["aff"][metric]
-        panel.errorbar([0], [centre], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
-        ticks = [f"{centre:g}\npaper"]
-        for path, name, colour in (
+        center, spread = published(problem)["aff"][metric]
+        panel.errorbar([0], [center], yerr=[spread], fmt="s", color=palette.soft, capsize=3)
+        ticks = [f"{center:g}\npaper"]
+        for path, name, color in (
             (f"paper/{problem}/aff.json", "closed form", palette.bad),
             (f"paper/{problem}/projection.json", "projection", palette.good),
             (f"paper/best/{problem}/projection.json", "best recipe", palette.other),
         ):
             if (RESULTS / path).exists():
                 values = read(path)["metrics"][metric]
-                panel.plot([len(ticks)] * len(values), values, "o", color=colour, alpha=0.75, markersize=5)
+                panel.plot([len(ticks)] * len(values), values, "o", color=color, alpha=0.75, markersize=5)
                 middle = mean(values)
                 shown = f"{middle:.4f}" if abs(middle) < 1 else f"{middle:.5g}"
                 ticks.append(f"{shown}\n" + name.replace(" ", "\n"))
@@ -77,12 +77,12 @@ def peers(palette: Palette) -> Figure:
     for row in found:
         if row["tool"] not in tools:
             continue
-        place, colour = -tools.index(row["tool"]), palette.good if row["tool"] == OURS else palette.bad
-        left.plot([max(row["violation"], SMALLEST)], [place], "o", color=colour, alpha=0.8, markersize=5)
+        place, color = -tools.index(row["tool"]), palette.good if row["tool"] == OURS else palette.bad
+        left.plot([max(row["violation"], SMALLEST)], [place], "o", color=color, alpha=0.8, markersize=5)
         key = "both_ms" if "both_ms" in row else "forward_ms"
-        face = colour if key == "both_ms" else "none"
+        face = color if key == "both_ms" else "none"
         ratio = row[key] / own[size_of(row)][key]
-        right.plot([ratio], [place], "o", color=colour, markerfacecolor=face, alpha=0.8, markersize=5)
+        right.plot([ratio], [place], "o", color=color, markerfacecolor=face, alpha=0.8, markersize=5)
     left.set_yticks([-i for i in range(len(tools))], tools, color=palette.ink)
     right.set_yticks([-i for i in range(len(tools))], [""] * len(tools))
     left.axvspan(1e-18, 1e-12, color=palette.fill, alpha=0.5, linewidth=0)
@@ -103,10 +103,10 @@ def speed(palette: Palette) -> Figure:
     for panel, key, title in zip(
         axes, ("forward_multiple", "both_multiple"), ("forward", "forward and backward"), strict=True
     ):
-        for shift, what, colour in ((-0.2, "closed form", palette.bad), (0.2, "nearest point", palette.good)):
+        for shift, what, color in ((-0.2, "closed form", palette.bad), (0.2, "nearest point", palette.good)):
             found = {size_of(row): row[key] for row in rows if row["what"] == what}
             places = [shapes.index(shape) + shift for shape in found]
-            drawn = panel.bar(places, list(found.values()), 0.36, color=colour, label=what)
+            drawn = panel.bar(places, list(found.values()), 0.36, color=color, label=what)
             panel.bar_label(drawn, fmt="%.1f", fontsize=8, color=palette.ink, padding=2)
         panel.axhline(1, color=palette.other, linewidth=1.2, linestyle=":", label="floor: every number moved once")
         panel.set_xticks(range(len(shapes)), [f"{size.m} x {size.n}" for size in shapes], fontsize=8)
@@ -119,11 +119,11 @@ def speed(palette: Palette) -> Figure:
 def training(palette: Palette) -> Figure:
     """The cost of the control task over training, method exchanged and nothing else."""
     figure, (panel,) = panels(palette, 1, 2.9)
-    for method, label, colour in (("aff", "closed form", palette.bad), ("projection", "nearest point", palette.good)):
+    for method, label, color in (("aff", "closed form", palette.bad), ("projection", "nearest point", palette.good)):
         history = read(f"paper/cbf/{method}.json")["history"]
         lines = list(zip(*history["objective"], strict=True))
         for i, line in enumerate(lines):
-            panel.plot(history["epoch"], line, color=colour, linewidth=1, label=label if i == 0 else None)
+            panel.plot(history["epoch"], line, color=color, linewidth=1, label=label if i == 0 else None)
     panel.set(ylim=(460, 700), xlabel="epoch", ylabel="cost on validation states")
     legend(panel, palette)
     return figure
@@ -138,12 +138,12 @@ def programs(palette: Palette) -> Figure:
         "dc3": ("DC3 as published", palette.soft),
         "projection": ("nearest point", palette.good),
     }
-    for method, (label, colour) in labels.items():
+    for method, (label, color) in labels.items():
         if not (RESULTS / f"paper/opt/{method}.json").exists():
             continue
         history = read(f"paper/opt/{method}.json")["history"]
         for i, line in enumerate(zip(*history["objective"], strict=True)):
-            panel.plot(history["epoch"], line, color=colour, linewidth=0.8, label=label if i == 0 else None)
+            panel.plot(history["epoch"], line, color=color, linewidth=0.8, label=label if i == 0 else None)
     panel.axhline(limit, color=palette.other, linestyle=":", label="optimum by IPOPT")
     panel.set(xlabel="epoch", ylabel="objective", ylim=(limit - 0.4, limit + 4))
     legend(panel, palette)
@@ -178,10 +178,10 @@ def growth(palette: Palette) -> Figure:
     names = {"B": "samples", "n": "outputs", "m": "rows"}
     figure, axes = panels(palette, len(sweeps), 2.9)
     for panel, (name, sweep) in zip(axes, sweeps.items(), strict=True):
-        for key, colour in (("forward", palette.good), ("both", palette.bad)):
+        for key, color in (("forward", palette.good), ("both", palette.bad)):
             times = [1e3 * row[f"{key}_device_ms"] for row in sweep["rows"]]
             label = f"{'forward' if key == 'forward' else '+ backward'}: {sweep['exponents'][key]:.2f}"
-            panel.plot([row[name] for row in sweep["rows"]], times, "o-", color=colour, markersize=4, label=label)
+            panel.plot([row[name] for row in sweep["rows"]], times, "o-", color=color, markersize=4, label=label)
         panel.set(xscale="log", yscale="log", xlabel=names[name], title=f"mathematics: exponent {sweep['expected']:g}")
         legend(panel, palette, loc="upper left")
         panel.margins(y=0.25)

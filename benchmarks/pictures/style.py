@@ -20,7 +20,7 @@ WIDTH = 8.4
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours by what they mean; each reads at a contrast of 4.5 or more on the page that it is for."""
+    """Colors by what they mean; each reads at a contrast of 4.5 or more on the page that it is for."""
 
     name: str
     ink: str
@@ -51,7 +51,7 @@ def panels(
 
 
 def plain(panel: Axes, palette: Palette) -> None:
-    """Only the two axes that carry numbers, in the soft colour."""
+    """Only the two axes that carry numbers, in the soft color."""
     panel.set_facecolor("none")
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(palette.line)

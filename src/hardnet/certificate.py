@@ -16,7 +16,7 @@ from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judge_records import Allowed
-from hardnet.sets.judgement import ROUNDINGS, finite_numbers, judge, members, to_double
+from hardnet.sets.judgment import ROUNDINGS, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
@@ -211,11 +211,11 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | Non
     numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
     parts = list(members(constraint, numbers))
     given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
-    judgement, coordinates = judge(constraint, numbers, y, tolerance, given)
+    judgment, coordinates = judge(constraint, numbers, y, tolerance, given)
     names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
-    rounding = judgement.rounding.reshape(*y.shape[:-1], judgement.rounding.shape[-1])
-    satisfied = judgement.satisfied.reshape(y.shape[:-1])
-    certificate = Certificate(judgement.parts, satisfied, judgement.allowed, rounding, names, coordinates)
+    rounding = judgment.rounding.reshape(*y.shape[:-1], judgment.rounding.shape[-1])
+    satisfied = judgment.satisfied.reshape(y.shape[:-1])
+    certificate = Certificate(judgment.parts, satisfied, judgment.allowed, rounding, names, coordinates)
     if given is None:
         return certificate
     slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)

@@ -17,7 +17,7 @@ from hardnet.products import length, times
 from hardnet.rows import BoxedRows, join
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
-from hardnet.sets.judgement import members
+from hardnet.sets.judgment import members
 from hardnet.solvers.conic.blocks import Intervals
 
 FAR = 1e6
@@ -68,7 +68,7 @@ def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
     if block is None or isinstance(block, Intervals):
         expected = "affine rows or a curved set with a block"
         raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))
-    excess, slope = _linearise(block.excess, point)
+    excess, slope = _linearize(block.excess, point)
     size = _divisor(slope)
     return join([slope / size, _near(-excess / size)])
 
@@ -98,7 +98,7 @@ def _near(distance: Tensor) -> Tensor:
     return torch.asinh(distance.clamp(-FAR, FAR))
 
 
-def _linearise(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+def _linearize(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
     """The value ``(*batch, 1)`` of a function at a point ``(*batch, n)``, and its slope ``(*batch, n)``."""
     keep = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgement import members
+from hardnet.sets.judgment import members
 
 THRESHOLD = 1e-4
 """A row counts as violated above this, in the paper's tables."""
@@ -35,7 +35,7 @@ class Violations(NamedTuple):
         return self.largest.mean().item(), self.mean.mean().item(), self.number.mean().item()
 
 
-def summarise(residual: Tensor, threshold: float = THRESHOLD) -> Violations:
+def summarize(residual: Tensor, threshold: float = THRESHOLD) -> Violations:
     """Maximum, mean and number above the threshold over the last dimension; zeros where there are no rows."""
     if residual.shape[-1] == 0:
         nothing = residual.new_zeros(residual.shape[:-1])
@@ -51,7 +51,7 @@ def violations(
     numbers = constraint.numbers(x, y)
     residual = constraint.residual(numbers, y)
     equal = equality_rows(constraint, numbers, y)
-    return summarise(residual[..., ~equal], threshold), summarise(residual[..., equal], threshold)
+    return summarize(residual[..., ~equal], threshold), summarize(residual[..., equal], threshold)
 
 
 def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
 
 
 def may_look(tensor: Tensor) -> bool:
-    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronisation."""
+    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronization."""
     if torch.compiler.is_compiling() or not tensor.is_cpu:
         return False
     return not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
@@ -153,7 +153,7 @@ def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | Non
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float32 for half types, which have too few digits to factorise or to sum in."""
+    """The dtype to compute in: float32 for half types, which have too few digits to factorize or to sum in."""
     return torch.float32 if dtype in HALF else dtype
 
 

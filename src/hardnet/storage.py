@@ -227,7 +227,7 @@ def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while: saving must not move the statistics of batch normalisation."""
+    """Evaluation mode for a while: saving must not move the statistics of batch normalization."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -41,10 +41,10 @@ def test_a_stopped_comparison_goes_on_and_the_report_shows_it(tmp_path):
     assert "caps" in write_report(tmp_path).read_text()
 
 
-@pytest.mark.parametrize("kind", ["plain", "normalised"])
+@pytest.mark.parametrize("kind", ["plain", "normalized"])
 def test_any_network_is_stacked_over_its_seeds(kind):
     def network(inputs, outputs):
-        middle = [nn.BatchNorm1d(8)] if kind == "normalised" else [nn.LayerNorm(8)]
+        middle = [nn.BatchNorm1d(8)] if kind == "normalized" else [nn.LayerNorm(8)]
         return nn.Sequential(nn.Linear(inputs, 8), *middle, nn.Tanh(), nn.Linear(8, outputs))
 
     both = hn.compare(caps(network=network), methods="projection", **SHORT)

@@ -27,6 +27,6 @@ def test_rendering_leaves_matplotlib_as_it_was():
     assert drawing == figures.render(lambda figure: figure.subplots().plot([0, 1]), (2, 2), "svg")
 
 
-def test_every_method_has_a_colour_that_never_changes():
-    assert figures.colour("aff") == figures.COLOURS["aff"]
-    assert figures.colour("rayen") == figures.colour("rayen") in figures.OTHERS
+def test_every_method_has_a_color_that_never_changes():
+    assert figures.color("aff") == figures.COLORS["aff"]
+    assert figures.color("rayen") == figures.color("rayen") in figures.OTHERS

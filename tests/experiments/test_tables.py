@@ -58,7 +58,7 @@ def test_metrics_that_share_a_cell():
     assert "last 100 epochs" in tables.markdown(tables.build("opt", [Result(**data)]))
 
 
-def test_cells_are_coloured_by_what_was_measured_and_escaped():
+def test_cells_are_colored_by_what_was_measured_and_escaped():
     data = result("pwc", "nn")
     data["label"] = "<NN>"
     text = tables.as_html(tables.build("pwc", [Result(**data), *results("pwc", ("aff",))]))

@@ -19,9 +19,9 @@ def problem(n, m, samples=16, dtype=torch.float64, seed=0, shared=False):
     """raw, A, lower, upper with about half of the rows violated."""
     source = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
-    A, centre = draw(m, n) if shared else draw(samples, m, n), draw(samples, n)
-    product = (A @ centre.unsqueeze(-1)).squeeze(-1)
-    numbers = centre + 3 * draw(samples, n), A, product - draw(samples, m).abs(), product + draw(samples, m).abs()
+    A, center = draw(m, n) if shared else draw(samples, m, n), draw(samples, n)
+    product = (A @ center.unsqueeze(-1)).squeeze(-1)
+    numbers = center + 3 * draw(samples, n), A, product - draw(samples, m).abs(), product + draw(samples, m).abs()
     return [number.to(dtype) for number in numbers]
 
 

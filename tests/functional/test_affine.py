@@ -215,7 +215,7 @@ def test_rows_that_feel_one_output_are_exact_beside_large_ones(n, m, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_an_output_that_shrank_does_not_change_its_neighbours(dtype):
+def test_an_output_that_shrank_does_not_change_its_neighbors(dtype):
     raw, A, lower, upper = problem(12, 9, samples=64, shared=True, dtype=dtype)
     y = enforce_affine(raw, A, lower, upper)
     raw[5] *= 1e6
@@ -246,8 +246,8 @@ def test_autocast_changes_no_bit_of_values_and_gradients(n, m, shared):
 def test_raw_outputs_far_outside_are_certified(n, m, samples, dtype, size):
     source = torch.Generator().manual_seed(m)
     draw = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
-    A, centre = draw(samples, m, n), draw(samples, n)
-    middle, width = multiply(A, centre), draw(samples, m).abs() * (draw(samples, m) > -0.5)
+    A, center = draw(samples, m, n), draw(samples, n)
+    middle, width = multiply(A, center), draw(samples, m).abs() * (draw(samples, m) > -0.5)
     numbers = (size * draw(samples, n), A, middle - width, middle + width)
     raw, A, lower, upper = (number.to(dtype) for number in numbers)
     upper = torch.maximum(lower, upper)
@@ -262,8 +262,8 @@ def test_shared_rows_that_come_close_are_certified_for_raws_far_away(n, m, dtype
     for seed in range(40):
         source = torch.Generator().manual_seed(seed)
         A = matrices(n, m, condition, 1, source)[0].to(dtype)
-        raw, centre = (torch.randn(64, n, generator=source, dtype=torch.float64) * size for size in (1e3, 1.0))
-        lower = (centre @ A.double().mT).to(dtype)
+        raw, center = (torch.randn(64, n, generator=source, dtype=torch.float64) * size for size in (1e3, 1.0))
+        lower = (center @ A.double().mT).to(dtype)
         y = enforce_affine(raw.to(dtype), A, lower, None)
         certificate = hn.check(hn.Affine(A, lower=lower), y)
         assert certificate.ok, (seed, str(certificate))

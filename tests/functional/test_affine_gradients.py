@@ -196,7 +196,7 @@ def test_forward_mode_answers_dependent_rows_with_nan():
 def test_samples_that_the_kernel_gave_up_have_the_gradients_of_the_formulas(m, n, shared):
     """Nearly dependent rows: y comes from a second try in float64, and so must its gradients, to raw and to A.
 
-    Both factorise A anew, so they differ by its condition times roundings of the largest gradient.
+    Both factorize A anew, so they differ by its condition times roundings of the largest gradient.
     """
     answered = 0
     for seed, angle in enumerate([1e-3, 1e-8, 1e-9, 1e-10, 1e-11]):

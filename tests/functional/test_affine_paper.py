@@ -25,7 +25,7 @@ def violated_rows(raw, A, lower, upper):
 
 @pytest.mark.parametrize(("n", "m"), [(3, 2), (5, 3), (4, 4), (10, 9)])
 def test_proposition_1_two_level_argmin(n, m):
-    """y is nearest to raw among the minimisers of |A(z - raw)| over the set: both levels by an independent solver."""
+    """y is nearest to raw among the minimizers of |A(z - raw)| over the set: both levels by an independent solver."""
     optimize = pytest.importorskip("scipy.optimize")
     for sample in range(5):
         raw, A, lower, upper = (part[0] for part in problem(n, m, samples=1, seed=sample))
@@ -51,7 +51,7 @@ def test_proposition_1_against_a_cone_solver(seed):
     rows = [A @ z >= lower, A @ z <= upper]
     tight = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
     cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(A @ (z - raw))), rows).solve(solver="CLARABEL", **tight)
-    level = A @ z.value  # all minimisers share A z, by strict convexity in A z
+    level = A @ z.value  # all minimizers share A z, by strict convexity in A z
     cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(z - raw)), [A @ z == level]).solve(solver="CLARABEL", **tight)
     y = enforce_affine(*(torch.from_numpy(part) for part in (raw, A, lower, upper)))
     torch.testing.assert_close(y, torch.from_numpy(z.value), rtol=1e-5, atol=1e-5)

@@ -178,9 +178,9 @@ def reference_gradients(raw, A, lower, upper, cotangent):
 def small_problem():
     draw = torch.Generator().manual_seed(3)
     normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)
-    A, centre = normal(5, 3, 4), normal(5, 4)
-    middle = (A @ centre.unsqueeze(-1)).squeeze(-1)
-    return centre + 3 * normal(5, 4), A, middle - 1, middle + 1, normal(2, 5, 4)
+    A, center = normal(5, 3, 4), normal(5, 4)
+    middle = (A @ center.unsqueeze(-1)).squeeze(-1)
+    return center + 3 * normal(5, 4), A, middle - 1, middle + 1, normal(2, 5, 4)
 
 
 def test_batched_gradients_keep_away_from_kernels(launched):

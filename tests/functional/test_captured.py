@@ -1,7 +1,7 @@
 """What a CUDA graph can hold: no option of `projection` and `aff` makes the host wait for a value.
 
 On a CPU the library is told that no look is free, and every operation that waits on a GPU (reading a value, counting
-non-zeros, and factorisations that check themselves or iterate on the host) is refused, forward and backward.
+non-zeros, and factorizations that check themselves or iterate on the host) is refused, forward and backward.
 """
 
 from functools import cache

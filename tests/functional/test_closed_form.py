@@ -18,9 +18,9 @@ def ill_conditioned(m, n, condition, samples, dtype, generator, unit=1.0):
     spectrum = torch.logspace(0, -math.log10(condition), m, dtype=torch.float64)
     size = unit * torch.exp(normal(samples, m, 1))
     A = (left * spectrum) @ right.mT * size
-    centre = (A @ normal(samples, n, 1)).squeeze(-1)
+    center = (A @ normal(samples, n, 1)).squeeze(-1)
     width = size.squeeze(-1) * normal(samples, m).abs() / 10
-    numbers = (3 * normal(samples, n), A, centre - width, centre + width)
+    numbers = (3 * normal(samples, n), A, center - width, center + width)
     raw, A, lower, upper = (number.to(dtype) for number in numbers)
     return raw, A, torch.minimum(lower, upper), torch.maximum(lower, upper)
 
@@ -54,14 +54,14 @@ def test_shared_rows_of_any_conditioning_are_right_or_refused(m, n, dtype, path)
     generator = torch.Generator().manual_seed(m * 100 + n)
     for power in range(0, 17, 4):
         raw, A, lower, upper = ill_conditioned(m, n, 10.0**power, 30, dtype, generator)
-        centre = (A[0] @ torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)).expand(30, m)
+        center = (A[0] @ torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)).expand(30, m)
         width = (upper - lower) / 2
-        right_or_refused(raw, A[0], centre - width, centre + width)
+        right_or_refused(raw, A[0], center - width, center + width)
         try:
             factor = factorize(A[0])
         except hn.errors.RankError:
             continue
-        right_or_refused(raw, A[0], centre - width, centre + width, factor)
+        right_or_refused(raw, A[0], center - width, center + width, factor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -28,13 +28,13 @@ def spread(kind, samples, n, decades, seed):
 
 def members(seed):
     """Polyhedra around one point, with room inside or none."""
-    A, centre = draw(9, N, seed=seed), draw(N, seed=seed + 1)
-    value = A @ centre
+    A, center = draw(9, N, seed=seed), draw(N, seed=seed + 1)
+    value = A @ center
     return {
         "equalities": hn.Equality(A[:3], value[:3]),
         "more rows": hn.Affine(A, upper=value + 0.5),
         "two-sided rows": hn.Affine(A[:6], lower=value[:6] - 0.1, upper=value[:6] + 0.1),
-        "box and equality": hn.Box(centre - 0.5, centre + 0.5) & hn.Equality(A[:2], value[:2]),
+        "box and equality": hn.Box(center - 0.5, center + 0.5) & hn.Equality(A[:2], value[:2]),
         "simplex": hn.Simplex(N),
     }
 

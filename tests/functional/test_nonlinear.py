@@ -76,15 +76,15 @@ def test_failed_samples_send_no_gradient_to_their_mates():
 
 def test_any_structure_of_x():
     raw = real([[3.0, 4.0], [1.0, 2.0]])
-    x = {"radius": real([[1.0], [2.0]]), "shared": 3, "centre": real([[0.0, 0.0], [1.0, 0.0]])}
-    rows = lambda y, x: (y - x["centre"]).square().sum(-1, keepdim=True) - x["radius"].square()
+    x = {"radius": real([[1.0], [2.0]]), "shared": 3, "center": real([[0.0, 0.0], [1.0, 0.0]])}
+    rows = lambda y, x: (y - x["center"]).square().sum(-1, keepdim=True) - x["radius"].square()
     found = solve_nonlinear(raw, rows, x, lower=0.0, upper=0.0)
     torch.testing.assert_close(found.y, real([[0.6, 0.8], [1.0, 2.0]]))
     assert found.dual.shape == (2, 1)
     many = solve_nonlinear(
         raw.expand(3, 2, 2),
         rows,
-        {**x, "radius": x["radius"].expand(3, 2, 1), "centre": x["centre"].expand(3, 2, 2)},
+        {**x, "radius": x["radius"].expand(3, 2, 1), "center": x["center"].expand(3, 2, 2)},
         lower=0.0,
         upper=0.0,
     )
@@ -96,8 +96,8 @@ def test_the_torus_against_its_formula():
     generator = torch.Generator().manual_seed(3)
     raw = 2 * torch.randn(200, 3, generator=generator, dtype=torch.float64)
     around = torch.linalg.vector_norm(raw[:, :2], dim=-1, keepdim=True)
-    centre = torch.cat([2 * raw[:, :2] / around, torch.zeros_like(around)], dim=-1)
-    away = raw - centre
-    expected = centre + 0.5 * away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+    center = torch.cat([2 * raw[:, :2] / around, torch.zeros_like(around)], dim=-1)
+    away = raw - center
+    expected = center + 0.5 * away / torch.linalg.vector_norm(away, dim=-1, keepdim=True)
     y = project_nonlinear(raw, torus, lower=0.0, upper=0.0)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)

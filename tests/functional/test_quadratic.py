@@ -7,7 +7,7 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
-from hardnet.functional.quadratic import diagonalise, project_quadratic
+from hardnet.functional.quadratic import diagonalize, project_quadratic
 from hardnet.solvers import Status
 from tests.bounds import of_differences, of_digits
 from tests.draws import draw, draw_uniform, tensor
@@ -71,7 +71,7 @@ def test_constant_numbers_receive_the_sum_over_the_batch():
 
 def test_a_kept_factor_changes_nothing():
     raw, (P, q, r) = 2 * draw(6, 3), numbers(1, 3, 2)
-    kept = project_quadratic(raw, P[0], q[0], r[0], factor=diagonalise(P[0]))
+    kept = project_quadratic(raw, P[0], q[0], r[0], factor=diagonalize(P[0]))
     assert torch.equal(kept, project_quadratic(raw, P[0], q[0], r[0]))
 
 
@@ -217,7 +217,7 @@ def test_second_derivatives_agree_with_differences():
 def test_mapped_compiled_and_exported_give_the_eager_answer():
     raw, (P, q, r) = 3 * draw(9, 3), numbers(1, 3, 2)
     raw[4] = 0.0
-    factor = diagonalise(P[0])
+    factor = diagonalize(P[0])
     eager = project_quadratic(raw, P[0], q[0], r[0], factor=factor)
 
     def call(point):

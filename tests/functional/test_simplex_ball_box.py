@@ -133,7 +133,7 @@ def test_ball_leaves_nothing_outside_in_its_own_dtype(dtype):
 
 
 def test_ball_compiles_and_maps():
-    """A norm and a scaled step, about ten roundings of the size of raw and centre, on either route."""
+    """A norm and a scaled step, about ten roundings of the size of raw and center, on either route."""
     raw, center = draw(4, 3), draw(3, seed=1)
     eager, rounding = project_ball(raw, center, 0.5), 20 * torch.finfo(D).eps * (raw.abs().max() + center.abs().max())
     compiled = torch.compile(lambda r: project_ball(r, center, 0.5), backend="aot_eager", fullgraph=True)

@@ -152,8 +152,8 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
     for (m, n), dtype, size in itertools.product(shapes, dtypes, (3.0, 1e3, 1e6)):
         source = torch.Generator().manual_seed(m)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)
-        A, centre = normal(samples, m, n), normal(samples, n)
-        middle, width = torch.einsum("bmn,bn->bm", A, centre), normal(samples, m).abs() * (normal(samples, m) > -0.5)
+        A, center = normal(samples, m, n), normal(samples, n)
+        middle, width = torch.einsum("bmn,bn->bm", A, center), normal(samples, m).abs() * (normal(samples, m) > -0.5)
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
         raw, A, lower, upper = (number.to(dtype).to(device) for number in numbers)
         certificate = check(

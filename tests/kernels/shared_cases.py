@@ -103,8 +103,8 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
     for (m, n), dtype, size in itertools.product(shapes, dtypes, sizes):
         source = torch.Generator().manual_seed(m)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)
-        A, centre = normal(m, n), normal(samples, n)
-        middle, width = centre @ A.mT, normal(samples, m).abs() * (normal(samples, m) > -0.5)
+        A, center = normal(m, n), normal(samples, n)
+        middle, width = center @ A.mT, normal(samples, m).abs() * (normal(samples, m) > -0.5)
         numbers = (size * normal(samples, n), A, middle - width, middle + width)
         raw, A, lower, upper = (number.to(dtype).to(device) for number in numbers)
         y = run_forward(raw, A, pseudo_inverse(A), lower, upper, None)

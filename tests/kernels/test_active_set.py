@@ -62,17 +62,17 @@ def test_steps_agree_with_plain_torch(metric):
     from hardnet.kernels.cpu.active_set import solve
 
     J, low, high = kinds()
-    soft, centre, own = torch.full_like(low, 1e-2), None, None
+    soft, center, own = torch.full_like(low, 1e-2), None, None
     if metric:
-        root, centre = draw(200, 6, 6, seed=8), draw(200, 4, seed=9)
+        root, center = draw(200, 6, 6, seed=8), draw(200, 4, seed=9)
         W = root @ root.mT + torch.eye(6, dtype=F64)
         solved = torch.linalg.solve(W, torch.cat([J.mT, draw(200, 6, 1, seed=10)], -1))
         own = Metric(W, solved[..., :-1], solved[..., -1])
     across, free = (None, None) if own is None else own[1:]
-    expected = _in_torch(J, low, high, soft, own, centre, False, True, None)
+    expected = _in_torch(J, low, high, soft, own, center, False, True, None)
     gram = J @ (J.mT if across is None else across) + torch.diag_embed(soft.square())
     part = of_factor(gram, 1)  # some of its rows and columns have a better condition
-    step, dual, settled = solve(J, low, high, soft, across, free, centre)
+    step, dual, settled = solve(J, low, high, soft, across, free, center)
     assert settled.all()
     assert_within(step, expected[0], part, most=1e-9)
     assert_within(dual, expected[1], part, most=1e-8)

@@ -173,10 +173,10 @@ def test_gradients_of_any_order_agree_with_differences_on_the_device(m, n):
     """Wide inequalities with raw away from every kink; equalities without the gradients of their bounds."""
     source = torch.Generator().manual_seed(m)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
-    A, centre = normal(2, m, n) + 2 * torch.eye(m, n, dtype=torch.float64), normal(2, n)
-    middle = (A @ centre.unsqueeze(-1)).squeeze(-1)
+    A, center = normal(2, m, n) + 2 * torch.eye(m, n, dtype=torch.float64), normal(2, n)
+    middle = (A @ center.unsqueeze(-1)).squeeze(-1)
     step = torch.linalg.lstsq(A, (normal(2, m).sign() * (2 + normal(2, m).abs())).unsqueeze(-1)).solution.squeeze(-1)
-    raw, A, middle = ((centre + step).cuda().requires_grad_(), A.cuda().requires_grad_(), middle.cuda())
+    raw, A, middle = ((center + step).cuda().requires_grad_(), A.cuda().requires_grad_(), middle.cuda())
     lower, upper = (middle - 1).requires_grad_(), (middle + 4).requires_grad_()
     enforce = lambda *parts: enforce_affine(*parts)
     fixed = lambda raw, A: enforce_affine(raw, A, middle, middle)

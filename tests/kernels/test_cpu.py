@@ -163,9 +163,9 @@ def test_a_sample_inside_keeps_its_bits(m, n, shared, dtype):
         assert torch.equal(bits(y), bits(raw))
         assert torch.equal(grad_raw, gradient)
         assert all((other == 0).all() for other in others)
-    neighbour = far_per_sample.clone()
-    neighbour[1] = -1e4  # one that moves, among the others
-    assert torch.equal(bits(enforce(raw, A, -2 * far, neighbour))[2:], bits(raw)[2:])
+    neighbor = far_per_sample.clone()
+    neighbor[1] = -1e4  # one that moves, among the others
+    assert torch.equal(bits(enforce(raw, A, -2 * far, neighbor))[2:], bits(raw)[2:])
 
 
 @EVERY_DTYPE

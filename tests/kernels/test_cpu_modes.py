@@ -145,7 +145,7 @@ def test_compiled_graphs_and_eager_code_agree(m, n, taken):
     torch.testing.assert_close(ours, others)
 
 
-class Labelled(torch.Tensor):
+class Labeled(torch.Tensor):
     """A subclass with nothing of its own."""
 
 
@@ -154,7 +154,7 @@ def test_a_subclass_takes_the_formulas(which, taken):
     numbers = problem(5, 3)
     expected = enforce_affine(*numbers)
     taken.clear()
-    numbers[which] = numbers[which].as_subclass(Labelled)
+    numbers[which] = numbers[which].as_subclass(Labeled)
     y = enforce_affine(*numbers)
     assert not taken
     torch.testing.assert_close(y.as_subclass(torch.Tensor), expected)

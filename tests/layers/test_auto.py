@@ -83,5 +83,5 @@ def test_an_option_of_the_projection_asks_for_it():
     assert hn.HardNet(torch.nn.Linear(3, 2), row).layer.name == "aff"
     assert hn.HardNet(torch.nn.Linear(3, 2), row, on_infeasible="nan").layer.name == "projection"
     assert hn.HardNet(torch.nn.Linear(3, 2), row, strict=True).layer.name == "aff"
-    with pytest.raises(hn.errors.OptionError, match="misspelt"):
-        hn.HardNet(torch.nn.Linear(3, 2), row, misspelt=1)
+    with pytest.raises(hn.errors.OptionError, match="misspelled"):
+        hn.HardNet(torch.nn.Linear(3, 2), row, misspelled=1)

@@ -22,7 +22,7 @@ def line():
 
 
 def program(n=8, equalities=3, inequalities=4):
-    """-2 <= A y <= 1, C y = x with constant matrices: the shape of the paper's optimisation task."""
+    """-2 <= A y <= 1, C y = x with constant matrices: the shape of the paper's optimization task."""
     A, C, ones = draw(inequalities, n, seed=1), draw(equalities, n, seed=2), torch.ones(inequalities, dtype=F64)
     return Affine(A, lower=-2 * ones, upper=ones) & Equality(C, lambda x: x)
 

@@ -7,7 +7,7 @@ from hardnet.certificate import check
 from hardnet.errors import InfeasibleError, UnsupportedSetError
 from hardnet.layers.linsat import LinSAT
 from hardnet.sets import Affine, Box, Equality
-from hardnet.solvers.fermi_dirac import REGULARISATION
+from hardnet.solvers.fermi_dirac import REGULARIZATION
 from hardnet.testing import check_layer
 from tests.draws import draw_uniform, tensor
 
@@ -65,8 +65,8 @@ def test_learned_bounds_get_gradients():
     total = torch.nn.Parameter(tensor(1.0))
     LinSAT(Equality(A[2:], total))(draw_uniform(4)).sum().backward()
     assert total.grad is not None
-    # the system of the derivative is regularised, which is as much of its result, beside rounding
-    assert torch.allclose(total.grad, tensor(1.0), rtol=0, atol=2 * REGULARISATION)
+    # the system of the derivative is regularized, which is as much of its result, beside rounding
+    assert torch.allclose(total.grad, tensor(1.0), rtol=0, atol=2 * REGULARIZATION)
 
 
 def test_an_empty_set_of_some_samples_is_named():

@@ -44,8 +44,8 @@ def test_every_option_refuses_what_is_none_of_its_values(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_an_option_the_layer_lacks_is_named_with_those_it_has(kind):
-    with pytest.raises(OptionError, match=f"options: expected an option of method '{kind.name}'.*, got 'colour'"):
-        kind(box(), colour="red")
+    with pytest.raises(OptionError, match=f"options: expected an option of method '{kind.name}'.*, got 'color'"):
+        kind(box(), color="red")
 
 
 def test_the_record_is_frozen_copied_and_pickled_with_the_layer():

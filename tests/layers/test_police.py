@@ -110,11 +110,11 @@ def test_gradients_reach_the_weights_through_the_shifts():
 
 def test_the_guarantee_survives_training():
     model = police(network(), AffineOnRegion(SQUARE))
-    optimiser, x = torch.optim.Adam(model.parameters(), 1e-2), 4 * in_region(SQUARE) - 2
+    optimizer, x = torch.optim.Adam(model.parameters(), 1e-2), 4 * in_region(SQUARE) - 2
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (model(x) - x.sin().sum(-1, keepdim=True)).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
     assert affine_residual(in_region(SQUARE), model(in_region(SQUARE))) < 1e-12
 
 

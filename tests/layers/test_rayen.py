@@ -69,13 +69,13 @@ def test_known_answers_on_the_triangle(v, y):
     torch.testing.assert_close(layer(tensor(*v)), tensor(*y), rtol=0, atol=1e-15)
 
 
-def test_the_interior_point_is_the_analytic_centre_of_a_bounded_set():
+def test_the_interior_point_is_the_analytic_center_of_a_bounded_set():
     torch.testing.assert_close(Rayen(triangle()).center, tensor(1 / 3, 1 / 3), rtol=0, atol=1e-12)
     long = Box(tensor(0.0, 1e5), tensor(1e-3, 2e5))
     torch.testing.assert_close(Rayen(long).center, tensor(5e-4, 1.5e5), rtol=1e-12, atol=0)
 
 
-def test_an_unbounded_set_gets_the_centre_of_a_unit_ball():
+def test_an_unbounded_set_gets_the_center_of_a_unit_ball():
     quadrant = Box(tensor(0.0, 0.0))
     assert (Rayen(quadrant).center >= 1 - 1e-9).all()
     layer = Rayen(Affine(tensor([1.0, 1.0]), upper=tensor(3.0)))
@@ -156,7 +156,7 @@ def test_only_the_ray_loses_its_gradient_outside():
     assert (J @ v).abs().max() < 1e-12
 
 
-def test_copies_and_loads_keep_the_centre_that_the_weights_rely_on():
+def test_copies_and_loads_keep_the_center_that_the_weights_rely_on():
     layer, other = (Rayen(triangle(), interior=QUARTER) for _ in range(2))
     raw = draw(10, 2)
     other.load_state_dict(layer.state_dict())

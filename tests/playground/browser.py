@@ -102,7 +102,7 @@ class Page:
         """What an element says."""
         return self.run("return document.getElementById(arguments[0]).textContent", identifier)
 
-    def centre(self, identifier):
+    def center(self, identifier):
         """Where the mark of a handle is in the window, in whole pixels."""
         script = """
             const mark = document.querySelector(`#${arguments[0]} .mark`);
@@ -116,7 +116,7 @@ class Page:
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
         from selenium.webdriver.common.actions.pointer_input import PointerInput
 
-        x, y = self.centre(identifier)
+        x, y = self.center(identifier)
         actions = ActionBuilder(self.browser, mouse=PointerInput(kind, kind), duration=20)
         pointer = actions.pointer_action
         pointer.move_to_location(x, y).pointer_down()

@@ -55,8 +55,8 @@ def constraint(entries, rows, disc):
         bounds = tensor([[row["b"] for row in entry["rows"]] for entry in entries])
         parts.append(hn.Affine(lambda _: normals, upper=lambda _: bounds))
     if disc:
-        centres, radii = (tensor([entry["disc"][key] for entry in entries]) for key in "cr")
-        parts.append(hn.Ball(lambda _: centres, lambda _: radii))
+        centers, radii = (tensor([entry["disc"][key] for entry in entries]) for key in "cr")
+        parts.append(hn.Ball(lambda _: centers, lambda _: radii))
     return parts[0] if len(parts) == 1 else parts[0] & parts[1]
 
 

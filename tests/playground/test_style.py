@@ -1,4 +1,4 @@
-"""Colours of the playground: text and marks can be told from what they stand on, in light and dark."""
+"""Colors of the playground: text and marks can be told from what they stand on, in light and dark."""
 
 import re
 
@@ -13,8 +13,8 @@ def palettes():
     return [dict(re.findall(r"--(\w+): (#\w{6})\b", text)) for text in (light, dark)]
 
 
-def luminance(colour):
-    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+def luminance(color):
+    channels = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

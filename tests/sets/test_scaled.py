@@ -176,7 +176,7 @@ def test_a_box_holds_exactly_in_scaled_units_and_stays_a_box():
     assert structure.A.shape[-2] == 1
 
 
-def test_constants_are_factorised_and_choose_the_same_method():
+def test_constants_are_factorized_and_choose_the_same_method():
     mean, std = draw(4, seed=1), draw(4, seed=2).exp()
     one = hn.Affine(draw(1, 4, seed=3), upper=1.0)
     assert hn.explain(hn.scaled(one, mean, std)).method == "aff"

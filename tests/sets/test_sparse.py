@@ -35,13 +35,13 @@ def conservation(side):
 def ramp(n=50, batch=6):
     """Rate limits, some of them absent, bounds on some outputs and a total."""
     A = torch.cat([differences(n), torch.eye(n, dtype=F64)[::3], torch.ones(1, n, dtype=F64)])
-    centre = 0.05 * draw(batch, n, seed=1).cumsum(-1)
-    product = centre @ A.mT
+    center = 0.05 * draw(batch, n, seed=1).cumsum(-1)
+    product = center @ A.mT
     room = 0.2 * draw(batch, len(A), seed=2).abs()
     lower, upper = product - room, product + room
     lower[:, -1] = upper[:, -1] = product[:, -1]
     lower[:, 5:9], upper[:, 20:25] = -torch.inf, torch.inf
-    return centre + draw(batch, n, seed=3), A, lower, upper
+    return center + draw(batch, n, seed=3), A, lower, upper
 
 
 def grid(batch=4):

@@ -16,7 +16,7 @@ def product(A, y):
 
 
 def gaussian(batch, n, m, equalities=0, shared=False, seed=0):
-    """Bounds around a feasible centre, raw three standard deviations away."""
+    """Bounds around a feasible center, raw three standard deviations away."""
     A = draw(m, n, seed=seed) if shared else draw(batch, m, n, seed=seed)
     center = draw(batch, n, seed=seed + 1)
     middle = product(A, center)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hardnet.errors import OptionError, ShapeError
-from hardnet.train.normalisation import StackedBatchNorm
+from hardnet.train.normalization import StackedBatchNorm
 from hardnet.train.stacked import StackedDropout, StackedMLP, streams_of
 
 SIZES = (3, 20, 20, 2)
@@ -90,8 +90,8 @@ def test_shared_statistics_equal_those_of_one_process():
     torch.testing.assert_close(alone.running_var, shared.running_var)
 
 
-def test_one_sample_cannot_be_normalised():
-    with pytest.raises(ShapeError, match="batch: expected at least 2 samples to normalise over, got 1"):
+def test_one_sample_cannot_be_normalized():
+    with pytest.raises(ShapeError, match="batch: expected at least 2 samples to normalize over, got 1"):
         StackedBatchNorm(2, 4, torch.float64)(torch.ones(2, 1, 4, dtype=torch.float64))
 
 

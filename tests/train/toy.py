@@ -46,7 +46,7 @@ class Toy:
 
 
 def training(seeds=(1, 2, 3), *, deep=True, world=None, **options):
-    """A run over the toy task; `deep` adds batch normalisation and dropout."""
+    """A run over the toy task; `deep` adds batch normalization and dropout."""
     streams = streams_of(seeds)
     extras = {"batch_norm": True, "dropout": 0.2} if deep else {}
     net = StackedMLP((2, 16, 16, 1), streams, **extras)

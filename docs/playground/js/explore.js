@@ -63,7 +63,7 @@ function specs(now) {
   const disc = () => discAt(now().disc, now().x);
   const rim = () => [disc().c[0] + disc().r * Math.SQRT1_2, disc().c[1] - disc().r * Math.SQRT1_2];
   made.push({
-    id: "disc", kind: "row", name: "disc", mark: MARKS.square, label: "Disc, centre", visible: () => now().disc.on,
+    id: "disc", kind: "row", name: "disc", mark: MARKS.square, label: "Disc, center", visible: () => now().disc.on,
     at: () => disc().c, say: () => spoken(disc().c), move: (q) => moveDisc(now().disc, now().x, q),
   }, {
     id: "rim", kind: "row turn", mark: MARKS.small, label: "Disc, radius", visible: () => now().disc.on, at: rim,

@@ -85,7 +85,7 @@ function followKeys(group, spec, move, changed) {
   });
 }
 
-/** Marks of handles, centred at the origin. */
+/** Marks of handles, centered at the origin. */
 export const MARKS = {
   disc: "M-7 0a7 7 0 1 0 14 0a7 7 0 1 0 -14 0",
   small: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0",

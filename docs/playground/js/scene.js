@@ -7,7 +7,7 @@ export const HALF = [4, 3];
 
 /**
  * A row turns and shifts with x about its anchor p:  a(x) = (cos t, sin t) with t = angle + turn x,
- * b(x) = a(x) . p + shift x.  The disc has centre c + drift x and radius r (1 + grow x).
+ * b(x) = a(x) . p + shift x.  The disc has center c + drift x and radius r (1 + grow x).
  */
 const ROWS = [
   { p: [1.55, -1.83], angle: 0.35, turn: 0.5, shift: 0.35 },
@@ -44,7 +44,7 @@ export function rowAt(row, x) {
 /** The point to turn a row by: out of its anchor, along the direction that it forbids. */
 export const tip = ({ anchor, a }) => add(anchor, times(0.75, a));
 
-/** Centre and radius of the disc at the present x. */
+/** Center and radius of the disc at the present x. */
 export function discAt(disc, x) {
   return { c: add(disc.c, times(x, disc.drift)), r: disc.r * (1 + disc.grow * x) };
 }
@@ -61,7 +61,7 @@ export function turnRow(row, x, angle) {
   moveRow(row, x, anchor);
 }
 
-/** Put the centre of the disc at q, as seen at the present x. */
+/** Put the center of the disc at q, as seen at the present x. */
 export function moveDisc(disc, x, q) {
   disc.c = sub(q, times(x, disc.drift));
 }

@@ -2,7 +2,7 @@
  * The unicycle of the problem cbf, in double precision: its dynamics, its nominal controller and its barriers.
  *
  * A state is [p_x, p_y, heading, speed, turning rate]; a control is two accelerations. With e from an obstacle to the
- * body centre, h = (e_x / r_x)² + (e_y / r_y)² - 1 must stay positive. These formulas are written apart from the ones
+ * body center, h = (e_x / r_x)² + (e_y / r_y)² - 1 must stay positive. These formulas are written apart from the ones
  * in the exported graph, so that one can check the other.
  */
 
@@ -29,7 +29,7 @@ export function nominal([px, py, heading, speed, turn]) {
   return [5 * (goalSpeed - speed), 5 * (goalTurn - turn)];
 }
 
-/** Where the body centre is. */
+/** Where the body center is. */
 export const body = ([px, py, heading]) => [px + ARM * Math.cos(heading), py + ARM * Math.sin(heading)];
 
 /** h of the nearer obstacle: positive outside of both. */
@@ -41,7 +41,7 @@ export function clearance(state) {
 /**
  * The barriers as rows a . y <= b, one for each obstacle, from  d/dt g + α g >= 0  with  g = dh/dt + κ h.
  *
- * With w = 2 e / r², d along and n across the heading, V the velocity of the body centre, and u = nominal + y:
+ * With w = 2 e / r², d along and n across the heading, V the velocity of the body center, and u = nominal + y:
  * dh/dt = w . V,  d²h/dt² = sum_k 2 V_k² / r_k² + w . dV/dt,  dV/dt = u_1 d + l u_2 n + ω J V.
  *
  * `size` is the sum of the absolute values of everything that b is added up from: what its rounding is relative to.

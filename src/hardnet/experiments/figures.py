@@ -21,7 +21,7 @@ from hardnet.problems import Piecewise
 from hardnet.problems.barrier import OBSTACLES
 from hardnet.problems.gradient_path import CEILING, TARGETS
 
-COLOURS = {
+COLORS = {
     "nn": "#7f8fa6",
     "soft": "#e0a100",
     "dc3": "#c0504d",
@@ -51,15 +51,15 @@ Draw = Callable[[Any], None]
 """Draws on an empty matplotlib figure."""
 
 
-def colour(method: str) -> str:
-    """The same colour for a method in every figure."""
-    return COLOURS.get(method) or OTHERS[sum(method.encode()) % len(OTHERS)]
+def color(method: str) -> str:
+    """The same color for a method in every figure."""
+    return COLORS.get(method) or OTHERS[sum(method.encode()) % len(OTHERS)]
 
 
 def _line(method: str) -> dict[str, Any]:
-    """Colour, width and dashes of a method's curve."""
+    """Color, width and dashes of a method's curve."""
     dashes = {"dashes": DASHES[method], "zorder": 3.5} if method in DASHES else {}
-    return {"color": colour(method), "lw": 1.5} | dashes
+    return {"color": color(method), "lw": 1.5} | dashes
 
 
 def render(draw: Draw, size: tuple[float, float], form: str) -> bytes:
@@ -166,12 +166,12 @@ def trajectories(results: Sequence[Result], references: Sequence[dict[str, Any]]
 def _trajectory(panel: Any, path: list[list[float]], method: str, label: str, cost: list[float], line: str) -> None:
     text = f"{label} ({statistics.fmean(cost):.0f})"
     across, along = zip(*path, strict=True)
-    panel.plot(across, along, line, color=colour(method), lw=1.5, label=text, zorder=3)
+    panel.plot(across, along, line, color=color(method), lw=1.5, label=text, zorder=3)
     panel.plot(across[:1], along[:1], "o", color="black", ms=3, zorder=4)
 
 
 def descent_paths(paths: Sequence[dict[str, Any]]) -> Draw:
-    """Raw and enforced outputs along each descent; samples share a colour, the constraint forbids the top."""
+    """Raw and enforced outputs along each descent; samples share a color, the constraint forbids the top."""
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -241,7 +241,7 @@ def gap_histogram(results: Sequence[Result], best: Sequence[float]) -> Draw:
             values = result.figures.get("last", {}).get("per_sample")
             if values:
                 gaps = [max((value - least) / abs(least), edges[0]) for value, least in zip(values, best, strict=True)]
-                panel.hist(gaps, edges, histtype="step", color=colour(result.key), lw=1.5, label=result.label)
+                panel.hist(gaps, edges, histtype="step", color=color(result.key), lw=1.5, label=result.label)
         panel.set_xscale("log")
         panel.set_xlabel("gap to the best known value of the sample")
         panel.set_ylabel("test samples")
@@ -258,4 +258,4 @@ def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf, by: 
         return  # files of version 0.1 have no seconds
     panel.plot(across, [statistics.fmean(values) for values in curves], label=result.label, **_line(result.key))
     low, high = list(map(min, curves)), list(map(max, curves))
-    panel.fill_between(across, low, high, color=colour(result.key), alpha=0.18, lw=0)
+    panel.fill_between(across, low, high, color=color(result.key), alpha=0.18, lw=0)

@@ -29,8 +29,8 @@ WORDS = {
 """How a setting is said; those that only concern the record are left out."""
 
 LOOSE_WORDS = {
-    "equalities": "trained behind the equalities with the other rows penalised, all enforced at the end",
-    "rows": "trained behind the rows with the box penalised, all enforced at the end",
+    "equalities": "trained behind the equalities with the other rows penalized, all enforced at the end",
+    "rows": "trained behind the rows with the box penalized, all enforced at the end",
 }
 """What is said of a training that enforces a part of the rows."""
 
@@ -49,7 +49,7 @@ class Recipe:
         chosen: How its numbers were found.
         needs_gpu: Whether a CPU would take hours, so that it is run there only when it is asked for by name.
         loose: What training enforces alone, where the method's layer takes long: ``"equalities"``, in closed form, or
-            ``"rows"``, all affine ones without the box. The other rows are penalised; the method enforces all of them
+            ``"rows"``, all affine ones without the box. The other rows are penalized; the method enforces all of them
             in the test.
         label: What tables put behind the name of the method; by default the name of the recipe, if it is not the
             published one.

@@ -42,7 +42,7 @@ class Method:
         label: As the tables print it.
         build: Makes the layer for a problem, with options of the layer where a recipe has some; raises an error of
             hardnet where the method cannot express it.
-        penalised: Whether the loss has the penalty on violations.
+        penalized: Whether the loss has the penalty on violations.
         warm: Whether the first epochs train without the layer, where the problem asks for that.
         captured: Whether its steps can be captured on a GPU: it never looks at the data.
         tables: The problems that it is run on when no method is named.
@@ -51,7 +51,7 @@ class Method:
     name: str
     label: str
     build: Callable[..., Layer]
-    penalised: bool = True
+    penalized: bool = True
     warm: bool = False
     captured: bool = True
     tables: tuple[str, ...] = TABLES
@@ -62,8 +62,8 @@ class Method:
         return Settings(
             epochs=epochs,
             batch_size=problem.batch_size,
-            soft_weight=problem.soft_weight if self.penalised else 0.0,
-            penalise_enforced=guarantee is not Guarantee.EXACT,
+            soft_weight=problem.soft_weight if self.penalized else 0.0,
+            penalize_enforced=guarantee is not Guarantee.EXACT,
             warm_epochs=warm,
             judge_every=JUDGE_EVERY.get(problem.name, 10),
             judge_last=JUDGE_LAST.get(problem.name, 1),
@@ -111,7 +111,7 @@ def tuned_dc3(problem: Problem) -> Layer:
 
 
 PAPER = (
-    Method("nn", "NN", lambda problem: NoEnforcement(problem.constraint), penalised=False),
+    Method("nn", "NN", lambda problem: NoEnforcement(problem.constraint), penalized=False),
     Method("soft", "Soft-Constrained", lambda problem: Soft(problem.constraint)),
     Method("dc3", "DC3", published_dc3),
     Method("dc3-tuned", "DC3 (right sign, tuned step)", tuned_dc3),

@@ -2,7 +2,7 @@
 
 The simulator cuts a step of 0.02 s where a control is large: a sub-step lasts ``min(rest of the step, 2 / |u|)``, and a
 policy acts anew in each. So a policy can do what no sequence of 50 controls can. Here the sub-steps of a given run are
-kept as a pattern, and all of its controls are optimised: the outcome is a run of the same simulator, never worse than
+kept as a pattern, and all of its controls are optimized: the outcome is a run of the same simulator, never worse than
 the one it starts from. The solver is a local one and the pattern is one of many: a best known value, not a proof.
 
 Called by `hardnet.experiments.limits`.

@@ -27,7 +27,7 @@ from hardnet.products import times
 from hardnet.shapes import require_float
 
 MOST_EXPORTED_ROWS = 64
-"""The most rows for Gram-Schmidt where a graph is exported, and formats have no factorisation."""
+"""The most rows for Gram-Schmidt where a graph is exported, and formats have no factorization."""
 SAFE_DISTANCE = 1e-5
 """Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
 

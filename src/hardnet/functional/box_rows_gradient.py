@@ -21,7 +21,7 @@ from torch import Tensor
 from hardnet.errors import OptionError, sentence
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch
-from hardnet.solvers.polyhedron.box_factor import factorise_rows
+from hardnet.solvers.polyhedron.box_factor import factorize_rows
 from hardnet.solvers.polyhedron.box_problem import power_near
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from hardnet.solvers.solution import Status
@@ -52,7 +52,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
     rows = A / scale.unsqueeze(-1)
     miss = times_rowwise(rows, base) - _held(found.side, lower, upper) / scale
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
-    dual = factorise_rows(chosen).solve(torch.where(active, miss, 0.0))
+    dual = factorize_rows(chosen).solve(torch.where(active, miss, 0.0))
     return base - times_columnwise(chosen, dual)
 
 
@@ -65,7 +65,7 @@ def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: boo
     scale = power_near(A.abs().amax(-1))
     rows = A / scale.unsqueeze(-1)
     chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
-    w = factorise_rows(chosen).solve(times_rowwise(chosen, grad)) / scale
+    w = factorize_rows(chosen).solve(times_rowwise(chosen, grad)) / scale
     rest = grad - times_columnwise(A, torch.where(active, w, 0.0))
     at = lambda code, part, value: torch.where(code == part, value, torch.where(code == 2, 0.5 * value, 0.0))
     sides = at(found.side, -1, w), at(found.side, 1, w)

@@ -87,7 +87,7 @@ def partition_of(predicted: list[int], n: int, device: torch.device) -> Partitio
     return Partition(free, solved)
 
 
-def factorise_completion(A: Tensor, partition: Partition) -> Completion:
+def factorize_completion(A: Tensor, partition: Partition) -> Completion:
     """``A_O^-1`` and ``A_O^-1 A_P`` for A ``(*batch, e, n)``; differentiable, and silent where A_O is singular."""
     A_predicted, A_completed = A.index_select(-1, partition.predicted), A.index_select(-1, partition.completed)
     inverse = torch.linalg.inv_ex(A_completed, check_errors=False).inverse
@@ -102,7 +102,7 @@ def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partit
     Args:
         predicted: The predicted coordinates, ``(*batch, n - e)``.
         b: Right-hand sides, ``(e,)`` or ``(*batch, e)``.
-        factor: `factorise_completion` of A.
+        factor: `factorize_completion` of A.
         partition: Which coordinates are which.
 
     Returns:

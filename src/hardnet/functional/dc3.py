@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.functional.completion import Completion, Partition, complete, factorise_completion, reduced_rows
+from hardnet.functional.completion import Completion, Partition, complete, factorize_completion, reduced_rows
 from hardnet.products import times
 
 
@@ -148,7 +148,7 @@ def reduce_rows(A: Tensor | None, G: Tensor, partition: Partition | None) -> Red
     """
     if A is None or partition is None:
         return _with_gram(G, None, None)
-    completion = factorise_completion(A, partition)
+    completion = factorize_completion(A, partition)
     shift = G.index_select(-1, partition.completed) @ completion.inverse
     return _with_gram(reduced_rows(G, completion, partition), completion, shift)
 

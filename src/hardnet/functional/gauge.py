@@ -2,7 +2,7 @@
 
 Each piece of C (linear rows, a convex quadratic, a second-order cone, a matrix inequality) is prepared once about y0
 and then evaluated in closed form; the gauge of an intersection is the largest of its pieces. A gauge is positively
-homogeneous, so no direction is normalised and v = 0 needs no care. All formulas are written for displacements ``y = y0
+homogeneous, so no direction is normalized and v = 0 needs no care. All formulas are written for displacements ``y = y0
 + N v`` in the coordinates of a basis N of the affine hull.
 
 Called by `hardnet.layers.rayen`.

@@ -71,13 +71,13 @@ def linsat(
     with ``0 < s < 1`` and the smallest whole c that makes the implied upper bound say nothing.
 
     Args:
-        raw: Scores, ``(*batch, n)``; the largest are favoured.
+        raw: Scores, ``(*batch, n)``; the largest are favored.
         A: ``(m, n)``, no entry negative, no row of zeros.
         lower: ``(m,)`` or ``(*batch, m)``; a bound of 0 or less says nothing.
         upper: Like `lower`, not negative.
         encoding: Which bounds count; by default the finite ones, with equalities where both agree in every sample.
         temperature: Small values push y to a vertex of the polyhedron.
-        variant: ``"entropic"`` minimises the entropy of Fermi and Dirac and always has an answer. ``"v2"`` and ``"v1"``
+        variant: ``"entropic"`` minimizes the entropy of Fermi and Dirac and always has an answer. ``"v2"`` and ``"v1"``
             are the fixed points of the two published sweeps, which agree with it where all weights of a row, its slack
             included, are equal (and, for v1, no variable is in two rows), and may not exist elsewhere.
         solver: ``"newton"``, or the published ``"sweeps"`` (not for the entropic variant).

@@ -161,7 +161,7 @@ def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor,
 
 
 def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
-    """``K^-1 right``; for export, whose formats know no factorisation, by the inverse of the pivots, refined twice."""
+    """``K^-1 right``; for export, whose formats know no factorization, by the inverse of the pivots, refined twice."""
     return refined(inverse, K, right) if mode() == "export" else solve_square(K, right)
 
 

@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
     V: Tensor
 
 
-def diagonalise(P: Tensor) -> Spectrum:
+def diagonalize(P: Tensor) -> Spectrum:
     """The eigendecomposition of the symmetric part of P ``(..., n, n)``; NaN where P is not finite."""
     P = P.detach().double()
     finite = P.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
@@ -57,12 +57,12 @@ def project_quadratic(
         P: ``(n, n)`` or ``(*batch, n, n)``, positive semidefinite; its antisymmetric part is dropped.
         q: ``(n,)`` or ``(*batch, n)``.
         r: A number, or ``(*batch)``.
-        factor: `diagonalise` of a constant P.
+        factor: `diagonalize` of a constant P.
         on_infeasible: What an empty set gives on a CPU in eager mode: an `InfeasibleError`, or NaN for that sample.
         on_invalid: What NaN or a P with a negative eigenvalue give on a CPU in eager mode: an error, or NaN.
     """
     r = _check(raw, P, q, r)
-    spectrum = diagonalise(P) if factor is None else factor
+    spectrum = diagonalize(P) if factor is None else factor
     if mode() != "eager":
         return _plain(raw, P, q, r, spectrum)
     y, empty = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
@@ -112,7 +112,7 @@ def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
     it is some large number.
     """
     r = _check(raw, P, q, r)
-    found = _nearest(raw, q, r, diagonalise(P))
+    found = _nearest(raw, q, r, diagonalize(P))
     y, block = found.y.to(raw.dtype), Quadratics(P.double(), q.double(), r.double())
     size = block.scale(y.double())
     residual = (block.residual(y.double()) / torch.where(size > 0, size, 1.0)).squeeze(-1)

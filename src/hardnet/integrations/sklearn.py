@@ -32,7 +32,7 @@ except ImportError as error:
 class HardNetRegressor(RegressorMixin, BaseEstimator):
     """``predict(X)[i] in C(X[i])``: a multilayer perceptron with a constraint, trained by Adam on the squared error.
 
-    Inputs and targets are standardised inside; the constraint is scaled with the targets (`hn.scaled`) for training,
+    Inputs and targets are standardized inside; the constraint is scaled with the targets (`hn.scaled`) for training,
     and enforced once more on predictions in the units of y, so that it holds there to rounding. A set that depends on
     x sees X as it was given: leave the scaling of inputs and targets to this class, not to a step in front of it.
     All of it runs in float64.
@@ -129,7 +129,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         layer = build_layer(scaled(self.constraint_, self.mean_, self.std_), self.method, **options)
         outputs = targets.shape[1] if layer.raw_dim is None else layer.raw_dim
         make = self.net or self._default_net
-        net = _Standardised(make(inputs.shape[1], outputs), *_moments(inputs)).double()
+        net = _Standardized(make(inputs.shape[1], outputs), *_moments(inputs)).double()
         self.model_: HardNet = HardNet(net, layer.constraint, layer)
         self.layer_: Layer | None = _polish(build_layer(self.constraint_, self.method, **options), layer)
 
@@ -172,7 +172,7 @@ def _moments(data: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > rounding, std, 1.0)
 
 
-class _Standardised(nn.Module):
+class _Standardized(nn.Module):
     """``net((x - mean) / std)``."""
 
     mean: Tensor

@@ -6,7 +6,7 @@ Called by `hardnet.solvers.polyhedron.box_rows`, `hardnet.solvers.nonlinear.gues
 from __future__ import annotations
 
 MOST_ROWS, MOST_NUMBERS = 8, 256
-"""CPU: the most rows, and numbers of A per sample, for which one pass beats the library's factorisations; also the
+"""CPU: the most rows, and numbers of A per sample, for which one pass beats the library's factorizations; also the
 limit up to which Gram-Schmidt in plain torch does."""
 MOST_SHARED_NUMBERS = 64
 """CPU: numbers of a shared A up to which one pass without the library's products is faster."""

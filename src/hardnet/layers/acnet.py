@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
-from hardnet.functional.completion import Completion, Partition, complete, factorise_completion
+from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
 from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import (
@@ -109,14 +109,14 @@ class ACnet(Layer):
         return self.predicted.numel()
 
     def refactor(self) -> None:
-        """Factorise the residual columns where C is constant; refuse them where they are singular."""
+        """Factorize the residual columns where C is constant; refuse them where they are singular."""
         self._kept: Completion | None = None
         like = self.constraint.origin()
         C = None if like is None else self.constraint.fixed_matrix(like)
         if C is None:
             return
         self._require_square(C)
-        kept = factorise_completion(C.double(), self._partition)
+        kept = factorize_completion(C.double(), self._partition)
         error = diagnose_singular(kept, self._partition)
         if error is not None:
             raise error
@@ -133,7 +133,7 @@ class ACnet(Layer):
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
         self._require_square(rows.A)
-        factor = factorise_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
+        factor = factorize_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
         linear = complete(raw.double(), rows.lower.double(), factor, self._partition).to(raw.dtype)
         missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)

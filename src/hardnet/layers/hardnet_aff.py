@@ -62,7 +62,7 @@ class HardNetAff(Layer):
         return too_many_rows(constraint)
 
     def refactor(self) -> None:
-        """Factorise A where it is constant; an A that is learned or depends on x is factorised at each call."""
+        """Factorize A where it is constant; an A that is learned or depends on x is factorized at each call."""
         A = constant_matrix(self.constraint)
         self.factor = None if A is None else factorize(A)
         if A is not None:
@@ -77,7 +77,7 @@ class HardNetAff(Layer):
 
 
 def constant_matrix(constraint: ConstraintSet) -> Tensor | None:
-    """The A of a polyhedral set ``(m, n)`` where it is constant, in a dtype that can be factorised; else None."""
+    """The A of a polyhedral set ``(m, n)`` where it is constant, in a dtype that can be factorized; else None."""
     like = constraint.origin()
     A = None if like is None else constraint.fixed_matrix(like)
     return None if A is None else A.to(working(A.dtype))

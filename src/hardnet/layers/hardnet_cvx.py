@@ -79,7 +79,7 @@ class HardNetCvx(Layer):
         )
 
     def refactor(self) -> None:
-        """Diagonalise the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
+        """Diagonalize the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
         spectrum = self.constraint.factorize()
         self.values, self.vectors = (None, None) if spectrum is None else spectrum
 

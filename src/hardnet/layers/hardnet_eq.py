@@ -19,7 +19,7 @@ from hardnet.functional.completion import (
     Partition,
     choose_partition,
     complete,
-    factorise_completion,
+    factorize_completion,
     in_order,
     partition_of,
     reduced_rows,
@@ -116,15 +116,15 @@ class HardNetEq(Layer):
         return self.predicted.numel() + self.completed.numel()
 
     def refactor(self) -> None:
-        """Factorise C in float64 where it is constant; otherwise it is factorised at each call."""
+        """Factorize C in float64 where it is constant; otherwise it is factorized at each call."""
         C = self._fixed_equalities()
-        self.factor = None if C is None else factorise_completion(C.double(), self._columns)
+        self.factor = None if C is None else factorize_completion(C.double(), self._columns)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x); computed in float64."""
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = _double(self._split(x, like))
-        factor = factorise_completion(C, self._columns) if self.factor is None else self.factor
+        factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
         if self.options.on_invalid == "raise":
             self._require_invertible(factor)
         y = complete(raw.double(), d, factor, self._columns)

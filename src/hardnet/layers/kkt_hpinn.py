@@ -36,7 +36,7 @@ class KKThPINN(Layer):
     """``y = raw - B^+ (B raw - b(x))`` for ``B y = b(x)`` with one constant B; the paper has ``b(x) = b - A x``.
 
     This is the Euclidean projection onto the equalities. x and y must be in the units that the equalities are written
-    in: for normalised outputs ``y = mean + scale * y'`` write ``B diag(scale)`` and ``b - B mean``. Redundant rows that
+    in: for normalized outputs ``y = mean + scale * y'`` write ``B diag(scale)`` and ``b - B mean``. Redundant rows that
     agree are dropped; samples where they contradict each other are refused.
 
     Args:

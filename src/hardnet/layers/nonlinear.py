@@ -35,7 +35,7 @@ class NonlinearLayer(Layer):
     """``y = argmin |y - raw|  s.t.  lower(x) <= g(y, x) <= upper(x)`` beside affine rows: a KKT point.
 
     Sequential quadratic programming with the exact Hessian of the Lagrangian, started from a retraction by Gauss-Newton
-    steps, each of them an exact projection onto linearised rows. A sample stops by itself. What is promised is what was
+    steps, each of them an exact projection onto linearized rows. A sample stops by itself. What is promised is what was
     evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
 
     Args:

@@ -142,7 +142,7 @@ class PoliceNetwork(nn.Module):
         for name, module in _flatten("net", self.net):
             if not isinstance(module, HINGES + AFFINE):
                 expected = "an nn.Sequential of Linear, Identity, ReLU, LeakyReLU, PReLU and Abs for method 'police'"
-                remedy = "only hinges at 0 can be kept off a region; fold normalisation into Linear, leave out dropout"
+                remedy = "only hinges at 0 can be kept off a region; fold normalization into Linear, leave out dropout"
                 raise UnsupportedSetError(sentence("net", expected, f"{type(module).__name__} at '{name}'", remedy))
         first = next((module for module in self._modules_in_order() if isinstance(module, nn.Linear)), None)
         width = self._vertices().shape[-1]

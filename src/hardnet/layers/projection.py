@@ -86,7 +86,7 @@ class Projection(Layer):
         return None
 
     def refactor(self) -> None:
-        """Factorise a constant A of many rows; any other is factorised at each call, where that pays."""
+        """Factorize a constant A of many rows; any other is factorized at each call, where that pays."""
         self.shared = shared_rows_of(self.constraint) if self.metric is None else None
 
     def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:

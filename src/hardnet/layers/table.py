@@ -139,7 +139,7 @@ _ROWS = (
         guarantee=Guarantee.TOLERANCE,
         computation=ITERATIVE,
         universal_approximation="yes",
-        reference="Gauss-Newton and SQP steps that are exact projections onto linearised rows; docs/nonlinear.md",
+        reference="Gauss-Newton and SQP steps that are exact projections onto linearized rows; docs/nonlinear.md",
         remark="a KKT point; each sample has a status; where its rows do not hold an error, NaN or the best point; "
         "torch.export takes mode='retract' with iterations=, not nearest points",
         tests=_evidence(computation="tests/solvers/nonlinear/test_solve.py::test_it_reports_iterations_and_status"),

@@ -19,9 +19,9 @@ from hardnet.sets import Affine
 from hardnet.sets.base import AffineRows
 
 OBSTACLES = ((-2.25, 0.5, 0.5, 0.75), (-0.8, 0.0, 0.5, 0.5))
-"""Centre and radii (c_x, c_y, r_x, r_y) of each ellipse."""
+"""Center and radii (c_x, c_y, r_x, r_y) of each ellipse."""
 ARM = 0.1
-"""Distance l of the body centre, which must stay outside, from the axle."""
+"""Distance l of the body center, which must stay outside, from the axle."""
 KAPPA, ALPHA = 10.0, 20.0
 GAIN = 5.0
 """Of the nominal accelerations, towards the goal speed and the goal turning rate."""
@@ -38,8 +38,8 @@ def nominal_control(x: Tensor) -> Tensor:
 class Barriers(Affine):
     """``-∇h·g y <= ∇h·(f + g u_nom) + α h`` for each obstacle, where ``h = ḣ_e + κ h_e``.
 
-    ``h_e = (e_x/r_x)² + (e_y/r_y)² - 1`` with e from the obstacle to the body centre. In closed form: let
-    ``w = 2 e / r²``, d the unit vector along the heading, n the one across it, V the velocity of the body centre.
+    ``h_e = (e_x/r_x)² + (e_y/r_y)² - 1`` with e from the obstacle to the body center. In closed form: let
+    ``w = 2 e / r²``, d the unit vector along the heading, n the one across it, V the velocity of the body center.
     Then ``∇h·g = (w·d, l w·n) =: G``, ``ḣ_e = G·(v, ω)``, and since ``V̇ = a d + l α n + ω J V``,
 
     ``upper = (2/r²)·V² + G·z + α κ h_e``  with  ``z = u_nom + (κ + α)(v, ω) + (-l ω², v ω / l)``,  ``A = -G``.
@@ -47,13 +47,13 @@ class Barriers(Affine):
     The two numbers are built together, because they share nearly all of their terms.
     """
 
-    centre: Tensor
+    center: Tensor
     weight: Tensor
 
     def __init__(self) -> None:
         super().__init__(self.matrix, upper=self.bound)
         obstacles = torch.tensor(OBSTACLES, dtype=torch.float64)
-        self.register_buffer("centre", obstacles[:, :2].T.contiguous())
+        self.register_buffer("center", obstacles[:, :2].T.contiguous())
         self.register_buffer("weight", (2 / obstacles[:, 2:].square()).T.contiguous())
 
     @property
@@ -76,11 +76,11 @@ class Barriers(Affine):
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A and the upper bounds, as derived above."""
-        return _Rows.apply(x, self.centre, self.weight)  # pyright: ignore[reportReturnType]
+        return _Rows.apply(x, self.center, self.weight)  # pyright: ignore[reportReturnType]
 
     def height(self, x: Tensor) -> Tensor:
         """``h = ḣ_e + κ h_e`` per obstacle ``(*batch, 2)``: safe where it is not negative."""
-        at = _geometry(x, self.centre, self.weight)
+        at = _geometry(x, self.center, self.weight)
         rate = at.along * at.speed + at.across * at.turn
         return rate + KAPPA * (0.5 * (at.wx * at.ex + at.wy * at.ey) - 1)
 
@@ -158,15 +158,15 @@ class _Geometry(NamedTuple):
     wy: Tensor
     along: Tensor  # G of the linear acceleration
     across: Tensor  # G of the angular acceleration
-    vx: Tensor  # velocity of the body centre
+    vx: Tensor  # velocity of the body center
     vy: Tensor
 
 
-def _geometry(x: Tensor, centre: Tensor, weight: Tensor) -> _Geometry:
+def _geometry(x: Tensor, center: Tensor, weight: Tensor) -> _Geometry:
     px, py, heading, speed, turn = x.unsqueeze(-2).unbind(-1)
     cos, sin = heading.cos(), heading.sin()
-    ex = torch.add(px, cos, alpha=ARM) - centre[0]
-    ey = torch.add(py, sin, alpha=ARM) - centre[1]
+    ex = torch.add(px, cos, alpha=ARM) - center[0]
+    ey = torch.add(py, sin, alpha=ARM) - center[1]
     wx, wy = weight[0] * ex, weight[1] * ey
     along = torch.addcmul(wx * cos, wy, sin)
     across = ARM * torch.addcmul(wy * cos, wx, sin, value=-1)
@@ -192,8 +192,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @signed
-    def forward(x: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        at = _geometry(x, centre, weight)
+    def forward(x: Tensor, center: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        at = _geometry(x, center, weight)
         linear, angular = _drive(at, _goal(at.px, at.py, at.cos, at.sin))
         upper = torch.addcmul(weight[0] * at.vx.square(), weight[1], at.vy.square())
         upper = torch.addcmul(torch.addcmul(upper, at.along, linear), at.across, angular)
@@ -207,8 +207,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_A: Tensor, grad_upper: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, centre, weight = ctx.saved_tensors
-        at = _geometry(x, centre, weight)
+        x, center, weight = ctx.saved_tensors
+        at = _geometry(x, center, weight)
         goal = _goal(at.px, at.py, at.cos, at.sin)
         gathered = _gather(at, _drive(at, goal), weight, grad_A, grad_upper)
         nominal = _nominal_backward(goal, at.px, at.py, at.cos, at.sin, gathered[:2])
@@ -218,7 +218,7 @@ class _Rows(torch.autograd.Function):
 def _gather(
     at: _Geometry, drive: tuple[Tensor, Tensor], weight: Tensor, grad_A: Tensor, grad_upper: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of z (2), of the body centre (2), of the heading in G, and of V² (2), summed over the obstacles."""
+    """Gradients of z (2), of the body center (2), of the heading in G, and of V² (2), summed over the obstacles."""
     to_along = torch.addcmul(-grad_A[..., 0], grad_upper, drive[0])
     to_across = torch.addcmul(-grad_A[..., 1], grad_upper, drive[1])
     swung, height = ARM * to_across, ALPHA * KAPPA * grad_upper

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import MissingExtraError
-from hardnet.metrics import summarise
+from hardnet.metrics import summarize
 from hardnet.sets.base import ConstraintSet
 
 Policy = Callable[[Tensor], Any]
@@ -34,7 +34,7 @@ class Hidden:
 
     Attributes:
         sizes: The widths.
-        batch_norm: Whether every block is normalised.
+        batch_norm: Whether every block is normalized.
         dropout: The share of units dropped after every block, or one share per block.
         activation: ``"relu"`` or ``"silu"``.
         skip: Whether a linear map of the input is added to the output: ``raw = W x + net(x)``.
@@ -76,7 +76,7 @@ class DC3Settings:
 def violation_metrics(residual: Tensor, prefix: str = "") -> dict[str, Tensor]:
     """``max, mean, #{> 1e-4}`` over the rows, then the mean over the samples, of ``(*leading, samples, rows)``."""
     names = (f"{prefix}max_violation", f"{prefix}mean_violation", f"{prefix}violated")
-    return {name: value.mean(-1) for name, value in zip(names, summarise(residual), strict=True)}
+    return {name: value.mean(-1) for name, value in zip(names, summarize(residual), strict=True)}
 
 
 class Problem(ABC):

@@ -18,7 +18,7 @@ TARGETS = ((-0.5, 0.5), (0.5, 0.0))
 CEILING = 0.9
 STEPS = 100
 SEED = 12
-"""An initialisation that breaks the constraint on both samples, as in the paper, whose own seed is not known."""
+"""An initialization that breaks the constraint on both samples, as in the paper, whose own seed is not known."""
 
 
 class Case(NamedTuple):
@@ -44,7 +44,7 @@ def constraint() -> Affine:
 
 
 def network(seed: int = SEED) -> nn.Sequential:
-    """1 -> 10 -> 10 -> 2 with ReLU, in float32, initialised from `seed` without touching the global generator."""
+    """1 -> 10 -> 10 -> 2 with ReLU, in float32, initialized from `seed` without touching the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(*sizes, dtype=torch.float32) for sizes in ((1, 10), (10, 10), (10, 2))]

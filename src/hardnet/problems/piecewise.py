@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardnet.metrics import penalty, summarise
+from hardnet.metrics import penalty, summarize
 from hardnet.problems.base import DC3Settings, Policy, Problem, both_outputs, moved, random_state
 from hardnet.sets import Affine
 
@@ -115,7 +115,7 @@ class Piecewise(Problem):
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
         """Mean squared error, and violations over the points of x as if they were the rows of one sample."""
         y = policy(x)
-        largest, mean, number = summarise(self.constraint.violation(y, x).squeeze(-1))
+        largest, mean, number = summarize(self.constraint.violation(y, x).squeeze(-1))
         mse = (y - self.target(x)).square().mean((-2, -1))
         return {"mse": mse, "max_violation": largest, "mean_violation": mean, "violated": number}
 

@@ -79,7 +79,7 @@ class Cvxpy(ConstraintSet):
 
     @property
     def constant(self) -> bool:
-        """Never: the set is a program, of which nothing can be factorised."""
+        """Never: the set is a program, of which nothing can be factorized."""
         return False
 
     @property

@@ -1,8 +1,8 @@
 """The records that a certificate is made from: what is allowed, what was found, and the outputs with their sizes.
 
-`judge_rows.py` fills them for polyhedra, `judgement.py` for all other sets.
+`judge_rows.py` fills them for polyhedra, `judgment.py` for all other sets.
 
-Called by `hardnet.certificate`, `hardnet.sets.judge_rows` and `hardnet.sets.judgement`.
+Called by `hardnet.certificate`, `hardnet.sets.judge_rows` and `hardnet.sets.judgment`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Allowed(NamedTuple):
         return self.sample[samples] + (self.row[samples] if self.row.dim() > 1 else self.row)
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """What a certificate says of the rows of a set.
 
     Attributes:

@@ -1,9 +1,9 @@
 """How far y violates a polyhedron ``lower <= A y <= upper, box_lower <= y <= box_upper``: block by block of samples.
 
 A block stays in the cache, so that a certificate costs little more than reading y and writing the answer, and never
-needs a matrix for a box. `judgement.py` calls it for every member of a set that is a polyhedron.
+needs a matrix for a box. `judgment.py` calls it for every member of a set that is a polyhedron.
 
-Called by `hardnet.sets.judgement`.
+Called by `hardnet.sets.judgment`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.rows import BoxedRows, bound_size
-from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
+from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.solvers.algebra.compensated import Excess, largest, long_excess, plain_excess
 from hardnet.solvers.algebra.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
 
@@ -28,7 +28,7 @@ DEVICE = 1 << 24
 
 
 def judge_rows(
-    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None = None
+    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgment, given: Tensor | None = None
 ) -> None:
     """Write what holds for y ``(B, n)`` into `out`: the coordinates of a box first, then general rows.
 
@@ -47,7 +47,7 @@ def judge_rows(
 
 
 def _judge_coordinates(
-    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None
+    rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgment, given: Tensor | None
 ) -> None:
     """The box, block by block; violations are written out only where there are any."""
     box = _box_tolerance(rows, points.size, tolerance) if given is None else Allowed.exactly(given)
@@ -63,7 +63,7 @@ def _judge_coordinates(
     out.parts.append(violation)
 
 
-def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgement, given: Tensor | None) -> None:
+def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgment, given: Tensor | None) -> None:
     """The other rows, block by block; what all samples share is prepared once."""
     (count, n), m = points.given.shape, rows.A.shape[-2]
     allowed = points.size.new_empty(count, m) if given is None else given

@@ -1,6 +1,6 @@
 """How far y violates sparse rows: summed over their entries, and again in twice the precision where that decides.
 
-Called by `hardnet.sets.judgement`.
+Called by `hardnet.sets.judgment`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ASYMMETRIC, INDEFINITE
-from hardnet.functional.quadratic import Spectrum, diagonalise, project_quadratic
+from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
@@ -63,7 +63,7 @@ class Quadratic(CurvedSet):
     def factorize(self) -> Spectrum | None:
         """The eigendecomposition of a constant P, to be kept; None where P depends on x."""
         fixed = self.fixed("P")
-        return None if fixed is None or fixed.dim() > 2 else diagonalise(fixed)
+        return None if fixed is None or fixed.dim() > 2 else diagonalize(fixed)
 
     def project(
         self,

@@ -1,6 +1,6 @@
 """Relaxed: rows that give way where they must, and only there.
 
-Called by users, `hardnet.certificate`, `hardnet.sets.judgement` and `hardnet.sets.scaled`.
+Called by users, `hardnet.certificate`, `hardnet.sets.judgment` and `hardnet.sets.scaled`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The simplex: ``y >= 0, sum(y) = total``.
 
-Called by users, `hardnet.sets.judgement` and `hardnet.sets.scaled_sets`.
+Called by users, `hardnet.sets.judgment` and `hardnet.sets.scaled_sets`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ LONGEST_STEP = 20.0
 ARMIJO = 1e-4
 """Part of the first-order fall that a step must achieve."""
 
-REGULARISATION = 1e-12
+REGULARIZATION = 1e-12
 """Added to the unit diagonal of the scaled Jacobian, so that dependent rows do not stop the solve."""
 
 SMALLEST_DIAGONAL = 1e-200
@@ -114,7 +114,7 @@ def newton_step(balance: Balance, point: Point, residual: Tensor) -> Tensor:
     both = balance.active.unsqueeze(-1) & balance.active.unsqueeze(-2)
     size = J.diagonal(dim1=-2, dim2=-1).clamp_min(SMALLEST_DIAGONAL).sqrt()
     identity = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device)
-    scaled = torch.where(both, J / size.unsqueeze(-1) / size.unsqueeze(-2), identity) + REGULARISATION * identity
+    scaled = torch.where(both, J / size.unsqueeze(-1) / size.unsqueeze(-2), identity) + REGULARIZATION * identity
     return -solve_square(scaled, residual / size) / size
 
 
@@ -265,7 +265,7 @@ def _log_scale(balance: Balance, row: int, logs: Tensor, *, top: bool) -> Tensor
     dummy, target = balance.dummy[:, row], balance.target[:, row]
     weights = torch.cat([balance.weights[row].expand(len(dummy), -1), dummy[:, None]], dim=-1)
     goal = target if top else 1 + dummy - target
-    return goal.clamp_min(REGULARISATION).log() - torch.logsumexp(logs + weights.log(), dim=-1)
+    return goal.clamp_min(REGULARIZATION).log() - torch.logsumexp(logs + weights.log(), dim=-1)
 
 
 def _moved(balance: Balance, dual: Tensor, row: int, move: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.affine import affine_residual, affine_scale
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgement import number_leaves
+from hardnet.sets.judgment import number_leaves
 from hardnet.testing.poison import check_poisoned_numbers, functions_of
 from hardnet.testing.promise import ContractError, require
 

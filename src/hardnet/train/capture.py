@@ -87,7 +87,7 @@ class CapturedSteps:
         return self.summed.clone()
 
     def _rest_size(self, rest: int) -> int:
-        """A short last batch is filled up, so that one graph serves all, unless the filling would be normalised."""
+        """A short last batch is filled up, so that one graph serves all, unless the filling would be normalized."""
         return rest if self.training.batches.net.norms else self.training.settings.batch_size
 
     def _take(self, key: Key, until: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hardnet.train.normalisation import StackedBatchNorm
+from hardnet.train.normalization import StackedBatchNorm
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class World:
         for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
-    def synchronise_statistics(self, model: nn.Module) -> None:
-        """Let batch normalisation see the whole batch, not this process's rows alone."""
+    def synchronize_statistics(self, model: nn.Module) -> None:
+        """Let batch normalization see the whole batch, not this process's rows alone."""
         if self.size > 1:
             for module in model.modules():
                 if isinstance(module, StackedBatchNorm):

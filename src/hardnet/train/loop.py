@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from hardnet.errors import HardNetError, sentence
 from hardnet.train.batches import Batches
 from hardnet.train.distributed import World
-from hardnet.train.optimisation import Clipping, build_optimizer, set_rate
+from hardnet.train.optimization import Clipping, build_optimizer, set_rate
 from hardnet.train.settings import History, Policy, Settings, Task
 from hardnet.train.stacked import StackedMLP
 from hardnet.train.stacked_module import StackedModule
@@ -38,7 +38,7 @@ class Training:
     Args:
         task: Data, loss and metrics.
         model: A `HardNet` around a `StackedMLP` or a `StackedModule`, on the device of the data.
-        streams: The generators that initialised the network, one per seed.
+        streams: The generators that initialized the network, one per seed.
         settings: How to train.
         world: The processes that share the batches.
     """
@@ -57,7 +57,7 @@ class Training:
     ) -> None:
         self.task, self.model, self.streams, self.settings = task, model, list(streams), settings
         self.world: World = world or World()
-        self.world.synchronise_statistics(model)
+        self.world.synchronize_statistics(model)
         self.parameters: list[torch.nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.parameters, settings)
         device = task.train.device

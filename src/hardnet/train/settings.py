@@ -52,7 +52,7 @@ class Settings:
         epochs: Passes over the training samples.
         batch_size: Samples per step; the last step of an epoch takes what is left.
         soft_weight: Weight of the squared residuals in the loss.
-        penalise_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
+        penalize_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
             zero up to rounding, and computing them is lost time.
         warm_epochs: Epochs before the layer is switched on (the paper's warm start).
         learning_rate: Of Adam, in the first epoch.
@@ -68,7 +68,7 @@ class Settings:
     epochs: int
     batch_size: int
     soft_weight: float = 0.0
-    penalise_enforced: bool = True
+    penalize_enforced: bool = True
     warm_epochs: int = 0
     learning_rate: float = 1e-4
     schedule: str = "constant"
@@ -89,7 +89,7 @@ class Settings:
 
     def penalty(self, enforce: bool) -> float:
         """The weight of the squared residuals in an epoch with or without the layer."""
-        return self.soft_weight if self.penalise_enforced or not enforce else 0.0
+        return self.soft_weight if self.penalize_enforced or not enforce else 0.0
 
     def pull(self, enforce: bool) -> dict[str, float]:
         """``displacement=weight`` of the loss in an epoch with the layer; nothing without it, where y is raw."""

@@ -1,6 +1,6 @@
 """Networks of several seeds as one: weights ``(seeds, in, out)``, data ``(seeds, batch, n)``.
 
-The seeds share nothing but the launch: each has its own weights, its own normalisation statistics and its own
+The seeds share nothing but the launch: each has its own weights, its own normalization statistics and its own
 stream of random numbers, so that a seed's numbers do not depend on which other seeds are stacked with it.
 
 Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
@@ -18,14 +18,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hardnet.errors import OptionError, ShapeError, sentence
-from hardnet.train.normalisation import StackedBatchNorm
+from hardnet.train.normalization import StackedBatchNorm
 
 Encode = Callable[[Tensor], Tensor]
 WeightBias = tuple[Tensor, Tensor]
 
 
 def streams_of(seeds: Sequence[int]) -> list[Generator]:
-    """One CPU generator per seed; it initialises the seed's network and then orders its batches."""
+    """One CPU generator per seed; it initializes the seed's network and then orders its batches."""
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
@@ -95,7 +95,7 @@ class Stacked(nn.Module):
         seeds: How many.
         sizes: Widths ``(in, hidden, ..., out)``, where they are known.
         encode: Maps x to the features that the networks take.
-        norms: The normalisations, which the training loop tells how many samples count.
+        norms: The normalizations, which the training loop tells how many samples count.
         dropouts: The dropouts, which the training loop draws masks for.
     """
 
@@ -125,7 +125,7 @@ class StackedMLP(Stacked):
 
     Args:
         sizes: Widths ``(in, hidden, ..., out)``; `in` counts the encoded input.
-        streams: One CPU generator per seed; each is advanced by the initialisation of its seed.
+        streams: One CPU generator per seed; each is advanced by the initialization of its seed.
         batch_norm: Whether hidden layers are Linear, BatchNorm, activation instead of Linear, activation.
         dropout: The share of hidden units dropped in training, after the activation; one number, or one per hidden
             layer.

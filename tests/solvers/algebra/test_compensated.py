@@ -18,7 +18,7 @@ def exact_excess(a, lower, upper, y):
 
 
 def rows(kind, n, count, seed):
-    """(a, lower, upper, y) of `count` rows: cancelling, of mixed size, huge, tiny."""
+    """(a, lower, upper, y) of `count` rows: canceling, of mixed size, huge, tiny."""
     generator = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=D)
     a, y = normal(count, n), normal(count, n)

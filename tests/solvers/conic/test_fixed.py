@@ -49,14 +49,14 @@ def programs(seed=0, samples=6):
     b = (A @ y0.unsqueeze(-1)).squeeze(-1)
     q, P = make(12, 10, at=3), torch.diag_embed(make(12, 10, at=4).abs())
     inside = (P @ y0[0] / 2 + q) @ y0[0]
-    centred = Intervals(A, b[:1].expand_as(b), b[:1].expand_as(b))
+    centered = Intervals(A, b[:1].expand_as(b), b[:1].expand_as(b))
     many = [Quadratics(P[i : i + 1], q[i : i + 1], -inside[i : i + 1] - 0.1) for i in range(12)]
     K, k, c = make(9, 5, 10, at=5), make(9, 5, at=6), make(9, 10, at=7)
     height = torch.linalg.vector_norm(K @ y0[0] + k, dim=-1) - c @ y0[0] + 0.1
     cones = [SecondOrder(*(part[i : i + 1] for part in (K, k, c, height))) for i in range(9)]
     bounds = torch.full((1, 10), 5.0, dtype=D)
     box = Intervals(torch.eye(10, dtype=D).unsqueeze(0), -bounds, bounds)
-    return {"quadratics": [centred, *many], "cones": [centred, box, *cones]}
+    return {"quadratics": [centered, *many], "cones": [centered, box, *cones]}
 
 
 def curved_sets(dtype):
@@ -166,7 +166,7 @@ def test_an_error_is_refused_inside_a_capture(monkeypatch):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
-def test_jacobi_diagonalises(k):
+def test_jacobi_diagonalizes(k):
     X = draw(20, k, k)
     X = X + X.mT
     X[0], X[1] = 0.0, torch.eye(k, dtype=D)

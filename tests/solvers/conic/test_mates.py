@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.functional.quadratic import diagonalise
+from hardnet.functional.quadratic import diagonalize
 from hardnet.products import gram, product_each
 from hardnet.solvers import Status
 from hardnet.solvers.algebra.eigen import ascending
@@ -38,7 +38,7 @@ def test_eigenvalues_in_ascending_order(k, exponent):
 
 @pytest.mark.parametrize("k", ORDERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("function", [ascending, diagonalise])
+@pytest.mark.parametrize("function", [ascending, diagonalize])
 def test_a_matrix_has_the_same_eigenvectors_at_any_place(function, k, dtype):
     for seed in range(4):
         X = symmetric(24, k, seed).to(dtype)

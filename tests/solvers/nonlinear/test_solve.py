@@ -30,7 +30,7 @@ def test_small_and_large_matrices_are_solved_and_indefinite_ones_are_seen():
         assert (pivot[1:] > 0).all()
 
 
-def test_a_stiff_step_is_the_projection_onto_the_linearised_rows():
+def test_a_stiff_step_is_the_projection_onto_the_linearized_rows():
     J, low = draw(50, 4, 6, seed=2), draw(50, 4, seed=3)
     high = low + draw(50, 4, seed=4).relu()
     step, dual = solve_step(J, low, high, torch.zeros(50, 4, dtype=F64))
@@ -44,11 +44,11 @@ def test_a_step_in_a_metric_satisfies_its_kkt_conditions():
     W = root @ root.mT + 0.1 * torch.eye(5, dtype=F64)
     low = draw(40, 3, seed=8)
     solved = torch.linalg.solve(W, torch.cat([J.mT, -q.unsqueeze(-1)], -1))
-    soft, centre = torch.full((40, 3), 0.3, dtype=F64), draw(40, 3, seed=9)
-    step, dual = solve_step(J, low, low + 1, soft, Metric(W, solved[..., :-1], solved[..., -1]), centre)
+    soft, center = torch.full((40, 3), 0.3, dtype=F64), draw(40, 3, seed=9)
+    step, dual = solve_step(J, low, low + 1, soft, Metric(W, solved[..., :-1], solved[..., -1]), center)
     stationary = (W @ step.unsqueeze(-1) + J.mT @ dual.unsqueeze(-1)).squeeze(-1) + q
     assert stationary.abs().max() < 1e-9
-    value = (J @ step.unsqueeze(-1)).squeeze(-1) - soft.square() * (dual - centre)
+    value = (J @ step.unsqueeze(-1)).squeeze(-1) - soft.square() * (dual - center)
     assert (torch.maximum(value - low - 1, low - value).max()) < 1e-9
 
 

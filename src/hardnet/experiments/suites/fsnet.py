@@ -15,7 +15,7 @@ from hardnet.experiments.suites.separable import (
     LONGER_LOOSE,
     LOOSE,
     LOOSER,
-    PENALISED,
+    PENALIZED,
     solve_separable,
 )
 from hardnet.experiments.tables import Column
@@ -35,11 +35,11 @@ SUITE = Suite(
     "The gap is relative (0.01 is FSNet's 1 %), Σ is the sum over the rows of a sample; optima of what is not convex "
     "are the best known ones, of a local solver.",
     (
-        _case("convex", "qp", BOXED, PENALISED),
-        _case("convex", "qcqp", LOOSE, LONGER_LOOSE, PENALISED),
-        _case("convex", "socp", LOOSE, LONGER_CONES, PENALISED),
-        _case("nonconvex", "qp", LOOSER, PENALISED),
-        _case("nonsmooth", "qp", LOOSER, PENALISED),
+        _case("convex", "qp", BOXED, PENALIZED),
+        _case("convex", "qcqp", LOOSE, LONGER_LOOSE, PENALIZED),
+        _case("convex", "socp", LOOSE, LONGER_CONES, PENALIZED),
+        _case("nonconvex", "qp", LOOSER, PENALIZED),
+        _case("nonsmooth", "qp", LOOSER, PENALIZED),
     ),
     (
         Column("objective", ("objective",)),

@@ -65,13 +65,13 @@ BOXED = replace(
     WIDE,
     name="boxed",
     methods=("projection",),
-    settings=WIDE.settings | {"soft_weight": 3.0, "penalise_enforced": True},
+    settings=WIDE.settings | {"soft_weight": 3.0, "penalize_enforced": True},
     loose="rows",
 )
 """Affine rows and a box that is seldom active: the rows have factors of half the size without it."""
 LOOSER = replace(LOOSE, settings=LOOSE.settings | {"soft_weight": 1.0})
 """For rows that bend more."""
-PENALISED = Recipe("penalised", ("soft",), _NETWORK, _SETTINGS, epochs=300, chosen=_CHOSEN, needs_gpu=True, label="")
+PENALIZED = Recipe("penalized", ("soft",), _NETWORK, _SETTINGS, epochs=300, chosen=_CHOSEN, needs_gpu=True, label="")
 """The same network with the penalty alone."""
 
 

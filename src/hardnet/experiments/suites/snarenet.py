@@ -9,13 +9,13 @@ from functools import partial
 
 from hardnet.experiments.suites.base import TIMES, WORST, Case, Suite
 from hardnet.experiments.suites.programs import WIDE
-from hardnet.experiments.suites.separable import LOOSE, PENALISED, solve_separable
+from hardnet.experiments.suites.separable import LOOSE, PENALIZED, solve_separable
 from hardnet.experiments.tables import Column
 from hardnet.problems.suites.snarenet import ConvexQCQP, Noncvx
 
 
 def _quadratic(m: int) -> Case:
-    recipes, title = (LOOSE, PENALISED), f"cvx_qcqp, m = {m}"
+    recipes, title = (LOOSE, PENALIZED), f"cvx_qcqp, m = {m}"
     return Case(f"snarenet-qcqp{m}", title, partial(ConvexQCQP, m), recipes, solve_separable, ("qcqp",))
 
 

@@ -1,6 +1,6 @@
 """The step of the nonlinear solver on a CPU: numba compiles its small quadratic program, sample by sample.
 
-    min over d, s   1/2 (d - free)'W(d - free) + |s / elastic - elastic centre|^2 / 2   s.t.   low <= J d + s <= high
+    min over d, s   1/2 (d - free)'W(d - free) + |s / elastic - elastic center|^2 / 2   s.t.   low <= J d + s <= high
 
 in the multipliers of the rows, by a dual active set. See `hardnet.solvers.nonlinear.step`, which calls it, for
 the same in plain torch and for what is done with samples that are not settled.
@@ -42,14 +42,14 @@ def make_gram(gram: Tile, target: Tile, J: Tile, across: Tile, free: Tile, metri
 
 @compiled
 def scale_rows(
-    gram: Tile, target: Tile, low: Tile, high: Tile, unit: Tile, elastic: Tile, centre: Tile, centred: int
+    gram: Tile, target: Tile, low: Tile, high: Tile, unit: Tile, elastic: Tile, center: Tile, centered: int
 ) -> None:
-    """Elasticity and centre, then rows of length one: ``unit`` is what they were divided by."""
+    """Elasticity and center, then rows of length one: ``unit`` is what they were divided by."""
     m = gram.shape[0]
     for i in range(m):
         square = elastic[i] * elastic[i]
         gram[i, i] += square
-        target[i] += square * centre[i] if centred else 0.0
+        target[i] += square * center[i] if centered else 0.0
         unit[i] = 1.0 / np.sqrt(gram[i, i]) if gram[i, i] > 0.0 else 1.0
     for i in range(m):
         target[i], low[i], high[i] = target[i] * unit[i], low[i] * unit[i], high[i] * unit[i]
@@ -74,7 +74,7 @@ def settle(dual: Tile, gram: Tile, target: Tile, low: Tile, high: Tile, slack: T
 @compiled
 def solve_samples(
     dual: Tile, step: Tile, good: Tile, J: Tile, across: Tile, free: Tile, low: Tile, high: Tile, elastic: Tile,
-    centre: Tile, metric: int, centred: int, begin: int, end: int,
+    center: Tile, metric: int, centered: int, begin: int, end: int,
 ) -> int:  # fmt: skip
     """All samples from `begin` to `end`; `good` is 1 where the multipliers were found.
 
@@ -86,7 +86,7 @@ def solve_samples(
     for b in range(begin, end):
         make_gram(gram, target, J[b], across[b], free[b], metric)
         least[:], most[:] = low[b], high[b]
-        scale_rows(gram, target, least, most, unit, elastic[b], centre[b], centred)
+        scale_rows(gram, target, least, most, unit, elastic[b], center[b], centered)
         sound = settle(dual[b], gram, target, least, most, slack, room)
         good[b] = 1.0 if sound else 0.0
         for i in range(m):
@@ -100,14 +100,14 @@ def solve_samples(
 
 def _solve(
     dual: Any, step: Any, good: Any, J: Any, across: Any, free: Any, low: Any, high: Any, elastic: Any,
-    centre: Any, metric: int, centred: int, samples: int, m: int, n: int, begin: int, end: int,
+    center: Any, metric: int, centered: int, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
     """`solve_samples` of addresses; what is absent has the address of something else, and is not read."""
     few, many = (samples, m), (samples, n)
     return solve_samples(
         carray(dual, few), carray(step, many), carray(good, (samples,)), carray(J, (samples, m, n)),
         carray(across, (samples, n, m)), carray(free, many), carray(low, few), carray(high, few), carray(elastic, few),
-        carray(centre, few), metric, centred, begin, end,
+        carray(center, few), metric, centered, begin, end,
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def solve(
     elastic: Tensor,
     across: Tensor | None,
     free: Tensor | None,
-    centre: Tensor | None,
+    center: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The step ``(B, n)``, the multipliers ``(B, m)``, and which samples are settled ``(B,)``.
 
@@ -135,11 +135,11 @@ def solve(
         elastic: ``(B, m)``.
         across: ``W^-1 J'``, ``(B, n, m)``; None, with `free`, for the identity and 0.
         free: ``(B, n)``.
-        centre: ``(B, m)``, or None for 0.
+        center: ``(B, m)``, or None for 0.
     """
     dual, step, good = J.new_empty(J.shape[:2]), J.new_empty(J.shape[0], J.shape[2]), J.new_empty(len(J))
     given = [J if across is None else across, J if free is None else free, low, high, elastic]
-    given += [low if centre is None else centre]
-    counts = (int(across is not None), int(centre is not None))
+    given += [low if center is None else center]
+    counts = (int(across is not None), int(center is not None))
     launch(_kernel(), [dual, step, good], [J, *given], (), J.shape, *counts, tile=1)
     return step, dual, good > 0

@@ -6,7 +6,7 @@ Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower tr
     A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
 
 the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
-same instructions in any batch and in any lane. An A that all samples share is factorised once, for the first tile.
+same instructions in any batch and in any lane. An A that all samples share is factorized once, for the first tile.
 
 Called by `hardnet.kernels.cpu.affine`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, compiled
-from hardnet.kernels.cpu.gram_schmidt import orthogonalise, substitute, substitute_transposed
+from hardnet.kernels.cpu.gram_schmidt import orthogonalize, substitute, substitute_transposed
 from hardnet.kernels.cpu.tiles import (
     add,
     copy,
@@ -72,21 +72,21 @@ def allocate(m: int, n: int, lanes: int) -> Work:
 
 
 @compiled
-def factorise(work: Work, A: Tile, first: int) -> None:
+def factorize(work: Work, A: Tile, first: int) -> None:
     """``A = L R`` of the samples from `first` on, and which of them have independent rows."""
     matrices, m, n = A.shape
     rounding = 4 * n * np.finfo(A.dtype).eps
     fill(work.regular, 1.0)
     load(A.reshape((matrices, m * n)), first, work.rows.reshape((m * n, work.regular.size)))
     copy(work.rows, work.R)
-    orthogonalise(work.R, work.L, work.inverse, work.size, rounding * rounding, work.regular)
+    orthogonalize(work.R, work.L, work.inverse, work.size, rounding * rounding, work.regular)
 
 
 @compiled
 def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, begin: int) -> None:
     """Load the samples from `first` on, their violation s into `signed`, and ``A = L R`` unless it is there."""
     if A.shape[0] > 1 or first == begin:
-        factorise(work, A, first if A.shape[0] > 1 else 0)
+        factorize(work, A, first if A.shape[0] > 1 else 0)
     copy(work.regular, work.good)
     fill(work.moves, 0.0)
     load(raw, first, work.point)

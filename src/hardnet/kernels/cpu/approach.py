@@ -90,7 +90,7 @@ def weigh(
 @compiled
 def plan_samples(
     step: Tile, dual: Tile, weight: Tile, scale: Tile, sums: Tile, last: Tile, good: Tile, J: Tile, H: Tile,
-    value: Tile, lower: Tile, upper: Tile, bounds: Tile, y: Tile, raw: Tile, centre: Tile, before: Tile, curved: int,
+    value: Tile, lower: Tile, upper: Tile, bounds: Tile, y: Tile, raw: Tile, center: Tile, before: Tile, curved: int,
     begin: int, end: int,
 ) -> int:  # fmt: skip
     """All samples from `begin` to `end`; `good` is 1 where W is definite and the active rows were found."""
@@ -109,7 +109,7 @@ def plan_samples(
             low[i], high[i] = lower[b, i] - value[b, i], upper[b, i] - value[b, i]
             total = row_dot(J[b, i], J[b, i])
             soft[i] = ELASTIC * (np.sqrt(total) if total > 0.0 else 1.0) if i < curved else 0.0
-        scale_rows(gram, target, low, high, rate, soft, centre[b], 1)
+        scale_rows(gram, target, low, high, rate, soft, center[b], 1)
         sound = sound and settle(dual[b], gram, target, low, high, slack, room)
         good[b] = 1.0 if sound else 0.0
         for i in range(m):
@@ -183,7 +183,7 @@ def judge_samples(
 
 def _plan(
     step: Any, dual: Any, weight: Any, scale: Any, sums: Any, last: Any, good: Any, J: Any, H: Any, value: Any,
-    lower: Any, upper: Any, bounds: Any, y: Any, raw: Any, centre: Any, before: Any, curved: int,
+    lower: Any, upper: Any, bounds: Any, y: Any, raw: Any, center: Any, before: Any, curved: int,
     samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
     """`plan_samples` of addresses."""
@@ -192,7 +192,7 @@ def _plan(
         carray(step, many), carray(dual, few), carray(weight, few), carray(scale, few), carray(sums, (samples, 3)),
         carray(last, each), carray(good, each), carray(J, (samples, m, n)), carray(H, (samples, n, n)),
         carray(value, few), carray(lower, few), carray(upper, few), carray(bounds, few), carray(y, many),
-        carray(raw, many), carray(centre, few), carray(before, few), curved, begin, end,
+        carray(raw, many), carray(center, few), carray(before, few), curved, begin, end,
     )  # fmt: skip
 
 

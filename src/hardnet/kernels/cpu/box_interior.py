@@ -31,10 +31,10 @@ class Factor(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The problem in z: A ``(k, n)``, and ``(n + k,)`` each its centre and its bounds."""
+    """The problem in z: A ``(k, n)``, and ``(n + k,)`` each its center and its bounds."""
 
     A: Tile
-    centre: Tile
+    center: Tile
     low: Tile
     high: Tile
 
@@ -61,8 +61,8 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def factorise(factor: Factor) -> None:
-    """Orthogonalise its rows in place, those before first."""
+def factorize(factor: Factor) -> None:
+    """Orthogonalize its rows in place, those before first."""
     rows, below, diagonal = factor.rows, factor.below, factor.diagonal
     k, n = rows.shape
     for i in range(k):
@@ -111,9 +111,9 @@ def curvature(j: int, n: int) -> float:
 def start(frame: Frame, state: State) -> None:
     """Raw and its rows, a part of the width inside their bounds; multipliers of 1."""
     A, n = frame.A, frame.A.shape[1]
-    for j in range(frame.centre.shape[0]):
+    for j in range(frame.center.shape[0]):
         low, high = frame.low[j], frame.high[j]
-        value = frame.centre[j] if j < n else inner(A[j - n], state.z)
+        value = frame.center[j] if j < n else inner(A[j - n], state.z)
         margin = 0.1 * min(high - low, 1.0)
         value = min(max(value, low + margin), high - margin) if low < high else low
         state.z[j] = value
@@ -125,19 +125,19 @@ def start(frame: Frame, state: State) -> None:
 
 @compiled
 def prepare(frame: Frame, state: State, scratch: Scratch, factor: Factor) -> None:
-    """The left-hand side of a step's equations, factorised; the slope, and how far z is off its rows."""
+    """The left-hand side of a step's equations, factorized; the slope, and how far z is off its rows."""
     A, n = frame.A, frame.A.shape[1]
     for i in range(A.shape[0]):
         scratch.miss[i] = inner(A[i], state.z) - state.z[n + i]
-    for j in range(frame.centre.shape[0]):
+    for j in range(frame.center.shape[0]):
         own = curvature(j, n)
         weight = own + state.at_low[j] / state.below[j] + state.at_high[j] / state.above[j]
         scratch.inverse[j] = 1.0 / weight if frame.low[j] < frame.high[j] else 0.0
-        scratch.slope[j] = own * (state.z[j] - frame.centre[j]) + normal(A, state.dual, j)
+        scratch.slope[j] = own * (state.z[j] - frame.center[j]) + normal(A, state.dual, j)
         root = math.sqrt(scratch.inverse[j])
         for i in range(A.shape[0]):
             factor.rows[i, j] = root * (A[i, j] if j < n else -1.0 if j - n == i else 0.0)
-    factorise(factor)
+    factorize(factor)
 
 
 @compiled
@@ -186,17 +186,17 @@ def reach_of(state: State, move: State, part: float) -> float:
 
 @compiled
 def correct(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor, gap: float) -> float:
-    """A predictor, then the centred corrector; how much of it the bounds allow."""
+    """A predictor, then the centered corrector; how much of it the bounds allow."""
     scratch.low_goal[:], scratch.high_goal[:] = 0.0, 0.0
     aim(frame, state, move, scratch, factor)
     after = products(state, move, reach_of(state, move, 1.0))
     ratio = min(max(after / gap if gap > 0.0 else after, 0.0), 1.0)
-    centre = ratio * ratio * ratio * gap
+    center = ratio * ratio * ratio * gap
     for j in range(move.z.shape[0]):
         if state.at_low[j] > 0.0:
-            scratch.low_goal[j] = centre - move.at_low[j] * move.z[j]
+            scratch.low_goal[j] = center - move.at_low[j] * move.z[j]
         if state.at_high[j] > 0.0:
-            scratch.high_goal[j] = centre + move.at_high[j] * move.z[j]
+            scratch.high_goal[j] = center + move.at_high[j] * move.z[j]
     aim(frame, state, move, scratch, factor)
     return reach_of(state, move, TO_THE_BORDER)
 

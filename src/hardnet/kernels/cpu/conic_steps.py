@@ -18,7 +18,7 @@ from hardnet.kernels.cpu.conic_system import (
     FLOOR,
     System,
     down,
-    factorise,
+    factorize,
     solve_saddle,
     turned,
     up,
@@ -100,7 +100,7 @@ def descend(sample: Sample, weight: float, penalty: float) -> None:
     turned(sample.rows, at, 0.0, sample.shift[0], system)
     for i in range(at.delta.size):
         system.weight[i] = penalty * (1.0 - at.delta[i])
-    factorise(sample.rows, weight, sample.shift[0], system)
+    factorize(sample.rows, weight, sample.shift[0], system)
     move = system.move
     for j in range(y.size):
         move[j] = -sample.slope[j]
@@ -169,7 +169,7 @@ def newton_step(sample: Sample, weight: float, noise: float) -> None:
     at, system, n = sample.at, sample.system, sample.y.size
     turned(sample.rows, at, noise, sample.second, system)
     weigh_bends(at, 0.0, system)
-    factorise(sample.rows, weight, sample.dual, system)
+    factorize(sample.rows, weight, sample.dual, system)
     shift, tight, right = sample.shift[0], sample.second, sample.slope
     for i in range(shift.size):
         held = at.delta[i] <= FLOOR
@@ -302,7 +302,7 @@ def derive(sample: Sample, weight: float, tolerance: float, grad: Tile) -> None:
     conditions(sample, weight)
     turned(sample.rows, at, tolerance, sample.second, system)
     weigh_bends(at, 1.0, system)
-    factorise(sample.rows, weight, sample.dual, system)
+    factorize(sample.rows, weight, sample.dual, system)
     weigh_bends(at, 0.0, system)
     sample.second[:] = 0.0
     solve_saddle(at, grad, sample.second, system)

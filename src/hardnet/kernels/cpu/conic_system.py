@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hardnet.kernels.cpu.compiling import Tile, inner
 from hardnet.kernels.cpu.conic_blocks import Foot, Rows, frame, turn_rows
-from hardnet.kernels.cpu.small_eigen import EPS, orthogonalise
+from hardnet.kernels.cpu.small_eigen import EPS, orthogonalize
 
 FLOOR = 1e-11
 """Below this eigenvalue of the projection's derivative a direction counts as tight: `solvers.conic.stack`."""
@@ -58,7 +58,7 @@ def turned(rows: Rows, at: Foot, tolerance: float, beside: Tile, system: System)
 
 
 @inner
-def factorise(rows: Rows, base: float, dual: Tile, system: System) -> None:
+def factorize(rows: Rows, base: float, dual: Tile, system: System) -> None:
     """``base I + sum dual_i D2G_i + T diag(weight) T'`` as ``L L'``; NaN where it is not positive."""
     n, R = rows.J.shape
     L, T = system.L, system.T
@@ -119,7 +119,7 @@ def solve_saddle(at: Foot, right: Tile, tight: Tile, system: System) -> None:
             down(system.L, system.M[count])
             count += 1
     M, V = system.M, system.V
-    orthogonalise(M, V, system.sizes, count)
+    orthogonalize(M, V, system.sizes, count)
     largest = 0.0
     for j in range(n):
         half[j] = right[j]

@@ -11,15 +11,15 @@ from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.tiles import dot, fill
 
 CLOSE = 1e-6
-"""Below this squared distance of a unit row from the rows before it, a row is orthogonalised twice."""
+"""Below this squared distance of a unit row from the rows before it, a row is orthogonalized twice."""
 
 
 @compiled
-def orthogonalise(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
+def orthogonalize(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
     """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends.
 
     Modified Gram-Schmidt, row by row. A row that comes close to those before it has lost its orthogonality to them and
-    is orthogonalised once more, lane by lane, so that no sample changes the bits of another.
+    is orthogonalized once more, lane by lane, so that no sample changes the bits of another.
     """
     along, chosen = np.empty(R.shape[-1]), np.empty(R.shape[-1])
     for i in range(R.shape[0]):

@@ -70,7 +70,7 @@ def next_breakpoint(p: Tile, a: Tile, low: Tile, high: Tile, sign: float) -> flo
 def next_step(miss: float, slope: float, back: float, ahead: float, passes: int) -> float:
     """Newton's step if it stays between the ends of the bracket, to its middle else and every third time; NaN for none.
 
-    The ends are distances from the present t, which may be too large to tell neighbouring points apart.
+    The ends are distances from the present t, which may be too large to tell neighboring points apart.
     """
     step = miss / slope if slope > 0.0 else np.nan
     bounded = back > -np.inf and ahead < np.inf

@@ -22,7 +22,7 @@ from hardnet.kernels.cpu.box_interior import (
     Frame,
     Scratch,
     State,
-    factorise,
+    factorize,
     find_multipliers,
     normal,
     solve,
@@ -104,9 +104,9 @@ def make_frame(problem: Problem, frame: Frame, y: Tile) -> float:
         away = max(product - problem.upper[i], problem.lower[i] - product)
         reach = max(reach, away) if away < np.inf else reach
     unit = power_below(reach)
-    for j in range(frame.centre.shape[0]):
+    for j in range(frame.center.shape[0]):
         row = j >= n
-        frame.centre[j] = 0.0 if row else problem.raw[j] / unit
+        frame.center[j] = 0.0 if row else problem.raw[j] / unit
         frame.low[j] = (problem.lower[j - n] if row else problem.low[j]) / unit
         frame.high[j] = (problem.upper[j - n] if row else problem.high[j]) / unit
     return unit
@@ -152,7 +152,7 @@ def newton_step(problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, fa
     clamp(problem, point, y)
     choose_rows(problem, point, y, dual, way, factor)
     drop_rows(problem, dual, way, factor, largest(y))
-    factorise(factor)
+    factorize(factor)
     solve(factor, way.step)
     moves = False
     for i in range(dual.shape[0]):

@@ -23,7 +23,7 @@ from hardnet.kernels.cpu.nearest_tiles import (
     correct,
     judge,
     mark_active,
-    orthogonalise,
+    orthogonalize,
     prepare,
     tolerances,
 )
@@ -128,7 +128,7 @@ def backward(
         load(status, first, ended)
         load(y, first, at)
         answered(work, ended[0], kept, at)
-        orthogonalise(work)
+        orthogonalize(work)
         for i in range(m):
             dot(work.R[i], kept, w[i])
             for lane in range(lanes):

@@ -1,4 +1,4 @@
-"""Tiles of few rows on a CPU: loaded and scaled, their active ones orthogonalised, y corrected and judged.
+"""Tiles of few rows on a CPU: loaded and scaled, their active ones orthogonalized, y corrected and judged.
 
 The steps are those of `hardnet.functional.nearest_formulas`; the sample is the last index of every array.
 
@@ -122,7 +122,7 @@ def tolerances(work: Work, rounding: float, length: Tile, noise: Tile, slack: Ti
 
 
 @compiled
-def orthogonalise(work: Work) -> None:
+def orthogonalize(work: Work) -> None:
     """``A_J = L R`` of the active rows; a row that is not active, or depends on those before it, has inverse zero."""
     m, n, lanes = work.rows.shape
     for i in range(m):
@@ -159,7 +159,7 @@ def mark_active(work: Work, empty: Tile) -> None:
 def correct(work: Work, moves: Tile, drift: Tile) -> None:
     """``x = raw - A_J' dual`` in place of raw, then ``y = x - A_J^+ (A_J x - t)``; who moves, and ``|y - x|_inf``."""
     m, n, lanes = work.rows.shape
-    orthogonalise(work)
+    orthogonalize(work)
     for i in range(m):
         for lane in range(lanes):
             weight = work.dual[i, lane] if work.active[i, lane] == 1.0 else 0.0

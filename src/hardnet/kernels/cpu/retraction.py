@@ -1,7 +1,7 @@
 """Retraction on a CPU: numba compiles all of a pass but g and its derivatives, sample by sample.
 
     plan    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= value + J d + s <= upper
-    judge   whether the violation at ``y + length d`` has fallen as the linearised rows promised
+    judge   whether the violation at ``y + length d`` has fallen as the linearized rows promised
 
 `hardnet.solvers.nonlinear.retract_step` and `nonlinear_retract_state` have the same in plain torch. A sample has the
 outputs y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
@@ -108,7 +108,7 @@ def solve_rows(
 
 @compiled
 def promise(J: Tile, step: Tile, dual: Tile, low: Tile, high: Tile, soft: Tile, weight: Tile) -> float:
-    """The size of the violations after the step, by the linearised rows: of an equality what it gives way."""
+    """The size of the violations after the step, by the linearized rows: of an equality what it gives way."""
     total = 0.0
     for i in range(J.shape[0]):
         left = soft[i] * soft[i] * dual[i]

@@ -70,7 +70,7 @@ def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
 
 
 @inner
-def orthogonalise(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
+def orthogonalize(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
     """``M = V' G`` with orthogonal rows G in place of the first t rows of M; their norms are the singular values.
 
     One-sided Jacobi: rows are turned in pairs until all are orthogonal, which keeps small singular values exact.

@@ -116,7 +116,7 @@ class Separable(SuiteProblem):
 
     Args:
         name: Of the case.
-        objective: What is minimised.
+        objective: What is minimized.
         C: Of the equalities ``C y = x``, ``(k, n)``.
         rows: The inequality rows; they become an affine set where they are affine.
         bound: Their bound h, ``(m,)``.

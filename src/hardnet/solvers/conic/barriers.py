@@ -42,7 +42,7 @@ class Barrier(ABC):
 
     @abstractmethod
     def at(self, y: Tensor, pair: Pair) -> Local:
-        """Linearise at y."""
+        """Linearize at y."""
 
     @abstractmethod
     def dual(self, pair: Pair) -> Tensor:
@@ -54,7 +54,7 @@ class Barrier(ABC):
 
 
 class Local(ABC):
-    """A barrier linearised at one point."""
+    """A barrier linearized at one point."""
 
     pair: Pair
     gap: Tensor

@@ -47,7 +47,7 @@ def _all_finite(*fields: Tensor) -> Tensor:
 
 
 def _runs(blocks: Sequence[Block]) -> Iterator[tuple[type[Block], list[Any]]]:
-    """Neighbours of one kind and of one size, which are worked on together."""
+    """Neighbors of one kind and of one size, which are worked on together."""
     for (kind, *_), run in groupby(blocks, key=lambda block: (type(block), *(part.shape for part in block))):
         yield kind, list(run)
 
@@ -65,7 +65,7 @@ def _stacked(cores: Sequence[int], blocks: Sequence[Any], dtype: torch.dtype | N
 
 
 def images(blocks: Sequence[Block]) -> list[Image]:
-    """The images of all blocks in float64; neighbours of one kind and size share one, so that their order stays."""
+    """The images of all blocks in float64; neighbors of one kind and size share one, so that their order stays."""
     return [kind.together(run, torch.float64) for kind, run in _runs(blocks)]
 
 

@@ -22,7 +22,7 @@ class Task(NamedTuple):
 
     Attributes:
         raw: ``(B, n)``; may be long where its weight is small.
-        weight: ``(B, 1)``; it moves no minimiser, only the length of the multipliers.
+        weight: ``(B, 1)``; it moves no minimizer, only the length of the multipliers.
         stack: The constraints.
     """
 

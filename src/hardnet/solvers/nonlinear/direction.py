@@ -153,7 +153,7 @@ def _turned(W: Tensor) -> Tensor:
 
 
 def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look: bool) -> Direction:
-    """Equalities alone: back to the linearised rows, then conjugate gradients along them, without W itself."""
+    """Equalities alone: back to the linearized rows, then conjugate gradients along them, without W itself."""
     J, dual = at.jacobian, at.dual
     gram = products(J, J.mT).clone()
     gram.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
@@ -175,7 +175,7 @@ def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look:
 def _conjugate_gradients(
     apply: Callable[[Tensor], Tensor], project: Callable[[Tensor], Tensor], slope: Tensor, radius: Tensor, look: bool
 ) -> Tensor:
-    """Minimise ``1/2 t'W t + slope't`` along the rows within `radius`; stops at negative curvature, or exact enough.
+    """Minimize ``1/2 t'W t + slope't`` along the rows within `radius`; stops at negative curvature, or exact enough.
 
     No point nearer to raw is farther from y than twice its distance to raw. Exact enough is a part of the first
     residual that falls with its root, so that steps converge faster than linearly.

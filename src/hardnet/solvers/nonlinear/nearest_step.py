@@ -31,7 +31,7 @@ class Plan(NamedTuple):
         weight: Of the violations in the merit, ``(b, m)``.
         scale: Of the rows, ``(b, m)``.
         current: The merit at y.
-        slope: What the linearised rows promise it to fall by in a full step, at most 0.
+        slope: What the linearized rows promise it to fall by in a full step, at most 0.
         noise: By how much rounding may raise the merit; infinite for a last step.
         last: Whether the step is so small that it is the last one.
         flat: Whether the Lagrangian is flat or bent down along the rows.

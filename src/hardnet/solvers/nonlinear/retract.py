@@ -1,6 +1,6 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
-Each step is the nearest point of the linearised set (`nonlinear_retract_step`), shortened until the violation falls;
+Each step is the nearest point of the linearized set (`nonlinear_retract_step`), shortened until the violation falls;
 affine rows are rows of every step, and never give way. A step that is refused is tried shorter in the next pass, so
 that the operations of a pass do not depend on values, and nothing of a sample on its mates.
 

@@ -1,8 +1,8 @@
-"""One step of a retraction: the nearest point of the linearised rows, and what it promises.
+"""One step of a retraction: the nearest point of the linearized rows, and what it promises.
 
     min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= g + J d + s <= upper
 
-The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearised rows have no point
+The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearized rows have no point
 the step is elastic.
 
 Called by `hardnet.solvers.nonlinear.retract` and `hardnet.solvers.nonlinear.retract_compiled`.
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
         weight: What violations are multiplied with, ``(b, m)``.
         violation: That of the present point, ``(b, m)``.
         current: Its size.
-        promised: The size that the linearised rows promise after the full step.
+        promised: The size that the linearized rows promise after the full step.
     """
 
     step: Tensor

@@ -27,7 +27,7 @@ from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Status, place
 
 AFFINE = 1e-12
-"""Part of a row's scale by which it may differ from its linearisation and look affine."""
+"""Part of a row's scale by which it may differ from its linearization and look affine."""
 LOOKS, MOST = 4, 30
 """On a GPU: passes between two looks at which samples are open, and the most passes before a sample goes alone."""
 
@@ -113,7 +113,7 @@ def _straight(
 
 
 def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, todo: Tensor) -> Tensor:
-    """Those of the samples `todo` whose g at two other points is what its linearisation at raw says."""
+    """Those of the samples `todo` whose g at two other points is what its linearization at raw says."""
     for length in (0.7, -1.3):
         if len(todo) == 0:
             break
@@ -126,7 +126,7 @@ def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, tod
 
 
 def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance: float) -> NonlinearSolution:
-    """The projection onto the linearised rows; OK where g holds there and has the same derivative."""
+    """The projection onto the linearized rows; OK where g holds there and has the same derivative."""
     shift = product(jacobian, raw) - value
     found = project_affine(raw, jacobian, rows.lower + shift, rows.upper + shift)
     at = rows.evaluate(found.y)

@@ -1,11 +1,11 @@
-"""The subproblem of every step: a stabilised quadratic program, which is a projection onto a polyhedron.
+"""The subproblem of every step: a stabilized quadratic program, which is a projection onto a polyhedron.
 
-    min over d, s   1/2 d'W d + q'd + centre's + |s / elastic|^2 / 2   subject to  low <= J d + s <= high
+    min over d, s   1/2 d'W d + q'd + center's + |s / elastic|^2 / 2   subject to  low <= J d + s <= high
 
-With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of ``(-L^-1 q, elastic centre)`` onto
+With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of ``(-L^-1 q, elastic center)`` onto
 ``low <= [J L^-T, diag(elastic)] (z, sigma) <= high``, whose multipliers are those of the rows. It has a point whenever
-the rows with ``elastic = 0`` (the affine ones) have one, also where the linearisation of the others has none: then it
-is a Levenberg-Marquardt step. With the last multipliers as the centre, s vanishes where the iteration converges.
+the rows with ``elastic = 0`` (the affine ones) have one, also where the linearization of the others has none: then it
+is a Levenberg-Marquardt step. With the last multipliers as the center, s vanishes where the iteration converges.
 
 Most samples are settled in the multipliers: on a CPU by a compiled dual active set (`kernels.cpu.active_set`), else by
 guesses of the active rows (`guesses`); the rest by `project_affine`.
@@ -50,7 +50,7 @@ def solve_step(
     high: Tensor,
     elastic: Tensor,
     metric: Metric | None = None,
-    centre: Tensor | None = None,
+    center: Tensor | None = None,
     *,
     tight: bool = False,
     look: bool = True,
@@ -64,7 +64,7 @@ def solve_step(
         high: ``upper - value``, ``(b, m)``.
         elastic: ``(b, m)``; 0 for a row that may not give way.
         metric: W and q; None for the identity and 0.
-        centre: ``(b, m)``, or None for 0.
+        center: ``(b, m)``, or None for 0.
         tight: Whether all rows are known to be equalities.
         look: Whether values may be looked at; else a sample whose active rows are not found in `ROUNDS` guesses has
             the step of the last guess.
@@ -72,15 +72,15 @@ def solve_step(
     """
     single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than a launch
     if single or not (look and compiles(jacobian, MOST_STEP_ROWS)):
-        return _in_torch(jacobian, low, high, elastic, metric, centre, tight, look, guess)
+        return _in_torch(jacobian, low, high, elastic, metric, center, tight, look, guess)
     from hardnet.kernels.cpu.active_set import solve
 
     across, free = (None, None) if metric is None else metric[1:]
-    step, dual, settled = solve(jacobian, low, high, elastic, across, free, centre)
+    step, dual, settled = solve(jacobian, low, high, elastic, across, free, center)
     todo = (~settled).nonzero().squeeze(-1)
     if len(todo) == 0:
         return step, dual
-    near, first = (None if part is None else part[todo] for part in (centre, guess))
+    near, first = (None if part is None else part[todo] for part in (center, guess))
     own = None if metric is None else metric.take(todo)
     rest = _in_torch(jacobian[todo], low[todo], high[todo], elastic[todo], own, near, tight, look, first)
     return step.index_copy(0, todo, rest[0]), dual.index_copy(0, todo, rest[1])
@@ -92,7 +92,7 @@ def _in_torch(
     high: Tensor,
     elastic: Tensor,
     metric: Metric | None,
-    centre: Tensor | None,
+    center: Tensor | None,
     tight: bool,
     look: bool,
     guess: Tensor | None,
@@ -103,18 +103,18 @@ def _in_torch(
     gram = products(jacobian, across)
     if not (look or tight):  # a guess with more active rows than outputs must have an answer too
         elastic = torch.maximum(elastic, FIRM * gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt())
-    dual, settled = _dual(gram, target, low, high, elastic, centre, tight, look, guess)
+    dual, settled = _dual(gram, target, low, high, elastic, center, tight, look, guess)
     if look and not bool(settled.all()):
         todo = (~settled).nonzero().squeeze(-1)
         if gram.shape[-1] > MANY:
-            near = None if centre is None else centre[todo]
+            near = None if center is None else center[todo]
             found, settled = _softer(gram[todo], target[todo], low[todo], high[todo], elastic[todo], near, look)
             dual = dual.index_copy(0, todo, found)
             todo = todo[~settled]
         if len(todo):
-            dual = dual.index_copy(0, todo, _by_projection(jacobian, low, high, elastic, metric, centre, todo))
+            dual = dual.index_copy(0, todo, _by_projection(jacobian, low, high, elastic, metric, center, todo))
     elif not look and not tight:
-        dual = torch.where(settled.unsqueeze(-1), dual, _softer(gram, target, low, high, elastic, centre, look)[0])
+        dual = torch.where(settled.unsqueeze(-1), dual, _softer(gram, target, low, high, elastic, center, look)[0])
     step = -product(across, dual)
     return (step if metric is None else metric.free + step), dual
 
@@ -125,14 +125,14 @@ def _dual(
     low: Tensor,
     high: Tensor,
     elastic: Tensor,
-    centre: Tensor | None,
+    center: Tensor | None,
     tight: bool = False,
     look: bool = True,
     guess: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The multipliers by guesses of the active rows, and which samples were settled."""
     square = elastic.square()
-    target = target if centre is None else torch.addcmul(target, square, centre)
+    target = target if center is None else torch.addcmul(target, square, center)
     gram = gram + torch.diag_embed(square)
     if tight and gram.shape[-1] == 1:
         return (target - high) / gram.squeeze(-1), (gram > 0).view(-1)
@@ -140,7 +140,7 @@ def _dual(
 
 
 def _softer(
-    gram: Tensor, target: Tensor, low: Tensor, high: Tensor, elastic: Tensor, centre: Tensor | None, look: bool
+    gram: Tensor, target: Tensor, low: Tensor, high: Tensor, elastic: Tensor, center: Tensor | None, look: bool
 ) -> tuple[Tensor, Tensor]:
     """The same for rows that give way more: guesses of active rows that contradict each other are then harmless.
 
@@ -148,7 +148,7 @@ def _softer(
     """
     length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
     soft = torch.where(elastic > 0, torch.maximum(elastic, SOFTER * length), 0.0)
-    return _dual(gram, target, low, high, soft, centre, look=look)
+    return _dual(gram, target, low, high, soft, center, look=look)
 
 
 def _by_projection(
@@ -157,7 +157,7 @@ def _by_projection(
     high: Tensor,
     elastic: Tensor,
     metric: Metric | None,
-    centre: Tensor | None,
+    center: Tensor | None,
     todo: Tensor,
 ) -> Tensor:
     """The multipliers of the samples `todo` by the projection that the subproblem is."""
@@ -167,6 +167,6 @@ def _by_projection(
         factor = torch.linalg.cholesky(metric.W[todo])
         rows = torch.linalg.solve_triangular(factor, rows.mT, upper=False).mT
         goal = product(factor.mT, metric.free[todo])
-    rest = torch.zeros_like(soft) if centre is None else soft * centre[todo]
+    rest = torch.zeros_like(soft) if center is None else soft * center[todo]
     own = torch.cat([rows, torch.diag_embed(soft)], dim=-1)
     return project_affine(torch.cat([goal, rest], dim=-1), own, low[todo], high[todo]).dual

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, UnsupportedSetError, name_samples, sentence
 
-CANCELLED = 1e-12
-"""A sum smaller than this times its terms is a cancelled coefficient."""
+CANCELED = 1e-12
+"""A sum smaller than this times its terms is a canceled coefficient."""
 
 CANDIDATES_PER_ROW = 200
 """How many pairs, per row of the limit, may be formed before pruning: this bounds the memory of one step."""
@@ -135,7 +135,7 @@ def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tu
     if pivots.any():
         stage, rest = _substitute(rows, variable, int((coefficient.abs() * pivots).argmax()))
         return stage, rest, False
-    upper, lower = (_normalise(rows.take(side), variable) for side in (coefficient > 0, coefficient < 0))
+    upper, lower = (_normalize(rows.take(side), variable) for side in (coefficient > 0, coefficient < 0))
     derived = _combine(upper, lower, eliminated, limit)
     stage = Stage(variable, upper, lower, rows.take(pivots))
     return stage, _join([rows.take(coefficient == 0), derived]), bool((coefficient != 0).any())
@@ -143,7 +143,7 @@ def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tu
 
 def _substitute(rows: Rows, variable: int, pivot: int) -> tuple[Stage, Rows]:
     """Solve the pivot equality for the variable and put the result in every other row."""
-    own = _normalise(rows.take(torch.tensor([pivot])), variable)
+    own = _normalize(rows.take(torch.tensor([pivot])), variable)
     rest = rows.take(torch.arange(len(rows.body)) != pivot)
     coefficient = rest.body[:, variable, None]
     body = _add(rest.body, -coefficient * own.body)
@@ -203,7 +203,7 @@ def _drop_dominated(rows: Rows, constants: Tensor) -> tuple[Rows, bool]:
 
 def _parallel_keys(rows: Rows, known: Tensor) -> list[tuple[object, ...]]:
     """Equal for rows that say the same up to a known constant: the direction, and what x still decides."""
-    bodies = (rows.body / CANCELLED).round().mul(CANCELLED).add(0.0).tolist()
+    bodies = (rows.body / CANCELED).round().mul(CANCELED).add(0.0).tolist()
     kinds, mixes = rows.equality.tolist(), rows.mix.tolist()
     return [
         (kind, tuple(body), None if is_known and not kind else tuple(mix))
@@ -217,7 +217,7 @@ def _split_off_conditions(rows: Rows) -> tuple[Rows, Rows]:
     return rows.take(~free), rows.take(free)
 
 
-def _normalise(rows: Rows, variable: int) -> Rows:
+def _normalize(rows: Rows, variable: int) -> Rows:
     """Divide each row so that its coefficient on the variable is +1 or -1 (+1 for an equality)."""
     coefficient = rows.body[:, variable, None]
     size = torch.where(rows.equality[:, None], coefficient, coefficient.abs())
@@ -234,7 +234,7 @@ def _scale(rows: Rows) -> Rows:
 def _add(first: Tensor, second: Tensor) -> Tensor:
     """The sum, with coefficients that cancel to rounding set to exactly zero."""
     total = first + second
-    return torch.where(total.abs() <= CANCELLED * (first.abs() + second.abs()), 0, total)
+    return torch.where(total.abs() <= CANCELED * (first.abs() + second.abs()), 0, total)
 
 
 def _join(pieces: list[Rows]) -> Rows:

@@ -1,4 +1,4 @@
-"""A constant convex set analysed ahead: its affine hull and a point well inside it, relative to the hull.
+"""A constant convex set analyzed ahead: its affine hull and a point well inside it, relative to the hull.
 
 Linear rows alone need linear programs (HiGHS, through scipy); curved blocks need a cone solver (clarabel). Both come
 with the extra ``offline`` and run once, on the CPU in float64.
@@ -106,9 +106,9 @@ def cutting(rows: Halfspaces, basis: Tensor, eps: float) -> Halfspaces:
 
 
 def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
-    """A point well inside: the analytic centre of linear rows that bound a set, else the point with the most slack.
+    """A point well inside: the analytic center of linear rows that bound a set, else the point with the most slack.
 
-    The largest ball may touch a corner of a long set; the analytic centre, which minimises ``-sum log slack``, does not
+    The largest ball may touch a corner of a long set; the analytic center, which minimizes ``-sum log slack``, does not
     depend on the units of the coordinates. It exists where the set is bounded.
 
     Raises:

@@ -30,7 +30,7 @@ class Demand(NamedTuple):
 
 
 def most_slack_conic(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[Tensor, float] | None:
-    """Maximise the slack that all blocks share; None where it is unbounded or the solver fails."""
+    """Maximize the slack that all blocks share; None where it is unbounded or the solver fails."""
     lengths = torch.linalg.vector_norm(hull.rows.A @ hull.basis, dim=-1)
     demands = [Demand(hull.rows.b, -hull.rows.A, lengths, "orthant"), *(_demand(block) for block in curved)]
     if cap is not None:
@@ -38,11 +38,11 @@ def most_slack_conic(hull: Hull, curved: Sequence[Block], cap: float | None) -> 
         demands.append(Demand(cap * _one(), nothing, _one(), "orthant"))
     matrix = torch.cat([torch.cat([-own.y_rows @ hull.basis, own.slack_column.unsqueeze(-1)], 1) for own in demands])
     right = torch.cat([own.offset + own.y_rows @ hull.point for own in demands])
-    found = _maximise_last(matrix, right, [(own.cone, len(own.offset)) for own in demands])
+    found = _maximize_last(matrix, right, [(own.cone, len(own.offset)) for own in demands])
     return None if found is None else (found[:-1], found[-1].item())
 
 
-def _maximise_last(matrix: Tensor, right: Tensor, cones: list[tuple[str, int]]) -> Tensor | None:
+def _maximize_last(matrix: Tensor, right: Tensor, cones: list[tuple[str, int]]) -> Tensor | None:
     """``max u_last`` subject to ``right - matrix u`` in the product of the cones."""
     try:
         import clarabel

@@ -1,4 +1,4 @@
-"""``C C' x = r`` for a few long rows C: orthogonalise the rows, then two triangular solves.
+"""``C C' x = r`` for a few long rows C: orthogonalize the rows, then two triangular solves.
 
 With ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
 ``D = Q Q'``. The error grows with cond(C), not with its square as that of a factor of ``C C'`` would. Everything is
@@ -50,7 +50,7 @@ class Factor(NamedTuple):
         return torch.stack(parts, dim=-1)
 
 
-def factorise_rows(C: Tensor) -> Factor:
+def factorize_rows(C: Tensor) -> Factor:
     """The factor of C ``(*batch, k, n)``; rows that are zero or dependent get no pivot."""
     below, diagonal, known, rows = [], [], [], C
     size = C.square().sum(-1)

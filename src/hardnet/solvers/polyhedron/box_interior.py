@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardnet.modes import mode
 from hardnet.products import times_columnwise, times_rowwise
-from hardnet.solvers.polyhedron.box_factor import Factor, factorise_rows
+from hardnet.solvers.polyhedron.box_factor import Factor, factorize_rows
 from hardnet.solvers.polyhedron.box_problem import BoxProblem, power_near
 from hardnet.solvers.repeat import repeat
 
@@ -37,9 +37,9 @@ FAR = 1e9
 
 
 class _Frame(NamedTuple):
-    """``(B, n + k)`` each: centre and curvature of the objective, bounds of z, and which exist; ``M = [A, -I]``."""
+    """``(B, n + k)`` each: center and curvature of the objective, bounds of z, and which exist; ``M = [A, -I]``."""
 
-    centre: Tensor
+    center: Tensor
     curvature: Tensor
     low: Tensor
     high: Tensor
@@ -94,8 +94,8 @@ def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
     curvature = join(torch.ones_like(problem.raw), zero + ROW_CURVATURE)
     eye = torch.eye(k, dtype=problem.A.dtype, device=problem.A.device)
     M = torch.cat([problem.A, -eye.expand(problem.A.shape[0], k, k)], dim=-1)
-    centre = join(problem.raw / unit, zero)
-    return _Frame(centre, curvature, low, high, low > -torch.inf, high < torch.inf, low < high, M)
+    center = join(problem.raw / unit, zero)
+    return _Frame(center, curvature, low, high, low > -torch.inf, high < torch.inf, low < high, M)
 
 
 def _start(frame: _Frame) -> _State:
@@ -103,7 +103,7 @@ def _start(frame: _Frame) -> _State:
     margin = 0.1 * (frame.high - frame.low).clamp(0.0, 1.0)
     k = frame.M.shape[-2]
     between = lambda z: torch.minimum(torch.maximum(z, frame.low + margin), frame.high - margin)
-    y = between(frame.centre)[:, :-k]
+    y = between(frame.center)[:, :-k]
     rows = times_rowwise(frame.M[..., :-k], y)
     z = between(torch.cat([y, rows], dim=-1))
     z = torch.where(frame.free, z, torch.where(frame.has_low, frame.low, 0.0))
@@ -122,14 +122,14 @@ class _Equations(NamedTuple):
 
 
 def _step(frame: _Frame, state: _State) -> _State:
-    """A predictor, a centred corrector, and as much of it as the bounds allow."""
+    """A predictor, a centered corrector, and as much of it as the bounds allow."""
     equations = _equations(frame, state)
     count, gap, none = *_gap(state), torch.zeros_like(state.z)
     guess = _direction(frame, state, equations, none, none)
     after = _products(state, guess, _reach(state, guess, 1.0)) / count
-    centre = (after / torch.where(gap > 0, gap, 1.0)).clamp(0.0, 1.0) ** 3 * gap
-    low_goal = torch.where(state.at_low > 0, centre - guess.at_low * guess.z, 0.0)
-    high_goal = torch.where(state.at_high > 0, centre + guess.at_high * guess.z, 0.0)
+    center = (after / torch.where(gap > 0, gap, 1.0)).clamp(0.0, 1.0) ** 3 * gap
+    low_goal = torch.where(state.at_low > 0, center - guess.at_low * guess.z, 0.0)
+    high_goal = torch.where(state.at_high > 0, center + guess.at_high * guess.z, 0.0)
     move = _direction(frame, state, equations, low_goal, high_goal)
     reach = _reach(state, move, TO_THE_BORDER)
     sound = torch.stack([part.isfinite().all(-1) for part in move]).all(0).unsqueeze(-1)
@@ -150,11 +150,11 @@ def _gap(state: _State) -> tuple[Tensor, Tensor]:
 
 
 def _equations(frame: _Frame, state: _State) -> _Equations:
-    """The left-hand side of a step's equations, factorised."""
+    """The left-hand side of a step's equations, factorized."""
     weight = frame.curvature + state.at_low / state.below + state.at_high / state.above
     inverse = torch.where(frame.free, 1.0 / weight, 0.0)
-    factor = factorise_rows(frame.M * inverse.sqrt().unsqueeze(-2))
-    slope = frame.curvature * (state.z - frame.centre) + times_columnwise(frame.M, state.dual)
+    factor = factorize_rows(frame.M * inverse.sqrt().unsqueeze(-2))
+    slope = frame.curvature * (state.z - frame.center) + times_columnwise(frame.M, state.dual)
     return _Equations(inverse, factor, slope, times_rowwise(frame.M, state.z))
 
 

@@ -26,7 +26,7 @@ from hardnet.products import times_rowwise
 from hardnet.rows import BoxedBatch, flatten_boxed, ordered
 from hardnet.solvers.polyhedron.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.polyhedron.box_checks import SOLVED, is_inside, residual_of, witness_of
-from hardnet.solvers.polyhedron.box_factor import factorise_rows
+from hardnet.solvers.polyhedron.box_factor import factorize_rows
 from hardnet.solvers.polyhedron.box_interior import STEPS, multipliers_of_rows
 from hardnet.solvers.polyhedron.box_problem import EPS, BoxProblem, power_near
 from hardnet.solvers.polyhedron.projection import project_affine
@@ -206,7 +206,7 @@ def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
     dropped = torch.where(active, 0.0, dual)
     miss = product - target + times_rowwise(rows, problem.transposed(dropped))
     miss = torch.where(active & (miss.abs() > EPS * problem.size(y)), miss, 0.0)
-    step = factorise_rows(rows * active.unsqueeze(-1)).solve(miss) - dropped
+    step = factorize_rows(rows * active.unsqueeze(-1)).solve(miss) - dropped
     return _Point(point - problem.transposed(step), dual + step)
 
 

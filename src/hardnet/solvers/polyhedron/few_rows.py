@@ -1,6 +1,6 @@
 """The multipliers of the nearest point for few rows, by a fixed program over the active sets.
 
-    minimise |d|  subject to  lower_i <= value_i + a_i . d <= upper_i,   d = -sum_i dual_i a_i
+    minimize |d|  subject to  lower_i <= value_i + a_i . d <= upper_i,   d = -sum_i dual_i a_i
 
 Leave out the last row and solve. If the answer d keeps the last row, it is the answer. If it leaves the row above its
 upper bound (below its lower one), the nearest point with the row lies *on* that bound: were it inside, it would be

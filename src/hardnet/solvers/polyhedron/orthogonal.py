@@ -89,7 +89,7 @@ def _settle(problem: Problem, limit: int) -> Settled:
 def _step(problem: Problem, state: _State, result: Settled, count: int) -> tuple[_State, Problem]:
     """One change of the active sets; samples that end are written into `result` and dropped."""
     basis = _basis(problem.A, state.side)
-    y, dual, start = _minimiser(problem, state, basis)
+    y, dual, start = _minimizer(problem, state, basis)
     _write(result, state, y, dual, count)
     excess = _excess(problem, y, state.side)
     worst, furthest = excess.max(-1)
@@ -124,7 +124,7 @@ def _basis(A: Tensor, side: Tensor) -> _Basis:
     return _Basis(index, kept, Q * kept[:, : Q.shape[-1]].unsqueeze(-2), R)
 
 
-def _minimiser(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, Tensor, Tensor]:
+def _minimizer(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, Tensor, Tensor]:
     """The nearest point on the active rows, corrected once, its multipliers ``(B, m)``, and `own` as it stands."""
     row = state.joining.clamp_min(0)
     moved = problem.raw - state.own.unsqueeze(-1) * _row(problem.A, row)

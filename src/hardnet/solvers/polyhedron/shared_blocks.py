@@ -1,7 +1,7 @@
 """``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
 
 The active rows come first and are filled up with rows of the identity: to their number rounded up on a ladder where a
-look is free, to all rows where no value may be looked at. A diagonal of `RIDGE` keeps dependent rows factorisable;
+look is free, to all rows where no value may be looked at. A diagonal of `RIDGE` keeps dependent rows factorizable;
 corrections take its share of the answer away again. Where the answer is not unique it is the one nearest to where they
 start: from zero, rows that are duplicates share evenly.
 
@@ -22,7 +22,7 @@ from hardnet.solvers.polyhedron.active import CHUNK_ENTRIES, first_rows, groups
 RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
 BLOCK = {"cpu": 1 << 30, "cuda": 64}
-"""Columns that are factorised at once: a GPU spends its time in the products of blocks."""
+"""Columns that are factorized at once: a GPU spends its time in the products of blocks."""
 PART_OF_MEMORY = 32
 """One chunk of factors takes this part of the memory of a GPU at most."""
 SOLVES = 3
@@ -56,8 +56,8 @@ class Blocks(NamedTuple):
         return found.squeeze(-1)
 
 
-def factorise(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
-    """Factorise the rows and columns `index` ``(B, size)`` of K ``(k, k)``; the identity where they are not `kept`.
+def factorize(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
+    """Factorize the rows and columns `index` ``(B, size)`` of K ``(k, k)``; the identity where they are not `kept`.
 
     Without an index these are all rows in their order.
 
@@ -105,7 +105,7 @@ def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, 
     if len(active) == 1:  # one alone takes other routines, which add up in another order
         return _solve(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size, solves)[:1]
     index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
-    factor = factorise(K, index, kept)
+    factor = factorize(K, index, kept)
     for _ in range(solves):
         left = torch.where(active, target - times_aligned(K, found), 0.0)
         if index is None:
@@ -116,7 +116,7 @@ def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, 
 
 
 def _columns(K: Tensor, index: Tensor | None, kept: Tensor, first: int, last: int) -> Tensor:
-    """Rows from `first` on and columns from `first` to `last` of the matrix to factorise."""
+    """Rows from `first` on and columns from `first` to `last` of the matrix to factorize."""
     both = kept[:, first:, None] & kept[:, None, first:last]
     own = K[first:, first:last] if index is None else K[index[:, first:, None], index[:, None, first:last]]
     panel = torch.where(both, own, 0.0)

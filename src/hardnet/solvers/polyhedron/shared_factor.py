@@ -71,7 +71,7 @@ class SharedRows(NamedTuple):
 
 
 def prepare(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
-    """Factorise constant rows A ``(m, n)``; None where the equalities are too dependent to be eliminated.
+    """Factorize constant rows A ``(m, n)``; None where the equalities are too dependent to be eliminated.
 
     Args:
         A: ``(m, n)``, finite.

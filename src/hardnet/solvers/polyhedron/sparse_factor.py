@@ -1,6 +1,6 @@
 """``(K + diag(d)) w = r`` with ``K = A A'`` of sparse unit rows: by scipy, in bands where the rows lie along a line.
 
-Rows that couple neighbours (rate limits over a horizon, conservation along a line) have a narrow band after reordering;
+Rows that couple neighbors (rate limits over a horizon, conservation along a line) have a narrow band after reordering;
 a Cholesky factor of the band is then linear in the number of rows. Any other pattern takes a sparse LU factor.
 
 Called by `hardnet.functional.sparse_rows`, `hardnet.sets.sparse` and others.

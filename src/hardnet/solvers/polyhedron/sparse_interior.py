@@ -79,8 +79,8 @@ def _step(
     far, _, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, nothing)
     reached = (state.dual + far * dual) * np.where(there, state.slack + far * slack, 0.0)
     share = (float(reached.sum()) / max(1, int(there.sum())) / max(mu, 1e-300)) ** 3
-    centre = np.where(there, min(1.0, share) * mu - dual * slack, 0.0)
-    far, change, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, centre)
+    center = np.where(there, min(1.0, share) * mu - dual * slack, 0.0)
+    far, change, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, center)
     length = min(1.0, 0.995 * far)
     dual, slack = state.dual + length * dual, np.where(there, state.slack + length * slack, np.inf)
     return _State(dual, slack), held + length * np.where(tight, change, 0.0)
@@ -95,12 +95,12 @@ def _direction(
     off: Any,
     there: Any,
     tight: Any,
-    centre: Any,
+    center: Any,
 ) -> tuple[float, Any, Any, Any]:
     """How far a step can go, and the changes of the rows' multipliers, of both sides' multipliers and of slacks."""
     import numpy as np
 
-    aim = np.where(there, centre - state.dual * np.where(there, state.slack, 0.0), 0.0)
+    aim = np.where(there, center - state.dual * np.where(there, state.slack, 0.0), 0.0)
     rest = np.where(there, (aim - state.dual * missing) / state.slack, 0.0)
     change = factor.solve(np.where(tight, off, (rest[0] - rest[1]) * inverse))
     moved = -(rows.gram @ change)

@@ -17,7 +17,7 @@ from hardnet.rows import BoxedRows
 from hardnet.sets.affine import Affine, Box
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
-from hardnet.sets.judge_records import Allowed, Judgement, Points, Tolerance, not_finite
+from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.sets.judge_rows import judge_rows
 from hardnet.sets.judge_sparse import judge_sparse
 from hardnet.sets.relaxed import loosened
@@ -51,7 +51,7 @@ def judge(
     y: Tensor,
     tolerance: float | None,
     slack: list[Tensor | None] | None = None,
-) -> tuple[Judgement, Tensor]:
+) -> tuple[Judgment, Tensor]:
     """Judge y ``(*batch, n)`` by the numbers of C(x): the flat record, and which rows are coordinates ``(rows,)``.
 
     Args:
@@ -73,7 +73,7 @@ def judge(
     counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
     general = [_general_rows(piece) for piece in pieces]
     rounding = flat.new_empty(len(flat), sum(general), dtype=torch.float64)
-    whole = Judgement([], rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
+    whole = Judgment([], rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
     points = Points.of(flat)
     for (part, own), piece, own_rounding in zip(parts, pieces, rounding.split(general, -1), strict=True):
         out = whole._replace(rounding=own_rounding)
@@ -93,7 +93,7 @@ def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[Constrain
         yield constraint, numbers
 
 
-def _copy(piece: Curved, out: Judgement) -> None:
+def _copy(piece: Curved, out: Judgment) -> None:
     """Write what a curved member says into its rows of the flat record."""
     violation, tolerance, rounding = (field.reshape(len(out.satisfied), field.shape[-1]) for field in piece)
     out.parts.append(violation)

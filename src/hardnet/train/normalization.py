@@ -1,4 +1,4 @@
-"""Batch normalisation of stacked networks, with its derivative in closed form.
+"""Batch normalization of stacked networks, with its derivative in closed form.
 
 Called by `hardnet.train.distributed` and `hardnet.train.stacked`.
 """
@@ -38,14 +38,14 @@ class StackedBatchNorm(nn.Module):
         self.running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x ``(seeds, batch, width)``: by the batch in training, by the running statistics in testing."""
+        """Normalize x ``(seeds, batch, width)``: by the batch in training, by the running statistics in testing."""
         if not self.training:
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
             return torch.addcmul(self.bias - self.running_mean * scale, x, scale)
         if self.total is None and x.shape[1] < 2:
             remedy = "choose a batch size that does not leave one sample over"
-            raise ShapeError(sentence("batch", "at least 2 samples to normalise over", x.shape[1], remedy))
-        out, mean, var, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.total)  # pyright: ignore[reportGeneralTypeIssues]
+            raise ShapeError(sentence("batch", "at least 2 samples to normalize over", x.shape[1], remedy))
+        out, mean, var, count = _Normalize.apply(x, self.weight, self.bias, self.eps, self.total)  # pyright: ignore[reportGeneralTypeIssues]
         self._follow(mean, var, count)
         return out
 
@@ -56,10 +56,10 @@ class StackedBatchNorm(nn.Module):
         self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
 
 
-class _Normalise(torch.autograd.Function):
-    """The normalised batch, its mean and variance, and the number of samples in it.
+class _Normalize(torch.autograd.Function):
+    """The normalized batch, its mean and variance, and the number of samples in it.
 
-    With z the normalised x, n the samples and g the cotangent:
+    With z the normalized x, n the samples and g the cotangent:
     ``g_x = (g - sum g / n - z sum(g z) / n) * weight / sqrt(var + eps)``. Autograd would take three times as many
     passes over the batch.
     """
