@@ -22,8 +22,9 @@ import hardnet as hn
 from hardnet.experiments import timing
 from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
+from hardnet.rows import in_double, take_rows
 from hardnet.solvers.polyhedron import shared_blocks, shared_factor, shared_guess
-from hardnet.solvers.polyhedron.projection import flatten, solve
+from hardnet.solvers.polyhedron.projection import solve
 
 SIZES = [(2048, 1000, 500, 500), (1024, 100, 50, 50)]
 """Samples, outputs, equalities, inequalities."""
@@ -78,18 +79,18 @@ def measure(size: tuple[int, int, int, int]) -> dict[str, float]:
     row["both ways, captured"] = timed(captured(both))
     row["backward, captured"] = row["both ways, captured"] - row["captured"]
     row["closed form"] = timed(lambda: hn.functional.enforce_affine(raw, *constraint.affine(x, raw)), 3)
-    _, flat = flatten(raw, *constraint.affine(x, raw))
+    rows = in_double(take_rows(raw, *constraint.affine(x, raw)))
     for name, look in (("one look", True), ("captured", False)):
-        found = solve(*flat, look=look, shared=free.shared)
+        found = solve(rows._replace(look=look), shared=free.shared)
         row[f"residual, {name}"] = found.residual.max().item()
         row[f"open, {name}"] = float((found.status != 0).sum())
     row["active rows, most"] = float((found.side != 0).sum(-1).max() - size[2])
     y = free(raw, x)
     row["violation"] = constraint.violation(y, x).max().item()
-    few = [part[:8] if part.shape[0] == size[0] else part for part in flat]
-    few[1] = few[1].expand(8, -1, -1)
+    few = rows.take(torch.arange(8, device=raw.device))
+    few = few._replace(A=few.A.expand(8, *few.A.shape[-2:]), look=True)
     start = time.perf_counter()
-    general = solve(*few).y
+    general = solve(few).y
     row["general solver, 8 samples"] = (time.perf_counter() - start) * 1e3
     row["difference to it"] = (general - y[:8]).abs().max().item()
     return row

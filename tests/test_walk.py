@@ -58,7 +58,7 @@ def model_of(path):
 def asked(frame):
     """Whether a backend is only asked whether it takes the rows."""
     while frame is not None:
-        if frame.f_code.co_name in ("takes", "takes_box"):
+        if frame.f_code.co_name in ("takes", "find"):
             return True
         frame = frame.f_back
     return False

@@ -4,7 +4,7 @@ Values may decide what is computed, and compiled kernels may read memory, in pla
 (torch.compile, export, tracing, vmap, forward mode, tensor subclasses) takes formulas in tensor operations. Products
 run in full precision whatever autocast says, and half precision is enforced in float32. Every room asks here.
 
-Called by `hardnet.kernels.cpu.launch`, `hardnet.rows` and others.
+Called by `hardnet.rows`, `hardnet.layers.base` and others.
 """
 
 from __future__ import annotations

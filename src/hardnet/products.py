@@ -84,6 +84,16 @@ def gram(rows: Tensor, weight: Tensor | None = None) -> Tensor:
     return product_each(rows.mT, rows if weight is None else weight.unsqueeze(-1) * rows)
 
 
+def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
+    """``sum_k l_k r_k'`` in the shape of A: per sample, or summed over the batch where A is ``(m, n)``."""
+    if A.dim() == 2:
+        total = left[0].mT @ right[0]
+        for first, second in zip(left[1:], right[1:], strict=True):
+            total = torch.addmm(total, first.mT, second)
+        return total
+    return torch.bmm(torch.stack(left, -1), torch.stack(right, -2))
+
+
 def times_tiled(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``; a large A ``(1, m, n)`` in tiles of samples."""
     if A.dim() == 3 and A.shape[0] == 1 and vector.dim() == 2 and A.numel() >= LARGE:

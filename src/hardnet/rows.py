@@ -1,8 +1,8 @@
-"""The record of a batch of affine rows: checked, flattened and classified once where arguments enter.
+"""The record of a batch of affine rows: checked, flattened and classified once, where arguments enter.
 
-`Batch` is a flat batch of raw outputs with their rows, which the functions on rows, the solvers and the kernels read.
-`BoxedRows` is what polyhedral sets hand out: general rows beside a box, whose n rows are never written as a matrix
-unless someone asks for `dense`.
+`Batch` is a flat batch of raw outputs with their rows. It also says where the call runs and what transforms it, so that
+functions, solvers and kernels ask the record and never torch. `BoxedRows` is what polyhedral sets hand out: general
+rows beside a box, whose n rows are written as a matrix only by `dense`.
 
 Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.modes import HALF, plain
-from hardnet.shapes import check_affine, joint_batch, require_like
+from hardnet.modes import HALF, may_look, mode, plain
+from hardnet.shapes import broadcast_batch, check_affine, check_bound, joint_batch, require_like
 
 REALS = (torch.float64, torch.float32)
 MOST_FEW_ROWS = 4
@@ -40,7 +40,11 @@ class Batch(NamedTuple):
         lower: ``(B, m)``, or ``(m,)`` for all samples, or None.
         upper: Like `lower`.
         factor: ``A⁺'`` where the caller keeps it, like A.
+        box_lower: Bounds of the outputs themselves, ``(B, n)``, or ``(n,)`` for all samples, or None.
+        box_upper: Like `box_lower`.
         shape: The batch as it was given, for answers and for errors that name samples.
+        mode: What transforms or records the call, see `hardnet.modes.mode`.
+        look: Whether a value may decide what is computed: eager code on a CPU.
         memory: Whether all are plain memory, which kernels may read and nothing transforms.
         trivial: Whether there is nothing to enforce: no sample, no row, or no bound.
     """
@@ -50,23 +54,49 @@ class Batch(NamedTuple):
     lower: Tensor | None
     upper: Tensor | None
     factor: Tensor | None = None
+    box_lower: Tensor | None = None
+    box_upper: Tensor | None = None
     shape: torch.Size = torch.Size()
+    mode: str = "eager"
+    look: bool = False
     memory: bool = False
     trivial: bool = False
 
     @property
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """raw, A, lower and upper."""
+        return self[:4]
+
+    @property
     def learned(self) -> bool:
         """Whether a derivative is asked for."""
-        raw, A, lower, upper = self[:4]
-        asked = raw.requires_grad or A.requires_grad
-        asked = asked or (lower is not None and lower.requires_grad) or (upper is not None and upper.requires_grad)
-        return asked and torch.is_grad_enabled()
+        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self[:7])
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a derivative may be asked for without a tensor that says so: torch.func, forward mode."""
+        return self.mode in ("func", "forward")
 
     def take(self, index: Tensor) -> Batch:
         """The samples of an index ``(k,)``, as a batch of k."""
-        parts = ((self.A, 2), (self.lower, 1), (self.upper, 1), (self.factor, 2))
-        own: list[Any] = [part if part is None or part.dim() == core else part[index] for part, core in parts]
-        return Batch(self.raw[index], *own, shape=torch.Size((len(index),)), memory=self.memory)
+        own: Any = (
+            part if part is None or part.dim() == core else part[index]
+            for part, core in zip(self[1:7], CORES[1:], strict=True)
+        )
+        return self._make((self.raw[index], *own, torch.Size((len(index),)), *self[8:]))
+
+    def dense(self) -> Batch:
+        """The same with the box as n more rows of the identity below the others."""
+        A, lower, upper = BoxedRows(*self[1:4], self.box_lower, self.box_upper).dense()
+        return self._replace(A=A, lower=lower, upper=upper, box_lower=None, box_upper=None)
+
+    def as_given(self, flat: Tensor) -> Tensor:
+        """A flat answer ``(B, ...)`` with the batch as it was given."""
+        return flat.reshape(self.shape + flat.shape[1:])
+
+
+CORES = (1, 2, 1, 1, 2, 1, 1)
+"""Dimensions of raw, A, lower, upper, the factor and the box that are not of the batch."""
 
 
 def take_rows(
@@ -75,6 +105,8 @@ def take_rows(
     lower: Tensor | float | None,
     upper: Tensor | float | None,
     factor: Tensor | None = None,
+    box_lower: Tensor | float | None = None,
+    box_upper: Tensor | float | None = None,
 ) -> Batch:
     """The record of these arguments, of any batch rank; an error says what does not fit together.
 
@@ -84,28 +116,55 @@ def take_rows(
         lower: ``(m,)``, ``(*batch, m)``, a number for all rows, or None.
         upper: Like `lower`.
         factor: Like A, or None.
+        box_lower: ``(n,)``, ``(*batch, n)``, a number for all outputs, or None.
+        box_upper: Like `box_lower`.
     """
-    if _ready(raw, A, lower, upper, factor):
-        return Batch(raw, A, lower, upper, factor, raw.shape[:1], True)  # pyright: ignore[reportArgumentType]
+    given = (raw, A, lower, upper, factor, box_lower, box_upper)
+    if _ready(*given):
+        return Batch(*given, raw.shape[:1], "eager", may_look(raw), True)  # pyright: ignore[reportArgumentType]
     batch, low, high = check_affine(raw, A, lower, upper)
+    batch, box = _check_box(batch, raw, box_lower, box_upper)
     if factor is not None:
-        require_like("factor", factor, A)
-        if factor.shape != A.shape:
-            expected = f"the shape of A, {tuple(A.shape)}"
-            raise ShapeError(sentence("factor", expected, tuple(factor.shape), "call factorize(A)"))
-    parts = ((raw, 1, False), (A, 2, True), (low, 1, True), (high, 1, True), (factor, 2, True))
-    flat: Any = [None if part is None else _flat(part, batch, core, share) for part, core, share in parts]
-    trivial = 0 in batch or 0 in A.shape[-2:] or (lower is None and upper is None)
-    return Batch(*flat, shape=batch, memory=plain(*flat), trivial=trivial)
+        _check_factor(factor, A)
+    around = mode()
+    flat: Any = [
+        None if part is None else _flat(part, batch, core, share=index > 0, eager=around == "eager")
+        for index, (part, core) in enumerate(zip((raw, A, low, high, factor, *box), CORES, strict=True))
+    ]
+    bounded = any(part is not None for part in (low, high, *box))
+    memory = around == "eager" and plain(*flat)
+    trivial = 0 in batch or raw.shape[-1] == 0 or not bounded or (A.shape[-2] == 0 and box == (None, None))
+    return Batch._make((*flat, batch, around, may_look(raw), memory, trivial))
 
 
-def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
+def _check_box(
+    batch: torch.Size, raw: Tensor, box_lower: Tensor | float | None, box_upper: Tensor | float | None
+) -> tuple[torch.Size, tuple[Tensor | None, Tensor | None]]:
+    """The batch joined with that of the box, and the bounds of the box as tensors."""
+    low, high = (
+        check_bound(name, bound, raw, raw.shape[-1])
+        for name, bound in (("box_lower", box_lower), ("box_upper", box_upper))
+    )
+    for name, bound in (("box_lower", low), ("box_upper", high)):
+        batch = batch if bound is None else broadcast_batch(name, batch, bound.shape[:-1])
+    return batch, (low, high)
+
+
+def _check_factor(factor: Tensor, A: Tensor) -> None:
+    """Refuse a factor of another shape, dtype or device than A."""
+    require_like("factor", factor, A)
+    if factor.shape != A.shape:
+        expected = f"the shape of A, {tuple(A.shape)}"
+        raise ShapeError(sentence("factor", expected, tuple(factor.shape), "call factorize(A)"))
+
+
+def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any, low: Any, high: Any) -> bool:
     """Whether these need no further check and no other shape; what is odd about others `check_affine` says.
 
     That is raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` with a factor of its shape or none, bounds ``(B, m)`` or
-    ``(m,)`` or one None, plain, not empty, and of one dtype on one device.
+    ``(m,)``, of a box ``(B, n)`` or ``(n,)``, not all of them None, plain, not empty, of one dtype on one device.
     """
-    if not plain(raw, A, lower, upper, factor) or (lower is None and upper is None):
+    if not plain(raw, A, lower, upper, factor, low, high) or (lower is upper is low is high is None):
         return False
     dtype, size, rows = raw.dtype, raw.shape, A.shape
     if dtype not in REALS or len(size) != 2 or not 2 <= len(rows) <= 3 or 0 in size or 0 in rows:
@@ -116,21 +175,30 @@ def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any) -> bool:
     for bound in (lower, upper):
         if bound is not None and bound.shape != own and bound.shape != (m,):
             return False
+    for bound in (low, high):
+        if bound is not None and bound.shape != size and bound.shape != size[1:]:
+            return False
     on_cpu = raw.is_cpu
-    for part in (A, lower, upper, factor):
+    for part in (A, lower, upper, factor, low, high):
         if part is not None and (part.dtype != dtype or not (part.is_cpu if on_cpu else part.device == raw.device)):
             return False
     return True
 
 
-def _flat(tensor: Tensor, batch: torch.Size, core: int, share: bool) -> Tensor:
-    """One argument as ``(B, ...)``; without the batch where it is shared by all samples and may stay so."""
+def _flat(tensor: Tensor, batch: torch.Size, core: int, *, share: bool, eager: bool) -> Tensor:
+    """One argument as ``(B, ...)``; without the batch where all samples share it and it may stay so.
+
+    A batch of ones is shared as well, but not in a graph, which must not depend on whether a dimension is 1.
+    """
     tensor = tensor.float() if tensor.dtype in HALF else tensor
     if share and tensor.dim() == core:
         return tensor
+    own = tensor.shape[tensor.dim() - core :]
     if len(batch) == 1 and tensor.dim() == core + 1 and tensor.shape[0] == batch[0]:
         return tensor
-    return tensor.expand(*batch, *tensor.shape[-core:]).reshape(-1, *tensor.shape[-core:])
+    if share and eager and tensor.shape[: tensor.dim() - core].numel() == 1 < batch.numel():
+        return tensor.reshape(own)
+    return tensor.expand(*batch, *own).reshape(-1, *own)
 
 
 def ordered(lower: Tensor, upper: Tensor) -> Tensor:
@@ -235,24 +303,32 @@ BoxedBatch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, of the box ``(1 or B, n)``."""
 
 
-def flatten_boxed(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    box_lower: Tensor | None,
-    box_upper: Tensor | None,
-    dtype: torch.dtype = torch.float64,
-) -> tuple[torch.Size, BoxedBatch]:
-    """One flat batch in this dtype, with a batch of 1 for what all samples share and infinities for absent bounds."""
-    (k, n), shapes = A.shape[-2:], [raw.shape[:-1], A.shape[:-2]]
-    shapes += [bound.shape[:-1] for bound in (lower, upper, box_lower, box_upper) if bound is not None]
-    batch = joint_batch(*shapes)
-    flat = lambda part, core: lead(part.to(dtype), batch, core)
-    bound = lambda part, size, absent: flat(raw.new_full((), absent).expand(size) if part is None else part, 1)
-    rows = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
+def boxed(rows: Batch, dtype: torch.dtype = torch.float64) -> BoxedBatch:
+    """The record as the solvers of a box and rows read it: all in this dtype, infinities for absent bounds.
+
+    What all samples share leads with a batch of 1.
+    """
+    raw, A, lower, upper, _, box_lower, box_upper = rows[:7]
+    k, n = A.shape[-2:]
+    leading = lambda part, core: part.unsqueeze(0) if part.dim() == core else part
+
+    def bound(part: Tensor | None, size: int, absent: float) -> Tensor:
+        return leading(raw.new_full((), absent).expand(size) if part is None else part, 1).to(dtype)
+
     box = bound(box_lower, n, -torch.inf), bound(box_upper, n, torch.inf)
-    return batch, (raw.to(dtype).expand(*batch, n).reshape(-1, n), flat(A, 2), *rows, *box)
+    between = bound(lower, k, -torch.inf), bound(upper, k, torch.inf)
+    return raw.to(dtype), leading(A, 2).to(dtype), *between, *box
+
+
+def in_double(rows: Batch) -> Batch:
+    """The record as the solvers of any rows read it: float64, bounds ``(B, m)``, infinite where there is none."""
+    raw, A = rows.raw.double(), rows.A.double()
+    size = (raw.shape[0], A.shape[-2])
+    lower, upper = (
+        raw.new_full((), absent).expand(size) if bound is None else bound.double().expand(size)
+        for bound, absent in ((rows.lower, -torch.inf), (rows.upper, torch.inf))
+    )
+    return rows._replace(raw=raw, A=A, lower=lower, upper=upper)
 
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:

@@ -1,6 +1,6 @@
 """Checks of shape, dtype and device shared by the functions on affine rows: no look at values, no sync.
 
-Called by `hardnet.functional.polyhedron`, `hardnet.rows` and others.
+Called by `hardnet.rows`, `hardnet.sets.arguments` and others.
 """
 
 from __future__ import annotations

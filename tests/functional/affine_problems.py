@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from hardnet.functional.affine_formulas import by_formula
+from hardnet.rows import Batch
+
 SHAPES = {
     "single": (4, 1),
     "tiny": (1, 1),
@@ -42,3 +45,8 @@ def relative_violation(y, A, lower, upper):
     scale = multiply(A.abs(), y.abs()) + torch.maximum(lower.abs(), upper.abs())
     product = multiply(A, y)
     return (torch.maximum(product - upper, lower - product).clamp_min(0) / scale).max().item()
+
+
+def by_operations(raw, A, lower, upper):
+    """The closed form in differentiable operations alone, of a flat batch."""
+    return by_formula(Batch(raw, A, lower, upper))

@@ -12,10 +12,9 @@ import torch
 from hardnet import rows
 from hardnet.functional import affine as functional
 from hardnet.functional import enforce_affine
-from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.cpu import launch as cpu
 from hardnet.kernels.gpu import affine, affine_reference
-from tests.functional.affine_problems import problem
+from tests.functional.affine_problems import by_operations, problem
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def launched(monkeypatch):
     launches = SimpleNamespace(launch_forward=forward, launch_backward=backward)
     monkeypatch.setattr(affine, "_launches", lambda: launches)
     monkeypatch.setattr(affine, "available", lambda A: True)
-    monkeypatch.setattr(functional, "may_look", lambda tensor: False)
+    monkeypatch.setattr(rows, "may_look", lambda tensor: False)
     monkeypatch.setattr(cpu, "HAS_NUMBA", False)
     return calls
 
@@ -75,7 +74,7 @@ def test_answers_and_gradients_are_those_of_the_long_route(samples, short):
         with torch.no_grad():
             assert torch.equal(enforce_affine(*leaves), y)
         short.clear()
-        expected = by_formula(*leaves)
+        expected = by_operations(*leaves)
         torch.testing.assert_close(y, expected)
         for grad, right in zip(grads, torch.autograd.grad(expected.square().sum(), given), strict=True):
             torch.testing.assert_close(grad, right)
@@ -97,7 +96,7 @@ def test_each_argument_that_needs_a_gradient_gets_it(which, short):
     numbers[which].requires_grad_()
     y = enforce_affine(*numbers)
     (grad,) = torch.autograd.grad(y.sum(), numbers[which])
-    (right,) = torch.autograd.grad(by_formula(*numbers).sum(), numbers[which])
+    (right,) = torch.autograd.grad(by_operations(*numbers).sum(), numbers[which])
     torch.testing.assert_close(grad, right)
     assert short[1][5] == (which == 1)  # the gradient of A is asked for where it is needed
 
@@ -156,7 +155,7 @@ def refusal(arguments, options):
 def test_what_is_malformed_is_refused_in_the_same_words():
     expected = [refusal(*case) for case in malformed()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "may_look", lambda tensor: False)
+        patch.setattr(rows, "may_look", lambda tensor: False)
         patch.setattr(cpu, "HAS_NUMBA", False)
         assert [refusal(*case) for case in malformed()] == expected
     assert len({words for _, words in expected}) > 10
@@ -172,7 +171,7 @@ def test_empty_and_unbounded_batches_are_returned(launched):
 def reference_gradients(raw, A, lower, upper, cotangent):
     """By autograd through the plain formulas."""
     leaves = [part.detach().requires_grad_() for part in (raw, A, lower, upper)]
-    return torch.autograd.grad(by_formula(*leaves), leaves, cotangent)
+    return torch.autograd.grad(by_operations(*leaves), leaves, cotangent)
 
 
 def small_problem():

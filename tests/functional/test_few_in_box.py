@@ -7,8 +7,9 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError
-from hardnet.functional import nearest, project_box_rows
+from hardnet.functional import project_box_rows
 from hardnet.functional.nearest import project_few_in_box, project_rows
+from hardnet.kernels.cpu import launch
 from hardnet.layers.auto import structure_of
 from hardnet.rows import BoxedRows
 from tests.draws import F64, draw
@@ -76,7 +77,7 @@ def test_it_maps_and_compiles():
 def test_from_far_away_rows_hold_or_a_warning_says_so(far, unit, numba, monkeypatch):
     """Rounding of raw is no accuracy at y: what is returned in silence passes the certificate, or is NaN."""
     if not numba:
-        monkeypatch.setattr(nearest.cpu, "takes", lambda rows: False)
+        monkeypatch.setattr(launch.FewRows, "takes", lambda self, rows: False)
     ones, n = torch.ones(1, 3, dtype=F64), 3
     sets = [
         hn.Box(torch.zeros(n, dtype=F64)) & hn.Equality(ones, unit),

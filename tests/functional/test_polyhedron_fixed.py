@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import hardnet as hn
 from hardnet.errors import UnsupportedSetError
-from hardnet.functional import polyhedron, project_affine, solve_affine
+from hardnet.functional import project_affine, solve_affine
 from hardnet.solvers import Status
 from tests.draws import draw
 from tests.solvers.families import F64, FAMILIES, gaussian
@@ -167,9 +167,8 @@ def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
     expected, ours = ([part.clone().requires_grad_() for part in gaussian(6, n, m)] for _ in range(2))
     y = project_affine(*expected)
     y.square().sum().backward()
-    monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
+    monkeypatch.setattr("hardnet.rows.may_look", lambda tensor: False)
     monkeypatch.setattr("hardnet.modes.may_look", lambda tensor: False)
-    monkeypatch.setattr("hardnet.functional.nearest.may_look", lambda tensor: False)
     with NoWait():
         found = project_affine(*ours)
         found.square().sum().backward()
@@ -193,8 +192,7 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
 
 def _blind(monkeypatch):
     """Stands for a GPU, where no value is looked at."""
-    monkeypatch.setattr(polyhedron, "may_look", lambda tensor: False)
-    monkeypatch.setattr("hardnet.functional.nearest.may_look", lambda tensor: False)
+    monkeypatch.setattr("hardnet.rows.may_look", lambda tensor: False)
     return project_affine
 
 

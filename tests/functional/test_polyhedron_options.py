@@ -114,7 +114,7 @@ def test_strict_keeps_the_gradient_and_refuses_half_types():
     one = torch.autograd.grad(project_affine(*numbers).square().sum(), numbers[0])[0]
     two = torch.autograd.grad(project_affine(*numbers, strict=True).square().sum(), numbers[0])[0]
     assert torch.allclose(one, two, rtol=0, atol=1e-9)
-    with pytest.raises(OptionError, match="strict: expected outputs of float32 or float64"):
+    with pytest.raises(OptionError, match="strict: expected float64 or float32 outputs"):
         project_affine(*(part.detach().bfloat16() for part in numbers), strict=True)
 
 

@@ -5,8 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
-from hardnet.functional import elementary
 from hardnet.functional.elementary import project_ball, project_box, project_simplex
+from hardnet.kernels.cpu import launch
 from tests.draws import draw
 
 D = torch.float64
@@ -64,13 +64,13 @@ def test_simplex_gradient_of_the_sum_is_zero_at_ties(n, mode):
         assert torch.equal(grad, torch.zeros_like(grad))
 
 
-@pytest.mark.skipif(not elementary.cpu.HAS_NUMBA, reason="numba compiles the code that may leave a sample open")
+@pytest.mark.skipif(not launch.HAS_NUMBA, reason="numba compiles the code that may leave a sample open")
 def test_simplex_that_compiled_code_leaves_open_is_sorted(monkeypatch):
     raw, weight = draw(4, 6), draw(4, 6, seed=1)
-    compiled = elementary.cpu.nearest_in_box
+    compiled = launch.BoxRows.forward
 
-    def leave_one_open(flat, rounding):
-        found = compiled(flat, rounding)
+    def leave_one_open(self, flat, rounding):
+        found = compiled(self, flat, rounding)
         found[0][1], found[4][1] = torch.nan, 2
         return found
 
@@ -80,7 +80,7 @@ def test_simplex_that_compiled_code_leaves_open_is_sorted(monkeypatch):
         return y.detach(), torch.autograd.grad((y * weight).sum(), leaf)[0]
 
     expected = y_and_gradient()
-    monkeypatch.setattr(elementary.cpu, "nearest_in_box", leave_one_open)
+    monkeypatch.setattr(launch.BoxRows, "forward", leave_one_open)
     for found, known in zip(y_and_gradient(), expected, strict=True):
         torch.testing.assert_close(found, known, rtol=0, atol=16 * torch.finfo(D).eps * raw.abs().max().item())
 

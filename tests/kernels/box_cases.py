@@ -2,16 +2,15 @@
 
 import torch
 
-from hardnet.kernels.gpu.nearest import answer_in_box, nearest_in_box
-from hardnet.rows import flatten_boxed
+from hardnet.kernels.gpu.nearest import BoxRows
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
-from tests.solvers.box_families import KINDS, D, box_family
+from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
 EPS = torch.finfo(D).eps
 
 
 def outcome(flat, rounding=EPS):
-    return Outcome(*nearest_in_box(flat, rounding))
+    return Outcome(*BoxRows().forward(flat, rounding))
 
 
 def agree(flat, rounding=EPS):
@@ -27,7 +26,7 @@ def agree(flat, rounding=EPS):
     assert (found.side != plain.side)[good].any(-1).sum() <= 3
     assert (found.residual[good] <= 8 * EPS).all()
     if rounding == EPS:
-        torch.testing.assert_close(answer_in_box(flat), found.y, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(BoxRows().answer(flat), found.y, rtol=0, atol=0, equal_nan=True)
     agree_in_short(tuple(part.float() for part in flat))
 
 
@@ -38,7 +37,7 @@ def agree_in_short(short):
     ``eps sum |a_i y_i|`` over the free coordinates, which moves them by ``eps |y|_2`` in all.
     """
     rounding = 2.0**-23
-    expected, found = outcome(tuple(part.double() for part in short), rounding).y, answer_in_box(short).double()
+    expected, found = outcome(tuple(part.double() for part in short), rounding).y, BoxRows().answer(short).double()
     assert torch.equal(found.isnan(), expected.isnan())
     allowed = rounding * (3 * expected.abs() + 2 * expected.norm(dim=-1, keepdim=True))
     assert ((found - expected).abs() <= allowed)[~expected.isnan()].all()
@@ -47,18 +46,18 @@ def agree_in_short(short):
 def compare(device, sizes, samples, kinds=KINDS):
     for kind in kinds:
         for n in sizes:
-            flat = tuple(part.to(device) for part in flatten_boxed(*box_family(kind, samples, 1, n, seed=n))[1])
+            flat = tuple(part.to(device) for part in flat_box(*box_family(kind, samples, 1, n, seed=n)))
             agree(flat, EPS if n % 2 else 2.0**-23)
 
 
 def compare_shared(device, samples):
     """One number of each for all samples, absent bounds, one-sided rows, and each kind beside numbers per sample."""
     raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", samples, 1, 5))
-    agree(flatten_boxed(raw, A[0], lower[0], upper[0], low[0], high[0])[1])
-    agree(flatten_boxed(raw, A[0], lower, None, low, high[0])[1])
-    agree(flatten_boxed(raw, A, None, upper[0], low[0], None)[1])
-    agree(flatten_boxed(raw, A[0], lower[0], lower[0], None, None)[1])
-    agree(flatten_boxed(raw, A, None, None, low, high)[1])
+    agree(flat_box(raw, A[0], lower[0], upper[0], low[0], high[0]))
+    agree(flat_box(raw, A[0], lower, None, low, high[0]))
+    agree(flat_box(raw, A, None, upper[0], low[0], None))
+    agree(flat_box(raw, A[0], lower[0], lower[0], None, None))
+    agree(flat_box(raw, A, None, None, low, high))
 
 
 def compare_one_number(device, samples):
@@ -72,10 +71,10 @@ def compare_one_number(device, samples):
             rows = tuple(part.to(dtype) for part in (raw, A[:1], total, total))
             low, high = low.to(dtype), high.to(dtype)
             one, other = (side[:, :1].expand(1, 5) for side in (low, high))
-            expected = answer_in_box((*rows, low, high))
+            expected = BoxRows().answer((*rows, low, high))
             assert expected.isfinite().all()
             for box in ((one, other), (one, high), (low, other)):
-                assert torch.equal(answer_in_box((*rows, *box)), expected)
+                assert torch.equal(BoxRows().answer((*rows, *box)), expected)
 
 
 def compare_bad_samples(device):
@@ -85,16 +84,16 @@ def compare_bad_samples(device):
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
     A[6], lower[6], upper[6] = 0.0, 1.0, 2.0
     low[7, 1], high[7, 1], A[8, 0, 1], low[8, 1], high[8, 1] = torch.inf, torch.inf, 0.0, -torch.inf, -torch.inf
-    _, flat = flatten_boxed(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
+    flat = flat_box(*(part.to(device) for part in (raw, A, lower, upper, low, high)))
     agree(flat)
     assert outcome(flat).dual[:2, 0].sign().tolist() == [-1, 1]
-    _, sound = flatten_boxed(*(part[9:].to(device) for part in (raw, A, lower, upper, low, high)))
+    sound = flat_box(*(part[9:].to(device) for part in (raw, A, lower, upper, low, high)))
     assert torch.equal(outcome(flat).y[9:], outcome(sound).y)
 
 
 def compare_units(device):
     """Powers of two change no bit, up to the largest numbers."""
-    flat = tuple(part.to(device) for part in flatten_boxed(*box_family("plain", 6, 1, 6))[1])
+    flat = tuple(part.to(device) for part in flat_box(*box_family("plain", 6, 1, 6)))
     raw, A, lower, upper, low, high = flat
     y = outcome(flat).y
     for unit in (2.0**-600, 2.0**900):
@@ -106,19 +105,19 @@ def compare_units(device):
 
 def compare_inside(device):
     raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", 6, 1, 6))
-    y = outcome(flatten_boxed(raw, A, lower, upper, low, high)[1]).y
-    again = outcome(flatten_boxed(y, A, lower, upper, low, high)[1])
+    y = outcome(flat_box(raw, A, lower, upper, low, high)).y
+    again = outcome(flat_box(y, A, lower, upper, low, high))
     assert torch.equal(again.y, y)
     assert (again.dual == 0).all()
-    short = tuple(part.float() for part in flatten_boxed(raw, A, lower, upper, low, high)[1])
-    y = answer_in_box(short)
-    assert torch.equal(answer_in_box((y, *short[1:])), y)
+    short = tuple(part.float() for part in flat_box(raw, A, lower, upper, low, high))
+    y = BoxRows().answer(short)
+    assert torch.equal(BoxRows().answer((y, *short[1:])), y)
 
 
 def compare_short_numbers(device, samples):
     """Float32 numbers that float32 alone would get wrong: units, far raws, small entries of free coordinates."""
     raw, A, lower, upper, low, high = (
-        part.to(device).float() for part in flatten_boxed(*box_family("plain", samples, 1, 6))[1]
+        part.to(device).float() for part in flat_box(*box_family("plain", samples, 1, 6))
     )
     for unit in (2.0**-80, 2.0**-40, 1.0, 2.0**60):
         agree_in_short((raw, A * unit, lower * unit, upper * unit, low, high))
@@ -140,7 +139,7 @@ def compare_short_numbers(device, samples):
 def compare_one_sided(device):
     """A raw whose row is above its bound, and below it once the box holds: the multiplier has the other sign."""
     raw, A, lower, _, low, high = (part.to(device) for part in box_family("plain", 60, 1, 5))
-    flat = flatten_boxed(raw[20:26], A[0], lower[20:26], None, low[20:26], high[0])[1]
+    flat = flat_box(raw[20:26], A[0], lower[20:26], None, low[20:26], high[0])
     agree_in_short(tuple(part.float() for part in flat))
     raw, A, lower, low, high = flat[0], flat[1], flat[2], flat[4], flat[5]
     mirrored = (-raw, A, torch.full_like(lower, -torch.inf), -lower, -high, -low)

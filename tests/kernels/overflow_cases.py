@@ -5,9 +5,10 @@ import torch
 from hardnet.certificate import check
 from hardnet.kernels.gpu import affine_launch
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.rows import Batch, flatten_boxed
+from hardnet.rows import Batch
 from hardnet.sets import Affine
 from tests.kernels.shared_cases import pseudo_inverse
+from tests.solvers.box_families import flat_box
 
 
 def raws(n, dtype, samples=30):
@@ -30,11 +31,11 @@ def compare_answers(device, samples):
         one = torch.ones(2, dtype=dtype, device=device)
         for raw in (part.to(device) for part in raws(4, dtype, samples)):
             rows = Batch(raw, A, -one, one)
-            assert_in_rows(gpu.answer(rows), A, -one, one)
-            assert_in_rows(gpu.forward(rows)[0], A, -one, one)
-            boxed = flatten_boxed(raw, A[:1].abs(), None, one[:1], raw.new_zeros(4), None)[1]
+            assert_in_rows(gpu.FewRows().answer(rows), A, -one, one)
+            assert_in_rows(gpu.FewRows().forward(rows)[0], A, -one, one)
+            boxed = flat_box(raw, A[:1].abs(), None, one[:1], raw.new_zeros(4), None)
             boxed = tuple(part.to(dtype) for part in boxed)
-            assert_in_rows(gpu.answer_in_box(boxed), A[:1].abs(), None, one[:1])
+            assert_in_rows(gpu.BoxRows().answer(boxed), A[:1].abs(), None, one[:1])
             each = A.expand(len(raw), 2, 4).contiguous()
             assert_in_rows(affine_launch.launch_forward(raw, each, -one, one), A, -one, one)
             shared = affine_launch.launch_shared_forward(raw, A, pseudo_inverse(A), -one, one)

@@ -2,7 +2,9 @@
 
 import torch
 
-from hardnet.kernels.gpu.projection import Tolerances, project
+from hardnet.kernels.gpu.nearest import AnyRows
+from hardnet.kernels.gpu.projection import project
+from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import projection, projection_steps
@@ -46,7 +48,7 @@ def compare_whole(family, device):
     """With its open samples settled in steps, every sample has the status and the answer of the steps alone."""
     raw, A, lower, upper = (part.to(device) for part in family)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "auto")
-    found = projection._by_kernel(Batch(raw, A, lower, upper), look=True)
+    found = projection._by_kernel(AnyRows(), Batch(raw, A, lower, upper, look=True), None, None)
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).nan_to_num(0.0).abs().max() <= 1e-10
     assert found.y.isnan().equal(expected.y.isnan())
@@ -84,7 +86,7 @@ def compare_far(device):
     for distance in (1.0, 1e12, 1e16, 1e60, 1e150):
         raw, A, lower, upper = far_away(distance, 8, 6, 20)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
-        found = projection._by_kernel(Batch(*flat), False, None, rounding)
+        found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
         met = roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED
         assert (met | found.residual.cpu().isinf()).all(), distance
 
@@ -94,6 +96,6 @@ def compare_near(device):
     for roundings in (2.0, 40.0, 200.0, 2e3, 2e4, 1e5):
         raw, A, lower, upper = just_outside(roundings, 8, 6, 9)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
-        found = projection._by_kernel(Batch(*flat), False, None, rounding)
+        found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
         assert (found.status == Status.SOLVED).all(), roundings
         assert (roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED).all(), roundings

@@ -8,11 +8,11 @@ import torch
 from hardnet.certificate import check
 from hardnet.functional.affine import ClosedForm
 from hardnet.functional.affine_factors import by_qr
-from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.gpu import affine, affine_launch, affine_reference
 from hardnet.sets import Affine
 from tests.bounds import assert_within, of_factor
+from tests.functional.affine_problems import by_operations
 from tests.kernels.affine_cases import BOUNDS, TOLERANCE, problem
 
 
@@ -137,6 +137,6 @@ def compare_learned(shapes, device):
             leaves[2:] = [bound.detach()[0].clone().requires_grad_() for bound in leaves[2:]]
         gradient = shared_problem(2, 3, m, n, torch.float64, device)[-1]
         mine = torch.autograd.grad(ClosedForm.apply("gpu", None, True, *leaves, None)[0], leaves, gradient)
-        expected = torch.autograd.grad(by_formula(*leaves), leaves, gradient)
+        expected = torch.autograd.grad(by_operations(*leaves), leaves, gradient)
         for one, other in zip(mine, expected, strict=True):
             assert_within(one, other, of_factor(leaves[1]), most=1e-9)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from hardnet.functional import enforce_affine, factorize
+from hardnet.kernels.backends import find
+from hardnet.kernels.cpu import launch
 from hardnet.kernels.gpu import affine, affine_launch
 from hardnet.rows import Batch
 from tests.kernels.interpreter import interpret
@@ -64,11 +66,11 @@ def test_kernels_are_chosen_by_device_shape_and_dtype(capable, monkeypatch):
 
 
 def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
-    path, A = affine.FusedPath(), on_device(9, 12)
-    assert path.takes(Batch(A, A, None, None, memory=True))
-    assert not path.takes(Batch(A, A, None, None))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not path.takes(Batch(A, A, None, None))
+    A = on_device(9, 12)
+    monkeypatch.setattr(launch, "HAS_NUMBA", False)
+    assert find("closed_form", Batch(A, A, None, None, memory=True)).name == "gpu"
+    assert find("closed_form", Batch(A, A, None, None)) is None
+    assert not affine.FusedPath.takes_as_operator(Batch(A, A, None, None, mode="compile"))
 
 
 def test_tiles_are_chosen_by_shape_and_dtype():

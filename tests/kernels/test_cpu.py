@@ -10,11 +10,10 @@ import torch
 import hardnet as hn
 from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
-from hardnet.functional.affine_formulas import by_formula
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.cpu import launch as cpu
 from tests.bounds import assert_within, of_factor
-from tests.functional.affine_problems import problem, relative_violation
+from tests.functional.affine_problems import by_operations, problem, relative_violation
 from tests.kernels.affine_cases import BOUNDS
 from tests.kernels.cpu_cases import (
     DTYPES,
@@ -250,7 +249,7 @@ def test_gradients_agree_with_autograd_through_the_plain_formulas(m, n, shared):
     leaves = [part.requires_grad_() for part in problem(n, m, samples=9, shared=shared)]
     gradient = draw(1, 9, n)
     ours = torch.autograd.grad(enforce(*leaves), leaves, gradient)
-    plain = torch.autograd.grad(by_formula(*leaves), leaves, gradient)
+    plain = torch.autograd.grad(by_operations(*leaves), leaves, gradient)
     for one, other in zip(ours, plain, strict=True):
         assert_within(one, other, of_factor(leaves[1]), most=1e-8)
 

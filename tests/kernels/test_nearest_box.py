@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from hardnet.kernels.cpu.launch import nearest_in_box
-from hardnet.rows import flatten_boxed
+from hardnet.kernels.cpu.launch import BoxRows
 from hardnet.solvers.polyhedron.box_rows import solve
-from tests.solvers.box_families import KINDS, D, box_family
+from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
 pytest.importorskip("numba")
 
@@ -16,8 +15,8 @@ EPS = torch.finfo(D).eps
 @pytest.mark.parametrize("kind", KINDS)
 def test_agrees_with_plain_torch(kind):
     for n in (1, 2, 7, 300):
-        _, flat = flatten_boxed(*box_family(kind, 60, 1, n, seed=n))
-        y, place, _, _, status, _ = nearest_in_box(flat, EPS)
+        flat = flat_box(*box_family(kind, 60, 1, n, seed=n))
+        y, place, _, _, status, _ = BoxRows().forward(flat, EPS)
         plain = solve(*flat, rounding=EPS)
         assert torch.equal(status, plain.status)
         # a coordinate may be on either side of its bound by the rounding of raw - a t
@@ -32,8 +31,8 @@ def test_empty_sets_and_invalid_numbers_have_the_status_of_plain_torch():
     lower[1], upper[1] = -60.0, -50.0
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
     A[6], lower[6], upper[6] = 0.0, 1.0, 2.0
-    _, flat = flatten_boxed(raw, A, lower, upper, low, high)
-    y, _, dual, _, status, _ = nearest_in_box(flat, EPS)
+    flat = flat_box(raw, A, lower, upper, low, high)
+    y, _, dual, _, status, _ = BoxRows().forward(flat, EPS)
     plain = solve(*flat, rounding=EPS)
     assert torch.equal(status, plain.status)
     assert dual[:2, 0].sign().tolist() == [-1, 1]

@@ -5,7 +5,7 @@ import torch
 
 from hardnet.functional import project_box_rows
 from hardnet.kernels.gpu import nearest as gpu
-from hardnet.rows import flatten_boxed
+from hardnet.rows import take_rows
 from tests.kernels import box_cases
 from tests.kernels.interpreter import interpret
 from tests.solvers.box_families import box_family
@@ -24,7 +24,8 @@ def test_short_numbers_on_the_interpreter():
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
-    assert not gpu.takes_box(flatten_boxed(*box_family("plain", 3, 1, 4))[1])
+    raw, A, lower, upper, *box = box_family("plain", 3, 1, 4)
+    assert not gpu.BoxRows().takes(take_rows(raw, A, lower, upper, None, *box))
 
 
 @pytest.mark.gpu

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.kernels.cpu.launch import nearest_in_box
-from hardnet.rows import flatten_boxed
+from hardnet.kernels.cpu.launch import BoxRows
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from tests.draws import draw
-from tests.solvers.box_families import KINDS, D, box_family
+from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
 pytest.importorskip("numba")
 
@@ -21,8 +20,8 @@ def test_agrees_with_plain_torch(kind, k):
     """To the condition of the projection; what is left open here is settled by plain torch afterwards."""
     left = 0
     for n in (1, 2, 7, 60):
-        _, flat = flatten_boxed(*box_family(kind, 40, k, n, seed=n))
-        found, plain = Outcome(*nearest_in_box(flat, EPS)), solve(*flat, rounding=EPS)
+        flat = flat_box(*box_family(kind, 40, k, n, seed=n))
+        found, plain = Outcome(*BoxRows().forward(flat, EPS)), solve(*flat, rounding=EPS)
         both = (found.status == 0) & (plain.status == 0)
         left += int((found.status != plain.status).sum())
         error = (found.y - plain.y).abs().amax(-1) / flat[0].abs().amax(-1).clamp_min(1.0)
@@ -34,23 +33,23 @@ def test_agrees_with_plain_torch(kind, k):
 
 def test_raw_inside_is_returned_bit_for_bit_and_bad_numbers_are_invalid():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 8, 3, 5))
-    y = solve(*flatten_boxed(raw, A, lower, upper, low, high)[1], rounding=EPS).y
-    found = Outcome(*nearest_in_box(flatten_boxed(y, A, lower, upper, low, high)[1], EPS))
+    y = solve(*flat_box(raw, A, lower, upper, low, high), rounding=EPS).y
+    found = Outcome(*BoxRows().forward(flat_box(y, A, lower, upper, low, high), EPS))
     assert torch.equal(found.y, y)
     assert (found.dual == 0).all()
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5, 1] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
-    _, flat = flatten_boxed(raw, A, lower, upper, low, high)
-    bad = Outcome(*nearest_in_box(flat, EPS))
+    flat = flat_box(raw, A, lower, upper, low, high)
+    bad = Outcome(*BoxRows().forward(flat, EPS))
     assert bad.status.tolist() == [0, 0, 3, 3, 3, 3, 0, 0]
-    _, mates = flatten_boxed(*(part[6:] for part in (raw, A, lower, upper, low, high)))
-    assert torch.equal(bad.y[6:], nearest_in_box(mates, EPS)[0])
+    mates = flat_box(*(part[6:] for part in (raw, A, lower, upper, low, high)))
+    assert torch.equal(bad.y[6:], BoxRows().forward(mates, EPS)[0])
 
 
 def test_empty_sets_are_left_open():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 3, 2, 5))
     lower[0, 0], upper[0, 0] = 50.0, 60.0
-    _, flat = flatten_boxed(raw, A, lower, upper, low, high)
-    assert nearest_in_box(flat, EPS)[4].tolist() == [2, 0, 0]
+    flat = flat_box(raw, A, lower, upper, low, high)
+    assert BoxRows().forward(flat, EPS)[4].tolist() == [2, 0, 0]
     assert solve(*flat, rounding=EPS).status.tolist() == [1, 0, 0]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hardnet.functional import nearest, nearest_formulas
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.cpu import launch as cpu
+from hardnet.kernels.cpu.launch import FewRows
 from hardnet.rows import take_rows
 from hardnet.solvers.solution import Status
 from tests.functional.nearest_cases import nearest_few, random_problem
@@ -20,20 +20,20 @@ pytest.importorskip("numba")
 def test_kernels_agree_with_the_formulas(m, n, dtype):
     make = lambda seed: degenerate(seed, m, n, dtype)
     check_kernel(
-        outputs(on_batch(cpu)), outputs(nearest_formulas.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1)
+        outputs(on_batch(FewRows())), outputs(nearest_formulas.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1)
     )
 
 
 @pytest.mark.parametrize("tangent", [False, True])
 @pytest.mark.parametrize(("m", "n", "shared"), [(1, 3, False), (2, 2, False), (3, 4, True), (4, 3, False)])
 def test_gradients_agree_with_the_formulas(m, n, shared, tangent):
-    compare_gradients(cpu, m, n, torch.float64, shared=shared, tangent=tangent, samples=99)
+    compare_gradients(FewRows(), m, n, torch.float64, shared=shared, tangent=tangent, samples=99)
 
 
 @pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 4)])
 def test_first_and_second_derivatives_agree_with_differences(m, n):
     leaves = [part.requires_grad_() for part in bounded_problem(m, n)]
-    assert cpu.takes(take_rows(*leaves))
+    assert FewRows().takes(take_rows(*leaves))
     assert torch.autograd.gradcheck(compute_y, leaves, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(compute_y, leaves, fast_mode=True)
 

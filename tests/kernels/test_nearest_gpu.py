@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.kernels.gpu import nearest as gpu
+from hardnet.kernels.gpu.nearest import FewRows
 from hardnet.rows import take_rows
 from tests.functional.nearest_cases import nearest_few, random_problem
 from tests.kernels.interpreter import interpret
@@ -17,18 +17,19 @@ def test_kernels_agree_with_the_formulas_on_the_interpreter():
     shapes = "[(1, 1), (2, 2), (3, 2), (2, 3), (4, 5)]"
     interpret(
         "nearest_cases",
-        "from hardnet.kernels.gpu import nearest as gpu",
+        "from hardnet.kernels.gpu.nearest import FewRows; gpu = FewRows()",
         f"compare(gpu, {shapes}, (torch.float64,)); compare(gpu, [(2, 2)], (torch.float32,)); compare_promises(gpu)",
         "compare_gradients(gpu, 3, 4, torch.float64, samples=200); compare_answers(gpu)",
     )
 
 
 def test_the_interpreter_is_not_taken_for_a_device():
-    assert not gpu.takes(take_rows(*random_problem(0, 3, 2, 2)))
+    assert not FewRows().takes(take_rows(*random_problem(0, 3, 2, 2)))
 
 
 @ON_DEVICE
 def test_kernels_agree_with_the_formulas_on_a_device():
+    gpu = FewRows()
     compare(gpu, EVERY, (torch.float64, torch.float32), device="cuda", samples=500, seeds=(0, 1))
     compare_promises(gpu, "cuda")
     compare_answers(gpu, "cuda")

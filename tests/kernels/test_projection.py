@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from hardnet.kernels.gpu import affine
+from hardnet.kernels.gpu.nearest import AnyRows
+from hardnet.rows import Batch
 from hardnet.solvers import Status, project_affine
-from hardnet.solvers.polyhedron import projection
 from tests.kernels.interpreter import interpret
 from tests.solvers import families
 
@@ -40,18 +41,20 @@ def test_a_raw_just_outside_is_brought_inside():
 
 class OnDevice(torch.Tensor):
     device = torch.device("cuda")
+    is_cuda = True
 
 
 def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
     monkeypatch.setattr(affine, "_supported", lambda device: True)
     monkeypatch.setattr(affine, "HAS_TRITON", True)
     on_device = lambda *shape: torch.zeros(*shape).as_subclass(OnDevice)
-    assert projection._fits_kernel(on_device(2, 1))
-    assert projection._fits_kernel(on_device(7, 32, 32))
-    for refused in (on_device(1, 4), on_device(33, 4), on_device(7, 4, 33), torch.zeros(4, 4)):
-        assert not projection._fits_kernel(refused)
+    takes = lambda A: AnyRows().takes(Batch(A[..., 0, :], A, None, None))
+    assert takes(on_device(2, 1))
+    assert takes(on_device(7, 32, 32))
+    for refused in (on_device(33, 4), on_device(7, 4, 33), torch.zeros(4, 4)):
+        assert not takes(refused)
     monkeypatch.setattr(affine, "HAS_TRITON", False)
-    assert not projection._fits_kernel(on_device(2, 2))
+    assert not takes(on_device(2, 2))
 
 
 @pytest.mark.gpu

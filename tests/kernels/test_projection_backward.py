@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import hardnet.functional.polyhedron_gradient as formulas
-from hardnet.functional.polyhedron import project_affine
+from hardnet.functional.polyhedron import project_any as project_affine
+from hardnet.rows import Batch
 from hardnet.solvers import Status
 from tests.draws import draw
 from tests.kernels.interpreter import interpret
@@ -136,8 +137,9 @@ def compare_flags():
     assert flags(numbers, side, status.to(torch.int8), False) == [1, 0, 0, 0, 1]
     one = [part[2:3] for part in (*numbers, side, status)]
     saved = (one[0], torch.zeros_like(one[2]), *one[4:])
-    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, True, True, True), look=True) is None
-    assert formulas._fused(one[0], tuple(one[:4]), *saved, (True, False, True, True), look=True) is not None
+    rows = Batch(*one[:4], look=True)
+    assert formulas._fused(one[0], rows, *saved, (True, True, True, True)) is None
+    assert formulas._fused(one[0], rows, *saved, (True, False, True, True)) is not None
 
 
 def compare_nearly_dependent():
@@ -193,8 +195,9 @@ def test_the_kernel_is_chosen_for_small_plain_tensors_without_a_second_derivativ
     monkeypatch.setattr(formulas.gpu, "HAS_TRITON", True)
     monkeypatch.setattr(formulas.gpu, "_supported", lambda device: True)
     monkeypatch.setattr(formulas, "plain", lambda *tensors: True)
+    zeros = lambda *shape, **kind: torch.zeros(*shape, **kind).as_subclass(OnDevice)
     takes = lambda batch, m, n, **kind: formulas._fits(
-        *(torch.zeros(*shape, **kind).as_subclass(OnDevice) for shape in ((batch, n), (batch, n), (batch, m, n)))
+        zeros(batch, n, **kind), Batch(zeros(batch, n, **kind), zeros(batch, m, n, **kind), None, None)
     )
     assert not takes(2, 3, 4)
     with torch.no_grad():
@@ -204,7 +207,7 @@ def test_the_kernel_is_chosen_for_small_plain_tensors_without_a_second_derivativ
         assert not takes(2, 4, 33)
         assert not takes(0, 3, 4)
         assert not takes(2, 3, 4, dtype=torch.bfloat16)
-        assert not formulas._fits(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 3, 4))
+        assert not formulas._fits(torch.zeros(2, 4), Batch(torch.zeros(2, 4), torch.zeros(2, 3, 4), None, None))
         monkeypatch.setattr(formulas, "plain", lambda *tensors: False)
         assert not takes(2, 3, 4)
 

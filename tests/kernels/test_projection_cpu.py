@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hardnet.kernels.cpu.launch import nearest_of_rows
+from hardnet.kernels.cpu.launch import AnyRows
+from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine
 from hardnet.solvers.polyhedron import projection, projection_steps
@@ -13,14 +14,17 @@ from tests.solvers.families import FAMILIES, gaussian, product
 
 pytest.importorskip("numba")
 
-TOLERANCES = (projection.FEASIBLE, projection.SOLVED, projection.STRICT, projection.CERTAIN)
+TOLERANCES = Tolerances(
+    projection.INSIDE, projection.FEASIBLE, projection.SOLVED, projection.STRICT, projection.CERTAIN, torch.inf
+)
 CLEAN = [(10, 5, 0), (10, 20, 0), (10, 20, 2), (7, 7, 7), (50, 50, 10), (100, 100, 50), (25, 100, 0), (1, 4, 0)]
 """Outputs, rows and equalities of families without ties."""
 
 
 def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
     """y, dual, side, steps, residual and which samples are open."""
-    return nearest_of_rows(raw, A, lower, upper, step_limit(A) if limit is None else limit, tolerances)
+    rows = Batch(raw, A, lower, upper)
+    return AnyRows().forward(rows, step_limit(A) if limit is None else limit, tolerances)[:6]
 
 
 def held(A, lower, upper, side):
@@ -50,9 +54,10 @@ def test_agrees_with_the_steps(n, m, equalities, shared):
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "one row of one"])
 def test_with_its_open_samples_settled_it_is_what_the_steps_are(name):
-    rows = Batch(*FAMILIES[name]())
-    expected = projection_steps.solve_in_steps(rows, "torch", None, projection._again, 2.0**-52)
-    found = projection._compiled(rows, projection._again, 2.0**-52)
+    rows = Batch(*FAMILIES[name](), look=True, memory=True)
+    again = projection._again(rows)
+    expected = projection_steps.solve_in_steps(rows, "torch", None, again, 2.0**-52)
+    found = projection._by_kernel(AnyRows(), rows, again, 2.0**-52)
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).abs().max() <= 1e-9 * expected.y.abs().max()
 
@@ -74,14 +79,12 @@ def test_what_is_not_clean_is_left_open():
     assert answer(raw, A, lower, upper, limit=1)[-1].tolist() == [True, True, True, False, True]
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_no_tolerance_is_forgotten(place):
+@pytest.mark.parametrize(("name", "value"), [("feasible", 1e3), ("solved", -1.0), ("strict", 1e3), ("certain", -1.0)])
+def test_no_tolerance_is_forgotten(name, value):
     """With a tolerance that nothing meets, or that everything does, samples are open; satisfied rows let raw be."""
     arguments = gaussian(16, 6, 9, seed=1)
-    tolerances = list(TOLERANCES)
-    tolerances[place] = {0: 1e3, 1: -1.0, 2: 1e3, 3: -1.0}[place]
-    y, *_, unsolved = answer(*arguments, tolerances=tuple(tolerances))
-    if place == 0:
+    y, *_, unsolved = answer(*arguments, tolerances=TOLERANCES._replace(**{name: value}))
+    if name == "feasible":
         assert y.equal(arguments[0])
     else:
         assert unsolved.all()
@@ -120,10 +123,12 @@ def test_powers_of_two_as_units_change_no_bit(n, m, exponent):
 
 
 def test_compiled_code_serves_a_cpu_where_gram_matrices_are_small():
-    rows = lambda *shape: torch.zeros(*shape, dtype=torch.float64)
-    assert projection._compiles(rows(7, 20, 5))
-    assert projection._compiles(rows(20, 5))
-    assert not projection._compiles(rows(7, 21, 5))
-    assert not projection._compiles(rows(0, 5, 5))
+    zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64)
+    takes = lambda A, look=True: AnyRows().takes(Batch(zeros(7, A.shape[-1]), A, None, None, look=look))
+    assert takes(zeros(7, 20, 5))
+    assert takes(zeros(20, 5))
+    assert not takes(zeros(20, 5), look=False)
+    assert not takes(zeros(7, 21, 5))
+    assert not takes(zeros(0, 5, 5))
     solved = project_affine(*gaussian(3, 5, 20))
     assert (solved.status == Status.SOLVED).all()

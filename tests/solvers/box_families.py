@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hardnet.rows import boxed, take_rows
+
 D = torch.float64
 KINDS = ("plain", "integers", "dependent", "far", "mixed", "infinite", "fixed")
 
@@ -40,3 +42,8 @@ def box_family(kind: str, batch: int, k: int, n: int, seed: int = 0) -> tuple[Te
 def dense_rows(A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, ...]:
     eye = torch.eye(A.shape[-1], dtype=A.dtype).expand(len(A), -1, -1)
     return torch.cat([A, eye], -2), torch.cat([lower, low], -1), torch.cat([upper, high], -1)
+
+
+def flat_box(raw, A, lower, upper, low, high):
+    """The numbers as the solvers of a box and rows read them."""
+    return boxed(take_rows(raw, A, lower, upper, None, low, high))

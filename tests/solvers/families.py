@@ -2,6 +2,8 @@
 
 import torch
 
+from hardnet.rows import in_double, take_rows
+from hardnet.solvers.polyhedron.projection import solve
 from tests.draws import draw
 
 F64 = torch.float64
@@ -88,3 +90,8 @@ FAMILIES = {
     "nearly parallel": nearly_parallel,
     "integers": integers,
 }
+
+
+def solved(raw, A, lower, upper, *, look=True, **options):
+    """The outcome of the solver for any rows."""
+    return solve(in_double(take_rows(raw, A, lower, upper))._replace(look=look), **options)

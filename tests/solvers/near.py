@@ -2,8 +2,7 @@
 
 import torch
 
-from hardnet.solvers.polyhedron import projection
-from tests.solvers.families import gaussian, product
+from tests.solvers.families import gaussian, product, solved
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -11,7 +10,7 @@ EPS = torch.finfo(torch.float64).eps
 def just_outside(roundings, batch, n, m, **family):
     """Nearest points moved back towards where they came from, by so many roundings of their size."""
     raw, A, lower, upper = gaussian(batch, n, m, **family)
-    y = projection.solve(raw, A, lower, upper).y
+    y = solved(raw, A, lower, upper).y
     away = torch.nn.functional.normalize(raw - y, dim=-1)
     return y + roundings * EPS * y.abs().amax(-1, keepdim=True) * away, A, lower, upper
 

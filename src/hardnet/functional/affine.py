@@ -29,14 +29,16 @@ from hardnet.functional.affine_formulas import (
 from hardnet.functional.derivatives import join_batches
 from hardnet.functional.samples import raise_invalid
 from hardnet.functional.strict import refuse_without_room, tighten
-from hardnet.kernels.cpu.affine import CompiledPath
+from hardnet.kernels.backends import BACKENDS, find
 from hardnet.kernels.gpu.affine import FusedPath
-from hardnet.modes import full_precision, may_look, mode, plain, signed
+from hardnet.modes import full_precision, plain, signed
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
 
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")
+RECORDED = ("operator", "blind")
+"""Paths whose backward is made of operations that graphs and batched gradients take; kernels read memory."""
 
 
 class Path(Protocol):
@@ -55,8 +57,13 @@ class Path(Protocol):
         ...
 
 
-PATHS: dict[str, Any] = {"torch": TorchPath(), "cpu": CompiledPath(), "gpu": FusedPath()}
-"""Every way to compute the closed form, by the name that `choose` gives it."""
+PATHS: dict[str, Path] = {
+    **{backend.closed_form.name: backend.closed_form for backend in BACKENDS},
+    "operator": FusedPath(operators=True),
+    "torch": TorchPath(look=True),
+    "blind": TorchPath(look=False),
+}
+"""Every way to compute the closed form, by the name that `choose` gives it and that the backward finds it by."""
 
 
 @full_precision
@@ -110,7 +117,7 @@ def enforce_affine(
     y = closed_form(rows, on_invalid == "raise")
     if strict:
         exact = _hold_exactly(y.to(raw.dtype), rows)
-        refuse_without_room(y, exact, rows.shape, on_invalid)
+        refuse_without_room(y, exact, rows, on_invalid)
         y = exact
     return y if rows.raw is raw else y.to(raw.dtype).reshape(*rows.shape, A.shape[-1])
 
@@ -122,24 +129,24 @@ def closed_form(rows: Batch, refuse: bool) -> Tensor:
         rows: The record of the call.
         refuse: Whether an error is wanted for samples without an answer.
     """
-    if not rows.memory:
-        around = mode()
-        if around in ("forward", "export"):
-            return by_formula(*rows[:4])
-        if around == "func":
-            return ClosedForm.apply("torch", None, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
-    named = rows.shape if refuse and (rows.raw.is_cpu if rows.memory else may_look(rows.raw)) else None
-    path = choose(rows)
+    if rows.mode in ("forward", "export"):
+        return by_formula(rows)
+    path, named = choose(rows), rows.shape if refuse and rows.look else None
+    if rows.mode == "func":
+        return ClosedForm.apply(path, named, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
     if rows.learned:
         return ClosedForm.apply(path, named, True, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
     return _attempt(path, named, rows)[0]
 
 
 def choose(rows: Batch) -> str:
-    """Compiled code where it takes these rows; else, and wherever something transforms them, the torch path."""
-    if PATHS["cpu"].takes(rows):
-        return "cpu"
-    return "gpu" if PATHS["gpu"].takes(rows) else "torch"
+    """Compiled code where it takes these rows; else plain torch, with a look at values or without."""
+    kernel = find("closed_form", rows)
+    if kernel is not None:
+        return kernel.name
+    if rows.mode == "compile" and FusedPath.takes_as_operator(rows):
+        return "operator"
+    return "torch" if rows.look else "blind"
 
 
 class ClosedForm(torch.autograd.Function):
@@ -168,7 +175,7 @@ class ClosedForm(torch.autograd.Function):
         if gradient is None:
             return (None,) * 8
         rows, (kept, again) = Batch(*saved[:5]), _split_kept(saved[5:])
-        if torch.is_grad_enabled() or not ctx.keeps or not _readable(ctx.path, gradient):
+        if torch.is_grad_enabled() or not ctx.keeps or not (ctx.path in RECORDED or plain(gradient)):
             grads = ClosedFormGradients.apply(gradient, *saved[:5])
         else:
             path = PATHS[ctx.path]
@@ -227,17 +234,12 @@ def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor)
     return raw, A, lower, upper
 
 
-def _readable(path: str, gradient: Tensor) -> bool:
-    """Whether the backward of this path may read this gradient: batched ones are no memory for kernels."""
-    return plain(gradient) or (mode() == "compile" and path != "cpu")
-
-
 def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
     """Y ``(B, n)`` whose inequalities hold in exact arithmetic, by the closed form itself on tightened bounds."""
     A = rows.A.detach().double()
     factor = PseudoInverse(by_qr(A, A.dtype))
     project = lambda point, low, high: point + factor.solve(signed_violation(times(A, point), low, high))
-    return tighten(y, (A, rows.lower, rows.upper), project, y.dtype)
+    return tighten(y, rows, project, y.dtype)
 
 
 def _refuse_rows(A: Tensor) -> None:

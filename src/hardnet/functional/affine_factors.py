@@ -22,7 +22,7 @@ from torch import Tensor
 from hardnet.errors import RankError, ShapeError, sentence
 from hardnet.functional.samples import raise_invalid
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
-from hardnet.modes import may_look, mode
+from hardnet.modes import may_look
 from hardnet.products import times
 from hardnet.shapes import require_float
 
@@ -96,12 +96,19 @@ class Gram(NamedTuple):
         return target.index_put((self.doubtful,), exact) if len(self.P) else target
 
 
-def make_factor(A: Tensor, dtype: torch.dtype) -> PseudoInverse | Gram:
-    """The factor of A ``(m, n)`` or ``(B, m, n)`` in float64, whose numbers were given in `dtype`."""
+def make_factor(A: Tensor, dtype: torch.dtype, *, look: bool, exported: bool = False) -> PseudoInverse | Gram:
+    """The factor of A ``(m, n)`` or ``(B, m, n)`` in float64.
+
+    Args:
+        A: The rows.
+        dtype: The dtype that its numbers were given in.
+        look: Whether values may decide what is computed.
+        exported: Whether a graph is exported, to formats without a factorization.
+    """
     m, n = A.shape[-2:]
-    if (m <= MOST_ROWS and m * n <= MOST_NUMBERS) or (mode() == "export" and m <= MOST_EXPORTED_ROWS):
+    if (m <= MOST_ROWS and m * n <= MOST_NUMBERS) or (exported and m <= MOST_EXPORTED_ROWS):
         return PseudoInverse(by_gram_schmidt(A, dtype))
-    if A.dim() == 3 and may_look(A):
+    if A.dim() == 3 and look:
         return by_cholesky(A, dtype)
     return PseudoInverse(by_qr(A, dtype))
 

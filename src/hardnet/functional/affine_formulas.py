@@ -12,7 +12,7 @@ Called by `hardnet.functional.affine`, which chooses the path.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ from hardnet.functional.affine_factors import (
     to_double,
 )
 from hardnet.functional.derivatives import join_batches
-from hardnet.modes import full_precision, may_look
-from hardnet.products import times
+from hardnet.modes import full_precision
+from hardnet.products import outer_sum, times
 from hardnet.rows import Batch, bound_size
 
 Kept = tuple[Tensor, ...]
@@ -39,11 +39,16 @@ VERIFIED = 12
 """How many roundings of a row's size may be left at y: less than a certificate allows, more than a good answer has."""
 
 
-class TorchPath:
+class TorchPath(NamedTuple):
     """The formulas in torch, in float64 whatever the dtype, so that float32 rows lose nothing but their rounding.
 
     `hardnet.functional.affine.Path` says what its methods do.
+
+    Attributes:
+        look: Whether values may decide what is computed: how often a sample is corrected, and by which factor.
     """
+
+    look: bool
 
     def wants_factor(self, A: Tensor) -> bool:
         """It makes its own."""
@@ -52,9 +57,9 @@ class TorchPath:
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
         """``y = raw + A⁺ s``, corrected by what is left of s at y until that is rounding."""
         dtype, wide = rows.raw.dtype, widen(rows)
-        made = make_factor(wide.A, dtype) if wide.factor is None else PseudoInverse(wide.factor)
-        y, violation = apply_factor(wide, made, dtype)
-        lost = int(y.isnan().any(-1).sum()) if may_look(y) else 0
+        made = make_factor(wide.A, dtype, look=self.look) if wide.factor is None else PseudoInverse(wide.factor)
+        y, violation = apply_factor(wide, made, dtype, self.look)
+        lost = int(y.isnan().any(-1).sum()) if self.look else 0
         return y, (violation,) if wide.factor is not None else (violation, *made.kept()), lost
 
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
@@ -65,11 +70,11 @@ class TorchPath:
         return tuple(None if grad is None else grad.to(rows.raw.dtype) for grad in grads)  # pyright: ignore[reportReturnType]
 
 
-def by_formula(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+def by_formula(rows: Batch) -> Tensor:
     """``y = raw + A⁺ s`` of a flat batch in differentiable operations alone: any order of derivative, any graph."""
-    dtype, wide = raw.dtype, widen(Batch(raw, A, lower, upper))
-    raw, A, lower, upper = wide[:4]
-    made = make_factor(A, dtype)
+    dtype = rows.raw.dtype
+    raw, A, lower, upper = widen(rows).numbers
+    made = make_factor(A, dtype, look=rows.look, exported=rows.mode == "export")
     y = moved(raw, made.solve(signed_violation(times(A, raw), lower, upper)))
     with torch.no_grad():  # the correction at y is rounding, and so is its derivative
         rest = made.solve(to_bounds(times(A, y), lower, upper))
@@ -82,10 +87,11 @@ def by_formula(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | Non
 def formula_gradients(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The gradients of raw, A, lower and upper ``(B, m)`` in differentiable operations alone."""
+    """The gradients of raw, A, lower and upper ``(B, m)`` in differentiable operations alone, without a look."""
     dtype, wide = raw.dtype, widen(Batch(raw, A, lower, upper))
     violation = signed_violation(times(wide.A, wide.raw), wide.lower, wide.upper)
-    grads: Any = pull_back(to_double(gradient), wide, violation, make_factor(wide.A, dtype), True)
+    made = make_factor(wide.A, dtype, look=False)
+    grads: Any = pull_back(to_double(gradient), wide, violation, made, True)
     return tuple(grad.to(dtype) for grad in grads)
 
 
@@ -135,16 +141,15 @@ class ClosedFormGradients(torch.autograd.Function):
 def careful(rows: Batch) -> Tensor:
     """Y of the samples that compiled code gave up, by QR in float64; NaN where that fails too."""
     wide = widen(rows)
-    return apply_factor(wide, PseudoInverse(by_qr(wide.A, rows.raw.dtype)), rows.raw.dtype)[0]
+    return apply_factor(wide, PseudoInverse(by_qr(wide.A, rows.raw.dtype)), rows.raw.dtype, look=True)[0]
 
 
 def widen(rows: Batch) -> Batch:
     """The same numbers in float64, where the device has it."""
-    numbers: Any = [to_double(part) for part in rows[:5]]
-    return Batch(*numbers, shape=rows.shape, memory=rows.memory)
+    return Batch._make((*map(to_double, rows[:5]), *rows[5:]))
 
 
-def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype, look: bool) -> tuple[Tensor, Tensor]:
     """Y ``(B, n)`` in `dtype`, NaN for samples that do not reach their bounds, and s ``(B, m)``.
 
     The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y, and the
@@ -155,13 +160,14 @@ def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype) -> tuple[Tensor,
         rows: In float64.
         made: The factor of A.
         dtype: That of the answer.
+        look: Whether values may decide how often a sample is corrected.
     """
     raw, A, lower, upper = rows[:4]
     rounding, weight = torch.finfo(dtype).eps, A.abs().sum(-1)
     product = times(A, raw)
     violation = signed_violation(product, lower, upper)
     y = moved(raw, made.solve(violation))
-    look, target = may_look(y), product.clamp(lower, upper)
+    target = product.clamp(lower, upper)
     for count in range(MOST_CORRECTIONS if look else CORRECTIONS):
         rest = target - times(A, y)
         if look and count > 0:
@@ -190,16 +196,6 @@ def pull_back(gradient: Tensor, rows: Batch, violation: Tensor, made: Factor, wa
     across = torch.zeros_like(gradient) if square else gradient - times(A.mT, w)
     left = (made.solve_transposed(step), -w, -active)
     return grad_raw, outer_sum(A, left, (across, step, rows.raw)), below, above
-
-
-def outer_sum(A: Tensor, left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> Tensor:
-    """``sum_k l_k r_k'`` in the shape of A: per sample, or summed over the batch where A is ``(m, n)``."""
-    if A.dim() == 2:
-        total = left[0].mT @ right[0]
-        for first, second in zip(left[1:], right[1:], strict=True):
-            total = torch.addmm(total, first.mT, second)
-        return total
-    return torch.bmm(torch.stack(left, -1), torch.stack(right, -2))
 
 
 def to_bounds(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

@@ -15,34 +15,31 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
+from hardnet.functional import polyhedron
 from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.elementary import project_box
-from hardnet.functional.polyhedron import project_affine
 from hardnet.functional.samples import (
-    CHOICES,
+    ASKING,
     PROVED,
+    VALID,
     Gradient,
     Infeasible,
+    Options,
     Policy,
-    check_options,
     not_proved,
-    raise_bad_box,
+    raise_bad_numbers,
     raise_infeasible,
     refuse,
+    refuse_options,
     warn_not_converged,
 )
-from hardnet.functional.strict import refuse_without_room, tighten
-from hardnet.kernels.cpu import launch as cpu
-from hardnet.kernels.gpu import nearest as gpu
-from hardnet.modes import full_precision, may_look, may_wait, mode, plain, refuse_forward_tangent
-from hardnet.rows import MOST_BOX_ROWS, REALS, BoxedBatch, flatten_boxed
-from hardnet.shapes import broadcast_batch, check_affine, check_bound
+from hardnet.functional.strict import refuse_half_precision, refuse_without_room, tighten
+from hardnet.kernels.backends import find
+from hardnet.modes import full_precision, may_wait, narrow, refuse_forward_tangent
+from hardnet.rows import MOST_BOX_ROWS, Batch, BoxedBatch, boxed, take_rows
 from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve
 from hardnet.solvers.solution import Status
-
-Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""raw, A, lower, upper, box_lower and box_upper as they were given."""
 
 
 @full_precision
@@ -84,167 +81,134 @@ def project_box_rows(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where no
         look is possible, a sample that did not converge is NaN as well.
     """
-    given = {"gradient": gradient, "on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    if any(value not in CHOICES[name] for name, value in given.items()):
-        check_options(**given)
-    _check_call(raw, strict, on_infeasible)
-    bounds = _check(raw, A, lower, upper, box_lower, box_upper)
-    if A.shape[-2] == 0:
-        return project_box(raw, *bounds[2:], on_invalid=on_invalid)
-    if not strict and on_infeasible in ("auto", "nan") and _on_a_gpu(raw, A, *bounds):
-        batch, flat = flatten_boxed(raw, A, *bounds, dtype=raw.dtype)
-        if gpu.takes_box(flat):
-            return gpu.answer_in_box(flat).reshape(*batch, raw.shape[-1])
-    batch, flat = flatten_boxed(raw, A, *bounds)
-    rounding = torch.finfo(raw.dtype).eps
-    eager = plain(raw, A, *bounds)
-    project = _eager if eager else _traced
-    y, found = project(flat, rounding, gradient == "tangent")
+    rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
+    if A.shape[-2] > MOST_BOX_ROWS:
+        raise ShapeError(sentence("A", f"at most {MOST_BOX_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
+    options = Options(gradient, on_infeasible, on_invalid, strict)
+    if options[:3] not in VALID:
+        refuse_options(options)
     if strict:
-        exact = hold_in_box(y, flat, raw.dtype)
-        refuse_without_room(y, exact, batch, on_invalid)
+        refuse_half_precision(raw.dtype)
+    if A.shape[-2] == 0:
+        return project_box(raw, box_lower, box_upper, on_invalid=on_invalid)
+    return narrow(rows.as_given(project(rows, options)), raw.dtype, on_invalid)
+
+
+def project(rows: Batch, options: Options) -> Tensor:
+    """The nearest points ``(B, n)`` of a record of a box and few rows, in the dtype of its raw."""
+    asks = options.on_infeasible in ASKING
+    if asks and not may_wait():
+        remedy = "pass 'auto' or 'nan', which give NaN for an empty set here"
+        raise OptionError(
+            sentence("on_infeasible", "no look at values in compiled or mapped code", options.on_infeasible, remedy)
+        )
+    if not (rows.look or options.strict or asks or rows.learned) and (kernel := find("box_rows", rows)):
+        return kernel.answer(boxed(rows, rows.raw.dtype))
+    flat = boxed(rows)
+    y, found = (_eager if rows.memory else _traced)(flat, rows, options.gradient == "tangent")
+    if options.strict:
+        exact = hold_in_box(y, rows, flat)
+        refuse_without_room(y, exact, rows, options.on_invalid)
         y = exact
-    y, status, dual, residual = (
-        part.reshape(batch + part.shape[1:]) for part in (_rounded(y, raw), found.status, found.dual, found.residual)
-    )
-    return _answer_bad_samples(y, status, dual, residual, (raw, A, *bounds), on_infeasible, on_invalid)
+    return _answer_bad_samples(_rounded(y, rows), found, rows, options)
 
 
-def _on_a_gpu(raw: Tensor, *others: Tensor | None) -> bool:
-    """Whether y alone is asked for, without a derivative, in a dtype that the kernel stores."""
-    if not raw.is_cuda or raw.dtype not in REALS:
-        return False
-    recorded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (raw, *others))
-    return not recorded
-
-
-def hold_in_box(y: Tensor, flat: BoxedBatch, dtype: torch.dtype) -> Tensor:
+def hold_in_box(y: Tensor, rows: Batch, flat: BoxedBatch) -> Tensor:
     """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
     _, A, lower, upper, *box = (part.detach() for part in flat)
     eps = torch.finfo(torch.float64).eps
-    project = lambda point, low, high: (
-        solve(torch.where(point.isfinite(), point, 0.0), A, low, high, *box, rounding=eps).y
-    )
-    return tighten(y, (A, lower, upper), project, dtype)
+
+    def project(point: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+        start = torch.where(point.isfinite(), point, 0.0)
+        bounds = lower if low is None else low, upper if high is None else high
+        return solve(start, A, *bounds, *box, rounding=eps, mode=rows.mode).y
+
+    return tighten(y, rows, project, rows.raw.dtype)
 
 
-def _rounded(y: Tensor, raw: Tensor) -> Tensor:
+def _rounded(y: Tensor, rows: Batch) -> Tensor:
     """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
-    narrow = y.to(raw.dtype)
-    if may_look(raw) and not bool(narrow.isinf().any()):
-        return narrow
-    lost = (narrow.isinf() & y.isfinite()).any(-1)
-    if may_look(raw) and bool(lost.any()):
-        refuse(lost, NonFiniteError, f"raw: expected a dtype that holds the nearest point, got {raw.dtype}")
-    return torch.where(lost.unsqueeze(-1), torch.nan, narrow)
+    dtype = rows.raw.dtype
+    narrowed = y.to(dtype)
+    if rows.look and not bool(narrowed.isinf().any()):
+        return narrowed
+    lost = (narrowed.isinf() & y.isfinite()).any(-1)
+    if rows.look and bool(lost.any()):
+        text = f"raw: expected a dtype that holds the nearest point, got {dtype}"
+        refuse(rows.as_given(lost), NonFiniteError, text)
+    return torch.where(lost.unsqueeze(-1), torch.nan, narrowed)
 
 
-def _check_call(raw: Tensor, strict: bool, on_infeasible: str) -> None:
-    """Refuse what cannot be kept here: exact arithmetic in half precision, and a look where there is none."""
-    if strict and raw.dtype not in (torch.float64, torch.float32):
-        raise OptionError(
-            sentence("strict", "float64 or float32 outputs", raw.dtype, "leave strict out, or call .float()")
-        )
-    if on_infeasible in ("raise", "nearest") and not may_wait():
-        remedy = "pass 'auto' or 'nan', which give NaN for an empty set here"
-        raise OptionError(
-            sentence("on_infeasible", "no look at values in compiled or mapped code", on_infeasible, remedy)
-        )
-
-
-def _check(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None,
-    upper: Tensor | float | None,
-    box_lower: Tensor | float | None,
-    box_upper: Tensor | float | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Check shapes, dtypes and devices; return the bounds as tensors."""
-    batch, lower, upper = check_affine(raw, A, lower, upper)
-    if A.shape[-2] > MOST_BOX_ROWS:
-        raise ShapeError(sentence("A", f"at most {MOST_BOX_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
-    box = []
-    for name, bound in (("box_lower", box_lower), ("box_upper", box_upper)):
-        side = check_bound(name, bound, raw, raw.shape[-1])
-        batch = batch if side is None else broadcast_batch(name, batch, side.shape[:-1])
-        box.append(side)
-    return lower, upper, box[0], box[1]
-
-
-def _eager(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+def _eager(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
     """One autograd function over the solver, or the solver alone where no derivative is asked for."""
-    if not (torch.is_grad_enabled() and any(part.requires_grad for part in flat)):
-        found = find_in_box(flat, rounding)
+    if not rows.learned:
+        found = find_in_box(flat, rows)
         return found.y, found
-    y, *rest = _Projection.apply(*flat, rounding, tangent)  # pyright: ignore[reportGeneralTypeIssues]
+    y, *rest = _Projection.apply(rows, tangent, *flat)  # pyright: ignore[reportGeneralTypeIssues]
     return y, Outcome(y.detach(), *rest)
 
 
-def _traced(flat: BoxedBatch, rounding: float, tangent: bool) -> tuple[Tensor, Outcome]:
+def _traced(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
     """The solver on detached numbers, and the bits of its answer with the derivative of a smooth formula."""
+    rounding = torch.finfo(rows.raw.dtype).eps
     with torch.no_grad():
-        found = solve(*(part.detach() for part in flat), rounding=rounding)
-    recorded = torch.is_grad_enabled() and any(part.requires_grad for part in flat)
-    if not (recorded or mode() in ("func", "forward")):
+        found = solve(*(part.detach() for part in flat), rounding=rounding, mode=rows.mode)
+    if not (rows.learned or rows.transformed):
         return found.y, found
     if not tangent:
         return keep_value(differentiable(flat, found), found.y), found
     refuse_forward_tangent()
     smooth = differentiable((flat[0].detach(), *flat[1:]), found)
-    passed = Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status)
+    passed = Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status, rows.mode)
     return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
 
 
-def _answer_bad_samples(
-    y: Tensor, status: Tensor, dual: Tensor, residual: Tensor, given: Given, on_infeasible: str, on_invalid: str
-) -> Tensor:
+def _answer_bad_samples(y: Tensor, found: Outcome, rows: Batch, options: Options) -> Tensor:
     """Raise, warn or compromise where the options ask for it and a look is possible; y has NaN for bad samples."""
-    free = may_look(y)
-    named = on_infeasible in ("raise", "nearest")
-    if not (free or named) or not bool(((status != int(Status.SOLVED)) | (residual > PROVED)).any()):
+    status, residual = found.status, found.residual
+    if not (rows.look or options.on_infeasible in ASKING) or not bool(
+        ((status != int(Status.SOLVED)) | (residual > PROVED)).any()
+    ):
         return y
-    if free and on_invalid == "raise":
-        raise_bad_box(*given, status == int(Status.INVALID))
+    if rows.look and options.on_invalid == "raise":
+        raise_bad_numbers(rows, status == int(Status.INVALID))
     empty = status == int(Status.INFEASIBLE)
-    if on_infeasible in ("auto", "raise"):
-        raise_infeasible(empty, dual, "the box and")
-    if free:
-        warn_not_converged(not_proved(status, residual), residual)
-    return _compromise(y, empty, given) if on_infeasible == "nearest" and bool(empty.any()) else y
+    if options.on_infeasible in ("auto", "raise"):
+        raise_infeasible(rows.as_given(empty), rows.as_given(found.dual), "the box and")
+    if rows.look:
+        warn_not_converged(rows.as_given(not_proved(status, residual)), rows.as_given(residual))
+    return _compromise(y, empty, rows) if options.on_infeasible == "nearest" and bool(empty.any()) else y
 
 
-def _compromise(y: Tensor, empty: Tensor, given: Given) -> Tensor:
+def _compromise(y: Tensor, empty: Tensor, rows: Batch) -> Tensor:
     """Empty sets as n + k dense rows, whose projection knows the compromise."""
-    raw, A, lower, upper, low, high = given
-    batch, n = y.shape[:-1], y.shape[-1]
-    eye = torch.eye(n, dtype=raw.dtype, device=raw.device)
-    take = lambda part, core: part.expand(*batch, *part.shape[-core:])[empty]
-    dense = torch.cat([take(A, 2), take(eye, 2)], dim=-2)
-    bound = lambda part, size, absent: take(raw.new_full((size,), absent) if part is None else part, 1)
-    least = torch.cat([bound(lower, A.shape[-2], -torch.inf), bound(low, n, -torch.inf)], dim=-1)
-    most = torch.cat([bound(upper, A.shape[-2], torch.inf), bound(high, n, torch.inf)], dim=-1)
-    nearest = project_affine(take(raw, 1), dense, least, most, on_infeasible="nearest")
+    some = rows.take(empty.nonzero().squeeze(-1)).dense()
+    nearest = polyhedron.project(some, Options(on_infeasible="nearest"))
     return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
-def find_in_box(flat: BoxedBatch, rounding: float) -> Outcome:
-    """By a kernel where one takes the batch, else in plain torch; what is left open is settled where a look is free."""
-    backend = next((backend for backend in (cpu, gpu) if backend.takes_box(flat)), None)
-    found = solve(*flat, rounding=rounding) if backend is None else Outcome(*backend.nearest_in_box(flat, rounding))
-    if not (may_look(flat[0]) and plain(*flat)) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
+def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
+    """By a kernel where one takes the batch, else in plain torch; what is left open is settled where a look is free.
+
+    `flat` is what `boxed` makes of `rows`.
+    """
+    rounding, kernel = torch.finfo(rows.raw.dtype).eps, find("box_rows", rows)
+    if kernel is None:
+        found = solve(*flat, rounding=rounding, mode=rows.mode)
+    else:
+        found = Outcome(*kernel.forward(flat, rounding))
+    if not (rows.look and rows.memory) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
         return found
-    return settle(found, flat, rounding, by_kernel=backend is not None)
+    return settle(found, flat, rounding, by_kernel=kernel is not None)
 
 
 class _Projection(torch.autograd.Function):
     """y and, without derivative, the rest of the `Outcome`."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rows: Batch, tangent: bool, *flat: Tensor) -> tuple[Tensor, ...]:
         """Solve; keep what the derivative reads."""
-        flat, (rounding, tangent) = inputs[:6], inputs[6:]
-        found = find_in_box(flat, rounding)
+        found = find_in_box(flat, rows)  # pyright: ignore[reportArgumentType]
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)
         ctx.mark_non_differentiable(*found[1:])
@@ -258,6 +222,6 @@ class _Projection(torch.autograd.Function):
             return (None,) * 8
         inputs, found = ctx.saved_tensors[:6], Outcome(*ctx.saved_tensors[6:])
         if torch.is_grad_enabled():
-            return *differentiate_again(grads[0], inputs, found, ctx.tangent), None, None
+            return None, None, *differentiate_again(grads[0], inputs, found, ctx.tangent)
         passed = cotangents(grads[0], inputs, found, tangent=ctx.tangent)
-        return *deliver(passed, grads[0], inputs, found, ctx.needs_input_grad, ctx.tangent), None, None
+        return None, None, *deliver(passed, grads[0], inputs, found, ctx.needs_input_grad[2:], ctx.tangent)

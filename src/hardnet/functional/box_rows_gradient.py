@@ -85,7 +85,7 @@ def matrix_cotangent(found: Cotangents, y: Tensor, dual: Tensor, side: Tensor, u
     return -(dual.unsqueeze(-1) * u.unsqueeze(-2) + w.unsqueeze(-1) * y.unsqueeze(-2))
 
 
-def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor) -> Tensor:
+def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor, mode: str = "eager") -> Tensor:
     """``argmin |u - g|`` over u for which y - t u stays in the set for small t: the projection of g on a cone.
 
     Coordinates at their upper bound may only fall, so u >= 0 there; likewise for rows: a box and rows again.
@@ -96,7 +96,7 @@ def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor) -> T
     )
     place = torch.where(good, found.place, 0)
     side = torch.where(good, found.side, 0)
-    steepest = solve(grad, A, *ends(side), *ends(place), rounding=torch.finfo(grad.dtype).eps)
+    steepest = solve(grad, A, *ends(side), *ends(place), rounding=torch.finfo(grad.dtype).eps, mode=mode)
     return torch.where(good & (steepest.status == int(Status.SOLVED)).unsqueeze(-1), steepest.y, 0.0)
 
 
@@ -147,18 +147,20 @@ class Tangent(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(raw: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor) -> Tensor:
+    def forward(raw: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor, mode: str) -> Tensor:
         """Zero."""
         return torch.zeros_like(raw)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Keep the places."""
-        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_backward(*inputs[1:5])
+        ctx.mode = inputs[5]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The projection of the cotangent on the cone of feasible descent."""
         A, place, side, status = ctx.saved_tensors
         found = Outcome(grads[0], place, side, side, status, status)
-        return feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1)), None, None, None, None
+        descent = feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1), ctx.mode)
+        return descent, None, None, None, None, None

@@ -13,11 +13,11 @@ from torch import Tensor
 from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.derivatives import keep_value, last_derivative
 from hardnet.functional.samples import Policy, find_invalid, reject
-from hardnet.kernels.cpu import launch as cpu
-from hardnet.modes import may_look
+from hardnet.kernels.backends import find
+from hardnet.modes import may_look, plain
 from hardnet.products import length
-from hardnet.rows import flatten_boxed, ordered
-from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
+from hardnet.rows import Batch, boxed, ordered
+from hardnet.shapes import broadcast_batch, check_bound, check_number, joint_batch, require_float, require_like
 from hardnet.solvers.algebra.eigen import ascending
 from hardnet.solvers.conic.cones import project_second_order, second_order_frame
 from hardnet.solvers.conic.images import Frame
@@ -83,13 +83,17 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
 
 def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
     """The box ``[0, inf)`` and a row of ones, in O(n); None where no compiled code takes it."""
-    n, aim = raw.shape[-1], total.unsqueeze(-1)
-    given = raw, raw.new_ones(1, n), aim, aim, raw.new_zeros(n), raw.new_full((n,), torch.inf)
-    if not cpu.takes_box(given):
+    if not (may_look(raw) and plain(raw, total)):
         return None
+    n, batch = raw.shape[-1], joint_batch(raw.shape[:-1], total.shape)
     with torch.no_grad():
-        batch, flat = flatten_boxed(*given)
-    y, place, _, _, status, _ = cpu.nearest_in_box(flat, torch.finfo(raw.dtype).eps)
+        aim = total.expand(batch).reshape(-1, 1)
+        wide = raw.double().expand(*batch, n).reshape(-1, n)
+        rows = Batch(wide, wide.new_ones(1, n), aim, aim, None, wide.new_zeros(n), look=True, memory=True)
+        kernel = find("box_rows", rows)
+        if kernel is None:
+            return None
+        y, place, _, _, status, _ = kernel.forward(boxed(rows), torch.finfo(raw.dtype).eps)
     y, support, left = y.reshape(*batch, n), (place == 0).reshape(*batch, n), status == int(Status.NOT_CONVERGED)
     y = _OnSupport.apply(raw.double(), total, y, support)
     return torch.where(left.reshape(*batch, 1), _simplex_by_sorting(raw, total), y) if bool(left.any()) else y  # pyright: ignore[reportReturnType]

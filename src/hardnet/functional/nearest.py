@@ -19,20 +19,18 @@ Called by `hardnet.functional.relaxed`, `hardnet.layers.projection` and others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.functional import nearest_formulas, polyhedron
-from hardnet.functional.box_rows import project_box_rows
+from hardnet.functional import box_rows, nearest_formulas, polyhedron
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
-from hardnet.functional.samples import CHOICES, Gradient, Infeasible, Policy, check_options
-from hardnet.kernels.cpu import launch as cpu
-from hardnet.kernels.gpu import nearest as gpu
-from hardnet.modes import HALF, full_precision, may_look, mode, narrow, plain, refuse_forward_tangent
+from hardnet.functional.samples import ASKING, VALID, Gradient, Infeasible, Options, Policy, refuse_options
+from hardnet.functional.strict import refuse_half_precision
+from hardnet.kernels.backends import find
+from hardnet.modes import HALF, full_precision, narrow, plain, refuse_forward_tangent
 from hardnet.products import times
 from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
@@ -40,49 +38,41 @@ from hardnet.solvers.polyhedron.shared_factor import SharedRows
 
 @full_precision
 def project_few(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None = None,
-    upper: Tensor | float | None = None,
-    *,
-    metric: Tensor | None = None,
-    gradient: Gradient = "exact",
-    strict: bool = False,
-    on_infeasible: Infeasible = "auto",
-    on_invalid: Policy = "raise",
-    shared: SharedRows | None = None,
+    raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
 ) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`.
-
-    The fixed program; where a look is free, or asked for, the general solver settles the samples that it left open. It
-    also takes what the program does not have: a metric, and rows that hold in exact arithmetic.
-    """
-    policies: Any = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    if metric is not None or strict:
-        policies |= {"metric": metric, "strict": strict, "shared": shared}
-        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`."""
+    chosen = Options(**options)
+    if chosen[:3] not in VALID:
+        refuse_options(chosen)
+    if chosen.metric is not None or chosen.strict:  # which the fixed program does not have
+        return polyhedron.project_any(raw, A, lower, upper, **options)
     rows = take_rows(raw, A, lower, upper)
-    if not rows.memory and on_infeasible in ("raise", "nearest"):  # refused, or outside the graph
-        return polyhedron.project_affine(raw, A, lower, upper, gradient=gradient, **policies)
-    given = policies | {"gradient": gradient}
-    if any(value not in CHOICES[name] for name, value in given.items()):
-        check_options(**given)
-    if rows.trivial:
-        return raw.expand(*rows.shape, raw.shape[-1])
-    look = may_look(raw) or on_infeasible in ("raise", "nearest")
-    if not look and not rows.learned and gpu.takes(rows):
-        return _as_given(gpu.answer(rows), raw, rows, on_invalid)
-    found = answer(rows, gradient)
-    y = _as_given(bits_of_raw(found, rows) if look else found, raw, rows, on_invalid)
-    if not look:  # NaN where it is not solved
+    y = project(rows, chosen)
+    if rows.raw is raw:
         return y
-    bad = found.detach()[:, :1].isnan()
+    y = rows.as_given(y)
+    return narrow(y, raw.dtype, chosen.on_invalid) if raw.dtype in HALF else y
+
+
+def project(rows: Batch, options: Options) -> Tensor:
+    """The nearest points ``(B, n)`` of a record of few rows, in the dtype of its raw.
+
+    By the fixed program; where a look is free, or asked for, the general solver settles the samples that it left open.
+    """
+    if not rows.memory and options.on_infeasible in ASKING:  # refused, or outside the graph
+        return polyhedron.project(rows, options)
+    if rows.trivial:
+        return rows.raw
+    if not (rows.look or options.on_infeasible in ASKING):  # NaN where it is not solved
+        return answer(rows, options.gradient)
+    found = answer(rows, options.gradient)
+    y, bad = bits_of_raw(found, rows), found.detach()[:, :1].isnan()
     if not bool(bad.any()):
         return y
-    settled = polyhedron.project_affine(raw, A, lower, upper, **policies)
-    return torch.where(bad.reshape(*rows.shape, 1), settled, y)
+    return torch.where(bad, polyhedron.project(rows, options._replace(gradient="exact")), y)
 
 
+@full_precision
 def project_few_in_box(
     raw: Tensor,
     A: Tensor,
@@ -97,26 +87,34 @@ def project_few_in_box(
     The fixed program has a coordinate at its bound to rounding, and a clamp the rest. Where that is more than rounding
     (rows that nearly depend on each other, raws far away) the multipliers of the rows decide, or NaN without a look.
     """
-    box = BoxedRows(A, lower, upper, box_lower, box_upper)
-    y = project_few(raw, *box.dense(), **options)
+    rows, chosen = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Options(**options)
+    if chosen[:3] not in VALID:
+        refuse_options(chosen)
+    if chosen.strict:
+        refuse_half_precision(raw.dtype)
+    if 0 in rows.shape:
+        return raw.expand(*rows.shape, raw.shape[-1])
+    y = (polyhedron.project if chosen.strict else project)(rows.dense(), chosen)
     point = y.detach()
-    held = point if box_lower is None else torch.maximum(point, box_lower.detach().to(point.dtype))
-    held = held if box_upper is None else torch.minimum(held, box_upper.detach().to(point.dtype))
+    held = point if rows.box_lower is None else torch.maximum(point, rows.box_lower.detach())
+    held = held if rows.box_upper is None else torch.minimum(held, rows.box_upper.detach())
     limit = MOST_CLAMPED * torch.finfo(point.dtype).eps * held.abs().amax(-1)
     moved = ((held - point).abs().amax(-1) > limit).unsqueeze(-1)
-    inside = keep_value(y, held)
-    if not may_look(raw):
-        return torch.where(moved, torch.nan, inside)
-    return torch.where(moved, project_box_rows(raw, *box[:5], **options), inside) if bool(moved.any()) else inside
+    y = keep_value(y, held)
+    if not rows.look:
+        y = torch.where(moved, torch.nan, y)
+    elif bool(moved.any()):
+        y = torch.where(moved, box_rows.project(rows, chosen), y)
+    return narrow(rows.as_given(y), raw.dtype, chosen.on_invalid)
 
 
 MOST_CLAMPED = 4.0
 """Roundings of the largest output by which a clamp may move what the fixed program found."""
 PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
     "few rows in a box": project_few_in_box,
-    "box and few rows": project_box_rows,
+    "box and few rows": box_rows.project_box_rows,
     "few rows": project_few,
-    "rows": polyhedron.project_affine,
+    "rows": polyhedron.project_any,
 }
 """Who projects onto rows of each structure; all take the options of `project_affine`, a box no `metric`."""
 
@@ -149,19 +147,42 @@ def project_affine(
     on_invalid: Policy = "raise",
     shared: SharedRows | None = None,
 ) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper``: see `hardnet.functional.polyhedron.project_affine`."""
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
+
+    Any number of rows: more than n, dependent, duplicated, redundant, equalities (lower == upper), in any units. The
+    solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned bit for bit, a
+    row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not depend on its
+    batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`; so does one whose rows, such as
+    equalities that nearly coincide, are met by a point that could not be proved to be the nearest.
+
+    On CUDA and under torch.compile, torch.export and torch.func no value is looked at: a sample that the fixed
+    program of pivots does not solve is NaN.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(m, n)`` or ``(*batch, m, n)``.
+        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
+        upper: Like `lower`; None is +inf.
+        metric: W of ``min (y - raw)'W(y - raw)``: positive ``(n,)`` or ``(*batch, n)``, or positive definite
+            ``(n, n)`` or ``(*batch, n, n)``; it has a gradient too. None is the identity.
+        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
+            where that pulls it back inside.
+        strict: Whether inequalities hold for the returned numbers in exact arithmetic, by a few roundings inward.
+        on_infeasible: What an empty set gives. ``"raise"``: an `InfeasibleError` with the rows that contradict each
+            other, by a look at the answer. ``"nearest"``: the compromise with the least sum of squared distances to
+            the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
+        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where values are looked at, or NaN
+            for that sample alone.
+        shared: What `prepare_rows` made of this A, where it is constant; by default it is made at each call that it
+            pays for.
+
+    Returns:
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
+    """
     options: Any = {"metric": metric, "gradient": gradient, "strict": strict, "shared": shared}
     options |= {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
     return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
-
-
-def _as_given(y: Tensor, raw: Tensor, rows: Batch, on_invalid: str) -> Tensor:
-    """Y in the shape and the dtype of raw."""
-    if rows.raw is raw:
-        return y
-    y = y.reshape(*rows.shape, raw.shape[-1])
-    return narrow(y, raw.dtype, on_invalid) if raw.dtype in HALF else y
 
 
 def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
@@ -186,42 +207,43 @@ def _holds(rows: Batch) -> Tensor:
 
 def fixed_program(rows: Batch, gradient: str) -> Nearest:
     """The nearest point by kernels where they take these rows, else by the formulas; no look at any value."""
-    for backend in (cpu, gpu):
-        if backend.takes(rows):
-            return by_kernel(rows, gradient == "tangent", backend)
-    return nearest_formulas.nearest(*rows[:4], _tangent(gradient))
+    kernel = find("few_rows", rows)
+    if kernel is None:
+        return nearest_formulas.nearest(*rows.numbers, _tangent(gradient, rows))
+    return by_kernel(rows, gradient == "tangent", kernel)
 
 
 def answer(rows: Batch, gradient: str) -> Tensor:
     """Y of `fixed_program` alone, NaN where it is not solved."""
-    if cpu.takes(rows) or gpu.takes(rows):
-        return fixed_program(rows, gradient).y
+    kernel = find("few_rows", rows)
+    if kernel is not None:
+        return by_kernel(rows, gradient == "tangent", kernel).y if rows.learned else kernel.answer(rows)
     if rows.learned or not rows.memory:
-        return nearest_formulas.nearest(*rows[:4], _tangent(gradient)).y
+        return nearest_formulas.nearest(*rows.numbers, _tangent(gradient, rows)).y
     with torch.inference_mode():  # hundreds of operations, each of which takes a fifth less without a version to keep
-        y = nearest_formulas.nearest(*rows[:4]).y
+        y = nearest_formulas.nearest(*rows.numbers).y
     return y.clone()
 
 
-def _tangent(gradient: str) -> bool:
+def _tangent(gradient: str, rows: Batch) -> bool:
     """Whether the formulas let more through to raw than the derivative: not in a graph that has none."""
     if gradient == "tangent":
         refuse_forward_tangent()
-    return gradient == "tangent" and mode() != "export"
+    return gradient == "tangent" and rows.mode != "export"
 
 
-def by_kernel(rows: Batch, tangent: bool, backend: ModuleType) -> Nearest:
-    """The same as `nearest_formulas.nearest`, for rows that the backend takes: one pass each way.
+def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
+    """The same as `nearest_formulas.nearest`, for rows that the kernel takes: one pass each way.
 
     Args:
         rows: The record of the call.
         tangent: Whether raw gets back what would pull it inside.
-        backend: A module with `forward` and `backward`.
+        kernel: The operation of a backend, with `forward` and `backward`.
     """
     if rows.learned:
-        y, dual, status, residual = NearestByKernel.apply(*rows[:4], tangent, backend)  # pyright: ignore[reportGeneralTypeIssues]
+        y, dual, status, residual = NearestByKernel.apply(*rows.numbers, tangent, kernel)  # pyright: ignore[reportGeneralTypeIssues]
     else:
-        y, dual, status, residual = backend.forward(rows)
+        y, dual, status, residual = kernel.forward(rows)
     return Nearest(y, dual, status.to(torch.int8), residual)
 
 
@@ -231,8 +253,8 @@ class NearestByKernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """One pass; what differentiates or maps the gradient goes through the formulas."""
-        *numbers, ctx.tangent, ctx.backend = inputs
-        y, dual, status, residual = ctx.backend.forward(Batch(*numbers))
+        *numbers, ctx.tangent, ctx.kernel = inputs
+        y, dual, status, residual = ctx.kernel.forward(Batch(*numbers))
         ctx.save_for_backward(*numbers, y, dual, status)
         ctx.mark_non_differentiable(dual, status, residual)
         ctx.set_materialize_grads(False)
@@ -247,7 +269,7 @@ class NearestByKernel(torch.autograd.Function):
             return (None,) * 6
         if torch.is_grad_enabled() or not plain(gradient):
             return *_through_formulas(gradient, (raw, A, lower, upper), needs, ctx.tangent), None, None
-        grads = ctx.backend.backward(gradient, Batch(raw, A, lower, upper), tuple(found), needs[1], ctx.tangent)
+        grads = ctx.kernel.backward(gradient, Batch(raw, A, lower, upper), tuple(found), needs[1], ctx.tangent)
         bounds = (
             grad.sum(0) if needed and bound.dim() == 1 else grad if needed else None
             for grad, bound, needed in zip(grads[2:], (lower, upper), needs[2:4], strict=True)

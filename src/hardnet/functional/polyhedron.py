@@ -22,26 +22,25 @@ from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.derivatives import along_tangent
-from hardnet.functional.metric import InMetric, in_metric
+from hardnet.functional.metric import InMetric, in_metric, take_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import (
-    CHOICES,
+    ASKING,
     PROVED,
-    Gradient,
-    Infeasible,
-    Policy,
-    check_options,
+    VALID,
+    Options,
     not_proved,
     raise_bad_numbers,
     raise_infeasible,
+    refuse_options,
     warn_not_converged,
 )
-from hardnet.functional.strict import hold_exactly
-from hardnet.modes import HALF, full_precision, may_look, mode, narrow, outside_compiler, signed
-from hardnet.shapes import check_affine
+from hardnet.functional.strict import hold_exactly, refuse_half_precision
+from hardnet.modes import full_precision, narrow, outside_compiler, signed
+from hardnet.rows import Batch, in_double, take_rows
 from hardnet.solvers.polyhedron.emptiness import prove_empty
-from hardnet.solvers.polyhedron.projection import flatten, solve
+from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, rows_for
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
@@ -51,128 +50,83 @@ LOOSE = 1e-9
 
 
 @full_precision
-def project_affine(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None = None,
-    upper: Tensor | float | None = None,
-    *,
-    metric: Tensor | None = None,
-    gradient: Gradient = "exact",
-    strict: bool = False,
-    on_infeasible: Infeasible = "auto",
-    on_invalid: Policy = "raise",
-    shared: SharedRows | None = None,
+def project_any(
+    raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
 ) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``; arguments as in `hardnet.functional.project_affine`."""
+    rows, chosen = take_rows(raw, A, lower, upper), Options(**options)
+    if chosen[:3] not in VALID:
+        refuse_options(chosen)
+    if chosen.strict:
+        refuse_half_precision(raw.dtype)
+    if chosen.metric is not None:
+        chosen = chosen._replace(metric=take_metric(chosen.metric, raw, rows))
+    return narrow(rows.as_given(project(rows, chosen)), raw.dtype, chosen.on_invalid)
 
-    Any number of rows: more than n, dependent, duplicated, redundant, equalities (lower == upper), in any units. The
-    solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned bit for bit, a
-    row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not depend on its
-    batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`; so does one whose rows, such as
-    equalities that nearly coincide, are met by a point that could not be proved to be the nearest.
 
-    On CUDA and under torch.compile, torch.export and torch.func no value is looked at: a sample that the fixed
-    program of pivots does not solve is NaN.
-
-    Args:
-        raw: ``(*batch, n)``.
-        A: ``(m, n)`` or ``(*batch, m, n)``.
-        lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None is -inf.
-        upper: Like `lower`; None is +inf.
-        metric: W of ``min (y - raw)'W(y - raw)``: positive ``(n,)`` or ``(*batch, n)``, or positive definite
-            ``(n, n)`` or ``(*batch, n, n)``; it has a gradient too. None is the identity.
-        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
-            where that pulls it back inside.
-        strict: Whether inequalities hold for the returned numbers in exact arithmetic, by a few roundings inward.
-        on_infeasible: What an empty set gives. ``"raise"``: an `InfeasibleError` with the rows that contradict each
-            other, by a look at the answer. ``"nearest"``: the compromise with the least sum of squared distances to
-            the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
-        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where values are looked at, or NaN
-            for that sample alone.
-        shared: What `prepare_rows` made of this A, where it is constant; by default it is made at each call that it
-            pays for.
-
-    Returns:
-        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
-    """
-    batch, lower, upper = check_affine(raw, A, lower, upper)
-    given = {"gradient": gradient, "on_infeasible": on_infeasible, "on_invalid": on_invalid}
-    if any(value not in CHOICES[name] for name, value in given.items()):
-        check_options(**given)
-    if A.shape[-2] == 0:
-        return raw.expand(*batch, raw.shape[-1])
-    project = partial(_route, on_infeasible=on_infeasible, on_invalid=on_invalid)
-    if metric is None:
-        y = project(raw, A, lower, upper, shared)
+def project(rows: Batch, options: Options) -> Tensor:
+    """The nearest points ``(B, n)`` of a record, in the dtype of its raw; a metric as `take_metric` has it."""
+    if rows.A.shape[-2] == 0:
+        return rows.raw
+    rows = rows._replace(look=rows.look or options.on_infeasible in ASKING)
+    if options.metric is None:
+        y = _route(rows, options)
     else:
-        found = in_metric(raw, A, lower, upper, metric, project, lambda *rows: solve_any(*rows).y, on_invalid)
-        y = found.y if on_infeasible == "nearest" else _met(found)  # a compromise violates rows
-    y = along_tangent(y, raw, A, lower, upper) if gradient == "tangent" else y
-    if not strict:
+        euclidean = partial(_route, options=options._replace(shared=None))
+        found = in_metric(rows, options.metric, euclidean, lambda record: solve_any(record).y, options.on_invalid)
+        y = found.y if options.on_infeasible == "nearest" else _met(found, rows)  # a compromise violates rows
+    y = along_tangent(y, *rows.numbers) if options.gradient == "tangent" else y
+    if not options.strict:
         return y
-    onto = partial(_route, on_infeasible="nan", on_invalid="nan")
-    return hold_exactly(y, A, lower, upper, onto, on_invalid)
+    onto = partial(_route, options=Options(on_infeasible="nan", on_invalid="nan"))
+    return hold_exactly(y, rows, onto, options.on_invalid)
 
 
-def _met(found: InMetric) -> Tensor:
+def _met(found: InMetric, rows: Batch) -> Tensor:
     """Y of a metric; a warning where its rows are not met, or NaN where no value is looked at."""
-    if may_look(found.y):
-        warn_not_converged(found.lost, found.left)
+    if rows.look:
+        warn_not_converged(rows.as_given(found.lost), rows.as_given(found.left))
         return found.y
     return torch.where(found.lost.unsqueeze(-1), torch.nan, found.y)
 
 
-def solve_any(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, shared: SharedRows | None = None
-) -> Solution:
-    """What `project_affine` knows of its answer, without derivatives; y is NaN where a sample has none.
+def solve_any(rows: Batch, shared: SharedRows | None = None) -> Solution:
+    """What `project` knows of its answer, a flat batch without derivatives; y is NaN where a sample has none.
 
-    Nothing is raised, and on a GPU nothing is looked at. Shapes as in `project_affine`, bounds as tensors.
+    Nothing is raised, and on a GPU nothing is looked at.
     """
-    if mode() == "eager":
-        found = _solve(raw, A, lower, upper, shared, may_look(raw))
-    else:
-        found = project_fixed(raw, A, lower, upper)
+    found = _solve(rows, shared) if rows.mode == "eager" else project_fixed(rows)
     return found._replace(y=_without_a_look(found.y, found.status, found.residual))
 
 
-def _solve(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, shared: SharedRows | None, look: bool
-) -> Solution:
-    """The solver of eager code, with the batch as it came."""
-    many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
-    batch, flat = flatten(raw, A, lower, upper)
-    shared = rows_for(raw, A, lower, upper, shared, look) if many else None
-    found = solve(*flat, look=look, shared=shared, rounding=torch.finfo(raw.dtype).eps)
-    if not look:  # who looks has proved it
-        proof = prove_empty(*flat, found.y, found.side)
+def _solve(rows: Batch, shared: SharedRows | None) -> Solution:
+    """The solver of eager code."""
+    wide = in_double(rows)
+    found = solve(wide, shared=_factors(rows, shared), rounding=torch.finfo(rows.raw.dtype).eps)
+    if not rows.look:  # who looks has proved it
+        proof = prove_empty(*wide.numbers, found.y, found.side)  # pyright: ignore[reportArgumentType]
         empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
         status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
         found = found._replace(status=status, dual=torch.where(empty.unsqueeze(-1), proof, found.dual))
-    y, dual = (part.to(raw.dtype).view(*batch, part.shape[-1]) for part in (found.y, found.dual))
-    return Solution(y, dual, *(part.view(batch) for part in (found.status, found.iterations, found.residual)))
+    y, dual = found.y.to(rows.raw.dtype), found.dual.to(rows.raw.dtype)
+    return Solution(y, dual, found.status, found.iterations, found.residual)
 
 
-def _route(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    shared: SharedRows | None = None,
-    *,
-    on_infeasible: str,
-    on_invalid: str,
-) -> Tensor:
+def _factors(rows: Batch, given: SharedRows | None) -> SharedRows | None:
+    """The factors of many rows that all samples share, where they pay."""
+    many = rows.A.dim() == 2 and rows.A.shape[-2] >= LEAST_ROWS
+    return rows_for(rows, given) if many else None
+
+
+def _route(rows: Batch, options: Options) -> Tensor:
     """Who projects: the fixed program wherever operations are recorded or transformed, else the solver."""
-    around, asked = mode(), on_infeasible in ("raise", "nearest")
-    if around != "eager" and not (around == "compile" and asked):
-        if on_infeasible == "nearest":
+    if rows.mode != "eager" and not (rows.mode == "compile" and options.on_infeasible in ASKING):
+        if options.on_infeasible == "nearest":
             remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
             raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
-        found = project_fixed(raw, A, lower, upper)
+        found = project_fixed(rows)
         return _without_a_look(found.y, found.status, found.residual)
-    return _project(raw, A, lower, upper, shared, on_infeasible, on_invalid)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
+    return _project(rows._replace(mode="eager"), options)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 
 def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
@@ -183,60 +137,49 @@ def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
 
 
 @outside_compiler  # loops until the last sample is through: a compiled graph calls it as it is
-def _project(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    shared: SharedRows | None,
-    on_infeasible: str,
-    on_invalid: str,
-) -> Tensor:
+def _project(rows: Batch, options: Options) -> Tensor:
     """Solve, then raise or warn for the samples without an answer where a look is possible."""
-    look = may_look(raw) or on_infeasible in ("raise", "nearest")
-    many = A.shape[-2] >= LEAST_ROWS and A.shape[:-2].numel() == 1
-    shared = rows_for(raw, A, lower, upper, shared, look) if many else None
-    learned = any(part is not None and part.requires_grad for part in (raw, A, lower, upper))
-    find = _Projection.apply if learned and torch.is_grad_enabled() else _Projection.forward
-    y, dual, _, status, residual = find(raw, A, lower, upper, look, shared)  # pyright: ignore[reportGeneralTypeIssues]
-    y = narrow(y, raw.dtype, on_invalid)
-    if not look:
+    shared = _factors(rows, options.shared)
+    find = _Projection.apply if rows.learned else _Projection.forward
+    y, dual, _, status, residual = find(*rows.numbers, rows.look, rows.memory, shared)  # pyright: ignore[reportGeneralTypeIssues]
+    if not rows.look:
         return _without_a_look(y, status, residual)
     if not bool(((status != int(Status.SOLVED)) | (residual > PROVED)).any()):
         return y
-    if on_invalid == "raise":
-        raise_bad_numbers(raw, A, lower, upper, status == int(Status.INVALID))
-    if on_infeasible in ("auto", "raise"):
-        raise_infeasible(status == int(Status.INFEASIBLE), dual)
-    warn_not_converged(not_proved(status, residual), residual)
-    if on_infeasible == "nearest":
+    if options.on_invalid == "raise":
+        raise_bad_numbers(rows, status == int(Status.INVALID))
+    if options.on_infeasible in ("auto", "raise"):
+        raise_infeasible(rows.as_given(status == int(Status.INFEASIBLE)), rows.as_given(dual))
+    warn_not_converged(rows.as_given(not_proved(status, residual)), rows.as_given(residual))
+    if options.on_infeasible == "nearest":
         return y
     return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
 
 
 class _Projection(torch.autograd.Function):
-    """y and, without derivative, dual, side, status and residual; saves O(n + m) numbers a sample beside A.
-
-    y is in the dtype of raw, in float32 for half types, whose range it may exceed.
-    """
+    """y and, without derivative, dual, side, status and residual; saves O(n + m) numbers a sample beside A."""
 
     @staticmethod
     @signed
     def forward(
-        raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, look: bool, shared: SharedRows | None
+        raw: Tensor,
+        A: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        look: bool,
+        memory: bool,
+        shared: SharedRows | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Solve in float64."""
-        batch, flat = flatten(raw, A, lower, upper)
-        found = solve(*flat, look=look, shared=shared, rounding=torch.finfo(raw.dtype).eps)
-        y = found.y.to(torch.float32 if raw.dtype in HALF else raw.dtype).view(*batch, raw.shape[-1])
-        dual, side = (part.view(*batch, A.shape[-2]) for part in (found.dual, found.side.to(torch.int8)))
-        return y, dual, side, found.status.view(batch), found.residual.view(batch)
+        rows = in_double(Batch(raw, A, lower, upper, look=look, memory=memory))
+        found = solve(rows, shared=shared, rounding=torch.finfo(raw.dtype).eps)
+        return found.y.to(raw.dtype), found.dual, found.side.to(torch.int8), found.status, found.residual
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keep what the derivative reads."""
         y, dual, side, status, residual = output
-        ctx.look, ctx.shared = inputs[4:]
+        ctx.look, _, ctx.shared = inputs[4:]
         ctx.save_for_backward(*inputs[:4], y, dual, side, status)
         ctx.mark_non_differentiable(dual, side, status, residual)
         ctx.set_materialize_grads(False)
@@ -245,6 +188,6 @@ class _Projection(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
         if grads[0] is None:
-            return (None,) * 6
-        options = {"needed": ctx.needs_input_grad[:4], "look": ctx.look, "shared": ctx.shared}
-        return *gradients(grads[0], *ctx.saved_tensors, **options), None, None
+            return (None,) * 7
+        rows, found = Batch(*ctx.saved_tensors[:4], look=ctx.look), ctx.saved_tensors[4:]
+        return *gradients(grads[0], rows, *found, needed=ctx.needs_input_grad[:4], shared=ctx.shared), None, None, None

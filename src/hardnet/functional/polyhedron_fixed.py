@@ -14,16 +14,15 @@ Called by `hardnet.functional.metric` and `hardnet.functional.polyhedron`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
-from hardnet.modes import mode
 from hardnet.products import times
-from hardnet.rows import bound_size, finite_size, or_one, ordered
-from hardnet.shapes import check_affine
+from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered, take_rows
 from hardnet.solvers.algebra.square import refined, solve_square
 from hardnet.solvers.polyhedron.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
@@ -42,20 +41,15 @@ class _Scaled(NamedTuple):
     length: Tensor  # what each row was divided by, (*batch, m)
 
 
-def project_fixed(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, steps: int | None = None
-) -> Solution:
+def project_fixed(rows: Batch, steps: int | None = None) -> Solution:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` after a fixed number of pivots, y differentiable.
 
     Args:
-        raw: ``(*batch, n)``.
-        A: ``(m, n)`` or ``(*batch, m, n)``.
-        lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
-        upper: Like `lower`.
+        rows: The record of the call; the answer is a flat batch, y in the dtype of its raw.
         steps: How many pivots; by default `hardnet.solvers.polyhedron.fixed.steps_for`.
     """
-    m, n = A.shape[-2:]
-    wide = _full(raw, A, lower, upper)
+    raw, (m, n), exported = rows.raw, rows.A.shape[-2:], rows.mode == "export"
+    wide = _full(rows)
     valid = _valid(*(part.detach() for part in wide))
     problem = _scale(*_harmless(valid, *wide))
     raw_, A_, low, high = (part.detach() for part in problem[:4])
@@ -63,10 +57,10 @@ def project_fixed(
     nearest = finite_size(torch.minimum(low.abs(), high.abs()))
     slack = INSIDE * (times(A_.abs(), raw_.abs()) + nearest)
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
-    pivots = compiled_pivots if mode() == "compile" else fixed_pivots
+    pivots = compiled_pivots if rows.mode == "compile" else partial(fixed_pivots, exported=exported)
     steps = steps_for(m, n) if steps is None else steps
     found = pivots(A_ @ A_.mT, product, low, high, slack, steps)
-    y, dual = _on_active(problem, found.side, found.inverse)
+    y, dual = _on_active(problem, found.side, found.inverse, exported)
     residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
     empty = _proved_empty(A_, low, high, found.ray, y.detach())
     met = inside | _met(A_, low, high, y.detach(), torch.finfo(raw.dtype).eps)
@@ -74,7 +68,7 @@ def project_fixed(
     status = _status(valid, residual, empty)
     dual = _multipliers(problem, dual.detach(), found.ray, inside, status)
     moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
-    y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw.expand_as(moved)), moved)
+    y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw), moved)
     iterations = torch.where(inside, 0, steps)
     return Solution(torch.where(valid.unsqueeze(-1), y, torch.nan), dual.to(raw.dtype), status, iterations, residual)
 
@@ -104,15 +98,11 @@ def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor |
     return keep_value(y, value)
 
 
-def _full(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, ...]:
-    """All four in float64 with the whole batch, bounds with infinities."""
-    m, n = A.shape[-2:]
-    shapes = [raw.shape[:-1], A.shape[:-2], *(bound.shape[:-1] for bound in (lower, upper) if bound is not None)]
-    batch = torch.broadcast_shapes(*shapes)
-    low = raw.new_full((m,), -torch.inf) if lower is None else lower
-    high = raw.new_full((m,), torch.inf) if upper is None else upper
-    bounds = (bound.double().expand(*batch, m) for bound in (low, high))
-    return raw.double().expand(*batch, n), A.double().expand(*batch, m, n), *bounds
+def _full(rows: Batch) -> tuple[Tensor, ...]:
+    """Raw, A, lower and upper in float64 with the whole batch, bounds with infinities."""
+    wide = in_double(rows)
+    raw, A, lower, upper = wide.numbers
+    return raw, A.expand(raw.shape[0], *A.shape[-2:]), lower, upper  # pyright: ignore[reportReturnType]
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -146,7 +136,7 @@ def _divide(bound: Tensor, by: Tensor) -> Tensor:
     return torch.where(finite, torch.where(finite, bound, 0.0) / by, bound.detach())
 
 
-def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, exported: bool) -> tuple[Tensor, Tensor]:
     """The nearest point on the active rows, corrected once, and its multipliers: differentiable."""
     active = side != 0
     bound = torch.where(side > 0, problem.upper, problem.lower)
@@ -155,14 +145,14 @@ def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor) -> tuple[Tensor,
     K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
     y, dual = problem.raw, torch.zeros_like(bound)
     for _ in range(2):
-        step = _solve(K, times(rows, y) - bound, inverse)
+        step = _solve(K, times(rows, y) - bound, inverse, exported)
         y, dual = y - times(rows.mT, step), dual + step
     return y, dual
 
 
-def _solve(K: Tensor, right: Tensor, inverse: Tensor) -> Tensor:
+def _solve(K: Tensor, right: Tensor, inverse: Tensor, exported: bool) -> Tensor:
     """``K^-1 right``; for export, whose formats know no factorization, by the inverse of the pivots, refined twice."""
-    return refined(inverse, K, right) if mode() == "export" else solve_square(K, right)
+    return refined(inverse, K, right) if exported else solve_square(K, right)
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
@@ -223,6 +213,7 @@ def solve_affine(
         upper: Like `lower`; None is +inf.
         steps: How many pivots; by default 2 m + 10 for less than n rows, else 4 n + 10, and 2 n more for each doubling.
     """
-    _, lower, upper = check_affine(raw, A, lower, upper)
-    found = project_fixed(raw, A, lower, upper, steps)
-    return FixedSolution(found.y, found.status, found.residual)
+    rows = take_rows(raw, A, lower, upper)
+    found = project_fixed(rows, steps)
+    y = found.y.to(raw.dtype)
+    return FixedSolution(*map(rows.as_given, (y, found.status, found.residual)))

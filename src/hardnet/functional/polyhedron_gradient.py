@@ -17,10 +17,9 @@ import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.derivatives import implicit_vjp, masked_vjp
 from hardnet.kernels.limits import MOST_ON_CHIP
 from hardnet.modes import plain
-from hardnet.products import align, exponent, shift, shift_rows, times_aligned
-from hardnet.rows import REALS
+from hardnet.products import align, exponent, outer_sum, shift, shift_rows, times_aligned
+from hardnet.rows import CORES, REALS, Batch, in_double
 from hardnet.solvers.polyhedron.active import NEARLY_DEPENDENT, solve_active
-from hardnet.solvers.polyhedron.projection import flatten
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.polyhedron.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
@@ -32,72 +31,62 @@ TANGENT = 1e-11
 """Part of g that u may move off the active rows before their shared factors are left for the careful way."""
 LARGEST_MATRICES = 1 << 26
 """Most numbers that the samples ask of a shared A one by one."""
-CORES = (1, 2, 1, 1)
-"""Dimensions of raw, A, lower and upper that are not of the batch."""
-
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Gradients = tuple[Tensor | None, ...]
 
 
 def gradients(
     grad: Tensor,
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
+    rows: Batch,
     y: Tensor,
     dual: Tensor,
     side: Tensor,
     status: Tensor,
     *,
     needed: tuple[bool, ...],
-    look: bool = True,
     shared: SharedRows | None = None,
 ) -> Gradients:
     """The cotangents of raw, A, lower and upper; zero for invalid samples, whose numbers may be NaN."""
-    inputs, saved = (raw, A, lower, upper), (y, dual, side, status)
-    found = _fused(grad, inputs, *saved, needed, look) if _fits(grad, *inputs, *saved) else None
-    return _general(grad, inputs, *saved, needed, look, shared) if found is None else found
+    saved = (y, dual, side, status)
+    found = _fused(grad, rows, *saved, needed) if _fits(grad, rows) else None
+    return _general(grad, rows, *saved, needed, shared) if found is None else found
 
 
-def _fits(grad: Tensor, raw: Tensor, A: Tensor, *others: Tensor | None) -> bool:
+def _fits(grad: Tensor, rows: Batch) -> bool:
     """Whether the kernel takes these: small and plain, on a GPU, and no derivative of this derivative is asked for."""
-    if raw.device.type != "cuda" or torch.is_grad_enabled() or not plain(grad, raw, A, *others):
+    raw, A = rows.raw, rows.A
+    if raw.device.type != "cuda" or torch.is_grad_enabled() or not plain(grad):
         return False
     return max(A.shape[-2:]) <= MOST_ON_CHIP and grad.numel() > 0 and raw.dtype in REALS and gpu.supported(raw.device)
 
 
 def _fused(
     grad: Tensor,
-    inputs: Inputs,
+    rows: Batch,
     y: Tensor,
     dual: Tensor,
     side: Tensor,
     status: Tensor,
     needed: tuple[bool, ...],
-    look: bool,
 ) -> Gradients | None:
     """All of it in one launch. A sample left open sends its batch to the general path, or is NaN without a look."""
     from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
-    A, batch, (m, n) = inputs[1], y.shape[:-1], inputs[1].shape[-2:]
+    A, (m, n) = rows.A, rows.A.shape[-2:]
     rules = Rules(NEARLY_DEPENDENT, int(Status.INVALID), int(Status.INFEASIBLE) if needed[1] else -1)
-    saved = Saved(y.reshape(-1, n), dual.reshape(-1, m), side.reshape(-1, m), status.reshape(-1))
-    apart = A.shape[:-2] == batch or status.numel() * m * n <= LARGEST_MATRICES
-    dtypes = _dtypes(inputs, batch, apart)
+    apart = A.dim() == 3 or status.numel() * m * n <= LARGEST_MATRICES
+    dtypes = _dtypes(rows, apart)
     dtypes[1] = dtypes[1] if needed[1] and apart else None
-    low, high = (None if bound is None else _rows(bound, batch, 1) for bound in inputs[2:])
-    found = launch(grad.reshape(-1, n), _rows(A, batch, 2), low, high, saved, rules, dtypes)
-    if look and bool(found.open.any()):
+    found = launch(grad, A, rows.lower, rows.upper, Saved(y, dual, side, status), rules, dtypes)
+    if rows.look and bool(found.open.any()):
         return None
-    if not look:
+    if not rows.look:
         found = _replace_open(found)
-    matrix = None if found.matrix is None else _reduce(found.matrix, batch, A)
+    matrix = None if found.matrix is None else _reduce(found.matrix, A)
     if needed[1] and matrix is None:
-        sound, empty = (status != int(Status.INVALID)).reshape(-1, 1), (status == int(Status.INFEASIBLE)).reshape(-1)
+        sound, empty = (status != int(Status.INVALID)).unsqueeze(-1), status == int(Status.INFEASIBLE)
         w = found.lower + found.upper
-        matrix = _matrix_gradient(found.raw, w, _flat(y, sound), _flat(dual, sound), empty, batch, A)
-    return _deliver(found.raw, matrix, found.lower, found.upper, inputs, batch, needed)
+        matrix = _matrix_gradient(found.raw, w, _sound(y, sound), _sound(dual, sound), empty, A)
+    return _deliver(found.raw, matrix, found.lower, found.upper, rows, needed)
 
 
 def _replace_open(found: Any) -> Any:
@@ -109,95 +98,80 @@ def _replace_open(found: Any) -> Any:
     )
 
 
-def _dtypes(inputs: Inputs, batch: torch.Size, apart: bool) -> list[torch.dtype | None]:
+def _dtypes(rows: Batch, apart: bool) -> list[torch.dtype | None]:
     """In which dtype a sample hands out its gradients: float64 where they are summed afterwards."""
     return [
-        inputs[0].dtype if apart and (part is None or part.shape[:-core] == batch) else torch.float64
-        for part, core in zip(inputs, CORES, strict=True)
+        rows.raw.dtype if apart and (part is None or part.dim() > core) else torch.float64
+        for part, core in zip(rows.numbers, CORES, strict=False)
     ]
-
-
-def _rows(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
-    """One flat batch of what each sample has, or what all share alone: a copy only where some samples share."""
-    own = tensor.shape[-core:]
-    if tensor.shape[:-core].numel() == 1:
-        return tensor.reshape(own)
-    return tensor.expand(*batch, *own).reshape(-1, *own)
 
 
 def _general(
     grad: Tensor,
-    inputs: Inputs,
+    rows: Batch,
     y: Tensor,
     dual: Tensor,
     side: Tensor,
     status: Tensor,
     needed: tuple[bool, ...],
-    look: bool,
     shared: SharedRows | None,
 ) -> Gradients:
     """In plain torch: for any size and any active rows, and differentiable itself."""
-    A, (batch, (point, rows, low, high)) = inputs[1], flatten(*inputs)
-    sound = (status != int(Status.INVALID)).reshape(-1, 1)
+    look, A_in, (point, A, low, high) = rows.look, rows.A, in_double(rows).numbers
+    assert low is not None
+    assert high is not None
+    sound = (status != int(Status.INVALID)).unsqueeze(-1)
     if not look or not bool(sound.all()):
-        rows = torch.where(sound.unsqueeze(-1) if rows.dim() == 3 else sound.any(), rows, 0.0)
-    tight, side = low == high, side.reshape(low.shape)
+        A = torch.where(sound.unsqueeze(-1) if A.dim() == 3 else sound.any(), A, 0.0)
+    tight = low == high
     active = ((side != 0) | tight) & sound
-    grad = grad.double().reshape(point.shape)
-    grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
-    unit = exponent(rows.detach().abs().amax(-1))  # rows of size one: no square of them overflows
-    rows = shift_rows(rows, unit)
+    grad = torch.where(sound & ~grad.isnan(), grad.double(), 0.0)
+    unit = exponent(A.detach().abs().amax(-1))  # rows of size one: no square of them overflows
+    A = shift_rows(A, unit)
     bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
-    u, w = _derivative(align(grad), align(rows, 2), align(active), status, look, shared)
-    u, w = u[:, : rows.shape[-1]], shift(w[:, : rows.shape[-2]], -unit)
+    u, w = _derivative(align(grad), align(A, 2), align(active), status, look, shared)
+    u, w = u[:, : A.shape[-1]], shift(w[:, : A.shape[-2]], -unit)
     matrix = None
     if needed[1]:
         again = torch.is_grad_enabled()  # a derivative of this derivative is asked for
-        resolved = _resolved(point, rows, bound, active) if again else None
-        found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_flat(y, sound), _flat(dual, sound))
-        empty = (status == int(Status.INFEASIBLE)).reshape(-1)
-        matrix = _matrix_gradient(u, w, *found, empty, batch, A)
+        resolved = _resolved(point, A, bound, active) if again else None
+        found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_sound(y, sound), _sound(dual, sound))
+        empty = status == int(Status.INFEASIBLE)
+        matrix = _matrix_gradient(u, w, *found, empty, A_in)
         if look:  # without one an empty set is NaN
             samples = empty.nonzero().squeeze(-1)
-            matrix = matrix + _compromise_gradient(grad, point, rows, bound, active, unit, samples, batch, A)
+            matrix = matrix + _compromise_gradient(grad, point, A, bound, active, unit, samples, A_in)
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
-    return _deliver(u, matrix, w * below, w * above, inputs, batch, needed)
+    return _deliver(u, matrix, w * below, w * above, rows, needed)
 
 
 def _derivative(
-    grad: Tensor, rows: Tensor, active: Tensor, status: Tensor, look: bool, shared: SharedRows | None
+    grad: Tensor, A: Tensor, active: Tensor, status: Tensor, look: bool, shared: SharedRows | None
 ) -> tuple[Tensor, Tensor]:
     """``(u, w)`` of `implicit_vjp`: with the factors of constant rows where these hold and are not differentiated."""
     if shared is not None and not torch.is_grad_enabled():
         u, w, missed = shared_vjp(grad, shared, active, look)
-        if not look or not bool(
-            ((missed > TANGENT * grad.abs().amax(-1)) | (status.flatten() == int(Status.INFEASIBLE))).any()
-        ):
+        if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status == int(Status.INFEASIBLE))).any()):
             return u, w
-    return (implicit_vjp if look else masked_vjp)(grad, rows, active)
+    return (implicit_vjp if look else masked_vjp)(grad, A, active)
 
 
 def _deliver(
-    u: Tensor,
-    matrix: Tensor | None,
-    below: Tensor,
-    above: Tensor,
-    inputs: Inputs,
-    batch: torch.Size,
-    needed: tuple[bool, ...],
+    u: Tensor, matrix: Tensor | None, below: Tensor, above: Tensor, rows: Batch, needed: tuple[bool, ...]
 ) -> Gradients:
     """The gradients that are needed, in the shape and dtype of what they are for."""
-    raw, _, lower, upper = inputs
+    raw, _, lower, upper = rows.numbers
     return (
-        _reduce(u, batch, raw) if needed[0] else None,
+        u.to(raw.dtype) if needed[0] else None,
         matrix if needed[1] else None,
-        _reduce(below, batch, lower) if needed[2] and lower is not None else None,
-        _reduce(above, batch, upper) if needed[3] and upper is not None else None,
+        _reduce(below, lower) if needed[2] and lower is not None else None,
+        _reduce(above, upper) if needed[3] and upper is not None else None,
     )
 
 
-def _flat(tensor: Tensor, sound: Tensor) -> Tensor:
-    return torch.where(sound, tensor.double().reshape(len(sound), -1), 0.0)
+def _sound(tensor: Tensor, sound: Tensor) -> Tensor:
+    """In float64, zero for invalid samples."""
+    return torch.where(sound, tensor.double(), 0.0)
 
 
 def _resolved(raw: Tensor, A: Tensor, bound: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,27 +180,14 @@ def _resolved(raw: Tensor, A: Tensor, bound: Tensor, active: Tensor) -> tuple[Te
     return raw - times_aligned(A.mT, dual), dual
 
 
-def _matrix_gradient(
-    u: Tensor, w: Tensor, y: Tensor, dual: Tensor, empty: Tensor, batch: torch.Size, A: Tensor
-) -> Tensor:
-    """``-dual u' - w y'`` but for empty sets; for a shared A the sum over the batch, without a matrix per sample."""
+def _matrix_gradient(u: Tensor, w: Tensor, y: Tensor, dual: Tensor, empty: Tensor, A: Tensor) -> Tensor:
+    """``-dual u' - w y'`` but for empty sets, in the shape and dtype of A."""
     dual, w = (torch.where(empty.unsqueeze(-1), 0.0, part) for part in (dual, w))
-    if A.dim() == 2:
-        return -(dual.mT @ u + w.mT @ y).to(A.dtype)
-    left, right = torch.stack([dual, w], -1), torch.stack([u, y], -2)
-    return _reduce(torch.bmm(-left, right), batch, A)
+    return outer_sum(A, (-dual, -w), (u, y)).to(A.dtype)
 
 
 def _compromise_gradient(
-    grad: Tensor,
-    raw: Tensor,
-    A: Tensor,
-    bound: Tensor,
-    active: Tensor,
-    unit: Tensor,
-    samples: Tensor,
-    batch: torch.Size,
-    A_in: Tensor,
+    grad: Tensor, raw: Tensor, A: Tensor, bound: Tensor, active: Tensor, unit: Tensor, samples: Tensor, A_in: Tensor
 ) -> Tensor | float:
     """What ``2^unit A`` receives from empty sets: the derivative of ``y = raw - C^+(C raw - b)``, C of unit rows."""
     if len(samples) == 0:
@@ -240,10 +201,9 @@ def _compromise_gradient(
     (own,) = torch.autograd.grad(y, rows, grad.detach()[samples])
     own = shift_rows(own, unit if unit.dim() == 1 else unit[samples])
     whole = rows.new_zeros(len(raw), *rows.shape[1:]).index_copy(0, samples, own)
-    return _reduce(whole, batch, A_in)
+    return _reduce(whole, A_in)
 
 
-def _reduce(gradient: Tensor, batch: torch.Size, like: Tensor) -> Tensor:
-    """Sum over the batch dimensions that `like` was shared along, in its dtype."""
-    core = gradient.shape[1:]
-    return gradient.reshape(*batch, *core).sum_to_size(like.shape).to(like.dtype)
+def _reduce(gradient: Tensor, like: Tensor) -> Tensor:
+    """Summed over the batch where all samples share what it is for, in its dtype."""
+    return (gradient.sum(0) if like.dim() < gradient.dim() else gradient).to(like.dtype)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, get_args
+from itertools import product
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
-from hardnet.rows import ordered
+from hardnet.rows import Batch, ordered
+from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
 Policy = Literal["raise", "nan"]
@@ -43,11 +45,28 @@ Gradient = Literal["exact", "tangent"]
 CHOICES = {"on_infeasible": get_args(Infeasible), "on_invalid": get_args(Policy), "gradient": get_args(Gradient)}
 
 
-def check_options(**options: str) -> None:
-    """Refuse a value that an option does not take."""
-    for name, value in options.items():
-        if value not in CHOICES[name]:
-            raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(value)))
+VALID = frozenset(product(*(CHOICES[name] for name in ("gradient", "on_infeasible", "on_invalid"))))
+"""What the first three of `Options` may be together."""
+ASKING = ("raise", "nearest")
+"""Policies for which an empty set must be found wherever the rows are, at the cost of waiting for a device."""
+
+
+class Options(NamedTuple):
+    """The options of a projection onto affine rows; `hardnet.functional.project_affine` says what they mean."""
+
+    gradient: Gradient = "exact"
+    on_infeasible: Infeasible = "auto"
+    on_invalid: Policy = "raise"
+    strict: bool = False
+    metric: Tensor | None = None
+    shared: SharedRows | None = None
+
+
+def refuse_options(options: Options) -> NoReturn:
+    """Say which option does not take its value; called where the first three are not `VALID`."""
+    given = options._asdict()
+    name = next(name for name in CHOICES if given[name] not in CHOICES[name])
+    raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(given[name])))
 
 
 def refuse(bad: Tensor, error: Callable[..., SampleError], text: str) -> None:
@@ -127,34 +146,25 @@ def _index(flat: int, batch: torch.Size) -> object:
     return flat if len(batch) == 1 else tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), batch))
 
 
-def raise_bad_numbers(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, bad: Tensor) -> None:
-    """Raise for the samples of the mask `bad` ``(*batch)`` what is wrong with their numbers, if there are any."""
+def raise_bad_numbers(rows: Batch, bad: Tensor) -> None:
+    """Raise for the samples of the mask `bad` ``(B,)`` what is wrong with their numbers, if there are any."""
     if not bool(bad.any()):
         return
-    for finding in find_invalid(raw, A, lower, upper):
-        reject(bad & finding.bad, finding.defect, finding.name, finding.got)
-    reject(bad, CROSSED, "lower, upper")
+    _raise_bad_box(rows, bad)
+    for finding in find_invalid(*rows.numbers):
+        reject(rows.as_given(bad & finding.bad), finding.defect, finding.name, finding.got)
+    reject(rows.as_given(bad), CROSSED, "lower, upper")
 
 
-def raise_bad_box(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    low: Tensor | None,
-    high: Tensor | None,
-    bad: Tensor,
-) -> None:
-    """The same for rows beside a box: what is wrong with raw, the box, or else with A and the bounds of rows."""
-    if not bool(bad.any()):
+def _raise_bad_box(rows: Batch, bad: Tensor) -> None:
+    """Raise for the samples ``(B,)`` with a finite raw whose box is none."""
+    if rows.box_lower is None and rows.box_upper is None:
         return
-    least = raw.new_tensor(-torch.inf) if low is None else low
-    most = raw.new_tensor(torch.inf) if high is None else high
-    sound = ordered(least, most)
+    least = rows.raw.new_tensor([-torch.inf]) if rows.box_lower is None else rows.box_lower
+    most = rows.raw.new_tensor([torch.inf]) if rows.box_upper is None else rows.box_upper
     text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
-    wrong = bad & raw.isfinite().all(-1)
-    refuse(wrong & ~(sound.all(-1) if sound.dim() else sound), BoundsError, text)
-    raise_bad_numbers(raw, A, lower, upper, bad)
+    wrong = bad & rows.raw.isfinite().all(-1) & ~ordered(least, most).all(-1)
+    refuse(rows.as_given(wrong), BoundsError, text)
 
 
 def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y <= upper is empty:") -> None:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from hardnet.functional.box_rows import find_in_box, hold_in_box
 from hardnet.functional.elementary import project_box
-from hardnet.functional.metric import in_metric
+from hardnet.functional.metric import in_metric, take_metric
 from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.functional.polyhedron import solve_any
+from hardnet.functional.samples import Options
 from hardnet.functional.strict import hold_exactly
-from hardnet.modes import HALF, full_precision, may_look, mode, narrow
+from hardnet.modes import full_precision, narrow
 from hardnet.products import times_columnwise
-from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows, flatten_boxed, take_rows
-from hardnet.shapes import check_affine
+from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, boxed, take_rows
 from hardnet.solvers.polyhedron.box_rows import steps
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
@@ -52,93 +52,83 @@ def solve_rows(
     Returns:
         `Solution`; `dual` is ``(*batch, m)``, or ``(*batch, m + n)`` beside a box, whose coordinates come last.
     """
-    if raw.dtype in HALF:
-        wide = rows.map(lambda number, _: number.float())
-        found = solve_rows(raw.float(), wide, metric=None if metric is None else metric.float(), strict=strict)
-        return found._replace(y=narrow(found.y, raw.dtype, "nan"))
-    if rows.boxed and metric is None and rows.A.shape[-2] <= MOST_BOX_ROWS:
-        return _box_alone(raw, rows) if rows.A.shape[-2] == 0 else _box_and_rows(raw, rows, strict)
-    return _any_rows(raw, *rows.dense(), metric, strict, shared)
+    boxed_alone = metric is None and rows.boxed and rows.A.shape[-2] <= MOST_BOX_ROWS
+    numbers = rows[:3] if boxed_alone else rows.dense()
+    box = rows[3:5] if boxed_alone else (None, None)
+    record = take_rows(raw, *numbers, None, *box)
+    chosen = Options(metric=None if metric is None else take_metric(metric, raw, record), strict=strict, shared=shared)
+    if record.trivial or numbers[0].shape[-2] == 0:
+        found = _box_alone(record)
+    else:
+        found = (_box_and_rows if boxed_alone else _any_rows)(record, chosen)
+    found = Solution(*map(record.as_given, found))
+    return found._replace(y=narrow(found.y, raw.dtype, "nan"))
 
 
-def _box_alone(raw: Tensor, rows: BoxedRows) -> Solution:
-    """A clamp: what it takes away is the multiplier of the coordinate."""
-    y = project_box(raw, rows.box_lower, rows.box_upper, on_invalid="nan")
+def _box_alone(rows: Batch) -> Solution:
+    """A clamp: what it takes away is the multiplier of the coordinate; rows without bounds have none."""
+    y = project_box(rows.raw, rows.box_lower, rows.box_upper, on_invalid="nan")
     status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
-    return Solution(y, raw - y, status, torch.zeros_like(status, dtype=torch.long), (y - y).abs().amax(-1))
+    boxed = rows.box_lower is not None or rows.box_upper is not None
+    dual = rows.raw - y if boxed else rows.raw.new_zeros(len(y), rows.A.shape[-2])
+    residual = (y - y).abs().sum(-1)
+    return Solution(y, dual, status, torch.zeros_like(status, dtype=torch.long), residual)
 
 
-def _box_and_rows(raw: Tensor, rows: BoxedRows, strict: bool) -> Solution:
+def _box_and_rows(rows: Batch, options: Options) -> Solution:
     """By the multipliers of the rows; those of the coordinates are what is left, zero inside the box."""
-    batch, flat = flatten_boxed(raw, *rows[:5])
-    found = find_in_box(flat, torch.finfo(raw.dtype).eps)
+    flat, dtype = boxed(rows), rows.raw.dtype
+    found = find_in_box(flat, rows)
     left = flat[0] - times_columnwise(flat[1], found.dual) - found.y
     held = (found.y <= flat[4]) | (found.y >= flat[5])
-    dual = torch.cat([found.dual, torch.where(held, left, 0.0)], dim=-1)
-    y = (hold_in_box(found.y, flat, raw.dtype) if strict else found.y).to(raw.dtype)
+    dual = torch.cat([found.dual, torch.where(held, left, 0.0)], dim=-1).to(dtype)
+    y = (hold_in_box(found.y, rows, flat) if options.strict else found.y).to(dtype)
     lost = _lost(found.status, y)
     y, status = torch.where(lost.unsqueeze(-1), torch.nan, y), _without(lost, found.status)
-    y, dual = (part.to(raw.dtype).reshape(*batch, part.shape[-1]) for part in (y, dual))
-    status, residual = (part.reshape(batch) for part in (status, found.residual))
-    return Solution(y, dual, status, torch.full_like(status, steps(rows.A.shape[-2]), dtype=torch.long), residual)
+    count = torch.full_like(status, steps(rows.A.shape[-2]), dtype=torch.long)
+    return Solution(y, dual, status, count, found.residual)
 
 
-def _any_rows(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    metric: Tensor | None,
-    strict: bool,
-    shared: SharedRows | None,
-) -> Solution:
+def _any_rows(rows: Batch, options: Options) -> Solution:
     """Rows without a box of their own: few of them by the fixed program, others by the general solver."""
-    batch, lower, upper = check_affine(raw, A, lower, upper)
-    if 0 in (*batch, *A.shape[-2:]) or (lower is None and upper is None):  # nothing to enforce
-        found = _box_alone(raw.expand(*batch, raw.shape[-1]), BoxedRows(A, None, None))
-        return found._replace(dual=raw.new_zeros(*batch, A.shape[-2]))
-    if metric is not None:
-        found = _in_metric(raw, A, lower, upper, metric)
-    elif A.shape[-2] <= MOST_FEW_ROWS and not strict:
-        found = _few(raw, A, lower, upper)
+    if options.metric is not None:
+        found = _in_metric(rows, options.metric)
+    elif rows.A.shape[-2] <= MOST_FEW_ROWS and not options.strict:
+        found = _few(rows)
     else:
-        found = solve_any(raw, A, lower, upper, shared)
-    if not strict:
+        found = solve_any(rows, options.shared)
+    if not options.strict:
         return found
-    onto = lambda *problem: solve_any(*problem).y
-    y = hold_exactly(found.y, A, lower, upper, onto, on_invalid="nan")
+    y = hold_exactly(found.y, rows, lambda record: solve_any(record).y, on_invalid="nan")
     return found._replace(y=y, status=_without(_lost(found.status, y), found.status))
 
 
-def _few(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Solution:
+def _few(rows: Batch) -> Solution:
     """The fixed program over sets of active rows; where a look is free the general solver settles what it left."""
-    record, look = take_rows(raw, A, lower, upper), may_look(raw) and mode() == "eager"
-    found, shape = fixed_program(record, "exact"), record.shape
-    y = bits_of_raw(found.y, record) if look else found.y
-    tests = torch.full_like(found.status, 2 ** A.shape[-2] - 1, dtype=torch.long)
-    parts = y, found.dual, found.status, tests, found.residual
-    first = Solution(*(part.reshape(shape + part.shape[1:]) for part in parts))
+    found, look = fixed_program(rows, "exact"), rows.look and rows.mode == "eager"
+    y = bits_of_raw(found.y, rows) if look else found.y
+    tests = torch.full_like(found.status, 2 ** rows.A.shape[-2] - 1, dtype=torch.long)
+    first = Solution(y, found.dual, found.status, tests, found.residual)
     bad = first.status != int(Status.SOLVED)
     if not look or not bool(bad.any()):
         return first
-    settled = solve_any(raw, A, lower, upper)
     pick = lambda new, old: torch.where(bad.unsqueeze(-1) if new.dim() > bad.dim() else bad, new, old)
-    return Solution(*(pick(new, old) for new, old in zip(settled, first, strict=True)))
+    return Solution(*(pick(new, old) for new, old in zip(solve_any(rows), first, strict=True)))
 
 
-def _in_metric(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, metric: Tensor) -> Solution:
+def _in_metric(rows: Batch, metric: Tensor) -> Solution:
     """In the variables of the metric, where the multipliers are the same."""
     kept: list[Solution] = []
 
-    def project(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-        kept.append(solve_any(raw, A, lower, upper))
+    def project(record: Batch) -> Tensor:
+        kept.append(solve_any(record))
         return kept[0].y
 
-    found = in_metric(raw, A, lower, upper, metric, project, lambda *rows: solve_any(*rows).y, "nan")
+    found = in_metric(rows, metric, project, lambda record: solve_any(record).y, "nan")
     (first,) = kept
     lost = found.lost & (first.status.long() == int(Status.SOLVED))
     residual = torch.where(lost, found.left, first.residual)
-    return Solution(found.y, first.dual.to(raw.dtype), _without(lost, first.status), first.iterations, residual)
+    return Solution(found.y, first.dual.to(rows.raw.dtype), _without(lost, first.status), first.iterations, residual)
 
 
 def _lost(status: Tensor, y: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 from hardnet.errors import ConvergenceError, OptionError, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import refuse
-from hardnet.modes import may_look, mode
 from hardnet.products import times
+from hardnet.rows import REALS, Batch
 from hardnet.shapes import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)
@@ -32,7 +32,8 @@ ROUNDINGS = 8
 of n terms in float64 is itself off by about the root of n roundings."""
 
 Bound = Tensor | None
-Project = Callable[[Tensor, Tensor, Bound, Bound], Tensor]
+Project = Callable[[Batch], Tensor]
+"""The nearest points ``(B, n)`` of a record of rows."""
 
 
 def rounding_bound(
@@ -64,7 +65,7 @@ def product_error(size: Tensor, n: int) -> Tensor:
 
 def tighten(
     y: Tensor,
-    rows: tuple[Tensor, Bound, Bound],
+    rows: Batch,
     project: Callable[[Tensor, Bound, Bound], Tensor],
     dtype: torch.dtype,
     margins: tuple[float, ...] = MARGINS,
@@ -75,18 +76,18 @@ def tighten(
 
     Args:
         y: ``(B, n)``.
-        rows: A ``(m, n)``, ``(1, m, n)`` or ``(B, m, n)``, lower and upper that broadcast with ``(B, m)``, or None.
+        rows: The record of the call.
         project: ``(point, lower, upper) -> point`` in float64, onto these rows with other bounds.
         dtype: That of the answer.
         margins: Roundings of a row, tried in turn.
     """
     with torch.no_grad():
-        A, low, high = (None if part is None else part.detach().double() for part in rows)
-        assert A is not None
+        A = rows.A.detach().double()
+        low, high = (None if part is None else part.detach().double() for part in (rows.lower, rows.upper))
         exact = y.detach().to(dtype)
         for margin in margins:
             open_ = uncertain(exact, A, low, high).any(-1, keepdim=True)
-            if may_look(y) and not bool(open_.any()):
+            if rows.look and not bool(open_.any()):
                 break
             wide = exact.double()
             moved = project(wide, *tightened(low, high, inset(wide, A, dtype, margin))).to(dtype)
@@ -94,7 +95,7 @@ def tighten(
         lost = uncertain(exact, A, low, high).any(-1, keepdim=True)
         exact = torch.where(lost, torch.nan, exact)
     # a tensor that carries its derivative forward does not ask for a gradient
-    return keep_value(y, exact) if y.requires_grad or mode() in ("func", "forward") else exact
+    return keep_value(y, exact) if y.requires_grad or rows.transformed else exact
 
 
 def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
@@ -123,11 +124,11 @@ def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound) -> Tensor:
     return (over | under) & (low < high)
 
 
-def refuse_without_room(y: Tensor, exact: Tensor, batch: torch.Size, on_invalid: str) -> None:
+def refuse_without_room(y: Tensor, exact: Tensor, rows: Batch, on_invalid: str) -> None:
     """Raise for the samples of y ``(B, n)`` whose `exact` answer is NaN, where a look is free and NaN not wanted."""
-    if on_invalid == "raise" and may_look(y):
+    if on_invalid == "raise" and rows.look:
         text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
-        refuse((exact.isnan() & ~y.isnan()).any(-1).reshape(batch), ConvergenceError, text)
+        refuse(rows.as_given((exact.isnan() & ~y.isnan()).any(-1)), ConvergenceError, text)
 
 
 def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
@@ -159,23 +160,20 @@ def relative_violation(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor
     return worst.amax(dim=-1)
 
 
-def hold_exactly(
-    y: Tensor, A: Tensor, lower: Bound, upper: Bound, project: Project, on_invalid: str = "raise"
-) -> Tensor:
-    """Y whose inequalities hold for these very numbers in exact arithmetic, by projection on tightened bounds.
+def hold_exactly(y: Tensor, rows: Batch, project: Project, on_invalid: str = "raise") -> Tensor:
+    """Y ``(B, n)`` whose inequalities hold for these very numbers in exact arithmetic, by tightened bounds.
 
     The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
     whose rows leave no room is an error where a look is free and NaN was not asked for, else NaN.
     """
-    if y.dtype not in (torch.float32, torch.float64):
-        remedy = "project in float32 and round yourself"
-        raise OptionError(sentence("strict", "outputs of float32 or float64", y.dtype, remedy))
-    shape, (m, n) = y.shape, A.shape[-2:]
-    rows = A.detach().expand(*shape[:-1], m, n).reshape(-1, m, n)
-    low, high = (
-        None if bound is None else bound.detach().expand(*shape[:-1], m).reshape(-1, m) for bound in (lower, upper)
-    )
-    onto = lambda point, least, most: project(point, rows.double(), least, most)
-    exact = tighten(y.reshape(-1, n), (rows, low, high), onto, y.dtype, INSETS).view(shape)
-    refuse_without_room(y, exact, shape[:-1], on_invalid)
+    fixed = rows._replace(A=rows.A.detach().double())
+    onto = lambda point, low, high: project(fixed._replace(raw=point, lower=low, upper=high))
+    exact = tighten(y, rows, onto, y.dtype, INSETS)
+    refuse_without_room(y, exact, rows, on_invalid)
     return exact
+
+
+def refuse_half_precision(dtype: torch.dtype) -> None:
+    """Refuse exact arithmetic in a half type, to which y would be rounded afterwards."""
+    if dtype not in REALS:
+        raise OptionError(sentence("strict", "float64 or float32 outputs", dtype, "leave strict out, or call .float()"))

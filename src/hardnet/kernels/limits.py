@@ -5,6 +5,8 @@ Called by `hardnet.solvers.polyhedron.box_rows`, `hardnet.solvers.nonlinear.gues
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 MOST_ROWS, MOST_NUMBERS = 8, 256
 """CPU: the most rows, and numbers of A per sample, for which one pass beats the library's factorizations; also the
 limit up to which Gram-Schmidt in plain torch does."""
@@ -92,6 +94,26 @@ FAR = 0.3
 
 DEPENDENT = 1e-13
 """What keeps dependent active rows solvable in the derivative, relative to unit rows: they share the multiplier q."""
+
+
+class Tolerances(NamedTuple):
+    """What counts as met for any rows in units of size one: parts of a row's or a sample's size.
+
+    Attributes:
+        inside: Of a row that holds at raw.
+        feasible: Of a row that holds while rows are exchanged.
+        solved: Of the residual.
+        strict: Of a multiplier that is more than rounding.
+        certain: Of a row that needs no more steps.
+        allowed: Of a row that a certificate accepts, in the rounding of the caller's dtype.
+    """
+
+    inside: float
+    feasible: float
+    solved: float
+    strict: float
+    certain: float
+    allowed: float
 
 
 def padded(size: int) -> int:

@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.modes import mode
-
 State = tuple[Tensor, ...]
 
 
-def repeat(step: Callable[..., State], state: State, count: int, going: Callable[..., Tensor] | None = None) -> State:
+def repeat(
+    step: Callable[..., State],
+    state: State,
+    count: int,
+    going: Callable[..., Tensor] | None = None,
+    *,
+    exported: bool,
+) -> State:
     """``step(*state)`` up to `count` times.
 
     Tensors that go through a loop, or that its step reads, should have no dimension of size 1: the exporter to ONNX
@@ -31,8 +36,9 @@ def repeat(step: Callable[..., State], state: State, count: int, going: Callable
         state: The tensors to start from.
         count: How many times.
         going: Whether some sample has not come to rest, a bool ``()`` of the state: an exported loop ends where not.
+        exported: Whether a graph is exported.
     """
-    if mode() != "export":
+    if not exported:
         for _ in range(count):
             state = step(*state)
         return state

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import hardnet.functional.polyhedron as polyhedron
 from hardnet.functional.polyhedron import solve_any
-from hardnet.solvers.polyhedron.projection import solve
+from hardnet.rows import take_rows
 from hardnet.solvers.solution import Status
+from tests.solvers.families import solved
 
 D = torch.float64
 
@@ -29,9 +29,9 @@ def contradicting(m, n, gap, seed, unit=1.0, batch=40):
 def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
     """Most are proved, all others are NOT_CONVERGED, and every proof is one: ``A'ray = 0`` and a sum of bounds < 0."""
     raw, A, lower, upper = contradicting(m, n, 0.5, seed=m, unit=unit)
-    assert (solve(raw, A, lower, upper).status == Status.INFEASIBLE).all()
-    monkeypatch.setattr(polyhedron, "may_look", lambda _: False)
-    found = solve_any(raw, A, lower, upper)
+    assert (solved(raw, A, lower, upper).status == Status.INFEASIBLE).all()
+    monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
+    found = solve_any(take_rows(raw, A, lower, upper))
     proved = found.status == Status.INFEASIBLE
     assert proved.double().mean() >= 0.8
     assert (found.status[~proved] == Status.NOT_CONVERGED).all()
@@ -46,7 +46,7 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
 
 @pytest.mark.parametrize(("m", "n"), [(3, 2), (6, 3), (12, 6), (20, 10)])
 def test_no_other_set_is_called_empty(m, n, monkeypatch):
-    monkeypatch.setattr(polyhedron, "may_look", lambda _: False)
+    monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
     for gap in (0.0, -1e-9, -1.0):  # a common point, a little room, much room
-        found = solve_any(*contradicting(m, n, gap, seed=m))
+        found = solve_any(take_rows(*contradicting(m, n, gap, seed=m)))
         assert (found.status != Status.INFEASIBLE).all()

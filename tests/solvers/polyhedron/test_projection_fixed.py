@@ -5,8 +5,8 @@ import torch
 
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron.problem import ALLOWED
-from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.polyhedron.shared_choice import prepare_rows
+from tests.solvers.families import solved
 from tests.solvers.near import EPS, far_away, just_outside, roundings_outside
 
 
@@ -14,7 +14,7 @@ from tests.solvers.near import EPS, far_away, just_outside, roundings_outside
 @pytest.mark.parametrize(("n", "m", "equalities"), [(5, 8, 0), (10, 20, 2), (40, 60, 10)])
 def test_a_raw_just_outside_is_brought_inside(n, m, equalities, roundings):
     numbers = just_outside(roundings, 64, n, m, equalities=equalities)
-    found = solve(*numbers, look=False, rounding=EPS)
+    found = solved(*numbers, look=False, rounding=EPS)
     assert (found.status == Status.SOLVED).all()
     assert (roundings_outside(found.y, *numbers[1:]) <= ALLOWED).all()
 
@@ -23,14 +23,14 @@ def test_a_raw_just_outside_is_brought_inside(n, m, equalities, roundings):
 def test_a_raw_just_outside_constant_rows_is_brought_inside(roundings):
     numbers = just_outside(roundings, 64, 40, 60, equalities=10, shared=True)
     shared = prepare_rows(numbers[1], torch.arange(60) < 10)
-    found = solve(*numbers, look=False, shared=shared, rounding=EPS)
+    found = solved(*numbers, look=False, shared=shared, rounding=EPS)
     assert (found.status == Status.SOLVED).all()
     assert (roundings_outside(found.y, *numbers[1:]) <= ALLOWED).all()
 
 
 def test_a_raw_within_the_rounding_of_a_certificate_comes_back_bit_for_bit():
     raw, *rows = just_outside(1.0, 64, 10, 20)
-    assert solve(raw, *rows, look=False, rounding=EPS).y.equal(raw)
+    assert solved(raw, *rows, look=False, rounding=EPS).y.equal(raw)
 
 
 def test_rows_that_are_not_met_are_told():
@@ -38,7 +38,7 @@ def test_rows_that_are_not_met_are_told():
     A = torch.tensor([[1.0, 0.5], [1.0, 0.5], [0.3, -0.7]], dtype=torch.float64)
     lower = torch.tensor([[1.0 + 1e-13, -torch.inf, -torch.inf]], dtype=torch.float64)
     upper = torch.tensor([[torch.inf, 1.0, 5.0]], dtype=torch.float64)
-    found = solve(torch.zeros(1, 2, dtype=torch.float64), A, lower, upper, look=False, rounding=EPS)
+    found = solved(torch.zeros(1, 2, dtype=torch.float64), A, lower, upper, look=False, rounding=EPS)
     assert found.status.item() == Status.NOT_CONVERGED
 
 
@@ -48,7 +48,7 @@ def test_a_row_that_is_violated_has_an_infinite_residual_however_far_raw_is(dist
     """Else a violation would count as small beside raw, and be returned without a word where nobody looks."""
     numbers = far_away(distance, 64, 6, 20, equalities=2, shared=shared)
     prepared = prepare_rows(numbers[1], torch.arange(20) < 2) if shared else None
-    found = solve(*numbers, look=False, shared=prepared, rounding=EPS)
+    found = solved(*numbers, look=False, shared=prepared, rounding=EPS)
     met = roundings_outside(found.y, *numbers[1:]) <= ALLOWED
     assert (met | found.residual.isinf()).all()
     assert ((found.status == Status.SOLVED) <= met).all()

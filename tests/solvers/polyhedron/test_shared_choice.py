@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.rows import take_rows
 from hardnet.solvers.polyhedron import shared_choice
 from hardnet.solvers.polyhedron.shared_choice import prepare_rows
 from tests.draws import draw
@@ -43,7 +44,7 @@ def test_who_serves_constant_rows_changes_nothing_but_rounding(equalities, monke
     results, takes = [], []
     for compiled in (True, False):
         monkeypatch.setattr(shared_choice, "HAS_NUMBA", compiled)
-        takes.append(shared_choice.rows_for(raw, A, lower, upper, None, True) is not None)
+        takes.append(shared_choice.rows_for(take_rows(raw, A, lower, upper), None) is not None)
         results.append(hn.functional.project_affine(raw, A, lower, upper))
     assert takes == [equalities == 36, True]
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)

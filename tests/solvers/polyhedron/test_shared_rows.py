@@ -7,12 +7,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from hardnet.products import align, exponent, shift_rows
 from hardnet.solvers.polyhedron import shared_blocks, shared_rows
 from hardnet.solvers.polyhedron.active import split
-from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.polyhedron.shared_factor import prepare
 from hardnet.solvers.polyhedron.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
 from tests.draws import draw
-from tests.solvers.families import F64, gaussian
+from tests.solvers.families import F64, gaussian, solved
 
 NO_BOUND = torch.inf
 
@@ -86,8 +85,8 @@ def factors(A, lower, upper):
 @pytest.mark.parametrize("look", [True, False])
 def test_it_is_the_nearest_point(family, look):
     raw, A, lower, upper = family()
-    expected = solve(raw, A, lower, upper)
-    found = solve(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
+    expected = solved(raw, A, lower, upper)
+    found = solved(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
     assert (found.status == Status.SOLVED).all()
     assert found.residual.max() <= 1e-12
     size = 1 + raw.abs().max()
@@ -98,7 +97,7 @@ def test_it_is_the_nearest_point(family, look):
 @pytest.mark.parametrize("look", [True, False])
 def test_raw_outputs_inside_keep_their_bits(look):
     raw, A, lower, upper = inside()
-    found = solve(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
+    found = solved(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
     kept = ((raw @ A.mT - upper).amax(-1) <= 1e-14) & ((lower - raw @ A.mT).amax(-1) <= 1e-14)
     assert kept.sum() >= 10
     assert torch.equal(found.y[kept], raw[kept])
@@ -107,7 +106,7 @@ def test_raw_outputs_inside_keep_their_bits(look):
 @pytest.mark.parametrize("look", [True, False])
 def test_coordinates_of_a_box_hold_exactly(look):
     raw, A, lower, upper = boxed()
-    y = solve(raw, A, lower, upper, look=look, shared=factors(A, lower, upper)).y
+    y = solved(raw, A, lower, upper, look=look, shared=factors(A, lower, upper)).y
     assert (y >= lower[:, 18:]).all()
     assert (y <= upper[:, 18:]).all()
 
@@ -119,7 +118,7 @@ def test_a_sample_that_is_empty_does_not_settle_without_a_look_and_is_proved_wit
     high = torch.cat([upper, torch.full((len(raw), 1), NO_BOUND, dtype=F64)], 1)
     low[4, -1] = high[4, 0] + 1
     shared = prepare(rows, torch.arange(41).ge(20) & torch.arange(41).lt(40))
-    looked, blind = (solve(raw, rows, low, high, look=look, shared=shared) for look in (True, False))
+    looked, blind = (solved(raw, rows, low, high, look=look, shared=shared) for look in (True, False))
     others = torch.arange(len(raw)) != 4
     assert looked.status[4] == Status.INFEASIBLE
     assert blind.status[4] == Status.NOT_CONVERGED
@@ -132,7 +131,7 @@ def test_a_sample_that_is_empty_does_not_settle_without_a_look_and_is_proved_wit
 def test_the_derivative_splits_a_cotangent(family, look):
     raw, A, lower, upper = family()
     shared = factors(A, lower, upper)
-    found = solve(raw, A, lower, upper, shared=shared)
+    found = solved(raw, A, lower, upper, shared=shared)
     active = (found.side != 0) | (lower == upper)
     grad, unit = draw(*raw.shape, seed=9), exponent(A.abs().amax(-1))
     expected = split(align(grad), align(shift_rows(A, unit), 2), align(active))
@@ -154,7 +153,7 @@ def test_dependent_equalities_are_left_alone():
 def test_blocks_of_a_gpu_are_the_same_factors(look, monkeypatch):
     monkeypatch.setitem(shared_blocks.BLOCK, "cpu", 7)
     raw, A, lower, upper = programs()
-    found = solve(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
+    found = solved(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
     assert (found.status == Status.SOLVED).all()
     assert found.residual.max() <= 1e-12
 
@@ -169,7 +168,7 @@ def test_nobody_looks_where_nobody_may(monkeypatch):
     with FakeTensorMode() as mode:
         raw, A, lower, upper = (mode.from_tensor(part) for part in (raw, A, lower, upper))
         shared = type(shared)(*(mode.from_tensor(part) for part in shared))
-        found = solve(raw, A, lower, upper, look=False, shared=shared)
+        found = solved(raw, A, lower, upper, look=False, shared=shared)
         u, w, _ = shared_vjp(align(raw), shared, align(found.side != 0), look=False)
         with pytest.raises(DataDependentOutputException):
             bool(found.residual.max() > 0)

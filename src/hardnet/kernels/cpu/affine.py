@@ -3,7 +3,7 @@
 A small A, shared or not, takes one pass (`affine_few`); a larger shared one has a factor ``P = A⁺'``, and the library
 multiplies between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
 
-Called by `hardnet.functional.affine` and `hardnet.kernels.cpu.affine_shared`.
+Called by `hardnet.kernels.backends` and `hardnet.kernels.cpu.affine_shared`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 class CompiledPath:
     """The backend of a CPU; `hardnet.functional.affine.Path` says what its methods do."""
 
+    name = "cpu"
+
     def takes(self, rows: Batch) -> bool:
-        """Memory on a CPU, float32 or float64: few rows ``(B, m, n)``, or any ``(m, n)``."""
-        if not (host.HAS_NUMBA and rows.memory and rows.raw.is_cpu and rows.raw.dtype in REALS):
+        """Whether this takes memory on a CPU, float32 or float64: few rows ``(B, m, n)``, or any ``(m, n)``."""
+        if not (host.HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS):
             return False
         m, n = rows.A.shape[-2:]
         return rows.A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)

@@ -1,11 +1,9 @@
 """Launch compiled code on a CPU: addresses and counts in, samples shared out among threads.
 
-For the nearest point it says which problems the kernels take and has one launch each way: few rows (`nearest_few`), a
-box with one row (`nearest_box`) or several (`nearest_box_rows`), and any rows (`projection`). The closed form has its
-own file, `affine`.
+The operations of the nearest point stand here, with one launch each way: few rows, a box and rows, any rows. The closed
+form has its own file, `affine`. numba is imported at the first launch.
 
-Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest`, `hardnet.kernels.cpu.affine` and others; numba is
-imported at the first launch.
+Called by `hardnet.kernels.backends`, `hardnet.kernels.cpu.affine` and others.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import MOST_NUMBERS
-from hardnet.modes import plain
+from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS_TO_AN_OUTPUT, Tolerances
 from hardnet.rows import MOST_BOX_ROWS, REALS, Batch, BoxedBatch, dense
 
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
@@ -88,74 +86,85 @@ def _share(work: Callable[[int, int], int], samples: int, threads: int, tile: in
     return sum(results)
 
 
-def takes(rows: Batch) -> bool:
-    """Whether compiled code takes these rows: plain memory on a CPU, and of a small size."""
-    if not (HAS_NUMBA and rows.memory and rows.raw.is_cpu and rows.raw.dtype in REALS):
-        return False
-    m, n = rows.A.shape[-2:]
-    return rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
+class FewRows:
+    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` says what the methods do."""
 
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a CPU, and of a small size."""
+        m, n = rows.A.shape[-2:]
+        fits = rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
+        return HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS and fits
 
-def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)`` in the dtype of raw."""
-    raw, A, lower, upper = rows[:4]
-    shape, matrices = sizes(raw, A)
-    raw = dense(raw, raw)
-    y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0]))
-    status, residual = ended.unbind()
-    outputs = [y, dual, status, residual]
-    launch(_kernel(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, matrices)
-    return y, dual, status, residual
+    def answer(self, rows: Batch) -> Tensor:
+        """Y ``(B, n)`` alone, NaN where it is not solved."""
+        return self.forward(rows)[0]
 
+    def forward(self, rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Y ``(B, n)``, dual ``(B, m)``, status and residual ``(B,)`` in the dtype of raw."""
+        raw, A, lower, upper = rows.numbers
+        shape, matrices = sizes(raw, A)
+        raw = dense(raw, raw)
+        y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0]))
+        status, residual = ended.unbind()
+        outputs = [y, dual, status, residual]
+        launch(_few_rows(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, matrices)
+        return y, dual, status, residual
 
-def backward(
-    gradient: Tensor, rows: Batch, found: tuple[Tensor, Tensor, Tensor], wants_matrix: bool, tangent: bool
-) -> Gradients:
-    """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
-    raw, A, lower, upper = rows[:4]
-    shape, matrices = sizes(raw, A)
-    grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
-    grad_A = raw.new_empty(shape) if wants_matrix else None
-    outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
-    counts = (shape[0] if wants_matrix else 0, int(tangent), matrices)
-    launch(_kernel(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
-    if grad_A is not None and A.dim() == 2:
-        grad_A = grad_A.sum(0)
-    return grad_raw, grad_A, grad_lower, grad_upper
+    def backward(
+        self, gradient: Tensor, rows: Batch, found: tuple[Tensor, ...], wants_matrix: bool, tangent: bool
+    ) -> Gradients:
+        """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
+        raw, A, lower, upper = rows.numbers
+        shape, matrices = sizes(raw, A)
+        grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
+        grad_A = raw.new_empty(shape) if wants_matrix else None
+        outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
+        counts = (shape[0] if wants_matrix else 0, int(tangent), matrices)
+        launch(_few_rows(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
+        if grad_A is not None and A.dim() == 2:
+            grad_A = grad_A.sum(0)
+        return grad_raw, grad_A, grad_lower, grad_upper
 
 
 @cache
-def _kernel(dtype: torch.dtype, back: bool) -> Callable[..., int]:
+def _few_rows(dtype: torch.dtype, back: bool) -> Callable[..., int]:
     """The kernel of one direction; numba is imported and at work at the first call."""
     from hardnet.kernels.cpu import compiling, nearest_few
 
     return compiling.compile_addresses(nearest_few.ENTRIES[back], dtype)
 
 
-def takes_box(flat: BoxedBatch) -> bool:
-    """Whether compiled code takes this flat batch: plain memory on a CPU, few rows, and not empty."""
-    raw, A = flat[:2]
-    return HAS_NUMBA and raw.is_cpu and 0 < A.shape[-2] <= MOST_BOX_ROWS and raw.numel() > 0 and plain(*flat)
+class BoxRows:
+    """The nearest point of a box with one row (`nearest_box`) or several (`nearest_box_rows`)."""
 
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a CPU, few rows, and not empty."""
+        return HAS_NUMBA and rows.raw.is_cpu and 0 < rows.A.shape[-2] <= MOST_BOX_ROWS and rows.raw.numel() > 0
 
-def nearest_in_box(flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
-    """Y and place ``(B, n)``, dual and side ``(B, k)``, status and residual ``(B,)``; codes as int8.
+    def answer(self, flat: BoxedBatch) -> Tensor:
+        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not solved."""
+        raw, *others = flat
+        wide: Any = (raw.double(), *(part.double() for part in others))
+        return self.forward(wide, torch.finfo(raw.dtype).eps)[0].to(raw.dtype)
 
-    Args:
-        flat: All in float64.
-        rounding: That of the dtype which the answer will have.
-    """
-    raw, A, lower, upper, *box = flat
-    (batch, n), k = raw.shape, A.shape[-2]
-    y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(batch, 2 * k + 2)
-    inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
-    launch(_box_kernel(k > 1), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
-    dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
-    return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
+    def forward(self, flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
+        """Y and place ``(B, n)``, dual and side ``(B, k)``, status and residual ``(B,)``; codes as int8.
+
+        Args:
+            flat: All in float64.
+            rounding: That of the dtype which the answer will have.
+        """
+        raw, A, lower, upper, *box = flat
+        (batch, n), k = raw.shape, A.shape[-2]
+        y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(batch, 2 * k + 2)
+        inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
+        launch(_box_rows(k > 1), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
+        dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
+        return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
 
 
 @cache
-def _box_kernel(several: bool) -> Callable[..., int]:
+def _box_rows(several: bool) -> Callable[..., int]:
     """The kernel of a box and one row, or several; numba is imported and at work at the first call."""
     from hardnet.kernels.cpu import compiling, nearest_box, nearest_box_rows
 
@@ -163,29 +172,31 @@ def _box_kernel(several: bool) -> Callable[..., int]:
     return compiling.compile_addresses(entry, torch.float64)
 
 
-def nearest_of_rows(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: tuple[float, float, float, float]
-) -> tuple[Tensor, ...]:
-    """Y, dual, side, steps, residual, and which samples are open: any rows, a flat batch in float64.
+class AnyRows:
+    """The nearest point of any rows (`projection`), one sample after the other."""
 
-    Args:
-        raw: ``(B, n)``.
-        A: ``(B, m, n)`` or ``(m, n)``.
-        lower: ``(B, m)``, infinite where there is none.
-        upper: Like lower.
-        limit: Most steps.
-        tolerances: Of a satisfied row, of a solved sample, of a multiplier that is more than rounding, and of a row
-            that is not met again.
-    """
-    y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
-    limits, matrices = raw.new_tensor([*tolerances, limit]), 1 if A.dim() == 2 else len(A)
-    shape = torch.Size((len(raw), *A.shape[-2:]))
-    launch(_rows_kernel(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
-    return y, dual, side, ended[:, 0].long(), ended[:, 1], ended[:, 2] > 0
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a CPU, values that may be looked at, and Gram matrices that are not much larger than A."""
+        m, n = rows.A.shape[-2:]
+        fits = rows.A.numel() > 0 and m <= MOST_ROWS_TO_AN_OUTPUT * n
+        return HAS_NUMBA and rows.raw.is_cpu and rows.look and fits
+
+    def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
+        """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
+        raw, A, lower, upper = rows.numbers
+        assert lower is not None
+        assert upper is not None
+        y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
+        known = (tolerances.feasible, tolerances.solved, tolerances.strict, tolerances.certain)
+        limits, matrices = raw.new_tensor([*known, limit]), 1 if A.dim() == 2 else len(A)
+        shape = torch.Size((len(raw), *A.shape[-2:]))
+        launch(_any_rows(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
+        left = ended[:, 2] > 0
+        return y, dual, side, ended[:, 0].long(), ended[:, 1], left, ~left
 
 
 @cache
-def _rows_kernel() -> Callable[..., int]:
+def _any_rows() -> Callable[..., int]:
     """The kernel of any rows; numba is imported and at work at the first call."""
     from hardnet.kernels.cpu import compiling, projection
 

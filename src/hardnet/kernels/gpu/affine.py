@@ -3,7 +3,7 @@
 An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
 needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read.
 
-Called by `hardnet.solvers.polyhedron.pivoting`, `hardnet.solvers.polyhedron.projection` and others.
+Called by `hardnet.kernels.backends`, `hardnet.functional.affine` and others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from hardnet.kernels.limits import (
     MOST_ROWS_OF_COMPILER,
     MOST_SHARED_ROWS,
 )
-from hardnet.modes import mode
 from hardnet.rows import REALS, Batch
 
 HAS_TRITON = find_spec("triton") is not None
@@ -31,15 +31,25 @@ Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
-class FusedPath:
-    """The backend of a GPU; `hardnet.functional.affine.Path` says what its methods do."""
+class FusedPath(NamedTuple):
+    """The backend of a GPU; `hardnet.functional.affine.Path` says what its methods do.
+
+    Attributes:
+        operators: Whether the kernels are operators of a graph that torch.compile records.
+        name: How the backward finds it again.
+    """
+
+    operators: bool = False
+    name: str = "gpu"
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a GPU, or compiled code for one, where kernels are operators; an A of a size that they hold."""
-        A = rows.A
-        if mode() == "compile":
-            return available(A) and A.shape[-2] > MOST_ROWS_OF_COMPILER
-        return rows.memory and (available(A) or reads_factor(A))
+        """Whether this takes memory on a GPU: an A of a size that the kernels hold."""
+        return available(rows.A) or reads_factor(rows.A)
+
+    @staticmethod
+    def takes_as_operator(rows: Batch) -> bool:
+        """Whether a graph has the kernels as operators: rows that torch.compile does not fuse better itself."""
+        return available(rows.A) and rows.A.shape[-2] > MOST_ROWS_OF_COMPILER
 
     def wants_factor(self, A: Tensor) -> bool:
         """Whether both directions must be given the factor of A: shared rows in float64."""
@@ -48,9 +58,10 @@ class FusedPath:
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
         """Y ``(B, n)``, NaN where there is no answer (they are not counted), and what `backward` reads."""
         raw, A, lower, upper, factor = rows[:5]
+        if self.operators:
+            return forward_operator(raw, A, lower, upper), (), 0
         if available(A):
-            run = forward_operator if mode() == "compile" else _launches().launch_forward
-            return run(raw, A, lower, upper), (), 0
+            return _launches().launch_forward(raw, A, lower, upper), (), 0
         P = _make_factor(A) if factor is None else factor
         y = _launches().launch_shared_forward(raw, A, P, lower, upper)
         return y, (P,) if factor is None else (), 0
@@ -58,13 +69,13 @@ class FusedPath:
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
         """The gradients of raw, A (if wanted), lower and upper ``(B, m)``."""
         raw, A, lower, upper, factor = rows[:5]
-        if not available(A):
-            P = kept[0] if factor is None else factor
-            return _backward_shared(gradient, raw, A, lower, upper, P, wants_matrix)
-        if mode() != "compile":
+        if self.operators:
+            grads = backward_operator(gradient, raw, A, lower, upper, wants_matrix)
+            return grads[0], grads[1] if wants_matrix else None, grads[2], grads[3]
+        if available(A):
             return _launches().launch_backward(gradient, raw, A, lower, upper, wants_matrix)
-        grads = backward_operator(gradient, raw, A, lower, upper, wants_matrix)
-        return grads[0], grads[1] if wants_matrix else None, grads[2], grads[3]
+        P = kept[0] if factor is None else factor
+        return _backward_shared(gradient, raw, A, lower, upper, P, wants_matrix)
 
 
 def available(A: Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""The nearest point on a GPU: which problems the kernels take, and one launch each way.
+"""The operations of the nearest point on a GPU, with one launch each way: few rows, a box and one row, any rows.
 
-Few rows (`nearest_few`), and a box with one row (`nearest_box`).
+Triton is imported at the first launch.
 
-Called by `hardnet.functional.box_rows` and `hardnet.functional.nearest`; Triton is imported at the first launch.
+Called by `hardnet.kernels.backends`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.gpu import affine as gpu
-from hardnet.kernels.limits import MOST_BOX_COLUMNS, MOST_COLUMNS_OF_A_THREAD, MOST_NUMBERS_OF_A_THREAD
-from hardnet.modes import plain
-from hardnet.rows import REALS, Batch, dense
+from hardnet.kernels.limits import (
+    MOST_BOX_COLUMNS,
+    MOST_COLUMNS_OF_A_THREAD,
+    MOST_NUMBERS_OF_A_THREAD,
+    MOST_ON_CHIP,
+    Tolerances,
+)
+from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates that a warp takes before another one helps, and the most warps of a program."""
 SHARE = 4
 """Samples that one program finishes in float64, where float32 was not enough."""
-
-Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""raw ``(B, n)``, A ``(1 or B, 1, n)``, lower and upper ``(1 or B, 1)``, those of the box ``(1 or B, n)``."""
 
 
 class Kernel(Enum):
@@ -41,52 +43,51 @@ class Kernel(Enum):
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
-def takes(rows: Batch) -> bool:
-    """Whether the kernels take these rows: plain memory on a GPU, and of a small size."""
-    raw = rows.raw
-    if raw.device.type != "cuda" or raw.dtype not in REALS or not rows.memory:
-        return False
-    m, n = rows.A.shape[-2:]
-    fits = 0 < m * n <= MOST_NUMBERS_OF_A_THREAD and n <= MOST_COLUMNS_OF_A_THREAD and raw.shape[0] > 0
-    return fits and gpu.supported(raw.device)
+class FewRows:
+    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` says what the methods do."""
 
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a GPU, and of a small size."""
+        raw, (m, n) = rows.raw, rows.A.shape[-2:]
+        if not raw.is_cuda or raw.dtype not in REALS:
+            return False
+        fits = 0 < m * n <= MOST_NUMBERS_OF_A_THREAD and n <= MOST_COLUMNS_OF_A_THREAD and raw.shape[0] > 0
+        return fits and gpu.supported(raw.device)
 
-def answer(rows: Batch) -> Tensor:
-    """Y ``(B, n)`` alone, NaN where it is not solved: nothing else is computed, allocated or written."""
-    raw, A, lower, upper = rows[:4]
-    raw, A = dense(raw, raw), dense(A, raw)
-    y = torch.empty_like(raw)
-    _launch((y, y, y, y, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.ANSWER)
-    return y
+    def answer(self, rows: Batch) -> Tensor:
+        """Y ``(B, n)`` alone, NaN where it is not solved: nothing else is computed, allocated or written."""
+        raw, A, lower, upper = rows.numbers
+        raw, A = dense(raw, raw), dense(A, raw)
+        y = torch.empty_like(raw)
+        _launch((y, y, y, y, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.ANSWER)
+        return y
 
+    def forward(self, rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``."""
+        raw, A, lower, upper = rows.numbers
+        raw, A = dense(raw, raw), dense(A, raw)
+        batch, m = raw.shape[0], A.shape[-2]
+        y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch)
+        status = torch.empty(batch, dtype=torch.int8, device=raw.device)
+        outputs = (y, dual, status, residual)
+        _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.FORWARD)
+        return outputs
 
-def forward(rows: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)``, status int8 and residual ``(B,)``; see `hardnet.kernels.cpu.launch`."""
-    raw, A, lower, upper = rows[:4]
-    raw, A = dense(raw, raw), dense(A, raw)
-    batch, m = raw.shape[0], A.shape[-2]
-    y, dual, residual = torch.empty_like(raw), raw.new_empty(batch, m), raw.new_empty(batch)
-    status = torch.empty(batch, dtype=torch.int8, device=raw.device)
-    outputs = (y, dual, status, residual)
-    _launch((*outputs, raw, A), lower, upper, torch.finfo(raw.dtype).eps, Kernel.FORWARD)
-    return outputs
-
-
-def backward(
-    gradient: Tensor, rows: Batch, found: tuple[Tensor, Tensor, Tensor], wants_matrix: bool, tangent: bool
-) -> Gradients:
-    """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
-    raw, A, lower, upper = rows[:4]
-    raw, A = dense(raw, raw), dense(A, raw)
-    shape = (raw.shape[0], *A.shape[-2:])
-    grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
-    grad_A = raw.new_empty(shape) if wants_matrix else None
-    outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
-    kernel = Kernel.BACKWARD_MATRIX if wants_matrix else Kernel.BACKWARD
-    _launch((*outputs, dense(gradient, raw), *found, raw, A), lower, upper, int(tangent), kernel)
-    if grad_A is not None and A.dim() == 2:
-        grad_A = grad_A.sum(0)
-    return grad_raw, grad_A, grad_lower, grad_upper
+    def backward(
+        self, gradient: Tensor, rows: Batch, found: tuple[Tensor, ...], wants_matrix: bool, tangent: bool
+    ) -> Gradients:
+        """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
+        raw, A, lower, upper = rows.numbers
+        raw, A = dense(raw, raw), dense(A, raw)
+        shape = (raw.shape[0], *A.shape[-2:])
+        grad_raw, grad_lower, grad_upper = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
+        grad_A = raw.new_empty(shape) if wants_matrix else None
+        outputs = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
+        kernel = Kernel.BACKWARD_MATRIX if wants_matrix else Kernel.BACKWARD
+        _launch((*outputs, dense(gradient, raw), *found, raw, A), lower, upper, int(tangent), kernel)
+        if grad_A is not None and A.dim() == 2:
+            grad_A = grad_A.sum(0)
+        return grad_raw, grad_A, grad_lower, grad_upper
 
 
 def _launch(
@@ -117,50 +118,66 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
     return Launcher(nearest_few.backward, constants | {"MATRIX": kernel is Kernel.BACKWARD_MATRIX}), 32 * warps
 
 
-def takes_box(flat: Numbers) -> bool:
-    """Whether the kernel takes this flat batch: plain memory on a GPU, one row, and coordinates that fit on chip."""
-    raw, A = flat[:2]
-    fits = raw.is_cuda and A.shape[-2] == 1 and 0 < A.shape[-1] <= MOST_BOX_COLUMNS and len(raw) > 0
-    return fits and plain(*flat) and gpu.supported(raw.device)
+class BoxRows:
+    """The nearest point of a box and one row (`nearest_box`)."""
 
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a GPU, one row, and coordinates that fit on chip."""
+        raw, (m, n) = rows.raw, rows.A.shape[-2:]
+        return raw.is_cuda and m == 1 and 0 < n <= MOST_BOX_COLUMNS and len(raw) > 0 and gpu.supported(raw.device)
 
-def answer_in_box(flat: Numbers) -> Tensor:
-    """Y ``(B, n)`` alone, in the dtype of raw, NaN where it is not solved.
+    def answer(self, flat: BoxedBatch) -> Tensor:
+        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not solved.
 
-    Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
-    """
-    raw, others, kinds = _arguments(flat)
-    (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
-    if raw.dtype != torch.float32:
-        box_launcher("forward", n, kinds, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+        Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
+        """
+        raw, others, kinds = _arguments(flat)
+        (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
+        if raw.dtype != torch.float32:
+            box_launcher("forward", n, kinds, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+            return y
+        left = torch.empty(batch, dtype=torch.int8, device=raw.device)
+        tensors, vector = (y, left, raw, *others), math.gcd(n, 4)
+        box_launcher("short", n, kinds, vector).launch((batch, 1, 1), tensors, (n // vector,))
+        box_launcher("finish", n, kinds, SHARE).launch((-(-batch // SHARE), 1, 1), tensors, (batch, n, rounding))
         return y
-    left = torch.empty(batch, dtype=torch.int8, device=raw.device)
-    tensors, vector = (y, left, raw, *others), math.gcd(n, 4)
-    box_launcher("short", n, kinds, vector).launch((batch, 1, 1), tensors, (n // vector,))
-    box_launcher("finish", n, kinds, SHARE).launch((-(-batch // SHARE), 1, 1), tensors, (batch, n, rounding))
-    return y
+
+    def forward(self, flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
+        """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+
+        Args:
+            flat: All on one device, in float64.
+            rounding: That of the dtype which the answer will have.
+        """
+        raw, others, kinds = _arguments(flat)
+        batch, n = raw.shape
+        codes = lambda *shape: torch.empty(shape, dtype=torch.int8, device=raw.device)
+        found = (
+            torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
+            codes(batch), raw.new_empty(batch),
+        )  # fmt: skip
+        kernel = box_launcher("forward", n, kinds, False)
+        kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
+        return found
 
 
-def nearest_in_box(flat: Numbers, rounding: float) -> tuple[Tensor, ...]:
-    """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+class AnyRows:
+    """The nearest point of any rows (`projection`): a sample's whole problem in one program."""
 
-    Args:
-        flat: All on one device, in float64.
-        rounding: That of the dtype which the answer will have.
-    """
-    raw, others, kinds = _arguments(flat)
-    batch, n = raw.shape
-    codes = lambda *shape: torch.empty(shape, dtype=torch.int8, device=raw.device)
-    found = (
-        torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
-        codes(batch), raw.new_empty(batch),
-    )  # fmt: skip
-    kernel = box_launcher("forward", n, kinds, False)
-    kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
-    return found
+    def takes(self, rows: Batch) -> bool:
+        """Memory on a GPU, and rows and outputs that fit on chip."""
+        fits = max(rows.A.shape[-2:]) <= MOST_ON_CHIP
+        return rows.raw.is_cuda and fits and gpu.supported(rows.raw.device)
+
+    def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
+        """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
+        from hardnet.kernels.gpu.projection import project
+
+        raw, A, lower, upper = (part.contiguous() for part in rows.numbers if part is not None)
+        return project(raw, A, lower, upper, limit, tolerances)
 
 
-def _arguments(flat: Numbers) -> tuple[Tensor, list[Tensor], tuple[int, ...]]:
+def _arguments(flat: BoxedBatch) -> tuple[Tensor, list[Tensor], tuple[int, ...]]:
     """Raw, the other numbers, and what each of these is: shared (0), per sample (1), or one for all outputs (2)."""
     raw, *rows, low, high = flat
     box, kinds = [], [int(len(part) > 1) for part in rows]

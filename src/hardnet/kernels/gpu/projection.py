@@ -1,11 +1,11 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` for small problems in one launch, one sample per program.
 
-Everything that `hardnet.solvers.polyhedron.projection` does for a sample happens on chip: its unit, the test whether it
+Everything that `hardnet.kernels.gpu.nearest` does for a sample happens on chip: its unit, the test whether it
 is inside, the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid
 numbers, an empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the
 general path.
 
-Called by `hardnet.solvers.polyhedron.projection`.
+Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
@@ -16,7 +16,7 @@ Called by `hardnet.solvers.polyhedron.projection`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -27,7 +27,7 @@ from hardnet.kernels.gpu.common import CORRECTIONS, bound_size
 from hardnet.kernels.gpu.launching import Launcher
 from hardnet.kernels.gpu.pivoting import bound_of, pivot_rows, step_of
 from hardnet.kernels.limits import CLOSE as NEAR
-from hardnet.kernels.limits import padded
+from hardnet.kernels.limits import Tolerances, padded
 
 COMPUTE = tl.constexpr(tl.float64)
 INFINITY = tl.constexpr(float("inf"))
@@ -131,21 +131,6 @@ def _project(
     tl.store(residuals + sample, tl.where(inside, 0.0, judged))
     tl.store(open_flags + sample, ~solved)
     tl.store(met_flags + sample, valid & (inside | (judged <= SOLVED)))
-
-
-class Tolerances(NamedTuple):
-    """Parts of a row's or a sample's size, as in `solvers.polyhedron.problem`; `allowed` is in the caller's rounding.
-
-    `inside`, `feasible`: of a row that holds at raw, and while rows are exchanged. `solved`: of the residual. `strict`:
-    of a multiplier that is more than rounding. `certain`: of a row that needs no steps. `allowed`: of a certificate.
-    """
-
-    inside: float
-    feasible: float
-    solved: float
-    strict: float
-    certain: float
-    allowed: float
 
 
 @cache

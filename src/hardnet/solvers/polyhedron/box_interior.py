@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.modes import mode
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.solvers.polyhedron.box_factor import Factor, factorize_rows
 from hardnet.solvers.polyhedron.box_problem import BoxProblem, power_near
@@ -63,14 +62,15 @@ class _State(NamedTuple):
     at_high: Tensor
 
 
-def multipliers_of_rows(problem: BoxProblem) -> Tensor:
-    """``(B, k)``: nearly the multipliers of ``lower <= A y <= upper``."""
+def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
+    """``(B, k)``: nearly the multipliers of ``lower <= A y <= upper``; `mode` is that of the call."""
     unit = _unit(problem)
     frame = _frame(problem, unit)
     state = _start(frame)
     step = lambda *parts: _step(frame, _State(*parts))
     going = lambda *parts: _going(frame, _State(*parts))
-    state = _State(*repeat(step, state, STEPS_IN_GRAPHS if mode() == "compile" else STEPS, going))
+    count = STEPS_IN_GRAPHS if mode == "compile" else STEPS
+    state = _State(*repeat(step, state, count, going, exported=mode == "export"))
     return state.dual * unit
 
 

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import STRICT
-from hardnet.modes import GRAPHS, mode
 from hardnet.products import times_rowwise
-from hardnet.rows import BoxedBatch, flatten_boxed, ordered
+from hardnet.rows import BoxedBatch, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.box_breakpoints import multiplier_of_one_row
 from hardnet.solvers.polyhedron.box_checks import SOLVED, is_inside, residual_of, witness_of
 from hardnet.solvers.polyhedron.box_factor import factorize_rows
@@ -88,11 +87,11 @@ def project_box_rows(
         box_upper: Like `box_lower`; None is +inf.
     """
     with torch.no_grad():
-        batch, flat = flatten_boxed(raw, A, lower, upper, box_lower, box_upper)
-        found = solve(*flat, rounding=torch.finfo(raw.dtype).eps)
-    y, dual = (part.to(raw.dtype).reshape(*batch, part.shape[-1]) for part in (found.y, found.dual))
-    status, residual = found.status.reshape(batch), found.residual.reshape(batch)
-    return Solution(y, dual, status, torch.full_like(status, steps(A.shape[-2]), dtype=torch.long), residual)
+        rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
+        found = solve(*boxed(rows), rounding=torch.finfo(raw.dtype).eps, mode=rows.mode)
+    y, dual = found.y.to(raw.dtype), found.dual.to(raw.dtype)
+    count = torch.full_like(found.status, steps(A.shape[-2]), dtype=torch.long)
+    return Solution(*map(rows.as_given, (y, dual, found.status, count, found.residual)))
 
 
 def steps(k: int) -> int:
@@ -101,17 +100,28 @@ def steps(k: int) -> int:
 
 
 def solve(
-    raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, *, rounding: float
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    low: Tensor,
+    high: Tensor,
+    *,
+    rounding: float,
+    mode: str = "eager",
 ) -> Outcome:
-    """Project a flat batch (see `flatten_boxed`); `rounding` is that of the dtype the answer will have."""
-    if mode() == "export":  # see `repeat`
+    """Project a flat batch (see `hardnet.rows.boxed`).
+
+    `rounding` is that of the dtype which the answer will have, `mode` what records or transforms the call.
+    """
+    if mode == "export":  # see `repeat`
         A, lower, upper, low, high = (
             part.expand(raw.shape[0], *part.shape[1:]) for part in (A, lower, upper, low, high)
         )
     valid = _valid(raw, A, lower, upper, low, high)
     problem, scale = _problem(raw, A, lower, upper, low, high)
-    first = multiplier_of_one_row(problem) if A.shape[-2] == 1 else multipliers_of_rows(problem)
-    found = _newton(problem, first)
+    first = multiplier_of_one_row(problem) if A.shape[-2] == 1 else multipliers_of_rows(problem, mode)
+    found = _newton(problem, first, mode)
     inside = is_inside(problem, rounding).unsqueeze(-1)
     found = _Point(torch.where(inside, problem.raw, found.point), torch.where(inside, 0.0, found.dual))
     y = problem.clamp(found.point)
@@ -180,15 +190,15 @@ def _problem(
     return BoxProblem(raw, A / scale.unsqueeze(-1), lower / scale, upper / scale, low, high), scale
 
 
-def _newton(problem: BoxProblem, dual: Tensor) -> _Point:
+def _newton(problem: BoxProblem, dual: Tensor, mode: str) -> _Point:
     """Newton's steps from the first multipliers."""
     found = _Point(problem.raw - problem.transposed(dual), dual)
     step = lambda *parts: _newton_step(problem, _Point(*parts))
-    if mode() in GRAPHS and (mode() == "compile" or dual.shape[-1] == 1):
+    if mode == "compile" or (mode == "export" and dual.shape[-1] == 1):
         for _ in range(NEWTON_STEPS_IN_GRAPHS):
             found = step(*found)
         return found
-    return _Point(*repeat(step, found, NEWTON_STEPS))
+    return _Point(*repeat(step, found, NEWTON_STEPS, exported=mode == "export"))
 
 
 def _newton_step(problem: BoxProblem, found: _Point) -> _Point:

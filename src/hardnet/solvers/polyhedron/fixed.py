@@ -55,7 +55,16 @@ def steps_for(m: int, n: int) -> int:
     return 2 * (1 + (m // n).bit_length()) * min(m, n) + 10
 
 
-def fixed_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, steps: int) -> Fixed:
+def fixed_pivots(
+    gram: Tensor,
+    product: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    slack: Tensor,
+    steps: int,
+    *,
+    exported: bool = False,
+) -> Fixed:
     """The active rows of ``lower <= product - gram dual <= upper`` after `steps` pivots.
 
     Args:
@@ -65,13 +74,14 @@ def fixed_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, sl
         upper: ``(*batch, m)``.
         slack: Violation that still counts as satisfied, ``(*batch, m)``.
         steps: How many pivots.
+        exported: Whether a graph is exported, which has them as one loop.
     """
     nothing = torch.zeros_like(product)
     none = torch.zeros_like(product, dtype=torch.bool)
     state = _State(gram, product, nothing, nothing[..., :1], none, lower == upper, nothing)
     step = lambda *parts: _step(_State(*parts), lower, upper, slack)
     going = lambda *parts: _going(_State(*parts), lower, upper, slack)
-    state = _State(*repeat(step, state, steps, going))
+    state = _State(*repeat(step, state, steps, going, exported=exported))
     active = (state.side != 0).to(gram)
     inverse = -state.tableau * active.unsqueeze(-1) * active.unsqueeze(-2)
     return Fixed(state.side, inverse, state.ray)

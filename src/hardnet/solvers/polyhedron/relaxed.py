@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import length, times_aligned
+from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.solution import Status
 
@@ -143,7 +144,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
     fixed, proof = torch.zeros_like(rows.lower, dtype=torch.int8), torch.zeros_like(rows.lower)
     best, near = raw, raw
     for eps in PROXIMAL:
-        found = solve(*_extended(near, rows, eps))
+        found = solve(_record(*_extended(near, rows, eps)))
         near = found.y[:, : raw.shape[-1]] / eps**0.5
         proven = (found.status == int(Status.INFEASIBLE)) & ~empty
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
@@ -220,10 +221,15 @@ def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
     lower = torch.where(fixed, -torch.inf, torch.minimum(rows.lower, product - room * (product <= rows.lower)))
     upper = torch.where(fixed, torch.inf, torch.maximum(rows.upper, product + room * (product >= rows.upper)))
     every = torch.cat([basis, rows.A], dim=-2)
-    found = solve(raw, every, torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1))
+    found = solve(_record(raw, every, torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1)))
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
     done = first.status == int(Status.SOLVED)
     status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
     slack = torch.where(fixed & (rows.weight > 0), active_bound(rows, first.fixed) - product, 0.0)
     slack = torch.where(done.unsqueeze(-1), slack, 0.0)
     return Relaxation(found.y, slack, first.fixed, side, first.proof, status.to(torch.int8))
+
+
+def _record(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Batch:
+    """The record of a flat batch of plain float64 numbers on a CPU."""
+    return Batch(raw, A, lower, upper, look=True, memory=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
+from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.shared_factor import SharedRows, prepare
 
 LEAST_ROWS = 16
@@ -35,25 +36,22 @@ def prepare_rows(A: Tensor, equality: Tensor | None = None) -> SharedRows | None
     return prepare(A, None if equality is None else equality.to(A.device))
 
 
-def rows_for(
-    raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, given: SharedRows | None, look: bool
-) -> SharedRows | None:
+def rows_for(rows: Batch, given: SharedRows | None) -> SharedRows | None:
     """The factors that this call takes: those `given`, or its own for a batch that pays for them.
 
     A is one matrix with at least `LEAST_ROWS` rows. Without a look the equalities of a bare call are not known: they
     are rows among others.
     """
-    m, n = A.shape[-2:]
-    batch = torch.broadcast_shapes(raw.shape[:-1], *(part.shape[:-1] for part in (lower, upper) if part is not None))
-    if raw.is_cuda and max(m, n) <= MOST_ON_CHIP:
+    A, (m, n), on_gpu = rows.A, rows.A.shape[-2:], rows.raw.is_cuda
+    if on_gpu and max(m, n) <= MOST_ON_CHIP:
         return None
-    if batch.numel() < (1 if raw.is_cuda else LEAST_SAMPLES):
+    if len(rows.raw) < (1 if on_gpu else LEAST_SAMPLES):
         return None
     if given is not None:
-        return given if raw.is_cuda or _pays(len(given.equal), m, n) else None
-    equality = _equalities(m, lower, upper) if look else None
+        return given if on_gpu or _pays(len(given.equal), m, n) else None
+    equality = _equalities(m, rows.lower, rows.upper) if rows.look else None
     count = 0 if equality is None else int(equality.sum())
-    return prepare_rows(A.reshape(m, n), equality) if raw.is_cuda or _pays(count, m, n) else None
+    return prepare_rows(A, equality) if on_gpu or _pays(count, m, n) else None
 
 
 def _pays(equalities: int, m: int, n: int) -> bool:
