@@ -1,4 +1,4 @@
-"""Completion: ``A y = b`` solved for some coordinates of y when the network predicts the others.
+"""Completion: solve ``A y = b`` for some coordinates of y, given the others by the network.
 
 With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b - A_P y_P)``.
 
@@ -19,7 +19,7 @@ from hardnet.products import times
 from hardnet.solvers.algebra.square import solve_square
 
 REFINEMENTS = 3
-"""Each multiplies the residual by about ``cond(A_O) eps``."""
+"""Each refinement multiplies the residual by about ``cond(A_O) eps``."""
 
 
 class Partition(NamedTuple):
@@ -30,13 +30,13 @@ class Partition(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What the equalities give once A is known.
+    """What is computed from the A of the equalities.
 
     Attributes:
         A_predicted: Columns of the predicted coordinates, ``(*batch, e, n - e)``.
         A_completed: Columns of the completed ones, ``(*batch, e, e)``.
         inverse: ``A_O^-1``, ``(*batch, e, e)``.
-        slope: ``A_O^-1 A_P``, so that the completed coordinates move by minus slope times the predicted ones.
+        slope: ``A_O^-1 A_P``; the completed coordinates change by -slope times the change of the predicted ones.
         condition: ``|A_O| |A_O^-1|`` in the infinity norm, ``(*batch)``.
     """
 
@@ -50,7 +50,7 @@ class Completion(NamedTuple):
 def choose_partition(A: Tensor) -> Partition:
     """Complete the columns that a column-pivoted QR of A ``(e, n)`` picks first: deterministic and well conditioned.
 
-    Each step takes the column with the largest part outside the span of those taken before.
+    Each step takes the column with the largest component orthogonal to the columns already taken.
 
     Raises:
         RankError: The rows of A are linearly dependent, so that no choice of e columns is invertible.
@@ -65,7 +65,7 @@ def choose_partition(A: Tensor) -> Partition:
 
 
 def independent_columns(A: Tensor, eps: float) -> list[int]:
-    """The columns of A ``(m, n)`` that pivoting takes, best first, until the rest is rounding of relative size eps."""
+    """The columns of A ``(m, n)`` that pivoting takes, best first, until only rounding of relative size eps is left."""
     rest = A.detach().to("cpu", torch.float64).clone()
     threshold = max(A.shape) * eps * rest.norm(dim=0).max().item()
     taken: list[int] = []
@@ -81,14 +81,14 @@ def independent_columns(A: Tensor, eps: float) -> list[int]:
 
 
 def partition_of(predicted: list[int], n: int, device: torch.device) -> Partition:
-    """The partition of ``range(n)`` whose predicted coordinates are given."""
+    """The partition of ``range(n)`` with the given predicted coordinates."""
     completed = [column for column in range(n) if column not in set(predicted)]
     free, solved = (torch.tensor(columns, dtype=torch.long, device=device) for columns in (predicted, completed))
     return Partition(free, solved)
 
 
 def factorize_completion(A: Tensor, partition: Partition) -> Completion:
-    """``A_O^-1`` and ``A_O^-1 A_P`` for A ``(*batch, e, n)``; differentiable, and silent where A_O is singular."""
+    """``A_O^-1`` and ``A_O^-1 A_P`` for A ``(*batch, e, n)``; differentiable; no error where A_O is singular."""
     A_predicted, A_completed = A.index_select(-1, partition.predicted), A.index_select(-1, partition.completed)
     inverse = torch.linalg.inv_ex(A_completed, check_errors=False).inverse
     size = torch.linalg.matrix_norm(A_completed.detach(), torch.inf)
@@ -97,7 +97,7 @@ def factorize_completion(A: Tensor, partition: Partition) -> Completion:
 
 
 def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partition) -> Tensor:
-    """``y_P = predicted, y_O = A_O^-1 (b - A_P y_P)``; refined, which brings ``A y - b`` down to rounding.
+    """``y_P = predicted, y_O = A_O^-1 (b - A_P y_P)``, refined until ``A y - b`` is at rounding level.
 
     Args:
         predicted: The predicted coordinates, ``(*batch, n - e)``.
@@ -117,7 +117,7 @@ def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partit
 
 
 def in_order(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
-    """The two groups of coordinates as one vector ``(*batch, n)``, each coordinate at its place."""
+    """The two groups of coordinates as one vector ``(*batch, n)`` in the original order."""
     order = torch.cat([partition.predicted, partition.completed]).argsort()
     return torch.cat([predicted, completed], dim=-1).index_select(-1, order)
 
@@ -128,7 +128,7 @@ def reduced_rows(G: Tensor, factor: Completion, partition: Partition) -> Tensor:
 
 
 def singular(factor: Completion) -> Tensor:
-    """Whether A_O cannot be told from a singular matrix in its dtype, ``(*batch)``; NaN counts as singular."""
+    """Whether A_O is numerically singular in its dtype, ``(*batch)``; NaN counts as singular."""
     limit = 1 / (factor.inverse.shape[-1] * torch.finfo(factor.inverse.dtype).eps)
     return ~(factor.condition < limit)
 
@@ -137,24 +137,24 @@ Function = Callable[[Tensor, Any], Tensor]
 
 
 class Completed(NamedTuple):
-    """y ``(*batch, n)`` with the gradient of the implicit function, and which samples reached the tolerance."""
+    """y ``(*batch, n)`` with the derivative of the implicit function, and which samples reached the tolerance."""
 
     y: Tensor
     converged: Tensor
 
 
 def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
-    """``d function / d y``, ``(*batch, rows, n)``, sample by sample; differentiable itself."""
+    """``d function / d y`` of each sample, ``(*batch, rows, n)``; itself differentiable."""
     return _per_sample(torch.func.jacrev(function), y, x)
 
 
 def gradient(function: Function, y: Tensor, x: Any) -> Tensor:
-    """The gradient of a scalar function of one sample, ``(*batch, n)``; differentiable itself."""
+    """The gradient of a scalar function of one sample, ``(*batch, n)``; itself differentiable."""
     return _per_sample(torch.func.grad(function), y, x)
 
 
 def join(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
-    """The coordinates in their own order."""
+    """The two groups of coordinates as one vector in the original order."""
     order = torch.cat([partition.predicted, partition.completed]).argsort()
     return torch.cat([predicted, completed], dim=-1).index_select(-1, order)
 
@@ -162,10 +162,10 @@ def join(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
 def complete_smooth(
     z: Tensor, x: Any, equality: Function, partition: Partition, start: Tensor, tolerance: float, iterations: int
 ) -> Completed:
-    """Newton on the completed coordinates from `start` ``(*batch, e)``; each sample stops by itself.
+    """Newton's method on the completed coordinates from `start` ``(*batch, e)``; each sample stops on its own.
 
-    A last Newton step, taken with gradients and a fixed Jacobian, carries the derivative of the implicit function to z
-    and x.
+    A last Newton step, recorded by autograd with a fixed Jacobian, gives the derivative of the implicit function with
+    respect to z and x.
     """
     with torch.no_grad():
         completed = start

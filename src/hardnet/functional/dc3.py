@@ -3,8 +3,8 @@
     y_P = z,  y_O = A_O^-1 (b - A_P z),  lower <= G y <= upper
     becomes  lower - G_O A_O^-1 b <= (G_P - G_O A_O^-1 A_P) z <= upper - G_O A_O^-1 b.
 
-The completion is affine in z, so descending on z and completing once at the end is the published iteration on y, with
-the equalities as fresh as one solve leaves them.
+The completion is affine in z, so descending on z and completing once at the end is the published iteration on y, and
+the equalities hold to the accuracy of one solve.
 
 Called by `hardnet.layers.dc3`.
 """
@@ -28,10 +28,10 @@ class Descent(NamedTuple):
         step: Step size: a number, or a tensor that broadcasts with ``(*batch, 1)``.
         momentum: Weight of the previous move.
         steps: Steps that every sample takes.
-        extra_steps: Further steps of the samples whose largest violation exceeds `tolerance`.
-        tolerance: Where a sample stops during the extra steps.
+        extra_steps: Further steps for the samples whose largest violation exceeds `tolerance`.
+        tolerance: Largest violation at which a sample stops during the extra steps.
         published_sign: Use ``r = relu(A y - upper) + relu(lower - A y)``, which pushes violated lower bounds the
-            wrong way: the published piecewise-box baseline of the HardNet paper does, and its numbers inherit it.
+            wrong way, as in the published piecewise-box baseline of the HardNet paper and its reported numbers.
     """
 
     step: float | Tensor
@@ -45,7 +45,7 @@ class Descent(NamedTuple):
 def correct_affine(
     y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, descent: Descent, gram: Tensor | None = None
 ) -> Tensor:
-    """Descend ``|violation of lower <= A y <= upper|^2`` from y, differentiably, without a look at values.
+    """Descend ``|violation of lower <= A y <= upper|^2`` from y, differentiably, without reading values.
 
     Args:
         y: Start, ``(*batch, n)``; returned unchanged, bit for bit, where it violates nothing.
@@ -53,7 +53,7 @@ def correct_affine(
         lower: ``(m,)`` or ``(*batch, m)`` or None.
         upper: Like `lower`.
         descent: Step size, momentum and number of steps.
-        gram: ``A A'`` where the caller keeps it.
+        gram: ``A A'`` if the caller has it.
 
     Returns:
         The corrected y, ``(*batch, n)``.
@@ -75,10 +75,10 @@ def correct_affine(
 
 
 def largest_step(A: Tensor) -> Tensor:
-    """``1 / (2 sigma_max(A)^2)``, with an upper bound for sigma_max: ``(*batch, 1)``; up to twice it would be stable.
+    """``1 / (2 sigma_max(A)^2)``, with an upper bound for sigma_max: ``(*batch, 1)``; twice this step is still stable.
 
     With S the smaller of ``A A'`` and ``A' A``, ``sigma_max^2 <= |S^8|_F^(1/8)``, which exceeds it by a factor of
-    ``min(m, n)^(1/16)`` at most. It needs three matrix products, no eigenvalue solver and no look at values.
+    ``min(m, n)^(1/16)`` at most. It needs three matrix products, no eigenvalue solver, and reads no values.
     """
     S = A @ A.mT if A.shape[-2] <= A.shape[-1] else A.mT @ A
     tiny = torch.finfo(A.dtype).tiny
@@ -121,14 +121,14 @@ def _signed_residual(product: Tensor, lower: Tensor | None, upper: Tensor | None
 
 
 class Reduced(NamedTuple):
-    """What depends on the matrices alone, so that it is kept where they are constant.
+    """What depends only on the matrices, and is kept where they are constant.
 
     Attributes:
         G: Inequality rows in the coordinates that descend, ``(*batch, q, n - e)``.
         completion: The factor of the equalities; None without completion.
-        shift: ``G_O A_O^-1``: what one unit of b takes off the bounds of G; None without completion.
+        shift: ``G_O A_O^-1``: by how much one unit of b lowers the bounds of G; None without completion.
         gram: ``G G'`` where it is no larger than G, else None.
-        step: ``1 / (2 sigma_max(G)^2)`` where the caller asked for it, ``(*batch, 1)``; else None.
+        step: ``1 / (2 sigma_max(G)^2)`` where the caller computed it, ``(*batch, 1)``; else None.
     """
 
     G: Tensor
@@ -154,7 +154,7 @@ def reduce_rows(A: Tensor | None, G: Tensor, partition: Partition | None) -> Red
 
 
 def _with_gram(G: Tensor, completion: Completion | None, shift: Tensor | None) -> Reduced:
-    """Add what the descent on G needs."""
+    """The reduction with the Gram matrix that the descent on G uses."""
     gram = G @ G.mT if G.shape[-2] <= G.shape[-1] else None
     return Reduced(G, completion, shift, gram)
 
@@ -168,7 +168,7 @@ def complete_and_correct(
     partition: Partition | None,
     descent: Descent,
 ) -> Tensor:
-    """Descend from z on the violated inequalities, and complete.
+    """Descend from z on the violated inequalities, then complete.
 
     Args:
         z: Predicted coordinates, ``(*batch, n - e)``; all of them without completion.

@@ -2,8 +2,8 @@
 
 Each piece of C (linear rows, a convex quadratic, a second-order cone, a matrix inequality) is prepared once about y0
 and then evaluated in closed form; the gauge of an intersection is the largest of its pieces. A gauge is positively
-homogeneous, so no direction is normalized and v = 0 needs no care. All formulas are written for displacements ``y = y0
-+ N v`` in the coordinates of a basis N of the affine hull.
+homogeneous, so directions need not be normalized and v = 0 is not a special case. All formulas are for displacements
+``y = y0 + N v`` in the coordinates of a basis N of the affine hull.
 
 Called by `hardnet.layers.rayen`.
 """
@@ -34,7 +34,7 @@ class RootGauge(NamedTuple):
     """The larger root of ``g^2 - 2 (slope v) g - (|K v|^2 - (c v)^2) = 0``: quadratics and second-order cones.
 
     ``g = t + r`` with ``t = slope v`` and ``r = |R v|``, ``R'R = slope slope' + K'K - cc'``; where t is negative the
-    same root is ``(|K v|^2 - (c v)^2) / (r - t)``, which does not cancel.
+    same root is ``(|K v|^2 - (c v)^2) / (r - t)``, which avoids cancellation.
     """
 
     slope: Tensor
@@ -52,7 +52,7 @@ class RootGauge(NamedTuple):
 
 
 ALONE = 1e-10
-"""Part of the largest eigenvalue up to which another one counts as repeated."""
+"""Gap to the top eigenvalue, relative to the largest absolute one, up to which an eigenvalue counts as repeated."""
 
 
 class SpectralGauge(NamedTuple):
@@ -63,12 +63,12 @@ class SpectralGauge(NamedTuple):
     def __call__(self, v: Tensor) -> Tensor:
         """The gauge of v ``(*batch, k)``: ``(*batch)``.
 
-        With M the matrix and q a top eigenvector ``q'Mq + sum_i (q_i'dM q)^2 / (lambda - lambda_i)``, dM of value 0:
-        the gradient is ``q' S_k q``, which is finite at repeated eigenvalues too, where their term is left out, and the
-        second derivative is right where the top eigenvalue is alone.
+        For the matrix M and a top eigenvector q: ``q'Mq + sum_i (q_i'dM q)^2 / (lambda - lambda_i)``, where dM has the
+        value 0 and the derivative of M. The gradient is ``q' S_k q``, which is also finite at repeated eigenvalues,
+        whose terms are left out; the second derivative is correct where the top eigenvalue is simple.
         """
         matrix = torch.einsum("...k,kij->...ij", v, self.S)
-        sound = torch.where(matrix.isfinite(), matrix, 0).detach()  # LAPACK refuses a whole batch for one NaN
+        sound = torch.where(matrix.isfinite(), matrix, 0).detach()  # LAPACK fails for the whole batch if one has NaN
         values, Q = torch.linalg.eigh(sound)
         across = torch.einsum("...ji,...jk,...k->...i", Q, matrix - matrix.detach(), Q[..., -1])
         gap = values[..., -1:] - values
@@ -117,7 +117,7 @@ def cone_gauge(A: Tensor, b: Tensor, c: Tensor, d: Tensor, y0: Tensor, N: Tensor
 
 
 def spectral_gauge(F0: Tensor, F: Tensor, y0: Tensor, N: Tensor) -> SpectralGauge:
-    """Prepare ``F0 + sum_k y_k F_k`` positive semidefinite about y0, where it is definite."""
+    """Prepare ``F0 + sum_k y_k F_k`` positive semidefinite about y0, where it is positive definite."""
     at_center = F0 + torch.einsum("k,kij->ij", y0, F)
     inverse = torch.linalg.inv(torch.linalg.cholesky(at_center))
     reduced = torch.einsum("ka,kij->aij", N, F)

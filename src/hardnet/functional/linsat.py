@@ -29,16 +29,16 @@ Variant = Literal["entropic", "v2", "v1"]
 Solver = Literal["newton", "sweeps"]
 
 UNMET = 1e-6
-"""Error above which a row counts as unsatisfied in a message."""
+"""Error above which an error message lists a row as unsatisfied."""
 
 
 class Encoding(NamedTuple):
-    """Which sides of which rows count, and as what.
+    """The bounds that are encoded, as upper bounds, lower bounds or equalities.
 
     Attributes:
-        above: Rows with an upper bound, as indices.
-        below: Rows with a lower bound.
-        equal: Rows whose two bounds are one number.
+        above: Indices of the rows with an upper bound.
+        below: Indices of the rows with a lower bound.
+        equal: Indices of the rows whose two bounds are equal.
     """
 
     above: Tensor
@@ -67,19 +67,20 @@ def linsat(
 ) -> Tensor:
     """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower <= A y <= upper`` hold.
 
-    Every row becomes an equality by a slack of its own: ``a y = upper (1 - s)`` and ``a y = lower (1 + c (1 - s))``
-    with ``0 < s < 1`` and the smallest whole c that makes the implied upper bound say nothing.
+    Each bound becomes an equality with its own slack: ``a y = upper (1 - s)`` and ``a y = lower (1 + c (1 - s))``
+    with ``0 < s < 1`` and the smallest whole c for which the implied upper bound is redundant.
 
     Args:
-        raw: Scores, ``(*batch, n)``; the largest are favored.
-        A: ``(m, n)``, no entry negative, no row of zeros.
-        lower: ``(m,)`` or ``(*batch, m)``; a bound of 0 or less says nothing.
+        raw: Scores, ``(*batch, n)``; outputs with larger scores become larger.
+        A: ``(m, n)``, non-negative, without zero rows.
+        lower: ``(m,)`` or ``(*batch, m)``; a bound of 0 or less has no effect.
         upper: Like `lower`, not negative.
-        encoding: Which bounds count; by default the finite ones, with equalities where both agree in every sample.
+        encoding: Which bounds are used; by default the finite ones that the unit cube does not imply, with equalities
+            where both bounds are shared by all samples and equal.
         temperature: Small values push y to a vertex of the polyhedron.
-        variant: ``"entropic"`` minimizes the entropy of Fermi and Dirac and always has an answer. ``"v2"`` and ``"v1"``
-            are the fixed points of the two published sweeps, which agree with it where all weights of a row, its slack
-            included, are equal (and, for v1, no variable is in two rows), and may not exist elsewhere.
+        variant: ``"entropic"`` minimizes the Fermi-Dirac entropy and always has a solution. ``"v2"`` and ``"v1"`` are
+            the fixed points of the two published sweeps, which agree with it where all weights of a row, including its
+            slack, are equal (and, for v1, no variable is in two rows), and may not exist elsewhere.
         solver: ``"newton"``, or the published ``"sweeps"`` (not for the entropic variant).
         tolerance: Largest error of a row, relative to the sum of its coefficients.
         max_iterations: Newton steps or sweeps.
@@ -106,10 +107,10 @@ def linsat(
 
 
 def find_encoding(A: Tensor, lower: Tensor | None, upper: Tensor | None, equality: Tensor | None = None) -> Encoding:
-    """Which bounds ``(m,)`` count: not the absent ones, not those that the unit cube implies for a single variable.
+    """Which bounds ``(m,)`` are used: not the absent ones, and not those that the unit cube implies.
 
-    NaN stands for a bound that is known only later and counts. Rows are equalities where both bounds agree, or where
-    `equality` ``(m,)`` says so.
+    Upper bounds are only checked against the cube for rows of a single variable. NaN stands for a bound that is not
+    known yet, which is used. Rows are equalities where both bounds are equal, or where `equality` ``(m,)`` is set.
     """
     lower = A.new_full((len(A),), -torch.inf) if lower is None else lower
     upper = A.new_full((len(A),), torch.inf) if upper is None else upper
@@ -120,14 +121,14 @@ def find_encoding(A: Tensor, lower: Tensor | None, upper: Tensor | None, equalit
 
 
 def _shared(bound: Tensor | None) -> Tensor | None:
-    """A bound shared by all samples; NaN where it differs from sample to sample, so that no sample decides."""
+    """A bound shared by all samples; NaN where each sample has its own, so that no single sample decides."""
     if bound is None or bound.dim() == 1:
         return bound
     return bound.new_full(bound.shape[-1:], torch.nan)
 
 
 def check_positive(A: Tensor) -> str | None:
-    """Why a matrix is outside the class, naming the row; None where all is well."""
+    """Why a matrix is not accepted, naming the row; None where it is."""
     for row, entries in enumerate(A):
         if not bool((entries >= 0).all()):
             return f"row {row} of A has a negative or NaN coefficient"
@@ -137,7 +138,7 @@ def check_positive(A: Tensor) -> str | None:
 
 
 def check_options(temperature: float, variant: str, solver: str) -> None:
-    """Refuse what no solver can do."""
+    """Refuse options and combinations that no solver supports."""
     if not temperature > 0:
         raise UnsupportedSetError(sentence("temperature", "a positive number", temperature))
     if variant not in ("entropic", "v2", "v1"):
@@ -153,7 +154,7 @@ def check_options(temperature: float, variant: str, solver: str) -> None:
 def _encode(
     A: Tensor, lower: Tensor | None, upper: Tensor | None, encoding: Encoding, variant: Variant, batch: torch.Size
 ) -> Balance:
-    """Every row as an equality with a slack, divided by the sum of its coefficients.
+    """Every encoded bound as an equality with a slack, divided by the sum of its coefficients.
 
     ``a y + c b s = (c + fixed) b`` with ``(c, fixed) = (1, 0)`` for an upper bound b, ``(c, 1)`` for a lower bound and
     ``(0, 1)`` for an equality.
@@ -165,7 +166,7 @@ def _encode(
     place = torch.arange(len(total), device=A.device)
     lowest = bound.detach().clamp(1e-12, 1)
     multiple = torch.where(place < up, 1, torch.where(place < up + down, (1 / lowest - 1e-9).ceil() - 1, 0))
-    # NaN says something, so that it spoils its sample
+    # NaN counts as a bound, so that its sample fails
     says = torch.where(place < up, ~(bound >= torch.inf), ~(bound <= 0) | (place >= up + down))
     bound = torch.where(says, bound, 0)
     dummy, target = multiple * bound, (multiple + (place >= up)) * bound
@@ -186,7 +187,7 @@ def _bounds(lower: Tensor | None, upper: Tensor | None, encoding: Encoding, batc
 
 
 def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Tensor:
-    """The answer with its derivatives: a Newton step of value zero has the multipliers' first, another the second."""
+    """The solution with its derivatives: one Newton step of value zero adds the first, another one the second."""
     solved = (solution.status == int(Status.SOLVED)).unsqueeze(-1)
     scores, dual = torch.where(solved, scores, 0), torch.where(solved, solution.dual, 0)
     fixed = balance.detach()
@@ -198,7 +199,7 @@ def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Te
 
 
 def _raise_failures(solution: Solution, residual: Tensor, rows: Tensor, batch: torch.Size) -> None:
-    """Raise the error of the samples that have no answer, with the rows that they do not meet."""
+    """Raise the error for the samples without a solution, naming the rows that do not hold."""
     failed = {
         status: (solution.status == status) for status in (Status.INVALID, Status.INFEASIBLE, Status.NOT_CONVERGED)
     }

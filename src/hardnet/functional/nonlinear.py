@@ -1,6 +1,6 @@
-"""Points of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest or a near one, with its derivative.
+"""Points of ``lower <= g(y, x) <= upper`` and affine rows: the nearest or a near one, with its derivative.
 
-A sample whose rows do not hold is an error that names it, NaN, the best point found, or raw: `apply_policy`.
+A sample whose rows do not hold gives an error that names it, NaN, the best point found, or raw: `apply_policy`.
 
 Called by `hardnet.layers.nonlinear`.
 """
@@ -60,27 +60,28 @@ def project_nonlinear(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= g(y, x) <= upper`` and affine rows: a KKT point, differentiable.
 
-    The derivative is that of the KKT system with the Hessian of the Lagrangian, to raw, to the bounds, to x, to A, and
-    to every tensor that g holds and that asks for one; it may be differentiated again. `solve_nonlinear` has the status
-    of each sample.
+    The derivative is that of the KKT system with the Hessian of the Lagrangian, with respect to raw, the bounds, x, A,
+    and every tensor in g that requires a gradient; it can be differentiated again. `solve_nonlinear` returns the
+    status of each sample.
 
     Args:
         raw: ``(*batch, n)``.
-        g: ``(y, x) -> (*batch, m)``; it must treat samples apart, and is called in float64.
-        x: The input of g: tensors with the batch in front, in any structure; others are shared by all samples.
+        g: ``(y, x) -> (*batch, m)``; it must treat each sample independently, and is called in float64.
+        x: The input of g, of any structure; tensors whose first dimensions are the batch have an entry for each
+            sample, all others are shared by all samples.
         lower: ``(m,)``, ``(*batch, m)`` or a number; None is -inf.
-        upper: Like `lower`.
-        rows: Affine rows and a box, which hold too.
+        upper: Like `lower`; None is inf.
+        rows: Affine rows and a box, which must hold too.
         jacobian: ``(y, x) -> (*batch, m, n)``; by default g is differentiated.
-        mode: ``"nearest"``, or ``"retract"``: a feasible point by Gauss-Newton steps, cheaper and farther.
+        mode: ``"nearest"``, or ``"retract"``: a feasible point by Gauss-Newton steps, cheaper but farther.
         gradient: ``"exact"``, or ``"projector"``: the projection onto the tangent space, without the curvature. A
-            retraction has only the second.
-        tol: Violation that is allowed, relative to the scale of each row.
-        start: Where the iteration starts, ``(*batch, n)``; by default at raw.
-        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"`` the
-            least violated finite point found (NaN where there is none: INVALID), ``"raw"``.
-        iterations: None: until each sample has ended. A number: that many passes whatever the values, so that a CUDA
-            graph can capture it, forward and backward; there ``"raise"`` is ``"nan"``.
+            retraction supports only ``"projector"``.
+        tol: Allowed violation, relative to the scale of each row.
+        start: Where the iteration starts, ``(*batch, n)``; by default raw.
+        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``:
+            the least violated finite point found (NaN where there is none: INVALID), ``"raw"``.
+        iterations: None: until every sample has stopped. A number: exactly that many passes, so that a CUDA graph can
+            capture it, forward and backward; on a GPU ``"raise"`` then acts as ``"nan"``.
     """
     if mode == "retract":
         gradient = "projector"
@@ -117,7 +118,7 @@ def solve_nonlinear(
     start: Tensor | None = None,
     iterations: int | None = None,
 ) -> NonlinearSolution:
-    """`project_nonlinear` without a derivative, with what the solver knows: nothing is raised, look at ``.status``."""
+    """`project_nonlinear` without a derivative, with the full solution: nothing is raised, check ``.status``."""
     with torch.no_grad():
         return _project(
             raw.detach(),
@@ -139,9 +140,9 @@ def solve_nonlinear(
 def project_rows_and_functions(
     raw: Tensor, parts: Sequence[Any], x: Any, **arguments: Any
 ) -> tuple[Tensor, NonlinearSolution]:
-    """`project_nonlinear` for several sets, each with ``values`` and, where it was given, a ``derivative``.
+    """`project_nonlinear` for several sets, each with ``values`` and, if given, a ``derivative``.
 
-    Returns y, with its derivative, and the solution; the policy is left to the caller.
+    Returns y, with its derivative, and the solution; the caller applies the policy for failures.
     """
 
     def function(y: Tensor, given: Any) -> Tensor:
@@ -187,7 +188,7 @@ def _project(
     first = None if start is None else start.detach().double().expand_as(raw).reshape(prod(batch), n)
     box = None if rows is None or not rows.boxed else (rows.box_lower, rows.box_upper)
     problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, flat_box(box, raw), iterations, tight)
-    if exported:  # a graph of the forward pass alone
+    if exported:  # the graph has only the forward pass
         y, *rest = problem.solve(problem.rows(lower_all, upper_all, A), point)
     else:
         y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
@@ -198,12 +199,12 @@ def _project(
 
 
 def policy_for(on_failure: OnFailure, iterations: int | None, raw: Tensor) -> OnFailure:
-    """``"raise"`` is ``"nan"`` in a fixed program on a GPU, where no value is looked at."""
+    """The policy for failures; ``"raise"`` becomes ``"nan"`` in a fixed program on a GPU, where no value is read."""
     return "nan" if on_failure == "raise" and iterations is not None and not may_look(raw) else on_failure
 
 
 def apply_policy(y: Tensor, raw: Tensor, found: NonlinearSolution, on_failure: OnFailure) -> Tensor:
-    """Y ``(*batch, n)`` with the samples whose rows do not hold as the policy asks."""
+    """Y ``(*batch, n)`` with the policy applied to samples whose rows do not hold."""
     invalid = found.status == NonlinearStatus.INVALID
     failed = torch.stack([found.status == kind for kind in FAILURES]).any(0)
     if on_failure == "raise":
@@ -215,7 +216,7 @@ def apply_policy(y: Tensor, raw: Tensor, found: NonlinearSolution, on_failure: O
 
 
 def _raise_for(status: Tensor) -> None:
-    """The error of the worst kind of failure, with the samples that it befell."""
+    """Raise the error for the worst kind of failure, naming its samples."""
     for kind, (error, text) in FAILURES.items():
         bad = status == kind
         if bool(bad.any()):

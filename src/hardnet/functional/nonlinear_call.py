@@ -1,7 +1,7 @@
-"""One call of nonlinear rows: what a user gives, as the solver takes it, in one record; and its solution.
+"""One call of nonlinear rows: the user's arguments in the form the solver takes, and its solution.
 
-`call` evaluates a user's function. `Call` holds the function, its input and how its rows are to be met; bounds and rows
-become those of a flat batch in float64.
+`call` evaluates a user's function. `Call` holds the function, its input and the options of the solver; bounds and rows
+are converted to those of a flat batch in float64.
 
 Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_gradient` and `hardnet.sets.nonlinear`.
 """
@@ -27,12 +27,12 @@ from hardnet.solvers.nonlinear.solve import solve_nonlinear
 from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
 
 ROUNDINGS = 16
-"""Roundings of y's dtype, relative to its scale, by which a row may be violated after y was rounded to it."""
+"""Roundings of y's dtype, relative to a row's scale, by which the row may be violated after y is rounded to it."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the function, its input, and how its rows are to be met.
+    """One call: the function, its input, and the options of the solver.
 
     Attributes:
         function: g.
@@ -41,11 +41,11 @@ class Call:
         count: m.
         mode: ``"nearest"`` or ``"retract"``.
         gradient: ``"exact"`` or ``"projector"``.
-        tolerance: The relative violation that is allowed.
+        tolerance: The allowed relative violation.
         start: ``(B, n)`` or None.
-        dtype: That of raw, which y is rounded to.
+        dtype: The dtype of raw, to which y is rounded.
         box: The bounds of the coordinates, ``(B, n)`` each, which hold exactly; or None.
-        iterations: Passes of a fixed program, or None to stop where all samples have ended.
+        iterations: Passes of a fixed program, or None to stop when all samples have ended.
         tight: Whether all rows are known to be equalities.
     """
 
@@ -63,7 +63,7 @@ class Call:
     tight: bool = False
 
     def rows(self, lower: Tensor, upper: Tensor, A: Tensor, inputs: tuple[Tensor, ...] | None = None) -> Rows:
-        """The rows; `inputs` take the place of the real tensors of x."""
+        """The rows; `inputs` replace the floating-point tensors of x."""
         x = self.x
         if inputs is not None:
             found = iter(inputs)
@@ -71,7 +71,7 @@ class Call:
         return Rows(self.function, self.derivative, x, self.count, A, lower, upper, tight=self.tight)
 
     def leaves(self, point: Tensor) -> list[Tensor]:
-        """The real tensors of x, and then every tensor that g holds and that asks for a gradient."""
+        """The floating-point tensors of x, followed by every tensor in g that requires a gradient."""
         own = [leaf for leaf in self.x.leaves if _real(leaf)]
         if not torch.is_grad_enabled() or len(point) == 0:
             return own
@@ -88,14 +88,14 @@ class Call:
         return sum(_real(leaf) for leaf in self.x.leaves)
 
     def solve(self, rows: Rows, raw: Tensor) -> NonlinearSolution:
-        """The solution, clamped to the box and rounded to the dtype of raw, then judged again."""
+        """The solution, rounded to the dtype of raw and clamped to the box, then checked again."""
         inside = FINE if self.dtype == torch.float64 else 4 * torch.finfo(self.dtype).eps
         common = {"mode": self.mode, "tolerance": self.tolerance, "start": self.start}
         found = solve_nonlinear(rows, raw, inside=inside, iterations=self.iterations, **common)
         return found if self.box is None and self.dtype == torch.float64 else self._rounded(rows, raw, found)
 
     def _rounded(self, rows: Rows, raw: Tensor, found: NonlinearSolution) -> NonlinearSolution:
-        """The solution in the dtype of raw and in the box, which may cost it its status."""
+        """The solution in the dtype of raw and in the box; its status changes where the rows no longer hold."""
         y = found.y.to(self.dtype).double()
         if self.box is not None:
             moved = (found.iterations > 0).unsqueeze(-1)
@@ -108,7 +108,7 @@ class Call:
 
 
 class Saved(NamedTuple):
-    """What a call leaves to its derivative: raw, bounds, A and the leaves, as they were given, and the solution."""
+    """What a call saves for its derivative: raw, bounds, A and the leaves, as given, and the solution."""
 
     inputs: tuple[Tensor, ...]
     y: Tensor
@@ -121,7 +121,7 @@ def _real(leaf: Any) -> bool:
 
 
 def _held_by(values: list[Tensor]) -> list[Tensor]:
-    """The leaf tensors with a gradient that the graphs of these values lead back to."""
+    """The leaf tensors that require a gradient in the autograd graphs of these values."""
     found: dict[int, Tensor] = {}
     pending: list[Any] = [value.grad_fn for value in values if value.grad_fn is not None]
     found.update({id(value): value for value in values if value.requires_grad and value.grad_fn is None})
@@ -139,7 +139,7 @@ def _held_by(values: list[Tensor]) -> list[Tensor]:
 
 
 def call(function: Callable[..., Any] | nn.Module, y: Tensor, x: Any) -> Any:
-    """``function(y, x)``, with the parameters and buffers of a module in the dtype of y."""
+    """``function(y, x)``, with the parameters and buffers of a module converted to the dtype of y."""
     if isinstance(function, nn.Module):
         own = [*function.named_parameters(), *function.named_buffers()]
         moved = {name: value.to(y.dtype) for name, value in own if value.is_floating_point() and value.dtype != y.dtype}
@@ -202,7 +202,7 @@ def bound(name: str, bound: Tensor | float | None, m: int, raw: Tensor, absent: 
     """A bound of the rows of g as ``(B, m)`` float64."""
     value = absent if bound is None else bound
     if not isinstance(value, Tensor):
-        value = raw.new_full((), value, dtype=torch.float64)  # a fill, which a CUDA graph can capture
+        value = raw.new_full((), value, dtype=torch.float64)  # a CUDA graph can capture a fill
     value = value.to(device=raw.device, dtype=torch.float64)
     if value.dim() and value.shape[-1] != m:
         raise ShapeError(sentence(name, f"shape ({m},) or (*batch, {m}), one entry per row of g", tuple(value.shape)))
@@ -217,7 +217,7 @@ def join(own: Tensor, other: Tensor | None, point: Tensor, absent: float, k: int
 
 
 def known_tight(lower: Any, upper: Any, rows: BoxedRows | None) -> bool:
-    """Whether all rows are seen to be equalities without a look at tensors."""
+    """Whether all rows are known to be equalities without reading tensors."""
     if rows is not None or lower is None:
         return False
     return lower is upper or (not isinstance(lower, Tensor) and not isinstance(upper, Tensor) and lower == upper)

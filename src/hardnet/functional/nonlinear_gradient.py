@@ -6,9 +6,10 @@ gradients of the active rows, let ``[W C'; C 0] (p, q) = (cotangent of y, 0)``. 
     raw receives p,    the bound of active row i receives q_i,
     every number z of g receives  -d/dz [ p . sum_i dual_i grad_y g_i + q . g_A ]  with y, dual, p and q held fixed.
 
-``gradient="projector"`` puts W = I and dual = 0: ``p = (I - C^+ C) cotangent``, the projection onto the tangent space.
+``gradient="projector"`` sets W = I and dual = 0: ``p = (I - C^+ C) cotangent``, the projection onto the tangent space.
 
-Where the backward pass is recorded, the derivative is that of two Newton steps on the KKT system, `differentiable`.
+Where the backward pass is itself differentiated, the derivative is that of two Newton steps on the KKT system
+(`differentiable`).
 
 Called by `hardnet.functional.nonlinear`.
 """
@@ -30,17 +31,17 @@ from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 from hardnet.solvers.nonlinear.status import NonlinearStatus
 
 TOUCHING = 1e-8
-"""Part of a row's scale within which it touches its bound, where no multiplier says so."""
+"""Part of a row's scale within which it counts as active, where there is no multiplier to tell."""
 
 
 class NonlinearProjection(torch.autograd.Function):
-    """Y and the rest of the solution, from raw, bounds, A, the tensors of x and those that g holds."""
+    """Y and the rest of the solution, from raw, bounds, A, the tensors of x and those in g."""
 
     @staticmethod
     def forward(
         ctx: Any, problem: Call, raw: Tensor, lower: Tensor, upper: Tensor, A: Tensor, *leaves: Tensor
     ) -> tuple[Tensor, ...]:
-        """Solve; keep what the derivative needs."""
+        """Solve, and save what the derivative needs."""
         numbers = [part.detach() for part in (lower, upper, A)]
         inputs = tuple(leaf.detach() for leaf in leaves[: problem.inputs])
         found = problem.solve(problem.rows(numbers[0], numbers[1], numbers[2], inputs), raw.detach())
@@ -52,10 +53,10 @@ class NonlinearProjection(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The implicit derivative; where it is differentiated again, that of Newton's method on the KKT system."""
+        """The implicit derivative; if it is differentiated again, the derivative of Newton steps on the KKT system."""
         grad = grads[0]
         *inputs, y, dual, status = ctx.saved_tensors
-        saved = Saved(tuple(inputs), y.detach(), dual, status)  # an output is saved with its own history
+        saved = Saved(tuple(inputs), y.detach(), dual, status)  # a saved output comes with its autograd graph
         if torch.is_grad_enabled() and ctx.problem.gradient == "exact":
             return None, *differentiable(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
         with torch.no_grad():
@@ -91,7 +92,7 @@ def _of_numbers(
     q: Tensor,
     needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those that g holds."""
+    """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those in g."""
     count = problem.inputs
     with torch.enable_grad():
         inputs = tuple(leaf.detach().requires_grad_(need) for leaf, need in zip(leaves[:count], needed, strict=False))
@@ -130,17 +131,17 @@ def working(
 
 
 def sides(rows: Rows, dual: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Which share of q the lower and the upper bound receive: an equality half each."""
+    """The shares of q that the lower and the upper bound receive; for an equality half each."""
     at_upper = torch.where(dual == 0, rows.upper - value <= value - rows.lower, dual > 0).to(value)
     at_upper = torch.where(rows.equality, 0.5, at_upper)
     return 1 - at_upper, at_upper
 
 
 def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """The first derivative as a function that can be differentiated itself.
+    """The first derivative as a function that can itself be differentiated.
 
-    A Newton step on the KKT system from the solution, with the system held fixed, has the right first derivative; one
-    more step, with everything moving, then has the right second one.
+    A Newton step on the KKT system from the solution, with the matrix held fixed, has the correct first derivative; one
+    more step, with the matrix differentiated too, then has the correct second derivative.
     """
     (raw, lower, upper, A, *leaves), y, dual, status = saved
     with torch.no_grad():
@@ -182,7 +183,7 @@ def _system(rows: Rows, y: Tensor, dual: Tensor, active: Tensor, curved: bool) -
 def _newton(
     rows: Rows, K: Tensor, raw: Tensor, bound: Tensor, y: Tensor, dual: Tensor, active: Tensor, curved: bool
 ) -> tuple[Tensor, Tensor]:
-    """One Newton step on the KKT system from (y, dual); with `curved` False the multipliers have no pull on y."""
+    """One Newton step on the KKT system from (y, dual); with `curved` False the multipliers do not act on y."""
     with torch.enable_grad():
         point = y if y.requires_grad else y.detach().requires_grad_()
         value, slope = rows.slope(point, dual[:, : rows.curved])
@@ -192,7 +193,7 @@ def _newton(
     off = raw - raw.detach() if not curved else None
     first = y - raw + slope if off is None else -off
     second = torch.where(active, value - bound, 0.0)
-    second = second - second.detach()  # the solution counts as exact: only derivatives are wanted
+    second = second - second.detach()  # the solution is taken as exact: only derivatives are needed
     first = first - first.detach()
     step = torch.linalg.solve_ex(K, torch.cat([first, second], -1).unsqueeze(-1)).result.squeeze(-1)
     n = y.shape[-1]

@@ -1,4 +1,4 @@
-"""The projection onto any set that CVXPY can express, by one compiled cone program; samples that fail are named.
+"""The projection onto any set that CVXPY can express, by one compiled cone program; errors name the failed samples.
 
 Called by `hardnet.sets.cvxpy`.
 """
@@ -23,11 +23,11 @@ from hardnet.errors import (
 from hardnet.functional.samples import Policy, refuse, reject
 
 SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
-"""The cone solver behind cvxpylayers, at the tightest tolerances that it takes without complaint."""
+"""The cone solver behind cvxpylayers, at the tightest tolerances that it accepts without a warning."""
 MATRICES = {"solve_method": "SCS", "eps_abs": 1e-11, "eps_rel": 1e-11, "eps_infeas": 1e-9, "max_iters": 100_000}
-"""For semidefinite constraints of order 4 and more: there diffcp puts the duals of Clarabel back in the wrong order."""
+"""For semidefinite constraints of order 4 and more, where diffcp returns the duals of Clarabel in the wrong order."""
 ACCURACY = 1e-5
-"""A solver's answer that violates a row by more than this, relative to the size of y, is no answer."""
+"""A solution that violates a row by more than this, relative to the size of y, counts as a failure."""
 
 
 class Program:
@@ -62,7 +62,7 @@ class Program:
         self.options = MATRICES if max(self.layer.ctx.cone_dims.psd, default=0) >= 4 else SOLVER
 
     def violations(self, numbers: Sequence[Tensor], y: Tensor) -> Tensor:
-        """How far each scalar row of each constraint is violated at y ``(B, n)``, in float64: ``(B, rows)``."""
+        """The violation of each scalar row of each constraint at y ``(B, n)``, in float64: ``(B, rows)``."""
         import numpy as np
 
         rows = []
@@ -75,9 +75,9 @@ class Program:
         return torch.stack(rows) if rows else y.new_zeros(0, 1, dtype=torch.float64)
 
     def project(self, raw: Tensor, numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The projection of ``raw (B, n)`` in float64 on a CPU, differentiable, and which samples have none ``(B,)``.
+        """The projection of ``raw (B, n)`` in float64 on a CPU, differentiable, and which samples failed ``(B,)``.
 
-        What the solver returns is judged by its violation: it may call an infeasible sample solved.
+        The solver's result is checked by its violation, since it may report an infeasible sample as solved.
         """
         import diffcp
 
@@ -89,7 +89,7 @@ class Program:
         return y, ~(rows.amax(-1) <= ACCURACY * _size(raw, y.detach()))
 
     def _failures(self, raw: Tensor, numbers: Sequence[Tensor]) -> Tensor:
-        """Which samples the solver cannot answer, one by one: ``(B,)``."""
+        """Which samples fail when each is solved separately: ``(B,)``."""
         if raw.shape[0] == 1:
             return torch.ones(1, dtype=torch.bool)
         with torch.no_grad():
@@ -106,14 +106,16 @@ def project_program(
     on_infeasible: Policy = "raise",
     on_invalid: Policy = "raise",
 ) -> Tensor:
-    """``argmin |y - raw|`` over a compiled program; dtype and device come back as they were.
+    """``argmin |y - raw|`` over a compiled program, in the dtype and on the device of raw.
 
     Args:
         program: The compiled constraints.
         raw: ``(*batch, n)``.
         numbers: The parameters in order, each ``(*batch, *shape)``.
-        on_infeasible: What a sample that the solver cannot answer gives: an `InfeasibleError`, or NaN.
-        on_invalid: What NaN in raw or in a parameter gives: an error, or NaN for that sample alone.
+        on_infeasible: What to do with samples that the solver cannot solve: raise an `InfeasibleError` (a
+            `ConvergenceError` where raw is only too far away), or return NaN.
+        on_invalid: What to do with NaN or infinity in raw or in a parameter: raise an error, or return NaN for that
+            sample alone.
     """
     batch, n = raw.shape[:-1], raw.shape[-1]
     flat = raw.reshape(batch.numel(), n).double().cpu()
@@ -132,7 +134,7 @@ def project_program(
 
 
 def _inside(program: Program, raw: Tensor, values: list[Tensor], finite: Tensor) -> Tensor:
-    """Samples that violate nothing: they are their own projection."""
+    """Samples that violate nothing, and so are their own projection."""
     inside = torch.zeros_like(finite)
     index = finite.nonzero().squeeze(-1)
     with torch.no_grad():
@@ -144,7 +146,7 @@ def _inside(program: Program, raw: Tensor, values: list[Tensor], finite: Tensor)
 def _solve(
     program: Program, y: Tensor, values: list[Tensor], index: Tensor, batch: torch.Size, on_infeasible: Policy
 ) -> Tensor:
-    """Project the samples `index`; those without an answer are named, or NaN."""
+    """Project the samples `index`; failed samples are named in an error, or NaN."""
     found, failed = program.project(y[index], [value[index] for value in values])
     if not bool(failed.any()):
         return y.index_copy(0, index, found)
@@ -163,7 +165,7 @@ def _solve(
 
 
 def _empty(program: Program, raw: Tensor, values: list[Tensor]) -> Tensor:
-    """Samples of which no point is found from nearby either, ``(B,)``: raw is taken to a length of one at most."""
+    """Samples that fail also from a raw output scaled down to entries of at most one, ``(B,)``."""
     with torch.no_grad():
         near = raw / raw.abs().amax(-1, keepdim=True).clamp_min(1)
         found, failed = program.project(near, [value.detach() for value in values])
@@ -171,7 +173,7 @@ def _empty(program: Program, raw: Tensor, values: list[Tensor]) -> Tensor:
 
 
 def _size(raw: Tensor, y: Tensor) -> Tensor:
-    """What violations are relative to, ``(B,)``: ``1 + |y|``, and less where raw and y are both shorter than one."""
+    """The size that violations are relative to, ``(B,)``: ``min(1 + |y|, max(|raw|, |y|))``."""
     long = y.abs().amax(-1)
     return torch.minimum(1 + long, torch.maximum(raw.detach().abs().amax(-1), long))
 
@@ -188,7 +190,7 @@ def _constraints(build: Callable[..., Any], y: Any, parameters: dict[str, Any]) 
 
 
 def _import() -> tuple[Any, Any]:
-    """CVXPY and the layer of cvxpylayers, or the extra that brings them."""
+    """Import CVXPY and the layer of cvxpylayers; the error names the extra that installs them."""
     try:
         import cvxpy as cp
     except ImportError:

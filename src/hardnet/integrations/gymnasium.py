@@ -29,14 +29,14 @@ except ImportError as error:
 
 @dataclass
 class SafetyReport:
-    """What a filter did since it was built.
+    """What a filter has done since it was built.
 
     Attributes:
-        steps: Actions that came through.
-        interventions: Those that were changed.
-        fallbacks: Those among them for which C(x) was empty, so that the fallback acted.
-        by_name: For each row how many proposed actions broke it.
-        displacement: The largest distance between a proposed action and the one that was taken.
+        steps: Number of actions.
+        interventions: Actions that were changed.
+        fallbacks: Actions replaced by the fallback because C(x) was empty.
+        by_name: For each row, how many proposed actions violated it.
+        displacement: The largest distance between a proposed action and the action taken.
     """
 
     steps: int = 0
@@ -46,27 +46,28 @@ class SafetyReport:
     displacement: float = 0.0
 
     def __str__(self) -> str:
-        """One line; the rows that were broken most often first."""
+        """One line; the rows that were violated most often first."""
         rows = ", ".join(f"{name} {count}" for name, count in self.by_name.most_common())
         text = f"{self.interventions} of {self.steps} actions changed, by up to {self.displacement:.3g}"
         return f"{text}; {self.fallbacks} fallbacks" + (f"; broken: {rows}" if rows else "")
 
 
 class SafetyFilter(gymnasium.ActionWrapper):
-    """``step(a)`` takes the action of C(x) that is nearest to a, where x is the last observation.
+    """``step(a)`` takes the action in C(x) that is nearest to a, where x is the last observation.
 
-    An action already in C(x) passes unchanged. What was done stands in ``info["safety"]`` of every step and, summed
-    up, in `report`. It is computed in float64 (or the dtype of the set's tensors) and rounded to that of the actions.
+    An action already in C(x) is unchanged. ``info["safety"]`` of every step describes what was done, and `report` has
+    the totals. The action is computed in float64 (or the dtype of the set's tensors) and rounded to the dtype of the
+    action space.
 
     Args:
-        env: An environment with a `Box` of actions.
+        env: An environment with a `Box` action space.
         constraint: C(x) on actions, flattened to ``(n,)``.
-        method: As for `hn.HardNet`, one whose raw outputs are actions.
-        fallback: What to do where C(x) is empty: an action, a function from the observation to an action, or None for
-            the error. A relaxed set (`hn.Relaxed`) needs none.
-        state: From an observation to the x that the set takes for one sample; by default the observation as a tensor
-            ``(1, d)``.
-        bounds: Whether actions must also stay in the action space; its rows are called ``action_space``.
+        method: As for `hn.HardNet`; its raw outputs must be actions.
+        fallback: What to do where C(x) is empty: an action, a function from the observation to an action, or None to
+            raise the error. A relaxed set (`hn.Relaxed`) needs none.
+        state: A function from an observation to the x of the set for one sample; by default the observation as a
+            tensor ``(1, d)``.
+        bounds: Whether actions must also stay in the action space; its rows are named ``action_space``.
         options: Options of the method's layer.
     """
 
@@ -102,17 +103,17 @@ class SafetyFilter(gymnasium.ActionWrapper):
         self._last: dict[str, Any] = {}
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; the report goes on."""
+        """Reset the environment, but not the report."""
         self._observation, info = super().reset(**kwargs)
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the filtered action; ``info["safety"]`` says what was done."""
+        """Take the filtered action; ``info["safety"]`` describes what was done."""
         self._observation, reward, terminated, truncated, info = super().step(action)
         return self._observation, reward, terminated, truncated, info | {"safety": self._last}
 
     def action(self, action: Any) -> Any:
-        """The action that is taken instead of `action`."""
+        """The action to take instead of `action`."""
         given = np.asarray(action, dtype=self.action_space.dtype)
         raw = torch.as_tensor(given, dtype=self.dtype).reshape(1, -1)
         x = self._input()
@@ -134,7 +135,7 @@ class SafetyFilter(gymnasium.ActionWrapper):
         return torch.as_tensor(np.asarray(self._observation), dtype=self.dtype).reshape(1, -1)
 
     def _enforce(self, raw: Tensor, x: Any) -> Tensor | None:
-        """The nearest action; None where there is none and a fallback is at hand."""
+        """The nearest action; None where there is none but a fallback is given."""
         try:
             y = self.layer(raw, x)
         except (InfeasibleError, BoundsError):
@@ -148,7 +149,7 @@ class SafetyFilter(gymnasium.ActionWrapper):
         return None
 
     def _fall_back(self) -> Any:
-        """The action of the fallback, as the environment takes it."""
+        """The action of the fallback, in the form that the environment takes."""
         action = self.fallback(self._observation) if callable(self.fallback) else self.fallback
         return np.asarray(action, dtype=self.action_space.dtype).reshape(self.action_space.shape)
 

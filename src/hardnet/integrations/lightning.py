@@ -1,4 +1,4 @@
-"""Lightning: what the enforcement does during training, in the logs, by the names of the constraints.
+"""Lightning: log what the enforcement does during training, by the names of the constraints.
 
 Called by users.
 """
@@ -17,11 +17,11 @@ from hardnet.errors import MissingExtraError, OptionError, sentence
 from hardnet.layers.base import Layer
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-"""The two names under which Lightning is imported; a trainer of one expects callbacks of the same."""
+"""The two packages of Lightning; a trainer of one requires callbacks of the same package."""
 
 
 def _callback_class() -> Any:
-    """`Callback` of the package that the program has imported already, else of the one that is installed."""
+    """`Callback` of the package that is already imported, else of the one that is installed."""
     for package in sorted(PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return import_module(package).Callback
@@ -34,17 +34,17 @@ Callback: Any = _callback_class()
 
 
 class ConstraintMonitor(Callback):
-    """Logs, every few steps and over each validation, what every enforcement layer of a module did.
+    """Log what every enforcement layer of a module does, every few steps and over each validation.
 
-    ``hardnet/violation/NAME`` is the largest violation of the rows called NAME, as `hn.check` sees them;
+    ``hardnet/violation/NAME`` is the largest violation of the rows named NAME, as measured by `hn.check`;
     ``hardnet/satisfied`` the share of samples that satisfy every row; ``hardnet/displacement`` the mean ``|y - raw|``;
     ``hardnet/moved`` the share of samples that were moved; ``hardnet/gradient_kept`` the mean over these of
-    ``|gradient at raw| / |gradient at y|``, in training alone. Where a module holds several layers, the path of each
-    stands behind the prefix.
+    ``|gradient at raw| / |gradient at y|``, in training only. In a module with several layers, the path of each layer
+    follows the prefix.
 
     Args:
-        every_n_steps: How many training batches lie between two that are looked at.
-        prefix: What stands in front of every name.
+        every_n_steps: Log one of this many training batches.
+        prefix: Prefix of every name.
     """
 
     every_n_steps: int
@@ -58,7 +58,7 @@ class ConstraintMonitor(Callback):
         self._watches: dict[str, _Watch] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Watch the layers."""
+        """Register a hook on each layer."""
         self._forget()
         found = [(path, part) for path, part in pl_module.named_modules() if isinstance(part, Layer)]
         for path, layer in found:
@@ -66,23 +66,23 @@ class ConstraintMonitor(Callback):
             self._watches[name] = _Watch(layer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the layers as they were."""
+        """Remove the hooks from the layers."""
         self._forget()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Look at this batch, or not."""
+        """Decide whether to observe this batch."""
         self._arm(batch_idx % self.every_n_steps == 0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log what was seen, step by step."""
+        """Log the observations of this step."""
         self._log(pl_module, {"on_step": True, "on_epoch": False})
 
     def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
-        """Look at every batch."""
+        """Observe every batch."""
         self._arm(True)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """Log what was seen, over the epoch: the largest violations, and the means of the rest."""
+        """Log the observations over the epoch: the largest violations, and the means of the rest."""
         self._log(pl_module, {"on_step": False, "on_epoch": True}, "val_")
 
     def _arm(self, look: bool) -> None:
@@ -107,7 +107,7 @@ class ConstraintMonitor(Callback):
 
 
 class _Watch:
-    """What one layer did with the last batch that was looked at."""
+    """What one layer did with the last observed batch."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer, self.look = layer, False
@@ -117,17 +117,17 @@ class _Watch:
         self.handle = layer.register_forward_hook(self._see, with_kwargs=True)
 
     def begin(self, look: bool) -> None:
-        """Forget the last batch, and look at the next or not."""
+        """Clear the last batch, and set whether to observe the next one."""
         self.look, self.certificate, self.displacement, self.gradients = look, None, None, {}
 
     def _see(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> None:
-        """Judge y, and ask for the gradients that reach y and raw."""
+        """Check y, and register hooks for the gradients at y and raw."""
         if not self.look:
             return
         given = dict(zip(("raw", "x"), args, strict=False)) | kwargs
         raw, x = given["raw"], given.get("x")
         self.certificate = check(self.layer.constraint, y.detach(), x)
-        if raw.shape != y.shape:  # the network emits something else than outputs
+        if raw.shape != y.shape:  # raw is not in the space of y
             return
         self.displacement = torch.linalg.vector_norm((y - raw).detach(), dim=-1)
         for name, part in (("y", y), ("raw", raw)):
@@ -135,7 +135,7 @@ class _Watch:
                 part.register_hook(lambda grad, name=name: self.gradients.__setitem__(name, grad.norm(dim=-1)))
 
     def violations(self) -> dict[str, float]:
-        """The largest violation under each name of a set; rows ``limits[3]`` count as ``limits``."""
+        """The largest violation for each name of a set; rows such as ``limits[3]`` count as ``limits``."""
         worst: dict[str, float] = {}
         rows = {} if self.certificate is None else self.certificate.by_name()
         for name, report in rows.items():

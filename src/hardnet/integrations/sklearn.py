@@ -32,21 +32,21 @@ except ImportError as error:
 class HardNetRegressor(RegressorMixin, BaseEstimator):
     """``predict(X)[i] in C(X[i])``: a multilayer perceptron with a constraint, trained by Adam on the squared error.
 
-    Inputs and targets are standardized inside; the constraint is scaled with the targets (`hn.scaled`) for training,
-    and enforced once more on predictions in the units of y, so that it holds there to rounding. A set that depends on
-    x sees X as it was given: leave the scaling of inputs and targets to this class, not to a step in front of it.
-    All of it runs in float64.
+    Inputs and targets are standardized internally; the constraint is scaled with the targets (`hn.scaled`) for
+    training, and enforced again on predictions in the units of y, so that it holds there to rounding. A set that
+    depends on x gets X as given: let this class scale inputs and targets, not an earlier step of a pipeline.
+    Everything runs in float64.
 
     Args:
         constraint: The set C(x) in the units of y; functions of x get X as a float64 tensor ``(samples, features)``.
         method: As for `hn.HardNet`.
         options: Options of the method's layer.
-        net: ``(inputs, outputs) -> nn.Module``; by default linear layers of the widths `hidden` with SiLU between.
-        hidden: The widths of that default.
+        net: ``(inputs, outputs) -> nn.Module``; by default linear layers of the widths `hidden` with SiLU in between.
+        hidden: The hidden widths of the default network.
         epochs: Passes over the data.
-        batch_size: Samples in a step.
-        learning_rate: That of Adam at the start; it falls to zero along a cosine.
-        random_state: Seed of weights and batches, or None.
+        batch_size: Samples per step.
+        learning_rate: Initial learning rate of Adam; it decreases to zero along a cosine.
+        random_state: Seed for weights and batches, or None.
 
     Attributes:
         model_: The `hn.HardNet` in scaled units.
@@ -81,7 +81,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
-        """It takes one or more targets."""
+        """Declare support for one or more targets."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -103,7 +103,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Any:
-        """Outputs in C(x) as an array ``(samples,)`` or ``(samples, outputs)``, as the targets were."""
+        """Outputs in C(x) as an array ``(samples,)`` or ``(samples, outputs)``, like the targets."""
         check_is_fitted(self)
         inputs = torch.tensor(validate_data(self, X, dtype="float64", reset=False))  # a copy: X may be read-only
         y = self._outputs(inputs).numpy()
@@ -116,13 +116,13 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         return check(self.constraint_, self._outputs(inputs), inputs)
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        """``mean + std z``, enforced in its own units: what rounding moved out is moved back."""
+        """``mean + std z``, enforced again in the units of y to remove violations by rounding."""
         with torch.no_grad():
             y = self.mean_ + self.std_ * self.model_(inputs)
             return y if self.layer_ is None else self.layer_(y, inputs)
 
     def _build(self, inputs: Tensor, targets: Tensor) -> None:
-        """The scales of the data, the network, and the layers in both units."""
+        """Build the scales of the data, the network, and the layers in both units."""
         self.mean_, self.std_ = _moments(targets)
         self.constraint_: ConstraintSet = copy.deepcopy(self.constraint).double()
         options = self.options or {}
@@ -134,7 +134,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         self.layer_: Layer | None = _polish(build_layer(self.constraint_, self.method, **options), layer)
 
     def _default_net(self, inputs: int, outputs: int) -> nn.Module:
-        """Linear layers with SiLU between."""
+        """Linear layers with SiLU in between."""
         widths = [inputs, *self.hidden]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
@@ -142,7 +142,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
         return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
     def _train(self, inputs: Tensor, targets: Tensor) -> None:
-        """Adam with a cosine schedule, over shuffled batches."""
+        """Train with Adam and a cosine schedule on shuffled batches."""
         optimizer = torch.optim.Adam(self.model_.parameters(), lr=self.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(self.epochs, 1))
         self.loss_: list[float] = []
@@ -159,7 +159,7 @@ class HardNetRegressor(RegressorMixin, BaseEstimator):
 
 
 def _polish(layer: Layer, trained: Layer) -> Layer | None:
-    """The layer that enforces finished outputs again; None where the method does not take points of y."""
+    """The layer that enforces final outputs again; None where the method does not take points in the space of y."""
     takes_points = layer.identity_inside and (layer.raw_dim is None or layer.raw_dim == layer.constraint.dim)
     promises = layer.guarantee in (Guarantee.EXACT, Guarantee.TOLERANCE)
     return layer if takes_points and promises and layer.raw_dim == trained.raw_dim else None

@@ -1,4 +1,4 @@
-"""Layers: how a set is enforced. One paper, one file."""
+"""Layers: how a set is enforced. One file per paper."""
 
 from hardnet.layers.acnet import ACnet
 from hardnet.layers.auto import Explanation, build_layer, explain

@@ -1,4 +1,4 @@
-"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities return the others.
+"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities determine the others.
 
 Called by `hardnet.layers.registry`.
 """
@@ -35,19 +35,19 @@ Transform = Callable[[Tensor, Any], Tensor]
 class ACnet(Layer):
     """``y_direct = raw``, ``y_residual = C_r^-1 (b - C_d raw)`` for ``C(x) y = b(x)``.
 
-    The loss is taken on the full output, so that the error of the residual outputs trains the direct ones. A law that
+    Compute the loss on the full output, so that errors in the residual outputs also train the direct ones. A law that
     is nonlinear in the natural variables but linear after a change of variables (masses instead of concentrations,
     fluxes instead of rates) is written as a set in the linear variables; `from_linear` maps the result back.
 
     Args:
-        constraint: Equalities alone: `Equality`, `&` of these, or constant rows with equal bounds.
-        residuals: The outputs that the equalities return, one per row; by default the best-conditioned columns.
-            Needed where C depends on x.
-        dim: n, where only a function of x knows it.
+        constraint: Only equalities: `Equality`, an intersection (`&`) of these, or constant rows with equal bounds.
+        residuals: The outputs determined by the equalities, one per row; by default the best-conditioned columns.
+            Required where C depends on x.
+        dim: n, required where it cannot be read from the set because C is a function of x.
         from_linear: ``(linear, x) -> natural`` outputs, differentiable; by default they are the same.
         to_linear: Its inverse ``(natural, x) -> linear``; a sample where the two disagree is refused.
-        changes_variables: Whether there is such a change, which follows from the two functions; a saved model that
-            has one asks for them again.
+        changes_variables: Whether there is a change of variables; set automatically from the two functions. Loading a
+            saved model that has one requires passing them again.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -61,7 +61,7 @@ class ACnet(Layer):
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
-        """The plain data among the arguments above; functions are code, which a file does not hold."""
+        """The arguments above that are plain data; functions are code and are not saved to a file."""
 
         residuals: tuple[int, ...] | None = indices()
         dim: int | None = count(None, least=1)
@@ -96,7 +96,7 @@ class ACnet(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only equalities."""
+        """Accept only equalities."""
         if not constraint.polyhedral:
             return not_affine(constraint)
         if not_filled(constraint) or only_equalities(constraint):
@@ -105,7 +105,7 @@ class ACnet(Layer):
 
     @property
     def raw_dim(self) -> int:
-        """The direct outputs: n less one per equality."""
+        """The number of direct outputs: n minus the number of equalities."""
         return self.predicted.numel()
 
     def refactor(self) -> None:
@@ -147,7 +147,7 @@ class ACnet(Layer):
         return Partition(self.predicted, self.completed)
 
     def _map_back(self, linear: Tensor, x: Any) -> tuple[Tensor, Tensor | None]:
-        """The natural outputs, and where ``to_linear(from_linear(linear))`` is not linear to half the digits."""
+        """The natural outputs, and where ``to_linear(from_linear(linear))`` differs from linear by half the digits."""
         if self.from_linear is None or self.to_linear is None:
             return linear, None
         natural = self.from_linear(linear, x)
@@ -156,7 +156,7 @@ class ACnet(Layer):
         return natural, ~(gap <= torch.finfo(linear.dtype).eps ** 0.5 * size)
 
     def _require_square(self, C: Tensor) -> None:
-        """As many residual outputs as rows."""
+        """Require as many residual outputs as rows."""
         if C.shape[-2] != self.completed.numel():
             got = f"{self.completed.tolist()} for {C.shape[-2]} rows"
             raise ShapeError(sentence("residuals", "one output per equality row", got))

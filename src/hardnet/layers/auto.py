@@ -1,10 +1,10 @@
-"""method="auto": a written rule that the user can read and query.
+"""method="auto": a documented rule that `explain` reports for a given set.
 
-1. A set with a projection of its own (a box, a simplex, a ball, a cone, ..., their intersections, CVXPY): ``cvx``.
-2. Constant affine rows for which the closed form is the nearest point (one row, orthogonal rows, equalities alone, all
-   of them well conditioned): the closed form, ``aff``.
-3. Any other affine rows: the nearest point, ``projection``. It never moves an output farther than it must and trains
-   far better where rows are nearly parallel; ask for ``method="aff"`` where rows are well conditioned and speed counts.
+1. A set with its own projection (a box, a simplex, a ball, a cone, ..., their intersections, CVXPY): ``cvx``.
+2. Constant affine rows for which the closed form is the nearest point (one row, orthogonal rows, or only equalities,
+   in each case well conditioned): the closed form, ``aff``.
+3. Any other affine rows: the nearest point, ``projection``. It never moves an output farther than necessary and trains
+   far better where rows are nearly parallel; use ``method="aff"`` where rows are well conditioned and speed matters.
 4. Everything else: the first method that accepts the set (``police`` for an affine map on a region of inputs).
 
 Called by users, `hardnet.integrations.gymnasium`, `hardnet.model` and others.
@@ -28,17 +28,17 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
 
 CONDITION_LIMIT = 1e6
-"""Above this condition number of a constant A the closed form is refused: it may move outputs by cond(A) times the
-violation, where the exact projection never moves further than the nearest feasible point."""
+"""Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)
+times the violation, whereas the exact projection never moves farther than the nearest feasible point."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which method 'auto' takes for a set, and why not the others.
+    """The method 'auto' chooses for a set, and why not the others.
 
     Attributes:
         method: The name of the chosen method.
-        reasons: For each method of the library, why it is taken, possible, or refused.
+        reasons: For each method of the library, why it is chosen, possible, or refused.
     """
 
     method: str
@@ -53,11 +53,11 @@ class Explanation:
 
 
 def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
-    """Which method ``method="auto"`` takes for this set, and why not the others.
+    """Report which method ``method="auto"`` chooses for this set, and why not the others.
 
     Args:
         constraint: The set.
-        x: An input: rows that depend on it are only known with one.
+        x: An input; rows that depend on x cannot be evaluated without one.
     """
     if not isinstance(constraint, ConstraintSet):
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
@@ -75,7 +75,7 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
 
 
 def structure_of(rows: BoxedRows) -> str:
-    """The structure that decides who projects, in words."""
+    """The structure that decides which solver projects, in words."""
     m = rows.A.shape[-2]
     if m == 0:
         return "a box alone: clamped"
@@ -91,26 +91,26 @@ def structure_of(rows: BoxedRows) -> str:
 
 
 def _judged(layer: type[Layer], constraint: ConstraintSet) -> str:
-    """Whether a method takes the set, in words."""
+    """Whether a method accepts the set, in words."""
     refused = layer.refusal(constraint)
     return f"refused: {refused}" if refused else f"possible; guarantee: {layer.guarantee}"
 
 
 def _rows_at(constraint: ConstraintSet, x: Any) -> BoxedRows | None:
-    """The rows at an input x, as the projection sees them; None where x, or the number of outputs, is not known."""
+    """The rows at x in the form the projection uses; None where x, or the number of outputs, is not known."""
     like = constraint.origin_at(x)
     return None if like is None else constraint.structure(constraint.numbers(x, like), like)
 
 
 def _told_by(x: Any) -> str:
-    """Who knows the rows that nothing here tells."""
+    """What is missing to evaluate the rows, in words."""
     if x is None:
         return "how it is solved depends on numbers that come with an input: hn.explain(constraint, x) says it"
     return "how it is solved depends on the number of outputs, which the network alone knows"
 
 
 def _closed_form(constraint: ConstraintSet, rows: BoxedRows | None) -> str:
-    """What speaks for and against the closed form where the nearest point is taken."""
+    """The pros and cons of the closed form where the nearest point is chosen."""
     if rows is not None and _count(rows) > rows.A.shape[-1]:
         return f"refused: {more_rows_than_outputs(_count(rows), rows.A.shape[-1])}"
     A = constant_matrix(constraint)
@@ -122,19 +122,19 @@ def _closed_form(constraint: ConstraintSet, rows: BoxedRows | None) -> str:
 
 
 def _with_cost(why: str, rows: BoxedRows | None) -> str:
-    """The reason, and what both methods were recorded to cost near this size on this class of device."""
+    """The reason, followed by the recorded costs of both methods near this size on this type of device."""
     cost = None if rows is None else recorded(rows.A.device.type, rows.A.shape[-1], _count(rows))
     return why if cost is None else f"{why}; {cost}"
 
 
 def _count(rows: BoxedRows) -> int:
-    """How many rows the closed form would see: the general ones, and one for each coordinate of a box."""
+    """How many rows the closed form would have: the general ones, plus one for each coordinate of a box."""
     m, n = rows.A.shape[-2:]
     return m + n if rows.boxed else m
 
 
 def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **options: Any) -> Layer:
-    """The layer that enforces a set: by name, by the written rule (``"auto"``), or the layer object itself."""
+    """The layer that enforces a set: by name, by the rule above (``"auto"``), or the layer object itself."""
     if isinstance(method, Layer):
         if options:
             expected = "no options beside a layer, which has its own"
@@ -151,14 +151,14 @@ def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **optio
 
 
 def _projection_alone_has(options: dict[str, Any], name: str) -> bool:
-    """Whether an option, such as a metric, is one of the projection and none of this method."""
+    """Whether some given option, such as a metric, belongs to the projection but not to this method."""
     known = {method: {own.name for own in fields(LAYERS[method].Options)} for method in ("projection", name)}
     asked = {option for option, value in options.items() if value is not None}
     return bool(asked & (known["projection"] - known[name]))
 
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
-    """The rule at the head of this file: a name and the reason."""
+    """The rule in the module docstring: a name and the reason."""
     if constraint.projectable:
         return "cvx", f"{type(constraint).__name__} has a projection of its own"
     if not constraint.polyhedral:
@@ -170,19 +170,19 @@ def _choose(constraint: ConstraintSet) -> tuple[str, str]:
 
 
 def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
-    """The first method that accepts a set without affine rows and without a projection, and promises something."""
+    """The first method with a guarantee that accepts a set with neither affine rows nor its own projection."""
     for name, layer in LAYERS.items():
         if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
             return name, f"{type(constraint).__name__} is what it is made for"
-    if any(part.by_functions for part in constraint.parts):  # refused, with what to write instead
+    if any(part.by_functions for part in constraint.parts):  # the layer refuses it and says what to write instead
         return "nonlinear", "it has nonlinear rows"
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"
 
 
 def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
-    """Why the closed form gives the nearest point: one row, orthogonal rows, equalities alone; None where it need not.
+    """Why the closed form gives the nearest point: one row, orthogonal rows, only equalities; None where it may not.
 
-    Only constants tell: rows that depend on x, and nearly dependent ones, are left to the projection.
+    Only a constant A can be checked: rows that depend on x, and nearly dependent ones, are left to the projection.
     """
     like = constraint.origin()
     A = None if like is None else constraint.fixed_matrix(like)
@@ -191,7 +191,7 @@ def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
     if A.shape[-2] == 1:
         return "one row"
     words = "all its rows are equalities"
-    if A.is_meta:  # its numbers are not known yet, only what was declared
+    if A.is_meta:  # the values are not known yet, only which rows are declared equalities
         return words if all(all_equalities(part) for part in constraint.parts) else None
     equalities = words if known_equalities(constraint) == list(range(len(A))) else None
     if row_condition(A) > CONDITION_LIMIT:

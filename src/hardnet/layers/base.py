@@ -1,4 +1,4 @@
-"""A layer says how a set is enforced: it maps (raw, x) to y. One paper, one file.
+"""A layer defines how a set is enforced: it maps (raw, x) to y. One file per paper.
 
 Called by `hardnet.integrations.gymnasium`, `hardnet.model` and others.
 """
@@ -24,44 +24,44 @@ from hardnet.shapes import require_float
 
 
 class Guarantee(StrEnum):
-    """What a layer promises about y in C(x)."""
+    """What a layer guarantees about y in C(x)."""
 
     EXACT = "exact"  # for every finite input, up to rounding of the dtype
     TOLERANCE = "tolerance"  # to a stated tolerance, with a reported residual
-    ASYMPTOTIC = "asymptotic"  # in the limit of iterations
+    ASYMPTOTIC = "asymptotic"  # in the limit of many iterations
     NONE = "none"
 
 
 class Layer(nn.Module):
     """Enforcement of one set: ``y = layer(raw, x)``.
 
-    A subclass states the class attributes below, implements `refusal` and `enforce`, and is otherwise an
-    ordinary module. Build it as ``Layer(constraint, **options)``; a set outside its class is refused there, and so
-    is an option that is none of its `Options`.
+    A subclass sets the class attributes below, implements `refusal` and `enforce`, and is otherwise an
+    ordinary module. Build it as ``Layer(constraint, **options)``; the constructor refuses a set that it cannot enforce
+    and an option that is not in its `Options`.
     """
 
     Options: ClassVar[type[LayerOptions]] = LayerOptions
-    """The options as a frozen dataclass, made of the kinds in `hardnet.layers.options`."""
+    """The options as a frozen dataclass, with fields of the kinds in `hardnet.layers.options`."""
 
     name: ClassVar[str]
     """The name that ``HardNet(net, constraint, method=name)`` takes."""
     accepts: ClassVar[str]
-    """The class of sets, in one phrase for people."""
+    """The sets it can enforce, as a readable phrase."""
     guarantee: ClassVar[Guarantee]
-    """What holds for y."""
+    """What is guaranteed about y."""
     identity_inside: ClassVar[bool] = True
     """Whether a raw output already in C(x) is returned unchanged, bit for bit."""
     differentiable_numbers: ClassVar[bool] = True
     """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""
 
     traceable: ClassVar[bool] = True
-    """Whether torch.jit.trace records a program that is right for other numbers, in seconds, and can be saved."""
+    """Whether torch.jit.trace records, within seconds, a program that can be saved and is correct for other inputs."""
 
     _place: tuple[torch.dtype, torch.device] | None = None
-    """Dtype and device of the raw outputs that the constants of the set follow; None where they may have moved."""
+    """Dtype and device of the raw outputs that the set's constants were last moved to; None where they may differ."""
 
-    options: Any  # each layer states its own record
-    """The options of this layer, as they were given or by default."""
+    options: Any  # each layer declares its own type
+    """The options of this layer, given or default."""
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Layer(nn.Module):
 
     @property
     def raw_dim(self) -> int | None:
-        """How many numbers the network must emit per sample; None where only the data tells."""
+        """How many numbers the network must emit per sample; None where it is only known from the data."""
         return self.constraint.dim
 
     def prepare(self, net: nn.Module) -> nn.Module:
@@ -91,33 +91,33 @@ class Layer(nn.Module):
         return net
 
     def refactor(self) -> None:
-        """Rebuild what is kept of a constant set, such as a factor of A; a layer that keeps nothing does nothing.
+        """Rebuild what is precomputed from a constant set, such as a factor of A; by default nothing.
 
-        A layer that keeps factors calls `refresh` at the end of its `__init__`; afterwards that is called after every
-        move of dtype or device and after every load of a state dict, so that a factor never goes stale.
+        A layer that keeps factors calls `refresh` at the end of its `__init__`; after that, `refresh` is called after
+        every change of dtype or device and every load of a state dict, so that a factor never goes stale.
         """
 
     def refresh(self) -> None:
-        """Call `refactor`, unless numbers of the set are on the meta device or not filled yet: a load brings them."""
+        """Call `refactor`, unless numbers of the set are on the meta device or not filled yet: a load will do it."""
         self._place = None
         meta = any(number.is_meta for number in self.constraint.buffers())
         if not meta and not any(isinstance(part, Constants) and part.empty for part in self.modules()):
-            with torch.device("cpu"):  # whatever the default device is; tables follow the device of the set
+            with torch.device("cpu"):  # regardless of the default device; tables are moved to the device of the set
                 self.refactor()
 
     def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
-        """What options that are functions of x give at x, by name: all that a file can know of them."""
+        """The values at x of the options that are functions of x, by name: the only part of them a file can store."""
         return {}
 
     def _follow(self, raw: Tensor) -> None:
-        """Move what the layer keeps of the set to the device of raw and the dtype it is enforced in."""
+        """Move what the layer precomputed from the set to the device of raw and the dtype it is enforced in."""
         for name, value in self._buffers.items():
             if value is not None and value.is_floating_point():
                 self._buffers[name] = value.to(raw.device, working(raw.dtype))
         self.refresh()
 
     def settle(self, raw: Tensor) -> None:
-        """Let the constants of the set follow raw, where they do not yet."""
+        """Move the constants of the set to the dtype and device of raw, where they are not there yet."""
         if not isinstance(raw, Tensor) or not raw.is_floating_point():
             require_float("raw", raw)
         if not self.traceable and mode() == "trace":
@@ -135,15 +135,15 @@ class Layer(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        """Method and options, which a state dict carries as JSON in bytes: tensors are what every format takes."""
+        """Method and options as a tensor of JSON bytes for the state dict: every file format can hold tensors."""
         return pack(self.name, self.options)
 
     def set_extra_state(self, state: Any) -> None:
-        """Refuse a state dict of another method or of other options, by name."""
+        """Refuse a state dict of another method or with other options, naming what differs."""
         refuse_other(state, self.name, self.options)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
-        """Load as usual; a state dict that does not name method and options, as those of version 0.1, is warned of."""
+        """Load as usual; warn if the state dict does not name method and options, as in version 0.1."""
         key = f"{prefix}_extra_state"
         if key not in state_dict:
             warnings.warn(UNNAMED.format(method=self.name), FileWarning, stacklevel=2)
@@ -154,7 +154,7 @@ class Layer(nn.Module):
         """Map raw ``(*batch, raw_dim)`` and the input x to y ``(*batch, n)`` in C(x).
 
         Half precision is enforced in float32, and y rounded to the dtype of raw; under autocast y stays in float32.
-        Constants that were written as lists follow raw, together with what is kept of them.
+        Constants that were given as lists are moved to the dtype and device of raw, together with their factors.
         """
         self.settle(raw)
         if torch.is_autocast_enabled(raw.device.type):  # products in half precision would leave C(x)
@@ -173,11 +173,11 @@ class Layer(nn.Module):
 
 
 def not_affine(constraint: ConstraintSet) -> str:
-    """Why a method for affine rows refuses another set."""
+    """Why a method for affine rows refuses a set of another kind."""
     kind = "dense affine rows" if any(part.compressed for part in constraint.parts) else "affine rows"
     return f"{type(constraint).__name__} is not a set of {kind}; use method='auto'"
 
 
 def _refactor_after_load(layer: Layer, _: object) -> None:
-    """A named function, not a lambda, so that layers can be pickled."""
+    """Refresh after a load; a named function rather than a lambda, so that layers can be pickled."""
     layer.refresh()

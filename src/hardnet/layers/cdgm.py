@@ -21,20 +21,20 @@ from hardnet.solvers.offline.elimination import Stage, eliminate, require_consis
 from hardnet.solvers.ordered_clamp import Step, clamp_in_order
 
 ROUNDINGS = 64
-"""How many roundings a derived condition may be off before a sample counts as infeasible."""
+"""By how many roundings a derived condition may be off before a sample counts as infeasible."""
 
 
 class CDGM(TableLayer):
-    """``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, variable after variable.
+    """``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, one variable after another.
 
     The bounds of each variable come from eliminating the later ones once, so that they can always be met. The matrix
     must be constant; the bounds may depend on x or be learned, since every derived constant is a fixed combination of
-    the given ones. A feasible raw output is unchanged; an infeasible one is not moved to the nearest point but to one
-    that depends on the order.
+    the given ones. A feasible raw output is unchanged; an infeasible one moves to a feasible point that depends on the
+    order, not to the nearest one.
 
     Args:
         constraint: A polyhedral set with a constant A; any number of rows.
-        order: A permutation of the outputs; the first is moved least. By default their own order.
+        order: A permutation of the outputs; the first is moved least. By default 0 to n - 1.
         limit: Largest number of rows that the elimination may produce.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
@@ -42,7 +42,7 @@ class CDGM(TableLayer):
     name = "cdgm"
     accepts = "affine rows lower(x) <= A y <= upper(x) with a constant A, any number of rows"
     guarantee = Guarantee.EXACT
-    keeps_double = True  # derived rows add up several given ones, and so do their roundings
+    keeps_double = True  # derived rows are sums of given rows, so their rounding errors add up
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -72,11 +72,11 @@ class CDGM(TableLayer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only polyhedral sets with a constant A."""
+        """Accept only polyhedral sets with a constant A."""
         return refuse_other_sets(constraint)
 
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
-        """Eliminate once; keep the rows of all stages, one below the other, and where each stage finds its own."""
+        """Eliminate once; stack the rows of all stages and keep which rows belong to each stage."""
         sides = {
             "above": ~rows.equality & (rows.upper != torch.inf),
             "below": ~rows.equality & (rows.lower != -torch.inf),
@@ -106,7 +106,7 @@ class CDGM(TableLayer):
         return y
 
     def _infeasible(self, constants: Tensor) -> Tensor:
-        """Whether C(x) is empty, ``(*batch)``: whether a row that has lost all its variables fails."""
+        """Whether C(x) is empty, ``(*batch)``: whether a row with all its variables eliminated fails."""
         unmet = unmet_conditions(self.condition_mix, self.condition_equality, constants, self._tolerance())
         return _any(unmet)
 
@@ -117,13 +117,13 @@ class CDGM(TableLayer):
         return _any(undefined) | _any(equal.isinf())
 
     def _tolerance(self) -> float:
-        """Relative rounding of a derived constant in the dtype of the set."""
+        """Relative rounding error allowed for a derived constant in the dtype of the set."""
         like = self.constraint.origin()
         return ROUNDINGS * torch.finfo(torch.float64 if like is None else like.dtype).eps
 
 
 def _any(found: Tensor) -> Tensor:
-    """``any`` over the last dimension, False where that is empty: ONNX Runtime calls that case true."""
+    """``any`` over the last dimension, False where that is empty: ONNX Runtime returns True there."""
     return found.any(dim=-1) if found.shape[-1] else found.new_zeros(found.shape[:-1], dtype=torch.bool)
 
 
@@ -136,7 +136,7 @@ def _constants(rows: AffineRows, above: Tensor, below: Tensor, equal: Tensor) ->
 
 
 def _stack(stages: list[Stage]) -> tuple[list[Step], Tensor, Tensor]:
-    """All rows of all stages, one below the other, and which of them belong to each step."""
+    """All rows of all stages stacked, and which of them belong to each step."""
     steps, pieces, start = [], [], 0
     for stage in stages:
         slices = []
@@ -149,7 +149,7 @@ def _stack(stages: list[Stage]) -> tuple[list[Step], Tensor, Tensor]:
 
 
 def _diagnose(infeasible: Tensor) -> HardNetError | None:
-    """The error of samples whose bounds contradict each other."""
+    """The error for samples whose bounds contradict each other."""
     samples = sample_indices(infeasible)
     if samples is None:
         return None

@@ -24,13 +24,13 @@ class Cone(TableLayer):
     """``y = rays' |beta| + lineality' gamma`` with ``raw = (beta, gamma)``, so that ``A y <= 0``.
 
     The generators of the cone are computed once: in closed form where the rows are independent, else by double
-    description. The absolute value keeps a gradient on both sides. A raw output is a list of coefficients, not a
-    point, so the network must emit `raw_dim` numbers and nothing is left unchanged inside the cone.
+    description. The absolute value has a nonzero gradient on both sides of 0. A raw output is a list of coefficients,
+    not a point, so the network must emit `raw_dim` numbers and no raw output is returned unchanged.
 
     Args:
         constraint: Constant rows with every finite bound 0: ``Affine(A, upper=0)``, ``Box(lower=0)``, ...
         limit: Largest number of generators to accept.
-        box: Scale y down so that ``|y_i| <= box``; legal because a cone is closed under positive scaling.
+        box: Scale y down so that ``|y_i| <= box``; y stays in the cone, which is closed under positive scaling.
     """
 
     name = "cone"
@@ -56,7 +56,7 @@ class Cone(TableLayer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only constant rows whose finite bounds are zero."""
+        """Accept only constant rows whose finite bounds are zero."""
         reason = refuse_other_sets(constraint)
         rows = constant_rows(constraint)
         if reason is not None or rows is None:

@@ -18,13 +18,13 @@ from hardnet.sets.base import ConstraintSet
 
 
 class ConstantRows(NamedTuple):
-    """What construction knows of ``lower(x) <= A y <= upper(x)``, on the CPU in float64.
+    """What is known of ``lower(x) <= A y <= upper(x)`` at construction, on the CPU in float64.
 
     Attributes:
         A: ``(m, n)``.
-        lower: ``(m,)``; -inf where absent, NaN where only x knows.
-        upper: ``(m,)``; inf where absent, NaN where only x knows.
-        equality: ``(m,)`` bool: the rows whose two bounds are known to be one number.
+        lower: ``(m,)``; -inf where absent, NaN where it depends on x.
+        upper: ``(m,)``; inf where absent, NaN where it depends on x.
+        equality: ``(m,)`` bool: the rows whose two bounds are known to be equal.
     """
 
     A: Tensor
@@ -46,7 +46,7 @@ def constant_rows(constraint: ConstraintSet) -> ConstantRows | None:
 
 
 def refuse_other_sets(constraint: ConstraintSet) -> str | None:
-    """Why a set has no `constant_rows`, and what to use instead; None where it has."""
+    """Why a set has no `constant_rows`, and what to use instead; None where it has them."""
     instead = "use method='projection'"
     if not constraint.polyhedral:
         return not_affine(constraint)
@@ -62,23 +62,23 @@ def refuse_other_sets(constraint: ConstraintSet) -> str | None:
 class TableLayer(Layer):
     """A layer that prepares tables from its constant rows once.
 
-    The tables are kept in float64 and rounded to the dtype of the set (float32 for half types): rounding A could make
-    dependent rows independent, and so change the tables' shapes. They are prepared anew only when the set holds other
-    numbers.
+    The tables are kept in float64 and rounded to the dtype of the set (float32 for half types): rounding A first could
+    make dependent rows independent and change the tables' shapes. They are rebuilt only when the numbers of the set
+    change.
     """
 
     keeps_double: ClassVar[bool] = False
-    """Whether the tables stay in float64 whatever the dtype of the set, for a layer that computes in float64."""
+    """Whether the tables stay in float64 for any dtype of the set, for a layer that computes in float64."""
 
     _source: ConstantRows | None = None
     _exact: dict[str, Tensor]
 
     @abstractmethod
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
-        """The offline work: tables by name on the CPU, float64 or integer; each becomes a buffer of that name."""
+        """Do the offline work: tables by name on the CPU, float64 or integer; each becomes a buffer of that name."""
 
     def refactor(self) -> None:
-        """Prepare the tables where the rows are new, and round them to the dtype and device of the set."""
+        """Prepare the tables if the rows have changed, and convert them to the dtype and device of the set."""
         rows, like = constant_rows(self.constraint), self.constraint.origin()
         if rows is None or like is None:
             return
@@ -95,7 +95,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _equal_when_rounded(kept: ConstantRows, now: ConstantRows, dtype: torch.dtype) -> bool:
-    """Whether `now` is what `kept` becomes in a dtype."""
+    """Whether `kept` and `now` agree after rounding to a dtype."""
     return all(
         old.shape == new.shape and torch.equal(old.to(dtype).nan_to_num(7.0), new.to(dtype).nan_to_num(7.0))
         for old, new in zip(kept, now, strict=True)

@@ -1,4 +1,4 @@
-"""What the closed form and the nearest point cost on a class of devices, as it was recorded; read by `explain`.
+"""Recorded costs of the closed form and the nearest point for a type of device; read by `explain`.
 
 ``costs.json`` is generated from the result files by ``python -m benchmarks.pages``.
 

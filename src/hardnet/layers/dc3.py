@@ -32,24 +32,24 @@ class DC3(Layer):
     """``y_O = A_O^-1 (b - A_P z)``, then `steps` of ``z <- z - step grad |violation|^2 - momentum (last move)``.
 
     The network predicts n - e numbers; the e equalities determine the rest exactly, before and after the descent.
-    Without equalities, or with ``completion=False``, the descent runs on all n outputs and on all rows. The steps are
-    differentiated through. Inequalities hold in the limit of many steps only: read the certificate.
+    Without equalities, or with ``completion=False``, the descent runs on all n outputs and on all rows. Gradients flow
+    through the steps. Inequalities hold only in the limit of many steps: check the certificate.
 
     Args:
         constraint: A polyhedral set. Equalities are `Equality` rows and constant rows with equal bounds.
-        completion: Whether to solve the equalities for some outputs; by default, where
-            construction knows of any.
+        completion: Whether to solve the equalities for some outputs; by default True where equalities are known at
+            construction or `predicted` is given.
         predicted: The coordinates that the network predicts; by default the complement of the best-conditioned
-            columns. Needed where A of the equalities depends on x.
-        dim: n, where only a function of x knows it.
+            columns. Required where A of the equalities depends on x.
+        dim: n, required where it cannot be read from the set because A is a function of x.
         steps: Correction steps in training and in evaluation.
-        extra_steps: Further steps in evaluation, each sample stopping by itself at `tolerance`.
+        extra_steps: Further steps in evaluation; each sample stops on its own at `tolerance`.
         step: Step size, or ``"auto"`` for ``1 / (2 sigma_max(G)^2)``; where A depends on x, sigma_max^2 is bounded
             from above by at most a factor of ``min(m, n)^(1/16)``. Far larger steps diverge.
         momentum: Weight of the previous move.
         tolerance: Largest violation at which a sample stops during the extra steps.
         published_sign: Push violated lower bounds the wrong way, as the published piecewise-box baseline of the
-            HardNet paper does. For reproducing its numbers only.
+            HardNet paper does. Only for reproducing its numbers.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -91,19 +91,19 @@ class DC3(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only polyhedral sets."""
+        """Accept only polyhedral sets."""
         if constraint.polyhedral:
             return not_filled(constraint)
         return not_affine(constraint)
 
     @property
     def raw_dim(self) -> int | None:
-        """The n outputs, less one for each completed equality."""
+        """The number of outputs n minus the number of completed equalities."""
         return self.predicted.numel() if self.completion else self.dim
 
     @property
     def descent(self) -> Descent:
-        """The descent that the options ask for, with the extra steps in evaluation; 0 stands for an automatic step."""
+        """The descent given by the options, with the extra steps in evaluation; step 0 means an automatic step."""
         own = self.options
         step, extra_steps = 0.0 if own.step == "auto" else own.step, 0 if self.training else own.extra_steps
         return Descent(step, own.momentum, own.steps, extra_steps, own.tolerance, own.published_sign)
@@ -161,7 +161,7 @@ class DC3(Layer):
         return reduce_rows(A.index_select(-2, equal), A.index_select(-2, unequal), self.partition)
 
     def _split_index(self, equal: list[int], A: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that are completed and the rows that are descended on."""
+        """The indices of the equality rows, which are completed, and of the rows that the descent corrects."""
         if len(equal) != self.completed.numel():
             expected = f"{len(equal)} completed outputs, one per equality row"
             got = f"{self.completed.numel()} ({self.raw_dim} of {self.dim} are predicted)"
@@ -171,14 +171,14 @@ class DC3(Layer):
         return first, second
 
     def _known_sides(self, unequal: Tensor) -> tuple[bool, bool]:
-        """Whether any inequality row has a lower, an upper bound: stacked with equalities, absent ones are infinite."""
+        """Whether any inequality row has a lower bound, and any an upper one: stacking turns absent ones infinite."""
         known, index = constant_rows(self.constraint), unequal.cpu()
         if known is None:
             return True, True
         return bool((known.lower[index] != -torch.inf).any()), bool((known.upper[index] != torch.inf).any())
 
     def _template(self, raw: Tensor) -> Tensor:
-        """A tensor of the shape of y, without memory of its own."""
+        """A tensor with the shape of y that allocates no memory for it."""
         if self.raw_dim is not None and raw.shape[-1:] != (self.raw_dim,):
             remedy = f"method 'dc3' needs {self.raw_dim} network outputs for this set"
             raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
@@ -201,7 +201,7 @@ def _select(bound: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _cast(reduced: Reduced, dtype: torch.dtype) -> Reduced:
-    """The reduction, computed in float64, in the dtype of the set."""
+    """The reduction, computed in float64, converted to a dtype."""
     completion = reduced.completion
     if completion is not None:
         completion = type(completion)(*(tensor.to(dtype) for tensor in completion))

@@ -24,19 +24,19 @@ class SmoothDC3(Layer):
     """Solve ``h(z, y_O) = 0`` for y_O, then `steps` of ``z <- z - step d|relu g|^2/dz - momentum (last move)``.
 
     After every move the equalities are solved again, so that they hold to `newton_tolerance`; the inequalities are
-    pushed towards their bounds, without a promise. All steps are differentiated through.
+    pushed towards their bounds, without a guarantee. Gradients flow through all steps.
 
     Args:
         constraint: `Smooth`.
-        predicted: The coordinates that the network predicts; n less one per equality.
+        predicted: The coordinates that the network predicts: n minus the number of equalities.
         step: Step size of the correction.
         steps: Correction steps in training and in evaluation.
-        extra_steps: Further steps in evaluation, each sample stopping by itself at `tolerance`.
+        extra_steps: Further steps in evaluation; each sample stops on its own at `tolerance`.
         momentum: Weight of the previous move.
         tolerance: Largest inequality violation at which a sample stops during the extra steps.
-        start: Where Newton's method starts, for every completed coordinate.
+        start: The value from which Newton's method starts, for every completed coordinate.
         newton_tolerance: Largest ``|h|`` that counts as solved.
-        newton_iterations: The most Newton steps.
+        newton_iterations: The maximum number of Newton steps.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -79,14 +79,14 @@ class SmoothDC3(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only sets given by smooth functions."""
+        """Accept only sets given by smooth functions."""
         if constraint.partitioned:
             return None
         return f"{type(constraint).__name__} is not given by smooth functions; use method='dc3' for affine rows"
 
     @property
     def raw_dim(self) -> int:
-        """The predicted coordinates."""
+        """The number of predicted coordinates."""
         return self.predicted.numel()
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
@@ -143,7 +143,7 @@ class SmoothDC3(Layer):
         return full if equality is None else reduce_gradient(full, jacobian(equality, y, x), self._partition)
 
     def _violated(self, y: Tensor, x: Any) -> Tensor:
-        """Whether some inequality of a sample exceeds the tolerance, ``(*batch, 1)``."""
+        """Whether any inequality of a sample exceeds the tolerance, ``(*batch, 1)``."""
         inequality = self._smooth.inequality
         if inequality is None:
             return torch.zeros_like(y[..., :1], dtype=torch.bool)

@@ -18,12 +18,12 @@ from hardnet.sets.base import ConstraintSet
 
 
 def all_equalities(part: ConstraintSet) -> bool:
-    """Whether every row of a set is an equality by its class, however many it has."""
+    """Whether every row of a set is an equality by its class, regardless of how many rows it has."""
     return len(part.declared_rows(2)) == 2
 
 
 def not_filled(constraint: ConstraintSet) -> str | None:
-    """Why a method that chooses outputs by the numbers of a set cannot be built on the meta device yet."""
+    """Why a method that chooses outputs by the numbers of a set cannot be built while these are on the meta device."""
     if any(number.is_meta for number in constraint.buffers()):
         return "its numbers are on the meta device, and this method chooses outputs by them; build it on the CPU"
     return None
@@ -32,8 +32,8 @@ def not_filled(constraint: ConstraintSet) -> str | None:
 def known_equalities(constraint: ConstraintSet) -> list[int] | None:
     """The equality rows among the stacked rows; None where the number of rows is only known at x.
 
-    Every row of an `Equality` counts, the sum of a `Simplex`, and every row of a constant set whose bounds agree.
-    Bounds that are functions of x and happen to agree do not: that would have to be looked up sample by sample.
+    Every row of an `Equality` counts, the sum of a `Simplex`, and every row of a constant set whose bounds are equal.
+    Bounds that are functions of x and happen to be equal do not: that would have to be checked for each sample.
     """
     like = constraint.origin()
     if like is None:
@@ -61,7 +61,7 @@ def equalities_at(constraint: ConstraintSet, x: Any, like: Tensor) -> list[int]:
 
 
 def known_matrix(constraint: ConstraintSet) -> Tensor | None:
-    """The stacked A where its value at construction is one matrix, constant or learned; else None."""
+    """The stacked A where it is a single matrix at construction, constant or learned; else None."""
     like = constraint.origin()
     pieces = [None if like is None else _matrix(part, like) for part in constraint.parts]
     known = [piece.detach() for piece in pieces if piece is not None]
@@ -69,7 +69,7 @@ def known_matrix(constraint: ConstraintSet) -> Tensor | None:
 
 
 def only_equalities(constraint: ConstraintSet) -> bool:
-    """Whether every row of a polyhedral set is an equality, as its construction tells."""
+    """Whether every row of a polyhedral set is known to be an equality at construction."""
     like = constraint.origin()
     index = known_equalities(constraint)
     if index is None or like is None:
@@ -93,7 +93,7 @@ def choose_columns(
 
 
 def diagnose_singular(completion: Completion, partition: Partition) -> RankError | None:
-    """The error of the samples whose solved columns are singular, with the columns that pivoting would take there."""
+    """The error for samples whose solved columns are singular, with the columns that pivoting would choose instead."""
     bad = singular(completion)
     samples = sample_indices(bad)
     if samples is None:
@@ -112,13 +112,13 @@ def diagnose_singular(completion: Completion, partition: Partition) -> RankError
 
 
 def row_count(part: ConstraintSet, like: Tensor) -> int | None:
-    """How many rows a polyhedral set has, where its constants tell."""
+    """How many rows a polyhedral set has; None where this is not known at construction."""
     A = _matrix(part, like)
     return None if A is None else A.shape[-2]
 
 
 def _matrix(part: ConstraintSet, like: Tensor) -> Tensor | None:
-    """A ``(m, n)`` as it is at construction: constant, or a parameter."""
+    """A ``(m, n)`` at construction: constant, or a parameter; else None."""
     fixed = part.fixed_matrix(like)
     if fixed is not None:
         return fixed

@@ -23,18 +23,20 @@ from hardnet.solvers.solution import Solution
 class HardNetCvx(Layer):
     """``y = argmin |y - raw|  s.t.  y in C(x)``.
 
-    A set with a projection of its own is projected by it: closed form for boxes, balls and simplices, a
-    one-dimensional root for a quadratic, Newton on the optimality conditions for cones, matrix inequalities and every
-    intersection of these, cvxpylayers for `Cvxpy`. Polyhedra go to the exact projection of their rows. The
-    eigendecomposition of a constant quadratic is computed once.
+    A set that has its own projection uses it: closed form for boxes, balls and simplices, a one-dimensional root for a
+    quadratic, Newton on the optimality conditions for cones, matrix inequalities and all intersections of these,
+    cvxpylayers for `Cvxpy`. Polyhedra use the exact projection onto their rows. The eigendecomposition of a constant
+    quadratic is computed once.
 
     Args:
-        constraint: Any convex set of the library, or a set of your own with `project`.
-        on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names the samples, ``"nan"``
-            is NaN for these alone; ``"auto"`` raises on a CPU, and gives NaN on CUDA, under compile, export and vmap.
-        on_invalid: What NaN or numbers that describe no convex set give: an error that names the samples, or NaN.
-        strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic; for
-            polyhedral sets alone.
+        constraint: Any convex set of the library, or your own set with `project`.
+        on_infeasible: What to do when C(x) is empty: ``"raise"`` an `InfeasibleError` that names the samples, or return
+            ``"nan"`` for these samples alone; ``"auto"`` raises on a CPU, and returns NaN on CUDA, under compile,
+            export and vmap.
+        on_invalid: What to do with NaN, or with numbers that do not describe a convex set: raise an error that names
+            the samples, or return NaN.
+        strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic; only for
+            polyhedral sets.
     """
 
     name = "cvx"
@@ -65,7 +67,7 @@ class HardNetCvx(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only sets with affine rows or a projection of their own."""
+        """Accept only sets with affine rows or their own projection."""
         if constraint.projectable or constraint.polyhedral:
             return None
         if any(part.compressed for part in constraint.parts):
@@ -79,15 +81,15 @@ class HardNetCvx(Layer):
         )
 
     def refactor(self) -> None:
-        """Diagonalize the P of a quadratic where it is constant, in float64 whatever the dtype of the set."""
+        """Diagonalize the P of a constant quadratic, in float64 for any dtype of the set."""
         spectrum = self.constraint.factorize()
         self.values, self.vectors = (None, None) if spectrum is None else spectrum
 
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
-        """The nearest point with what is known of it, on the device of raw: y, dual, status, iterations, residual.
+        """The nearest point with its dual, status, iterations and residual, on the device of raw.
 
-        As `Projection.solve`, for polyhedra and for every set that has a `solve` of its own: sparse rows, balls,
-        quadratics, cones, matrix inequalities and their intersections, whose multipliers are those of the blocks.
+        Like `Projection.solve`, for polyhedra and for every set with its own `solve`: sparse rows, balls, quadratics,
+        cones, matrix inequalities and their intersections, whose multipliers are those of the blocks.
 
         Args:
             raw: ``(*batch, n)``.

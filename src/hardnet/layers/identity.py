@@ -1,4 +1,4 @@
-"""Which method with which options a state dict or a file belongs to: JSON data that a layer is compared with.
+"""The method and options that a state dict or a file belongs to, as JSON data to compare a layer with.
 
 Called by `hardnet.layers.base` and `hardnet.storage`.
 """
@@ -22,28 +22,28 @@ UNNAMED = (
 
 
 def plain(options: LayerOptions) -> dict[str, Any]:
-    """The options as JSON gives them back: tuples and tensors are lists there, and code is known by its kind alone."""
+    """The options as JSON returns them: tuples and tensors become lists, and code is represented by its type alone."""
     return _as_json({own.name: getattr(options, own.name) for own in fields(options)})
 
 
 def _as_json(content: Any) -> Any:
-    """Plain data of anything."""
+    """Anything as plain JSON data."""
     return json.loads(json.dumps(content, default=_stand_in))
 
 
 def _stand_in(value: Any) -> Any:
-    """What stands in JSON for something that is no plain data."""
+    """The JSON replacement for a value that is not plain data."""
     return value.tolist() if isinstance(value, Tensor) else f"<{type(value).__name__}>"
 
 
 def pack(method: str, options: LayerOptions) -> Tensor:
-    """Method and options as bytes ``(length,)`` uint8, on the CPU whatever the default device is."""
+    """Method and options as bytes ``(length,)`` uint8, on the CPU regardless of the default device."""
     text = json.dumps({"method": method, "options": plain(options)}, sort_keys=True)
     return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
 
 
 def refuse_other(state: Any, method: str, options: LayerOptions) -> None:
-    """Refuse bytes from `pack` of another method or of other options, by name."""
+    """Refuse bytes from `pack` of another method or other options, naming what differs."""
     try:
         saved = json.loads(bytes(state.cpu().tolist()))
         wrong = differences(saved["method"], saved["options"], method, options)
@@ -54,9 +54,9 @@ def refuse_other(state: Any, method: str, options: LayerOptions) -> None:
 
 
 def differences(saved_method: str, saved_options: dict[str, Any], method: str, options: LayerOptions) -> list[str]:
-    """What differs between saved and present method and options, in words.
+    """What differs between the saved and the present method and options, in words.
 
-    An option that a file does not name did not exist when it was written, and had its default value then.
+    An option missing from a file did not exist when the file was written; it is taken to have its default value.
     """
     if saved_method != method:
         return [f"method saved {saved_method!r}, given {method!r}"]

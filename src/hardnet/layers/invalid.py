@@ -1,4 +1,4 @@
-"""What a layer in plain torch does with invalid samples: NaN for these alone, then one look where it is free.
+"""How a layer in plain torch handles invalid samples: NaN for these alone, then an error where reading values is free.
 
 Called by `hardnet.layers.acnet`, `hardnet.layers.cdgm` and others.
 """
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
-    """NaN in every coordinate of the samples that are `bad` ``(*batch)`` or not finite; the others bit for bit."""
+    """NaN in every coordinate of the samples that are `bad` ``(*batch)`` or not finite; others keep their bits."""
     sound = y.isfinite().all(dim=-1)
     if bad is not None:
         sound = sound & ~bad
@@ -43,7 +43,7 @@ def crossed(rows: AffineRows) -> Tensor | None:
 
 
 def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) -> None:
-    """Raise what `diagnose` finds, where y holds NaN and a look is free: eager mode on a CPU, outside vmap."""
+    """Raise what `diagnose` finds if y holds NaN, where reading values is free: eager mode on a CPU, outside vmap."""
     if may_look(y) and bool(y.isnan().any()):
         error = diagnose()
         if error is not None:
@@ -51,13 +51,13 @@ def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) ->
 
 
 def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
-    """The error of a bad number in raw, A or the bounds, naming the samples; None where all are sound."""
+    """The error for a bad number in raw, A or the bounds, naming the samples; None where all are valid."""
     finding = next(find_invalid(raw, *rows), None)
     return None if finding is None else finding.error()
 
 
 def diagnose_missed(missed: Tensor, matrix: str, instead: str) -> RankError | None:
-    """The error of the samples whose rows do not hold to rounding, since the matrix is too badly conditioned."""
+    """The error for samples whose rows do not hold to rounding because the matrix is too ill-conditioned."""
     samples = sample_indices(missed)
     if samples is None:
         return None
@@ -66,7 +66,7 @@ def diagnose_missed(missed: Tensor, matrix: str, instead: str) -> RankError | No
 
 
 def sample_indices(bad: Tensor) -> list[object] | None:
-    """The indices of the bad samples; empty where a value shared by all samples is bad, None where nothing is."""
+    """The indices of the bad samples; empty where a value shared by all samples is bad, None where none is."""
     if not bool(bad.any()):
         return None
     return indices_of(bad) if bad.dim() else []

@@ -29,7 +29,7 @@ from hardnet.products import times
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 PASSES = 4
-"""Each multiplies the error by about ``cond(B) eps``; more do not help beyond the conditioning that is refused."""
+"""Each pass multiplies the error by about ``cond(B) eps``; where 4 are not enough, B is refused as ill-conditioned."""
 
 
 class KKThPINN(Layer):
@@ -40,7 +40,7 @@ class KKThPINN(Layer):
     agree are dropped; samples where they contradict each other are refused.
 
     Args:
-        constraint: Equalities alone with a constant matrix; the right-hand side may depend on x.
+        constraint: Only equalities, with a constant matrix; the right-hand side may depend on x.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -62,7 +62,7 @@ class KKThPINN(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only equalities, only with a constant matrix."""
+        """Accept only equalities with a constant matrix."""
         if not constraint.polyhedral:
             return not_affine(constraint)
         if not_filled(constraint):
@@ -92,7 +92,7 @@ class KKThPINN(Layer):
         self._dependence = dependence
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; each pass removes the rounding of B^+."""
+        """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; repeated passes remove the rounding of B^+."""
         rows = self.constraint.affine(x, raw)
         right = (rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])).double()
         b, y = right.index_select(-1, self._kept), raw.double()
@@ -106,7 +106,7 @@ class KKThPINN(Layer):
         return y
 
     def _contradiction(self, right: Tensor, b: Tensor) -> Tensor:
-        """Whether a redundant row asks for another number than the rows it follows from, beyond rounding."""
+        """Whether a redundant row contradicts, beyond rounding, the rows that it is a combination of."""
         gap = (times(self._dependence, b) - right).abs()
         size = times(self._dependence.abs(), b.abs()) + right.abs()
         return ~(gap <= 64 * self._eps * size).all(dim=-1)

@@ -20,9 +20,9 @@ from hardnet.sets.base import ConstraintSet
 class LinSAT(TableLayer):
     """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower(x) <= A y <= upper(x)`` hold.
 
-    Outputs lie in the open unit cube, whether the set says so or not: ``Box(0, 1)`` may be part of it. A must be
-    constant and not negative; the bounds may depend on x or be learned. Raw outputs are scores, not points, so that
-    nothing is left unchanged inside the set.
+    Outputs are always in the open unit cube, even if the set does not require it; ``Box(0, 1)`` may be part of the
+    set. A must be constant and non-negative; the bounds may depend on x or be learned. Raw outputs are scores, not
+    points, so no raw output is returned unchanged.
 
     Args:
         constraint: A polyhedral set with a constant A of non-negative entries.
@@ -52,7 +52,7 @@ class LinSAT(TableLayer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
         def __post_init__(self) -> None:
-            """The entropic variant has no sweeps."""
+            """Refuse combinations that do not exist: the entropic variant has no sweeps."""
             super().__post_init__()
             check_options(self.temperature, self.variant, self.solver)
 
@@ -67,7 +67,7 @@ class LinSAT(TableLayer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only constant, non-negative rows whose known bounds the unit cube can meet one by one."""
+        """Accept only constant, non-negative rows, each of which some y in the unit cube can meet."""
         rows = constant_rows(constraint)
         if rows is None:
             return refuse_other_sets(constraint)
@@ -81,7 +81,7 @@ class LinSAT(TableLayer):
         return None
 
     def prepare_tables(self, rows: ConstantRows) -> dict[str, Tensor]:
-        """Which bounds count, and as what."""
+        """Which bounds are upper bounds, lower bounds and equalities."""
         return find_encoding(rows.A, rows.lower, rows.upper, rows.equality)._asdict()
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:

@@ -18,12 +18,12 @@ from hardnet.modes import HALF
 class Metric(nn.Module):
     """W at x, in the dtype and on the device of raw: a diagonal ``(n,)`` or ``(*batch, 1, n)``, or a matrix.
 
-    A module is a part of this one, so that it is trained, moved and saved with the layer. A constant is kept in
-    float64 and is no part of the state dict: it is one of the options, which travel beside it.
+    A module given as the metric becomes a submodule, so that it is trained, moved and saved with the layer. A constant
+    is kept in float64 and is not a buffer of the state dict: it is one of the options, which are stored separately.
 
     Args:
         value: Rows of numbers, n numbers, or a function or module of x.
-        dim: n, or None where only the data tells.
+        dim: n, or None where it is only known from the data.
     """
 
     constant: Tensor | None
@@ -38,7 +38,7 @@ class Metric(nn.Module):
         self.register_buffer("constant", constant, persistent=False)
 
     def forward(self, raw: Tensor, x: Any) -> Tensor:
-        """W beside raw ``(*batch, n)``; the values of a function have raw's batch in front, and are told by that."""
+        """W for raw ``(*batch, n)``; a function returns raw's batch too, so the rank tells a diagonal from a matrix."""
         if self.constant is not None:
             return self.constant.to(raw)
         assert self.function is not None
@@ -51,7 +51,7 @@ class Metric(nn.Module):
             batch = ", ".join(map(str, raw.shape[:-1]))
             expected = f"shape ({batch}, {n}) or ({batch}, {n}, {n}) from a function of x"
             raise ShapeError(sentence("metric", expected, tuple(W.shape)))
-        return W.unsqueeze(-2) if diagonal else W  # n diagonals beside n samples would look like a matrix
+        return W.unsqueeze(-2) if diagonal else W  # diagonals (n, n) for n samples would look like a matrix
 
     def extra_repr(self) -> str:
         """Its shape, or where it comes from."""
@@ -59,7 +59,7 @@ class Metric(nn.Module):
 
 
 def _require_metric(W: Tensor, dim: int | None) -> None:
-    """Refuse a constant that is no metric on n outputs."""
+    """Refuse a constant that is not a metric on n outputs."""
     if dim is not None and W.shape[-1] != dim:
         raise ShapeError(sentence("metric", f"({dim},) or ({dim}, {dim}) numbers", tuple(W.shape)))
     got = _defect(W)
@@ -68,11 +68,11 @@ def _require_metric(W: Tensor, dim: int | None) -> None:
 
 
 def _defect(W: Tensor) -> str | None:
-    """Why a vector or a matrix is no metric; None where it is one."""
+    """Why a vector or a matrix is not a metric; None where it is one."""
     if W.dim() == 1:
         return f"{W.min().item():g} among them" if bool((W <= 0).any()) else None
     across = (W - W.mT).abs().amax().item()
-    if across > 1e-6 * W.abs().amax().item():  # a matrix written in float32 is symmetric to that
+    if across > 1e-6 * W.abs().amax().item():  # a matrix computed in float32 is symmetric to about this precision
         return f"a matrix with |W - W'| up to {across:.3g}"
     if int(torch.linalg.cholesky_ex(W)[1]) == 0:
         return None

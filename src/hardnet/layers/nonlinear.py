@@ -23,35 +23,36 @@ from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
 from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
 
 MOST_NEAREST = 200
-"""Most outputs for which ``mode="auto"`` looks for the nearest point."""
+"""Largest number of outputs for which ``mode="auto"`` computes the nearest point."""
 INSTEAD = {
     "LMI": "write 'all principal minors >= 0' as rows of an hn.Nonlinear",
     "Relaxed": "put the slack into the outputs and its rows into an hn.Nonlinear",
 }
-"""What to write in place of sets that cannot stand beside nonlinear rows."""
+"""What to write in place of sets that cannot be combined with nonlinear rows."""
 
 
 class NonlinearLayer(Layer):
-    """``y = argmin |y - raw|  s.t.  lower(x) <= g(y, x) <= upper(x)`` beside affine rows: a KKT point.
+    """``y = argmin |y - raw|  s.t.  lower(x) <= g(y, x) <= upper(x)`` and affine rows: a KKT point.
 
     Sequential quadratic programming with the exact Hessian of the Lagrangian, started from a retraction by Gauss-Newton
-    steps, each of them an exact projection onto linearized rows. A sample stops by itself. What is promised is what was
-    evaluated: the status of each sample, by `solve`, and an error, NaN or the best point where the rows do not hold.
+    steps, each of them an exact projection onto linearized rows. Each sample stops on its own. Only evaluated values
+    are guaranteed: `solve` returns the status of each sample, and samples whose rows do not hold give an error, NaN or
+    the best point.
 
     Args:
-        constraint: `Nonlinear`, or `&` of it with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`, `Quadratic`,
-            `SecondOrderCone`.
-        mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper and farther), or ``"auto"``: the nearest point up
+        constraint: `Nonlinear`, or its intersection (`&`) with `Affine`, `Equality`, `Box`, `Simplex`, `Ball`,
+            `Quadratic`, `SecondOrderCone`.
+        mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper but farther), or ``"auto"``: the nearest point up
             to 200 outputs.
         on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
             (the least violated finite point found, NaN where there is none; its gradient is zero), ``"raw"``.
-        gradient: ``"exact"`` (implicit, with the curvature), ``"projector"`` (onto the tangent space, without it), or
-            ``"auto"``: exact for the nearest point. A retraction has only the second.
-        tol: Violation that is allowed, relative to the scale of each row; in float32 at least 16 roundings.
-        start: A point ``(n,)`` where the iteration starts for every sample; by default at raw.
-        iterations: None: until each sample has ended. A number: that many passes of each phase whatever the values,
-            so that a CUDA graph can capture the layer, forward and backward; samples that need more are not
-            converged, and on a GPU ``on_failure="raise"`` is ``"nan"``.
+        gradient: ``"exact"`` (implicit, with the curvature), ``"projector"`` (onto the tangent space, without the
+            curvature), or ``"auto"``: exact for the nearest point. A retraction supports only ``"projector"``.
+        tol: Allowed violation, relative to the scale of each row; in float32 at least 16 roundings.
+        start: A point ``(n,)`` where the iteration starts for every sample; by default raw.
+        iterations: None: until every sample has stopped. A number: exactly that many passes of each phase, so that a
+            CUDA graph can capture the layer, forward and backward; samples that need more are not converged, and on a
+            GPU ``on_failure="raise"`` acts as ``"nan"``.
     """
 
     name = "nonlinear"
@@ -84,7 +85,7 @@ class NonlinearLayer(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only nonlinear and affine rows."""
+        """Accept only nonlinear, smooth and affine rows."""
         for part in constraint.parts:
             if not (part.by_functions or part.smooth or (part.polyhedral and not part.relaxed)):
                 label = type(part).__name__
@@ -95,7 +96,7 @@ class NonlinearLayer(Layer):
         return None
 
     def mode(self, n: int) -> Literal["nearest", "retract"]:
-        """What ``"auto"`` stands for with n outputs."""
+        """The mode in use, with ``"auto"`` resolved for n outputs."""
         if self.options.mode != "auto":
             return self.options.mode
         return "nearest" if n <= MOST_NEAREST else "retract"
@@ -116,7 +117,7 @@ class NonlinearLayer(Layer):
         Args:
             raw: ``(*batch, n)``.
             x: The input.
-            start: Where the iteration starts, ``(*batch, n)``; by default that of the options, or raw.
+            start: Where the iteration starts, ``(*batch, n)``; by default the option `start`, or raw.
         """
         with torch.no_grad():
             return self._call(raw.detach(), x, start)[1]
@@ -144,7 +145,7 @@ class NonlinearLayer(Layer):
         )
 
     def _warn(self, found: NonlinearSolution) -> None:
-        """Say once that some samples hold their rows but are not shown to be the nearest, or isolated, points."""
+        """Warn that some samples satisfy their rows but are not shown to be the nearest, or isolated, points."""
         weak = (found.status == NonlinearStatus.FEASIBLE_ONLY) | (found.status == NonlinearStatus.DEGENERATE)
         if bool(weak.any()):
             text = f"{int(weak.sum())} of {weak.numel()} samples satisfy their rows, but are no regular nearest points"
@@ -152,7 +153,7 @@ class NonlinearLayer(Layer):
 
 
 class Level(NamedTuple):
-    """A set ``level(y) <= 0`` as one more function of (y, x) beside the nonlinear ones."""
+    """A set ``level(y) <= 0`` as an additional function of (y, x), like the nonlinear ones."""
 
     part: ConstraintSet
     jacobian: None = None
@@ -166,7 +167,7 @@ class Level(NamedTuple):
 def split_rows(
     constraint: ConstraintSet, numbers: Any, raw: Tensor
 ) -> tuple[list[Nonlinear | Level], Tensor | None, Tensor | None, BoxedRows | None]:
-    """The nonlinear members, their bounds one below the other, and the affine rows of the others."""
+    """The nonlinear members, their stacked bounds, and the affine rows of the other members."""
     functions: list[Nonlinear | Level] = []
     bounds, straight = [], []
     own = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)

@@ -1,7 +1,7 @@
-"""The options of a layer as one frozen record, which its constructor, repr, `explain` and `hn.save` share.
+"""The options of a layer as one frozen dataclass, shared by its constructor, repr, `explain` and `hn.save`.
 
-A layer declares them as a nested frozen dataclass ``Options``. Each field is one of the kinds below, so that a bad
-value is refused in one place, here, when the layer is built.
+A layer declares them as a nested frozen dataclass ``Options``. Each field is one of the kinds below, so that this
+module refuses all bad values when the layer is built.
 
 Called by `hardnet.layers.acnet`, `hardnet.layers.base` and others.
 """
@@ -18,24 +18,24 @@ from hardnet.errors import OptionError, sentence
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """The record of a layer without options; ``dataclasses.asdict`` of any record is JSON data."""
+    """The options of a layer that has none; ``dataclasses.asdict`` of any options is JSON data."""
 
     def __post_init__(self) -> None:
-        """Refuse a value outside its kind, and bring lists to tuples."""
+        """Refuse a value that does not fit its kind, and convert lists to tuples."""
         for option in fields(self):
             object.__setattr__(self, option.name, _checked(option.name, option.metadata, getattr(self, option.name)))
 
     def __str__(self) -> str:
-        """``name=value, ...``: as a call of the constructor would spell them."""
+        """``name=value, ...``, as written in a call of the constructor."""
         return ", ".join(f"{own.name}={_spoken(getattr(self, own.name))}" for own in fields(self))
 
 
 LONGEST = 8
-"""Numbers up to which an option is written out."""
+"""The most numbers for which an option is written out."""
 
 
 def _spoken(value: Any) -> str:
-    """A value in a few words: many numbers by their shape, code by its kind."""
+    """A short text for a value: many numbers by their shape, code by its type."""
     if isinstance(value, tuple) and (len(value) > LONGEST or any(isinstance(row, tuple) for row in value)):
         inner = f", {len(value[0])}" if isinstance(value[0], tuple) else ","
         return f"({len(value)}{inner})"
@@ -45,13 +45,13 @@ def _spoken(value: Any) -> str:
 
 
 def option(default: Any, expected: str, holds: Callable[[Any], bool], clean: Callable[[Any], Any] | None = None) -> Any:
-    """A field of a record of options.
+    """A field of a dataclass of options.
 
     Args:
         default: Its value where the caller gives none.
-        expected: The values it may have, in words for the error.
-        holds: Whether a value is one of these.
-        clean: What is kept of a value, so that it is plain data.
+        expected: The allowed values, in words for the error.
+        holds: Whether a value is allowed.
+        clean: Converts a value to the plain data that is kept.
     """
     return field(default=default, metadata={"expected": expected, "holds": holds, "clean": clean})
 
@@ -67,7 +67,7 @@ def flag(default: bool) -> Any:
 
 
 def count(default: int | None, least: int = 0) -> Any:
-    """A whole number that is not below `least`; None where that is the default."""
+    """A whole number of at least `least`; None is allowed where it is the default."""
     return option(
         default,
         f"a whole number of at least {least}",
@@ -76,7 +76,7 @@ def count(default: int | None, least: int = 0) -> Any:
 
 
 def number(default: float | None, above: float = -math.inf) -> Any:
-    """A finite number above a limit; None where that is the default."""
+    """A finite number above a limit; None is allowed where it is the default."""
     return option(
         default,
         "a finite number" if above == -math.inf else f"a finite number above {above:g}",
@@ -85,7 +85,7 @@ def number(default: float | None, above: float = -math.inf) -> Any:
 
 
 def indices(default: None = None) -> Any:
-    """Whole numbers from 0, such as outputs by their place; None where the layer chooses."""
+    """Whole numbers from 0, such as indices of outputs; None where the layer chooses."""
     return option(
         default,
         "whole numbers of at least 0",
@@ -115,7 +115,7 @@ def metric() -> Any:
 
 
 def take_options(method: str, record: type[LayerOptions], given: dict[str, Any]) -> LayerOptions:
-    """The record with the given values; an option that it lacks is refused by name, with those that it has."""
+    """The dataclass with the given values; an unknown option is refused by name, listing the known ones."""
     names = [own.name for own in fields(record)]
     for name in given:
         if name not in names:
@@ -125,10 +125,10 @@ def take_options(method: str, record: type[LayerOptions], given: dict[str, Any])
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
-    """The value as the record keeps it; a field of no kind takes anything."""
+    """The value as the dataclass keeps it; a field without a kind accepts anything."""
     holds, clean = kind.get("holds"), kind.get("clean")
     if holds is not None and not holds(value):
-        shape = getattr(value, "shape", None)  # an array is named by its shape, not written out
+        shape = getattr(value, "shape", None)  # the error names an array by its shape rather than its entries
         got = repr(value) if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
         raise OptionError(sentence(name, kind["expected"], got))
     return value if clean is None else clean(value)
@@ -150,7 +150,7 @@ def _listed(value: Any) -> bool:
 
 
 def _rectangular(value: Any) -> bool:
-    """Whether these are finite numbers, or rows of them of one length."""
+    """Whether these are n finite numbers, or n rows of n finite numbers."""
     rows = _entries(value)
     if not all(_listed(row) for row in rows):
         rows = [rows]
@@ -159,11 +159,11 @@ def _rectangular(value: Any) -> bool:
 
 
 def _nested(value: Any) -> tuple[Any, ...]:
-    """The same as tuples of floats."""
+    """The same numbers as (nested) tuples of floats."""
     return tuple(_nested(entry) if _listed(entry) else float(entry) for entry in _entries(value))
 
 
 def _entries(value: Any) -> Sequence[Any]:
-    """The entries of a list, a tuple or a tensor ``(n,)``; what is none of these is one bad entry."""
+    """The entries of a list, a tuple or a tensor ``(n,)``; anything else gives one invalid entry."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return value if _listed(value) else (None,)

@@ -19,7 +19,7 @@ from hardnet.shapes import require_like
 
 
 class Abs(nn.Module):
-    """``|x|`` as a module: the third activation with one hinge at 0."""
+    """``|x|`` as a module: an activation with one hinge at 0, like ReLU and leaky ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The absolute value."""
@@ -30,18 +30,18 @@ HINGES = (nn.ReLU, nn.LeakyReLU, nn.PReLU, Abs)
 """Activations that are linear on both sides of 0."""
 
 AFFINE = (nn.Linear, nn.Identity)
-"""Modules that need nothing to be affine everywhere."""
+"""Modules that are affine everywhere as they are."""
 
 
 class Police(Layer):
     """``h <- h - sign min(0, min_v sign h(v))`` before every activation, so that no hinge crosses the region.
 
-    Each hidden unit votes, by its sign at the vertices, for one side of its hinge and is shifted until every vertex is
-    on that side; the network is then one affine map on the convex hull of the vertices. This changes the network
-    itself: `prepare` wraps it, and there is nothing left for the layer to do, nor for ``enforce=False`` to leave out.
+    The sign of a hidden unit at the majority of the vertices selects one side of its hinge, and the unit is shifted
+    until every vertex is on that side; the network is then one affine map on the convex hull of the vertices. This
+    changes the network itself: `prepare` wraps it, `enforce` returns raw, and ``enforce=False`` has no effect.
 
     Args:
-        constraint: `AffineOnRegion`; with a given map its difference to the learned one is added everywhere.
+        constraint: `AffineOnRegion`; with a given map, its difference from the learned one is added for every input.
     """
 
     name = "police"
@@ -51,7 +51,7 @@ class Police(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only `AffineOnRegion`."""
+        """Accept only `AffineOnRegion`."""
         if constraint.has("vertices"):  # a region of inputs
             return None
         return f"{type(constraint).__name__} is not an AffineOnRegion; use method='auto'"
@@ -61,12 +61,12 @@ class Police(Layer):
         return PoliceNetwork(net, cast(AffineOnRegion, self.constraint))
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
-        """Raw itself: the prepared network already is affine on the region."""
+        """Return raw: the prepared network already is affine on the region."""
         return raw
 
 
 class Fold(NamedTuple):
-    """What the weights and vertices determine, whatever the input.
+    """What the weights and vertices determine, independent of the input.
 
     Attributes:
         shifts: What to subtract before each activation, ``(width,)`` each.
@@ -80,8 +80,8 @@ class Fold(NamedTuple):
 class PoliceNetwork(nn.Module):
     """A network of linear modules and hinges that is affine on a region of inputs.
 
-    The vertices pass through the network with every batch, and gradients flow through the shifts. Nothing is kept
-    between calls: weights change in ways that leave no trace (a load by assignment, a write to ``.data``).
+    The vertices pass through the network with every batch, and gradients flow through the shifts. Nothing is cached
+    between calls: some changes of the weights cannot be detected (a load by assignment, a write to ``.data``).
 
     Args:
         net: `nn.Linear` or (nested) `nn.Sequential` of `nn.Linear`, `nn.Identity`, `nn.ReLU`, `nn.LeakyReLU`,
@@ -92,7 +92,7 @@ class PoliceNetwork(nn.Module):
     def __init__(self, net: nn.Module, constraint: AffineOnRegion) -> None:
         super().__init__()
         self.net = net
-        self._shared = (constraint,)  # in a tuple, so that the layer alone registers it as its module
+        self._shared = (constraint,)  # in a tuple, so that only the layer registers it as a submodule
         self._check()
 
     @property
@@ -108,7 +108,7 @@ class PoliceNetwork(nn.Module):
         return y if fold.correction is None else y + _with_one(x) @ fold.correction
 
     def _measure(self) -> Fold:
-        """Push the vertices through the network, shifting each unit to the side that most of them are on."""
+        """Run the vertices through the network, shifting each unit to the side that most of them are on."""
         shifts: list[Tensor] = []
         vertices = self._vertices()
         y = vertices
@@ -138,7 +138,7 @@ class PoliceNetwork(nn.Module):
         return [module for _, module in _flatten("net", self.net)]
 
     def _check(self) -> None:
-        """Refuse any module that is not known to be affine or a hinge, by name."""
+        """Refuse any module that is not known to be affine or a hinge, naming it."""
         for name, module in _flatten("net", self.net):
             if not isinstance(module, HINGES + AFFINE):
                 expected = "an nn.Sequential of Linear, Identity, ReLU, LeakyReLU, PReLU and Abs for method 'police'"
@@ -151,7 +151,7 @@ class PoliceNetwork(nn.Module):
 
 
 def _flatten(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of nested sequences with their names; a module that stands in two places comes twice."""
+    """The modules of nested sequences with their names; a module used twice is yielded twice."""
     if type(module).forward is not nn.Sequential.forward:
         yield name, module
         return

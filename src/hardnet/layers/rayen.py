@@ -1,6 +1,6 @@
 """RAYEN (Tordesillas et al., 2023): rays from an interior point, cut at the boundary of a constant convex set.
 
-The same layer holds its relatives: the ray shift of Konstantinov & Utkin (2023) and the soft radial map.
+The same layer also implements two related maps: the ray shift of Konstantinov & Utkin (2023) and the soft radial map.
 
 Called by `hardnet.layers.registry`.
 """
@@ -46,18 +46,19 @@ from hardnet.solvers.offline.interior import (
 class Rayen(Layer):
     """``y = y0 + N v / max(1, gauge(v))``: go from the interior point y0 along v, and stop at the boundary.
 
-    y0 and the basis N of the affine hull are found once, offline. Where the displacement v stays inside the set it is
-    kept; outside, only the component along the ray loses its gradient. The set must be constant.
+    y0 and the basis N of the affine hull are computed once, offline. A displacement v that stays inside the set is
+    kept; one that leaves it loses only the gradient along the ray. The set must be constant.
 
     Args:
-        constraint: Constant rows, quadratics, second-order cones, balls, matrix inequalities, or `&` of these.
+        constraint: Constant rows, quadratics, second-order cones, balls, matrix inequalities, or intersections (`&`)
+            of these.
         radial: ``"clip"`` as published; ``"soft"`` is ``v / (1 + gauge)``, which stays strictly inside and loses no
             gradient; ``"boundary"`` is ``v / gauge``, always on the boundary; ``"sigmoid"`` is Konstantinov & Utkin's
             ``sigmoid(s) r / gauge(r)`` for raw = (s, r). The last two need a set that is bounded along every ray.
-        raw_as: Whether raw is the ``"displacement"`` v, of as many numbers as the affine hull has dimensions, or a
-            ``"point"`` of all n coordinates, with ``v = N'(raw - y0)``.
-        interior: y0 ``(n,)``, where it is known: it must satisfy every inequality strictly. It saves the offline
-            programs, which need the extra ``offline``.
+        raw_as: Whether raw is the ``"displacement"`` v, with one number per dimension of the affine hull, or a
+            ``"point"`` with all n coordinates and ``v = N'(raw - y0)``.
+        interior: y0 ``(n,)`` if known; it must satisfy every inequality strictly. This avoids the offline programs,
+            which need the extra ``offline``.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
@@ -77,7 +78,7 @@ class Rayen(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
         def __post_init__(self) -> None:
-            """The scalar of the sigmoid is a number beside the displacement, and a point has none."""
+            """Refuse the sigmoid for points: its scalar is an extra raw output, and a point has none."""
             super().__post_init__()
             if self.raw_as == "point" and self.radial == "sigmoid":
                 raise OptionError(sentence("raw_as", "'displacement' with radial='sigmoid'", repr(self.raw_as)))
@@ -88,7 +89,7 @@ class Rayen(Layer):
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
-        with torch.device("cpu"):  # whatever the default device is
+        with torch.device("cpu"):  # regardless of the default device
             self._exact = self._look_offline(self.options.interior)
         self._cuts: Tensor | None = None
         like = self._like()
@@ -99,7 +100,7 @@ class Rayen(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only constant sets that are made of known blocks."""
+        """Accept only constant sets that consist of known blocks."""
         for part in constraint.parts:
             if not (part.polyhedral or part.curved):
                 return f"{type(part).__name__} has no gauge in closed form; use method='auto'"
@@ -113,7 +114,7 @@ class Rayen(Layer):
 
     @property
     def raw_dim(self) -> int:
-        """The dimension of the affine hull, one more for the sigmoid's scalar; n where raw is a point."""
+        """The dimension of the affine hull, plus one for the sigmoid's scalar; n where raw is a point."""
         if self.options.raw_as == "point":
             return self.basis.shape[0]
         return self.basis.shape[1] + (self.options.radial == "sigmoid")
@@ -135,7 +136,7 @@ class Rayen(Layer):
         self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
 
     def _follow(self, raw: Tensor) -> None:
-        """Round y0 and the basis anew, from their float64 values: no digit is lost on the way through a short dtype."""
+        """Round y0 and the basis again from their float64 values, so that an earlier shorter dtype loses no digits."""
         self.center, self.basis = (exact.to(raw.device, working(raw.dtype)) for exact in self._exact)
         super()._follow(raw)
 
@@ -149,7 +150,7 @@ class Rayen(Layer):
         gauge = largest_gauge(self._gauges, v)
         y = self.center + times(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
         if self._keeps_points:
-            y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point of the set is returned bit for bit
+            y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point in the set is returned bit for bit
         y = poison(y, gauge.isnan())
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw))
@@ -157,7 +158,7 @@ class Rayen(Layer):
 
     @property
     def _keeps_points(self) -> bool:
-        """Whether a raw output inside the set is y itself: it is a point, and the set has full dimension."""
+        """Whether a raw output inside the set is returned unchanged: raw is a point, and the set has full dimension."""
         full = self.basis.shape[0] == self.basis.shape[1]
         return full and self.options.raw_as == "point" and self.options.radial == "clip"
 
@@ -168,7 +169,7 @@ class Rayen(Layer):
         return raw[..., 1:] if self.options.radial == "sigmoid" else raw
 
     def _factor(self, raw: Tensor, v: Tensor, gauge: Tensor) -> Tensor:
-        """How much of v is kept, ``(*batch)``; NaN where a ray never meets the boundary that it should end at."""
+        """The factor to scale v by, ``(*batch)``; NaN where the ray should end at the boundary but never meets it."""
         if self.options.radial == "clip":
             return 1 / gauge.clamp_min(1)
         if self.options.radial == "soft":
@@ -179,9 +180,9 @@ class Rayen(Layer):
         return kept * raw[..., 0].sigmoid() if self.options.radial == "sigmoid" else kept
 
     def _cutting(self, rows: Halfspaces, basis: Tensor) -> Halfspaces:
-        """The inequality rows that vary along the hull, which is decided once, in the dtype that the set was built in.
+        """The inequality rows that vary along the hull; decided once, in the dtype that the set was built in.
 
-        Rows of the hull that were rounded to another dtype are off the hull by as much, and are no new rows.
+        Rounding to another dtype makes rows that are constant on the hull vary slightly; these must not be added.
         """
         if self._cuts is None or len(self._cuts) != len(rows.A):
             limit = max(1e-10, 4 * torch.finfo(self.center.dtype).eps)
@@ -215,7 +216,7 @@ class Rayen(Layer):
         ]
 
     def _like(self) -> Tensor:
-        """The origin in the dtype and device of the set, whose dimension `refusal` has made sure of."""
+        """The origin in the dtype and device of the set; `refusal` has ensured that its dimension is known."""
         origin = self.constraint.origin()
         return torch.zeros(0, dtype=torch.float64) if origin is None else origin
 

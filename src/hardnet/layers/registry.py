@@ -1,4 +1,4 @@
-"""Every layer by the name that ``HardNet(net, constraint, method=name)`` takes.
+"""All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes.
 
 Called by users, `hardnet.experiments.measured`, `hardnet.storage` and others.
 """
@@ -40,16 +40,16 @@ METHODS: tuple[type[Layer], ...] = (
     NoEnforcement,
 )
 LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in METHODS}
-"""Every method by name, with those that `register` made known."""
+"""Every method by name, including those added by `register`."""
 
 
 def register(layer: type[Layer]) -> type[Layer]:
-    """Make an own method known by its name, to `HardNet`, `methods`, `explain`, `load` and the command line.
+    """Make your own method available by name to `HardNet`, `methods`, `explain`, `load` and the command line.
 
-    A decorator as well as a function. Import the file that registers before a model of that method is loaded.
+    Works as a function and as a decorator. Import the file that registers a method before loading a model that uses it.
 
     Args:
-        layer: A subclass of `Layer` that states `name`, `accepts` and `guarantee`.
+        layer: A subclass of `Layer` that defines `name`, `accepts` and `guarantee`.
     """
     if not (isinstance(layer, type) and issubclass(layer, Layer)):
         raise DTypeError(sentence("layer", "a subclass of hn.layers.Layer", repr(layer)))
@@ -64,5 +64,5 @@ def register(layer: type[Layer]) -> type[Layer]:
 
 
 def _origin(layer: type[Layer]) -> tuple[str, str]:
-    """Where a class was defined: one that is defined again, as in a notebook, takes the place of its elder."""
+    """Where a class was defined: a class that is defined again, as in a notebook, replaces the earlier one."""
     return layer.__module__, layer.__qualname__

@@ -1,4 +1,4 @@
-"""The baselines that enforce nothing: a plain network, and one whose loss carries a penalty.
+"""The baselines that enforce nothing: a plain network, and one trained with a penalty in the loss.
 
 Called by `hardnet.experiments.specs` and `hardnet.layers.registry`.
 """
@@ -22,7 +22,7 @@ class NoEnforcement(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """No set is refused, since none is enforced."""
+        """Accept any set, since none is enforced."""
         return None
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
@@ -33,7 +33,7 @@ class NoEnforcement(Layer):
 class Soft(NoEnforcement):
     """``y = raw``, trained with ``weight * sum_i violation_i(y)^2`` in the loss (`hardnet.metrics.penalty`).
 
-    The penalty pulls the outputs towards C(x) where there is data; at a given sample nothing holds.
+    The penalty pulls the outputs towards C(x) where there is data; no sample is guaranteed to satisfy its rows.
     """
 
     name = "soft"

@@ -22,7 +22,7 @@ CLOSED_FORM, ITERATIVE, UNKNOWN = "closed form", "iterative", "unknown"
 
 
 def _evidence(**other: str) -> dict[str, str]:
-    """The tests that back the claims of most rows; `other` replaces some, and an empty one takes a claim back."""
+    """The tests that back the claims of most rows; `other` replaces some, and an empty string removes a claim."""
     common = {
         "constraint": TABLE + "test_a_method_accepts_its_class_and_refuses_others_by_name",
         "input_dependence": TABLE + "test_input_dependence",
@@ -49,11 +49,11 @@ class Method:
         guarantee: What holds for the output.
         computation: ``"closed form"`` or ``"iterative"``; closed forms may have an offline phase.
         universal_approximation: ``"yes"`` where every continuous function into C(x) can be approximated. Table 1 says
-            "unknown" for all but HardNet; a layer that is continuous and returns every point of C(x) for some raw
-            output that depends continuously on it (the point itself, as a rule) inherits the density of plain networks,
-            and says yes here. ``"unknown"`` remains where that is not shown.
+            "unknown" for all but HardNet; a continuous layer that returns every point of C(x) for some raw output that
+            depends continuously on the point (usually the point itself) inherits the density of plain networks and is
+            a "yes" here. ``"unknown"`` remains where that is not shown.
         reference: Where the method was published.
-        remark: What this library's layer does beyond, or other than, the paper's row.
+        remark: What this library's layer does beyond, or differently from, the paper's row.
         tests: For each claim above, the test that backs it, as a pytest node.
     """
 
@@ -295,16 +295,16 @@ _ROWS = (
 
 
 def methods() -> list[Method]:
-    """Table 1 of the paper: one row per method of this library, every claim with the test that backs it.
+    """Table 1 of the paper: one row per method of this library, each claim with the test that backs it.
 
-    Registered methods follow, with what their class states.
+    Registered methods follow, with what their class declares.
     """
     own = [layer for name, layer in LAYERS.items() if name not in {row.name for row in _ROWS}]
     return [*_ROWS, *(_row_of(layer) for layer in own)]
 
 
 def _row_of(layer: type[Layer]) -> Method:
-    """The row of a registered method: what its class does not state is unknown."""
+    """The row of a registered method: anything its class does not declare is unknown."""
     title = (layer.__doc__ or layer.__name__).strip().splitlines()[0]
     return Method(
         name=layer.name,

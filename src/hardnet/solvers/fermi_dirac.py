@@ -1,12 +1,12 @@
-"""Multipliers that balance weighted sums of sigmoids: the mathematics of LinSATNet (Wang et al., 2023) as equations.
+"""Multipliers that balance weighted sums of sigmoids: LinSATNet (Wang et al., 2023) written as equations.
 
 For each sample, with one multiplier per row,
 
     weights x + dummy beta = target,   x = link(scores + slope' dual),   beta = sigmoid(dummy_slope dual),
 
 where ``link`` is the sigmoid, or for the first published variant the solution of ``log x - crowd log(1 - x) = score``.
-With ``slope = weights`` the equations are the optimality conditions of a convex problem, the entropy of Fermi and Dirac
-on a polyhedron in the unit cube, and have a solution whenever its interior is not empty.
+With ``slope = weights`` the equations are the optimality conditions of a convex problem, the Fermi-Dirac entropy on a
+polyhedron in the unit cube, and have a solution whenever its interior is not empty.
 
 Called by `hardnet.functional.linsat`.
 """
@@ -24,28 +24,28 @@ from hardnet.solvers.algebra.square import solve_square
 from hardnet.solvers.solution import Solution, Status
 
 SOLVER = "linsat, whose iterations end by a look at their values"
-"""What errors call it."""
+"""Its name in error messages."""
 
 ROUGH = 1e-2
-"""Residual at which a sample moves on to larger scores; only at the full scores does the tolerance count."""
+"""Residual at which a sample moves on to larger scores; the tolerance applies only at the full scores."""
 
 FIRST_SCORE = 4.0
-"""Largest score to start from: sigmoids of larger ones are flat, and Newton's step is lost there."""
+"""Largest score to start from: sigmoids of larger scores are flat, and Newton steps are useless there."""
 
 LINK_STEPS = 16
-"""Newton steps for the link of the first variant; it converges quadratically from above, in about ten."""
+"""Newton steps for the link of the first variant; they converge quadratically from above, in about ten."""
 
 LONGEST_STEP = 20.0
 """Largest change of a score in one step, for the same reason."""
 
 ARMIJO = 1e-4
-"""Part of the first-order fall that a step must achieve."""
+"""Part of the first-order decrease that a step must achieve."""
 
 REGULARIZATION = 1e-12
-"""Added to the unit diagonal of the scaled Jacobian, so that dependent rows do not stop the solve."""
+"""Added to the unit diagonal of the scaled Jacobian, so that it can be solved even with dependent rows."""
 
 SMALLEST_DIAGONAL = 1e-200
-"""Floor of the Jacobian's diagonal where every sigmoid of a row is flat: steps stay finite and are then cut."""
+"""Least diagonal entry of the Jacobian, for rows where every sigmoid is flat: steps stay finite and are then cut."""
 
 
 class Balance(NamedTuple):
@@ -57,10 +57,10 @@ class Balance(NamedTuple):
         dummy: Weight of each row's own slack variable, ``(B, k)``; 0 for an equality.
         dummy_slope: ``(B, k)``: the same, or the pattern of its non-zeros.
         target: ``(B, k)``.
-        active: ``(B, k)`` bool: rows that say something for this sample.
-        crowd: In how many rows each variable counts, ``(B, n)``; None for the sigmoid.
-        row_scale: ``weights = row_scale * slope`` row by row, ``(k,)``, where there is such a scale: then the equations
-            are the gradient of a convex function of the multipliers; None where there is none.
+        active: ``(B, k)`` bool: rows that constrain this sample.
+        crowd: The number of rows that each variable appears in, ``(B, n)``; None for the sigmoid.
+        row_scale: ``weights = row_scale * slope`` for each row, ``(k,)``, if such a scale exists: then the equations
+            are the gradient of a convex function of the multipliers; else None.
     """
 
     weights: Tensor
@@ -73,7 +73,7 @@ class Balance(NamedTuple):
     row_scale: Tensor | None
 
     def detach(self) -> Balance:
-        """The same numbers without their history."""
+        """The same numbers, detached from the autograd graph."""
         crowd = None if self.crowd is None else self.crowd.detach()
         shared, own = (self.weights.detach(), self.slope.detach()), (self.dummy.detach(), self.dummy_slope.detach())
         return Balance(*shared, *own, self.target.detach(), self.active, crowd, self.row_scale)
@@ -119,7 +119,7 @@ def newton_step(balance: Balance, point: Point, residual: Tensor) -> Tensor:
 
 
 def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max_iterations: int) -> Solution:
-    """Damped Newton steps on growing scores: a sample starts where sigmoids are not flat and doubles its scores."""
+    """Damped Newton steps on growing scores: each sample starts where sigmoids are not flat and doubles its scores."""
     fraction = (FIRST_SCORE / scores.abs().amax(dim=-1, keepdim=True)).clamp(max=1)
     dual = torch.zeros_like(balance.target)
     done = ~scores.isfinite().all(dim=-1)
@@ -139,10 +139,10 @@ def balance_by_newton(balance: Balance, scores: Tensor, *, tolerance: float, max
 
 
 def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max_iterations: int) -> Solution:
-    """The published sweeps: row after row, rescale the weighted sums of x and of 1 - x to their targets.
+    """The published sweeps: one row after another, rescale the weighted sums of x and of 1 - x to their targets.
 
-    Every sweep keeps a complement of x: one that all rows share where `crowd` is None (the second published
-    variant), else one of its own for each row (the first). A multiplier collects the logarithms of the scalings.
+    Every sweep keeps a complement of x: one shared by all rows where `crowd` is None (the second published variant),
+    else a separate one for each row (the first). A multiplier sums up the logarithms of the scalings.
     """
     shared = balance.crowd is None
     dual = torch.zeros_like(balance.target)
@@ -167,8 +167,8 @@ def balance_by_sweeps(balance: Balance, scores: Tensor, *, tolerance: float, max
 def proves_infeasible(balance: Balance, direction: Tensor) -> Tensor:
     """Whether ``direction . target > max over the cube of direction . (weights x + dummy beta)``, ``(B,)``.
 
-    Then no x in the unit cube meets the rows (Farkas). Diverging multipliers are such a direction, and so is minus the
-    least residual.
+    Then no x in the unit cube satisfies the rows (Farkas). Diverging multipliers are such a direction, and so is the
+    negative of the smallest residual.
     """
     direction = torch.where(balance.active, direction, 0)
     reach = (direction @ balance.weights).clamp_min(0).sum(dim=-1)
@@ -183,14 +183,14 @@ def _link(score: Tensor, crowd: Tensor | None) -> Tensor:
         return score
     q = score.detach()
     for _ in range(LINK_STEPS):
-        # Each step forgets where q came from, so that the last one alone carries the implicit derivative.
+        # Each step detaches q, so that only the last one carries the implicit derivative.
         q = q.detach()
         q = q - (q + (crowd - 1) * softplus(q) - score) / (1 + (crowd - 1) * q.sigmoid())
     return q
 
 
 def _damped_step(balance: Balance, scores: Tensor, dual: Tensor, done: Tensor) -> Tensor:
-    """The multipliers after one Newton step, halved for each sample until its residual falls."""
+    """The multipliers after one Newton step, halved for each sample until its `_value` or residual decreases."""
     point = evaluate(balance, scores, dual)
     step = newton_step(balance, point, point.residual)
     change = torch.cat([step @ balance.slope, step * balance.dummy_slope], dim=-1).abs().amax(dim=-1, keepdim=True)
@@ -217,11 +217,11 @@ def _residual_length(balance: Balance, scores: Tensor, dual: Tensor) -> Tensor:
 
 
 def _value(balance: Balance, scores: Tensor, dual: Tensor) -> Tensor:
-    """What a step must lower, ``(B,)``.
+    """The function that a step must decrease, ``(B,)``.
 
     Where the equations are the gradient of a convex function it is this function, which leads out of regions where all
     sigmoids are flat and the residual does not change; else the length of the residual. (Close to the solution the
-    fall of the convex function drowns in rounding, and a shorter residual is enough.)
+    decrease of the convex function is lost in rounding, and a shorter residual is enough.)
     """
     if balance.row_scale is None:
         return _residual_length(balance, scores, dual)
@@ -229,7 +229,7 @@ def _value(balance: Balance, scores: Tensor, dual: Tensor) -> Tensor:
 
 
 def _potential(balance: Balance, row_scale: Tensor, scores: Tensor, dual: Tensor) -> Tensor:
-    """The convex function whose gradient is ``residual / row_scale``: the integral of each variable by its score."""
+    """The convex function with gradient ``residual / row_scale``: the sum of the integrals of x over the scores."""
     logits = _link(scores + dual @ balance.slope, balance.crowd)
     extra = 0 if balance.crowd is None else (balance.crowd - 1) * (softplus(logits) - logits.sigmoid())
     slack = balance.dummy / torch.where(balance.dummy_slope > 0, balance.dummy_slope, 1)
@@ -248,7 +248,7 @@ def _rescale_shared(balance: Balance, scores: Tensor, dual: Tensor, row: int) ->
 def _rescale_own(
     balance: Balance, dual: Tensor, top: Tensor, bottom: Tensor, row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One row of a sweep with a complement of its own; `top` and `bottom` hold logarithms."""
+    """One row of a sweep with its own complement; `top` and `bottom` hold logarithms."""
     slack = dual[:, row, None]
     up = _log_scale(balance, row, torch.cat([top, -softplus(-slack)], dim=-1), top=True)
     down = _log_scale(balance, row, torch.cat([bottom[:, row], -softplus(slack)], dim=-1), top=False)
@@ -269,13 +269,13 @@ def _log_scale(balance: Balance, row: int, logs: Tensor, *, top: bool) -> Tensor
 
 
 def _moved(balance: Balance, dual: Tensor, row: int, move: Tensor) -> Tensor:
-    """The multipliers with one of them moved, where its row is active."""
+    """The multipliers with `move` added to one of them, where its row is active."""
     chosen = balance.active & (torch.arange(dual.shape[-1], device=dual.device) == row)
     return dual + torch.where(chosen, move.unsqueeze(-1), 0)
 
 
 def _solution(balance: Balance, scores: Tensor, dual: Tensor, iterations: Tensor, tolerance: float) -> Solution:
-    """The last point and how it ended; samples that failed are INFEASIBLE where their residual proves it."""
+    """The last point with its status; failed samples are INFEASIBLE where their residual or multipliers prove it."""
     point = evaluate(balance, scores, dual)
     error = point.residual.abs().amax(dim=-1)
     solved = error <= tolerance
@@ -287,9 +287,9 @@ def _solution(balance: Balance, scores: Tensor, dual: Tensor, iterations: Tensor
 
 
 def _all_hold(mask: Tensor) -> bool:
-    """Whether a loop of a solver that transforms may carry, but no map over samples, has ended for all of them."""
+    """Whether a loop has ended for all samples; this reads values, which works under transforms other than vmap."""
     try:
         return bool(mask.all())
-    except RuntimeError:  # a sample of vmap has no value to look at
+    except RuntimeError:  # values cannot be read under vmap
         remedy = "batch dimensions need no vmap: call it with all samples"
         raise UnsupportedSetError(sentence("torch.func", f"no vmap around {SOLVER}", "one", remedy)) from None

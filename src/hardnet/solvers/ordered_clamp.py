@@ -1,4 +1,4 @@
-"""Clamp one variable after the other, each between bounds that depend on the ones before it; differentiable.
+"""Clamp one variable after another, each between bounds that depend on the ones before it; differentiable.
 
 ``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, with the bounds that
 `hardnet.solvers.offline.elimination` derived once.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Step(NamedTuple):
-    """Which rows of ``body y <= right`` bound one variable.
+    """The rows of ``body y <= right`` that bound one variable.
 
     Attributes:
         variable: Its index.

@@ -1,6 +1,6 @@
-"""The contract of sets and layers as functions: for hardnet's own and for users' own.
+"""The contract of sets and layers as functions, for those of hardnet and for your own.
 
-Each clause raises `ContractError` with one sentence that says which promise is broken and by how much.
+Each clause raises `ContractError` with one sentence that says what is violated and by how much.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ __all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer"
 
 
 def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
-    """Prove the contract of a set at points y ``(batch, n)``, inside and outside of it.
+    """Check the contract of a set at points y ``(batch, n)``, inside and outside of it.
 
-    Residuals are non-negative and one per row; the scale bounds what rounding may do; affine rows, where the set has
-    them, say the same as the residual; a projection of its own lands inside; a sample is judged alone. The same sums in
-    another order differ by ``4 (n + the widest number + 8)`` roundings of their terms at most, in any unit.
+    Residuals are non-negative, one per row; rounding errors are bounded relative to the scale; affine rows, where the
+    set has them, agree with the residual; the set's own projection is inside the set; the residual of a sample does not
+    depend on its batch. The same sums in another order may differ by ``4 (n + the widest number + 8)`` roundings of
+    their terms, in any unit.
     """
     numbers = constraint.numbers(x, y)
     residual, scale = constraint.residual(numbers, y), constraint.scale(numbers, y)
@@ -50,16 +51,17 @@ def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
 
 
 def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, compiled: bool = False) -> None:
-    """Prove the contract of a layer on a batch raw ``(batch, raw_dim)`` in float64.
+    """Check the contract of a layer on a batch raw ``(batch, raw_dim)`` in float64.
 
     Args:
         layer: The layer under test.
         x: The input that its set depends on (first dimension: the batch), or None.
         raw: Raw outputs, some of them outside C(x).
-        gradients: Whether to run `torch.autograd.gradcheck` to raw and, where it is a float tensor, to x.
+        gradients: Whether to run `torch.autograd.gradcheck` for raw and, where x is a tensor of the dtype of raw, for
+            x.
         compiled: Whether to compare with the layer under `torch.compile`.
     """
-    if not hasattr(layer, "enforce"):  # a compiled layer has it too
+    if not hasattr(layer, "enforce"):  # not isinstance: a compiled layer passes too
         remedy = "the layer of a model is model.layer"
         raise DTypeError(sentence("layer", "an hn.layers.Layer", type(layer).__name__, remedy))
     y = layer(raw, x)
@@ -91,13 +93,13 @@ def _at(x: Any, index: Any) -> Any:
 
 
 def _roundings(numbers: Any, y: Tensor) -> float:
-    """What sums along the n outputs and the widest number of a set lose, as a part of the size of their terms."""
+    """Rounding error of sums over the n outputs and the widest number of a set, relative to the size of their terms."""
     widest = max((size for _, leaf in number_leaves(numbers) for size in leaf.shape), default=1)
     return 4 * (y.shape[-1] + widest + 8) * torch.finfo(y.dtype).eps
 
 
 def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Tensor) -> None:
-    """``relu(A y - upper) + relu(lower - A y)`` of the rows is the residual of the set, to rounding of their terms."""
+    """``relu(A y - upper) + relu(lower - A y)`` of the rows equals the residual of the set, to rounding."""
     rows = constraint.rows(numbers, y)
     off = (affine_residual(rows, y) - residual).abs()
     same = off <= _roundings(numbers, y) * affine_scale(rows, y)
@@ -105,7 +107,7 @@ def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Te
 
 
 def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
-    """An output is in C(x) to rounding where the layer promises it."""
+    """An output is in C(x), to rounding or a tolerance, where the layer guarantees it."""
     if layer.guarantee in (Guarantee.EXACT, Guarantee.TOLERANCE):
         tolerance = None if layer.guarantee is Guarantee.EXACT else 1e-8
         certificate = check(layer.constraint, y, x, tolerance=tolerance)
@@ -113,7 +115,7 @@ def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
 
 
 def _check_identity(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """A raw output clearly inside C(x) is returned unchanged, bit for bit, where the method promises it."""
+    """A raw output clearly inside C(x) is returned unchanged, bit for bit, where the method guarantees it."""
     if not layer.identity_inside or raw.shape != y.shape:
         return
     with torch.no_grad():
@@ -124,7 +126,7 @@ def _check_identity(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _clearly_inside(constraint: ConstraintSet, y: Tensor, x: Any) -> Tensor:
-    """Samples that stay in C(x) under small steps in random directions, so that rounding cannot decide."""
+    """Samples that stay in C(x) under small steps in random directions, so that rounding does not matter."""
     generator = torch.Generator().manual_seed(0)
     inside = torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
     for _ in range(8):
@@ -134,7 +136,7 @@ def _clearly_inside(constraint: ConstraintSet, y: Tensor, x: Any) -> Tensor:
 
 
 def _check_independence(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """The result for a sample does not depend on the values of the other samples, nor on the batch size."""
+    """The result for a sample depends neither on the values of the other samples nor on the batch size."""
     with torch.no_grad():
         other = raw.clone()
         other[1:] = other[1:] * -3 + 0.5
@@ -156,7 +158,7 @@ def _check_ranks(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _check_layout(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """Samples that lie in memory one beside the other, as a transposed product leaves them, have the same results."""
+    """Inputs in column-major memory layout, as a transposed product leaves them, give the same results."""
     across = [part.mT.contiguous().mT if isinstance(part, Tensor) and part.dim() > 1 else part for part in (raw, x)]
     with torch.no_grad():
         off = (layer(*across) - y).abs().amax()
@@ -166,7 +168,7 @@ def _check_layout(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """NaN in gives an error, or NaN for that sample alone."""
+    """NaN in raw gives an error, or NaN for that sample alone."""
     bad = raw.clone()
     bad[0, 0] = torch.nan
     try:
@@ -179,7 +181,7 @@ def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """A deep copy, a reloaded state dict and an unpickled layer all enforce the same."""
+    """A deep copy with a reloaded state dict and an unpickled layer give the same results."""
     with torch.no_grad():
         twin = copy.deepcopy(layer)
         twin.load_state_dict(layer.state_dict())
@@ -190,7 +192,7 @@ def _check_copies(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _holds_local_functions(constraint: ConstraintSet) -> bool:
-    """Whether a function that the set was given cannot be pickled (a lambda, a function inside a function)."""
+    """Whether the set holds a function that cannot be pickled (a lambda, a function inside a function)."""
     found = [
         part for module in constraint.modules() for part in (*vars(module).values(), *functions_of(module).values())
     ]
@@ -205,7 +207,7 @@ def _holds_local_functions(constraint: ConstraintSet) -> bool:
 def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
     """The layer moved to float32 takes and returns float32, within 1000 times the certificate's tolerance.
 
-    That is a coarse net against plain mistakes: conditioning costs float32 digits that no layer gives back.
+    This coarse check only catches plain mistakes: ill-conditioned rows lose digits in float32 in any layer.
     """
     single = copy.deepcopy(layer).to(torch.float32)
     x = x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -219,7 +221,7 @@ def _check_float32(layer: Layer, x: Any, raw: Tensor) -> None:
 
 
 def _check_gradients(layer: Layer, x: Any, raw: Tensor) -> None:
-    """Gradients to raw, and through the numbers of the set to x, agree with finite differences."""
+    """Gradients with respect to raw, and to x through the numbers of the set, agree with finite differences."""
     leaf = raw.detach().clone().requires_grad_()
     if layer.differentiable_numbers and isinstance(x, Tensor) and x.dtype == raw.dtype:
         moved = x.detach().clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Every number of a set is spoilt in turn: that gives an error, NaN for that sample alone, or a right answer.
+"""Corrupt each number of a set in turn: the result must be an error, NaN for that sample alone, or a correct y.
 
 Called by `hardnet.testing`.
 """
@@ -21,16 +21,16 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.testing.promise import require
 
 POISONS = (torch.nan, torch.inf, -torch.inf, 1e6, -1e6)
-"""The last two stand for swapped bounds, a negative radius, or a row that nothing meets."""
+"""The last two simulate swapped bounds, a negative radius, or a row that no y satisfies."""
 REMEDY = "raise an error for such a sample, or return NaN: torch.where(sound.unsqueeze(-1), y, torch.nan)"
 
 
 def check_poisoned_numbers(layer: Layer, x: Any, raw: Tensor) -> None:
-    """Prove that a bad number of C(x) gives an error or NaN for its sample alone, and leaves the mates as they are.
+    """Check that a bad number of C(x) gives an error or NaN for its sample alone, and does not change other samples.
 
-    Each number in turn becomes a function of x (a layer that takes only constants there is left alone: a set refuses
-    such constants when it is built), with one bad entry for sample 0. A poison may be harmless, such as an upper bound
-    of inf: then y is in C(x), as the certificate sees it.
+    Each number in turn becomes a function of x with one bad entry for sample 0. (Numbers for which the layer takes only
+    constants are skipped: a set refuses bad constants when it is built.) A poison may be harmless, such as an upper
+    bound of inf: then y must be in C(x) according to the certificate.
     """
     x = raw if x is None else x
     for index, name in list(_numbers(layer.constraint)):
@@ -47,7 +47,7 @@ def check_poisoned_numbers(layer: Layer, x: Any, raw: Tensor) -> None:
 
 
 def _numbers(constraint: ConstraintSet) -> Iterator[tuple[int, str]]:
-    """Each number of the set that is no parameter: the place of its owner among the modules, and its name."""
+    """Each number of the set that is not a parameter: the index of its owner among the modules, and its name."""
     for index, part in enumerate(constraint.modules()):
         if isinstance(part, ConstraintSet):
             yield from ((index, name) for name in part._cores if name in functions_of(part) or name in part._constants)
@@ -59,9 +59,9 @@ def functions_of(module: nn.Module) -> dict[str, Callable[..., Any]]:
 
 
 def _rebuilt(layer: Layer, index: int, name: str, raw: Tensor, poison: float | None) -> Layer | None:
-    """The layer anew on a set whose number depends on x and is bad in sample 0; None where it cannot be built.
+    """The layer rebuilt on a set whose number depends on x and is bad in sample 0; None where it cannot be built.
 
-    It answers with NaN for bad samples where it has that option, so that the mates are seen.
+    It returns NaN for bad samples where it has that option, so that the other samples can be compared.
     """
     options = asdict(layer.options)
     options |= {policy: "nan" for policy in ("on_invalid", "on_infeasible") if policy in options}
@@ -97,7 +97,7 @@ def _as_function(part: Any, name: str, n: int) -> Callable[[Any], Tensor] | None
 
 
 def _judge(layer: Layer, x: Any, raw: Tensor, y: Tensor, what: str) -> None:
-    """An error or warning of the library that blames no other sample, NaN, or a point of the spoilt set."""
+    """Require an error or warning of the library that names no other sample, NaN, or a point of the corrupted set."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -114,5 +114,5 @@ def _judge(layer: Layer, x: Any, raw: Tensor, y: Tensor, what: str) -> None:
 
 
 def _tolerance(layer: Layer) -> float | None:
-    """What the layer holds; with no promise for finite numbers, anything finite."""
+    """The tolerance of the certificate for a layer; infinite where it has no guarantee."""
     return {Guarantee.EXACT: None, Guarantee.TOLERANCE: 1e-6}.get(layer.guarantee, torch.inf)

@@ -1,4 +1,4 @@
-"""A broken promise, and the one way to raise it.
+"""The error for a violated contract, and the function that raises it.
 
 Called by `hardnet.testing.poison`.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 
 class ContractError(AssertionError):
-    """A set or a layer breaks a promise of the contract."""
+    """A set or a layer violates its contract."""
 
 
 def require(holds: bool, sentence: str) -> None:
-    """Raise the broken promise."""
+    """Raise `ContractError` with this sentence unless it holds."""
     if not holds:
         raise ContractError(sentence)

@@ -1,9 +1,9 @@
-"""The step of the nonlinear solver on a CPU: numba compiles its small quadratic program, sample by sample.
+"""The step of the nonlinear solver on a CPU: its small quadratic program for each sample, compiled by numba.
 
     min over d, s   1/2 (d - free)'W(d - free) + |s / elastic - elastic center|^2 / 2   s.t.   low <= J d + s <= high
 
-in the multipliers of the rows, by a dual active set. See `hardnet.solvers.nonlinear.step`, which calls it, for
-the same in plain torch and for what is done with samples that are not settled.
+in the multipliers of the rows, by a dual active-set method. See `hardnet.solvers.nonlinear.step`, which calls it, for
+the same in plain torch and for the handling of samples that are not solved here.
 
 Called by `hardnet.solvers.nonlinear.step`.
 """
@@ -44,7 +44,7 @@ def make_gram(gram: Tile, target: Tile, J: Tile, across: Tile, free: Tile, metri
 def scale_rows(
     gram: Tile, target: Tile, low: Tile, high: Tile, unit: Tile, elastic: Tile, center: Tile, centered: int
 ) -> None:
-    """Elasticity and center, then rows of length one: ``unit`` is what they were divided by."""
+    """Add elasticity and center, then scale the rows to length one by the factors ``unit``."""
     m = gram.shape[0]
     for i in range(m):
         square = elastic[i] * elastic[i]
@@ -59,7 +59,7 @@ def scale_rows(
 
 @compiled
 def settle(dual: Tile, gram: Tile, target: Tile, low: Tile, high: Tile, slack: Tile, room: Room) -> bool:
-    """The multipliers of rows of length one; whether all numbers were numbers, bounds in order, and they were found."""
+    """The multipliers of rows of length one; whether bounds and numbers are valid and the multipliers were found."""
     sound, tight = True, True
     for i in range(len(dual)):
         sound &= low[i] <= high[i] and gram[i, i] < np.inf
@@ -78,7 +78,8 @@ def solve_samples(
 ) -> int:  # fmt: skip
     """All samples from `begin` to `end`; `good` is 1 where the multipliers were found.
 
-    `retraction` and `approach` write the calls of one sample again: a function for them made `solve` 8 to 38 % slower.
+    `retraction` and `approach` repeat the calls for one sample: a shared function for them made `solve` 8 to 38 %
+    slower.
     """
     m, n = J.shape[1:]
     gram, room = np.empty((m, m)), room_for(m)
@@ -102,7 +103,7 @@ def _solve(
     dual: Any, step: Any, good: Any, J: Any, across: Any, free: Any, low: Any, high: Any, elastic: Any,
     center: Any, metric: int, centered: int, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`solve_samples` of addresses; what is absent has the address of something else, and is not read."""
+    """`solve_samples` with addresses; an absent array has the address of another one, and is not read."""
     few, many = (samples, m), (samples, n)
     return solve_samples(
         carray(dual, few), carray(step, many), carray(good, (samples,)), carray(J, (samples, m, n)),
@@ -113,7 +114,7 @@ def _solve(
 
 @cache
 def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
+    """The compiled kernel, which takes addresses."""
     return compile_addresses(_solve, torch.float64)
 
 

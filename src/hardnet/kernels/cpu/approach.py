@@ -1,8 +1,8 @@
-"""The nearest point on a CPU: numba compiles all of a pass but g and its derivatives, sample by sample.
+"""The nearest point on a CPU: a pass for each sample, compiled by numba except for g and its derivatives.
 
     plan    min over d, s   1/2 d'W d + (y - raw)'d - dual's + |s / elastic|^2 / 2
             subject to  lower <= value + J d + s <= upper
-    judge   whether the merit ``|y - raw|^2 / 2 + weight . violation`` has fallen as that promised
+    judge   whether the merit ``|y - raw|^2 / 2 + weight . violation`` has decreased as predicted
 
 with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear.nearest_step` for the same in plain torch, and
 for samples whose W is not positive definite or whose active rows are not found.
@@ -41,9 +41,10 @@ from hardnet.kernels.limits import (
 )
 
 GOING, MOVED, LENGTH, TRIED, STRAIGHT, LAST, SETTLED, FLAT, STEPS, CURRENT, SLOPE, NOISE, COUNT = range(13)
-"""Of a sample: open or not; whether its step was accepted; the length of the next trial; whether the correction was
-tried; whether the step goes without curvature; whether it is the last one; whether it was; whether the Lagrangian is
-flat; steps so far; the merit, what the step promises it to change by, and its rounding; how many numbers there are."""
+"""The numbers of a sample: whether it is open; whether its step was accepted; the length of the next trial; whether the
+correction was tried; whether the step ignores curvature; whether the step is the last one; whether the sample ended
+with such a step; whether the Lagrangian is flat; steps so far; the merit, its predicted change, and its rounding. COUNT
+is how many numbers there are."""
 TINY = np.finfo(np.float64).tiny
 
 
@@ -65,7 +66,7 @@ def weigh(
     sums: Tile, weight: Tile, scale: Tile, dual: Tile, before: Tile, J: Tile, step: Tile, away: Tile, value: Tile,
     lower: Tile, upper: Tile, bounds: Tile, size: float,
 ) -> None:  # fmt: skip
-    """Weights and scales of the rows; in `sums` the merit, what the step promises it to change by, and its rounding."""
+    """Weights and scales of the rows; in `sums` the merit, its predicted change in a full step, and its rounding."""
     m, n = J.shape
     now, slope, noise = 0.0, 0.0, 0.0
     for k in range(n):
@@ -93,7 +94,7 @@ def plan_samples(
     value: Tile, lower: Tile, upper: Tile, bounds: Tile, y: Tile, raw: Tile, center: Tile, before: Tile, curved: int,
     begin: int, end: int,
 ) -> int:  # fmt: skip
-    """All samples from `begin` to `end`; `good` is 1 where W is definite and the active rows were found."""
+    """All samples from `begin` to `end`; `good` is 1 where W is positive definite and the active rows were found."""
     m, n = J.shape[1:]
     gram, W, solved, room = np.empty((m, m)), np.empty((n, n)), np.empty((n, m + 1)), room_for(m)
     target, low, high, rate = np.empty(m), np.empty(m), np.empty(m), np.empty(m)
@@ -149,7 +150,7 @@ def judge_samples(
     numbers: Tile, y: Tile, dual: Tile, wants: Tile, raw: Tile, trial: Tile, there: Tile, found: Tile, weight: Tile,
     scale: Tile, lower: Tile, upper: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """Accept or refuse the trials; `wants` is 1 where a full step that is refused is to be corrected."""
+    """Accept or refuse the trials; `wants` is 1 where a refused full step is to be corrected."""
     m, n = there.shape[1], y.shape[1]
     for b in range(begin, end):
         s = numbers[b]
@@ -172,7 +173,7 @@ def judge_samples(
             s[LENGTH] = min(max(shorter, SEARCH_CUT * length), 0.5 * length)
             if s[LENGTH] >= SHORTEST_SEARCH:
                 continue
-            s[GOING], s[MOVED], s[STRAIGHT] = 1.0 - s[STRAIGHT], 1.0, 1.0  # once more along the plain projection
+            s[GOING], s[MOVED], s[STRAIGHT] = 1.0 - s[STRAIGHT], 1.0, 1.0  # once more with the plain projection
             s[STEPS] += 1.0
             if s[GOING] > 0.0:
                 continue
@@ -186,7 +187,7 @@ def _plan(
     lower: Any, upper: Any, bounds: Any, y: Any, raw: Any, center: Any, before: Any, curved: int,
     samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`plan_samples` of addresses."""
+    """`plan_samples` with addresses."""
     few, many, each = (samples, m), (samples, n), (samples,)
     return plan_samples(
         carray(step, many), carray(dual, few), carray(weight, few), carray(scale, few), carray(sums, (samples, 3)),
@@ -200,7 +201,7 @@ def _judge(
     numbers: Any, y: Any, dual: Any, wants: Any, raw: Any, trial: Any, there: Any, found: Any, weight: Any, scale: Any,
     lower: Any, upper: Any, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`judge_samples` of addresses."""
+    """`judge_samples` with addresses."""
     few, many = (samples, m), (samples, n)
     return judge_samples(
         carray(numbers, (samples, COUNT)), carray(y, many), carray(dual, few), carray(wants, (samples,)),
@@ -211,7 +212,7 @@ def _judge(
 
 @cache
 def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The compiled kernels of addresses."""
+    """The compiled kernels, which take addresses."""
     return compile_addresses(_plan, torch.float64), compile_addresses(_judge, torch.float64)
 
 
@@ -240,8 +241,8 @@ def plan(
         y: ``(B, n)``.
         raw: ``(B, n)``.
         dual: Multipliers at y, ``(B, m)``.
-        weight: Of the violations in the last step, ``(B, m)``.
-        curved: How many rows may give way; affine rows follow them.
+        weight: The weights of the violations in the last step, ``(B, m)``.
+        curved: The number of nonlinear rows, which are elastic; the affine rows come after them.
     """
     step, (found, new, scale) = torch.empty_like(y), J.new_empty(3, *J.shape[:2])
     sums, (last, good) = J.new_empty(len(J), 3), J.new_empty(2, len(J))
@@ -262,7 +263,7 @@ def judge(
     plan: Any,
     bounds: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Write which trials are accepted into the first three; whose full step is to be corrected, ``(B,)``.
+    """Write accepted trials into numbers, y and dual; return which full steps are to be corrected, ``(B,)``.
 
     Args:
         numbers: ``(B, COUNT)``.

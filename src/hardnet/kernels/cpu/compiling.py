@@ -1,4 +1,4 @@
-"""Compile kernels for a CPU by numba: functions of addresses and counts, kept on disk under the text of all kernels.
+"""Compile kernels for a CPU with numba: functions of addresses and counts, cached on disk by the text of all kernels.
 
 Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
@@ -25,18 +25,19 @@ Tile = npt.NDArray[np.float64]
 
 compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
 summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
-"""The same for sums in whatever order the vector unit likes."""
+"""The same, with sums in any order, so that they can be vectorized."""
 _ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inner = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
-"""The same, called by compiled code alone: no time goes into entries for Python, long where records are handed over."""
+"""Like `compiled`, for functions called only by compiled code: without the Python entry points, which take long to
+compile for functions of records."""
 
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:
-    """A compiled function of addresses of numbers of this dtype and of counts, to be called from Python.
+    """Compile a function of counts and of addresses of numbers of this dtype, to be called from Python.
 
-    A parameter that is an `int` by its annotation is a count, any other an address. By address a call costs little and
-    holds no lock. numba keeps the code on disk, beside the package or in the user's cache, and the next process reads
-    it back; where there is no place to write, each process compiles anew.
+    A parameter annotated as `int` is a count, any other an address. Calls by address are cheap and do not hold the GIL.
+    numba caches the code on disk, next to the package or in the user's cache, for other processes; where neither is
+    writable, each process compiles again.
     """
     kinds = [parameter.annotation in (int, "int") for parameter in signature(function).parameters.values()]
     takes = types.int64(*(types.int64 if counts else types.CPointer(REALS[dtype]) for counts in kinds))
@@ -44,7 +45,7 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Calla
     options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced}
     try:
         entry: Any = cfunc(takes, cache=True, **options)(function)
-    except RuntimeError:  # numba found no place for a cache
+    except RuntimeError:  # numba found no writable directory for a cache
         entry = cfunc(takes, **options)(function)
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(kinds))(entry.address)
 
@@ -54,7 +55,7 @@ announces = True
 
 
 class _Announced(Compiler):
-    """numba's compiler, which makes one of these only where its cache does not have the code: so it can say so."""
+    """numba's compiler with an announcement: numba creates it only if the code is not in its cache."""
 
     def __init__(self, *arguments: Any) -> None:
         if announces:
@@ -64,7 +65,7 @@ class _Announced(Compiler):
 
 @cache
 def _announce() -> None:
-    """Say once per process why its first calls take so long."""
+    """Explain once per process why the first calls take so long."""
     print(
         "hardnet: numba compiles the CPU kernels of this program, 5 to 70 s each, once per machine; "
         "`hardnet warmup` does it ahead",
@@ -75,6 +76,6 @@ def _announce() -> None:
 
 @cache
 def _digest() -> str:
-    """Stands for the sources of all kernels: numba's cache knows code by its name and the file of its entry alone."""
+    """A hash of the sources of all kernels: numba's cache only checks the name and the file of the entry function."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

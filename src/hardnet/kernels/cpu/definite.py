@@ -1,7 +1,7 @@
-"""Many small symmetric systems on a CPU: numba compiles Gauss's elimination, sample by sample.
+"""Many small symmetric systems on a CPU: Gaussian elimination for each sample, compiled by numba.
 
-``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small` for the same in plain torch, which calls
-it.
+``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small`, which calls it, for the same in plain
+torch.
 
 Called by `hardnet.kernels.cpu.approach` and `hardnet.solvers.algebra.small`.
 """
@@ -23,10 +23,10 @@ from hardnet.kernels.cpu.launch import launch
 
 @compiled
 def eliminate(work: Tile, right: Tile) -> float:
-    """``right <- work^-1 right``, ``(n, n)`` and ``(n, k)``, without pivoting; the least pivot, NaN where one is.
+    """``right <- work^-1 right``, ``(n, n)`` and ``(n, k)``, without pivoting; the least pivot, NaN where one is NaN.
 
-    Of the symmetric matrix only the upper half is read. Elimination goes on whatever the pivots: a caller that looks
-    at them knows what the answer is worth.
+    Only the upper half of the symmetric matrix is read. Elimination does not stop at a bad pivot: the caller must check
+    the least pivot to know whether the solution is valid.
     """
     n, k, least = work.shape[0], right.shape[1], np.inf
     for column in range(n):
@@ -68,7 +68,7 @@ def _solve(
 
 @cache
 def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
+    """The compiled kernel, which takes addresses."""
     return compile_addresses(_solve, torch.float64)
 
 

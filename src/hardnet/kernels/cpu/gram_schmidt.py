@@ -1,4 +1,4 @@
-"""Gram-Schmidt on tiles of samples: ``A = L R`` with orthogonal rows R, and what is solved with it.
+"""Gram-Schmidt on tiles of samples: ``A = L R`` with orthogonal rows R, and triangular solves with L.
 
 Called by `hardnet.kernels.cpu.affine_few` and `hardnet.kernels.cpu.nearest_few`.
 """
@@ -16,10 +16,10 @@ CLOSE = 1e-6
 
 @compiled
 def orthogonalize(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, good: Tile) -> None:
-    """``A = L R`` in place of A ``(m, n, lanes)``: L, 1 / diag(D); a sample is not good if a row nearly depends.
+    """``A = L R`` in place of A ``(m, n, lanes)``: L, ``1 / D`` of ``D = R R'``; not `good` if rows nearly depend.
 
-    Modified Gram-Schmidt, row by row. A row that comes close to those before it has lost its orthogonality to them and
-    is orthogonalized once more, lane by lane, so that no sample changes the bits of another.
+    Modified Gram-Schmidt, row by row. A row close to the span of those before it has lost its orthogonality to them and
+    is orthogonalized again, lane by lane, so that no sample changes the bits of another.
     """
     along, chosen = np.empty(R.shape[-1]), np.empty(R.shape[-1])
     for i in range(R.shape[0]):
@@ -43,7 +43,7 @@ def orthogonalize(R: Tile, L: Tile, inverse: Tile, size: Tile, rounding: float, 
 
 @compiled
 def take_out(R: Tile, L: Tile, inverse: Tile, i: int, k: int, along: Tile, chosen: Tile, kept: float) -> None:
-    """Take out of row i what lies along row k, in the chosen lanes, and note it in L, on top of `kept` times L."""
+    """Subtract from row i its component along row k in the chosen lanes, and store it in L (added if `kept`)."""
     dot(R[i], R[k], along)
     for lane in range(along.size):
         along[lane] = along[lane] * inverse[k, lane] if chosen[lane] != 0.0 else 0.0

@@ -1,8 +1,8 @@
-"""The linear system behind the derivative of a nearest point on a CPU: numba compiles it, sample by sample.
+"""The linear system behind the derivative of a nearest point on a CPU: solved for each sample, compiled by numba.
 
     [W C'; C 0] (p, q) = (cotangent, 0),    W = I + H,    C the unit gradients of the active rows
 
-by the rows' own system ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.kkt` for the same in plain
+by the system of the rows ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.kkt` for the same in plain
 torch, and for samples whose W is not positive definite.
 
 Called by `hardnet.solvers.nonlinear.kkt`.
@@ -86,7 +86,7 @@ def _solve(
     p: Any, q: Any, pivot: Any, J: Any, H: Any, active: Any, grad: Any, bent: int,
     samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`solve_samples` of addresses; without `bent` H has the address of something else, and is not read."""
+    """`solve_samples` with addresses; without `bent` H has the address of another array, and is not read."""
     few, many = (samples, m), (samples, n)
     return solve_samples(
         carray(p, many), carray(q, few), carray(pivot, (samples,)), carray(J, (samples, m, n)),
@@ -96,7 +96,7 @@ def _solve(
 
 @cache
 def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
+    """The compiled kernel, which takes addresses."""
     return compile_addresses(_solve, torch.float64)
 
 

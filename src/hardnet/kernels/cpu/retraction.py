@@ -1,10 +1,10 @@
-"""Retraction on a CPU: numba compiles all of a pass but g and its derivatives, sample by sample.
+"""Retraction on a CPU: a pass for each sample, compiled by numba except for g and its derivatives.
 
     plan    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= value + J d + s <= upper
-    judge   whether the violation at ``y + length d`` has fallen as the linearized rows promised
+    judge   whether the violation at ``y + length d`` has decreased as the linearized rows predict
 
-`hardnet.solvers.nonlinear.retract_step` and `nonlinear_retract_state` have the same in plain torch. A sample has the
-outputs y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
+`retract_step` and `retract_state` in `hardnet.solvers.nonlinear` have the same in plain torch. A sample has the vectors
+y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
 
 Called by `hardnet.solvers.nonlinear.retract_compiled`.
 """
@@ -28,13 +28,15 @@ from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import CHORD, CUT, ELASTIC, FAST, NUDGES, SHORT, SHORTEST, SOFTEST, STATIONARY, SUFFICIENT
 
 GOING, STATE, ERROR, RATIO, GIVE, LENGTH, NUDGED, STILL, STEPS = range(9)
-"""Open or not; what became of the last trial; relative violation; by how much the last full step reduced it; how far a
-row of length one gives way; the length of the next trial; nudges so far; whether the step promises nothing; steps."""
+"""Whether the sample is open; the outcome of the last trial; relative violation; the factor by which the last full step
+reduced it; the elasticity of a row of length one; the length of the next trial; nudges so far; whether no decrease is
+predicted for the step; steps."""
 BEST_SIZE, BEST_ERROR, BEST_RATIO, CURRENT, PROMISED, UNSETTLED, LEAST, COUNT = range(9, 17)
-"""Of the best point; the size of the violation, and after the step; whether the active rows were not found; the least
-size that the outputs count as; and how many numbers a sample has."""
+"""The first three for the best point; the size of the violation, and its prediction after the step; whether the active
+rows were not found; the least value for the size of the outputs; and how many numbers a sample has."""
 TRYING, ACCEPTED, FULL, SHORTENED, GIVEN_UP = range(5)
-"""STATE: a step is being tried; accepted, in full length, or so short that rows give way more; no length was good."""
+"""STATE: a step is being tried; accepted; accepted in full length; accepted, but so short that rows become more
+elastic; no length was accepted."""
 TINY = np.finfo(np.float64).tiny
 
 
@@ -46,14 +48,14 @@ def miss(value: float, lower: float, upper: float) -> float:
 
 @compiled
 def copy(target: Tile, source: Tile) -> None:
-    """``target <- source``; a loop, since an assignment of arrays looks for overlaps."""
+    """``target <- source``; a loop, since assigning arrays checks for overlaps."""
     for k in range(target.shape[0]):
         target[k] = source[k]
 
 
 @compiled
 def relative_error(J: Tile, y: Tile, violation: Tile, bounds: Tile, least: float) -> float:
-    """The largest violation relative to ``|J_i|_1 max|y| + |bounds|``; a scale that is no finite number counts as 0."""
+    """The largest violation relative to ``|J_i|_1 max|y| + |bounds|``; a scale that is not finite counts as `TINY`."""
     m, n = J.shape
     size, error = least, 0.0
     for k in range(n):
@@ -72,7 +74,7 @@ def relative_error(J: Tile, y: Tile, violation: Tile, bounds: Tile, least: float
 def measure_rows(
     norm: Tile, soft: Tile, J: Tile, violation: Tile, size: float, give: float, curved: int, unit: int
 ) -> None:
-    """Lengths of the gradients, 1 for a zero one, and how far each row gives way; without `unit` the same for all."""
+    """Lengths of the gradients, 1 for a zero one, and the elasticity of each row; without `unit` the same for all."""
     m = J.shape[0]
     longest, farthest = 0.0, 0.0
     for i in range(m):
@@ -90,7 +92,7 @@ def solve_rows(
     step: Tile, dual: Tile, J: Tile, low: Tile, high: Tile, soft: Tile, gram: Tile, target: Tile, least: Tile,
     most: Tile, rate: Tile, slack: Tile, room: Room,
 ) -> bool:  # fmt: skip
-    """The step and its multipliers ``(m,)``; whether they were found, else 0."""
+    """The step and its multipliers ``(m,)``, 0 where they were not found; whether they were found."""
     make_gram(gram, target, J, J, target, 0)
     copy(least, low)
     copy(most, high)
@@ -108,7 +110,7 @@ def solve_rows(
 
 @compiled
 def promise(J: Tile, step: Tile, dual: Tile, low: Tile, high: Tile, soft: Tile, weight: Tile) -> float:
-    """The size of the violations after the step, by the linearized rows: of an equality what it gives way."""
+    """The size of the violations after the step, by the linearized rows; for an equality its elastic slack."""
     total = 0.0
     for i in range(J.shape[0]):
         left = soft[i] * soft[i] * dual[i]
@@ -129,7 +131,7 @@ def size_of(violation: Tile, weight: Tile) -> float:
 
 @compiled
 def arrive(s: Tile, y: Tile, best: Tile, error: float, size: float, tolerance: float, fine: float) -> None:
-    """What a new point, or none, makes of a sample: its numbers, its best point, and whether it has ended."""
+    """Update a sample after a trial: its numbers, its best point, and whether it has ended."""
     if s[STATE] == FULL:
         s[RATIO], s[GIVE] = error / s[ERROR], max(s[GIVE] / 10, ELASTIC)
     elif s[STATE] == SHORTENED:
@@ -150,9 +152,9 @@ def plan_samples(
     numbers: Tile, best: Tile, step: Tile, weight: Tile, y: Tile, J: Tile, value: Tile, violation: Tile, lower: Tile,
     upper: Tile, bounds: Tile, limits: Tile, curved: int, unit: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """What the last trials came to, and the next step of every sample that is open; `limits`: tolerance and fine.
+    """Update samples after the last trials, and plan the next step of every open sample; `limits`: tolerance and fine.
 
-    How many samples have a step that was not found or promises nothing.
+    Returns how many samples have a step that was not found or has no predicted decrease.
     """
     m, n = J.shape[1:]
     asking = 0
@@ -176,7 +178,7 @@ def plan_samples(
         for i in range(m):
             low[i], high[i] = lower[b, i] - value[b, i], upper[b, i] - value[b, i]
         share = np.inf
-        if not unit:  # the share of the violation that a step of a gradient's length promises to remove
+        if not unit:  # the share of the violation that a damped step is predicted to remove
             measure_rows(norm, soft, J[b], violation[b], size, 1.0, curved, 0)
             for i in range(m):
                 soft[i], weight[b, i] = norm[i] if i < curved else 0.0, 1.0
@@ -198,7 +200,7 @@ def plan_samples(
 
 @compiled
 def next_length(there: Tile, violation: Tile, weight: Tile, length: float, current: float) -> float:
-    """The least ``|(1 - t) v + t^2 c|``, with the bending c that the violations there show."""
+    """The next length t, which minimizes ``(1 - t) |v| + t^2 |c|``, with c from the violations there."""
     total = 0.0
     for i in range(there.shape[0]):
         total += ((there[i] - (1 - length) * violation[i]) * weight[i]) ** 2
@@ -212,9 +214,9 @@ def judge_samples(
     numbers: Tile, y: Tile, value: Tile, violation: Tile, fresh: Tile, trial: Tile, there: Tile, weight: Tile,
     lower: Tile, upper: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """Accept or refuse the trials; `fresh` gets 1 where a sample has moved and its Jacobian is to be evaluated anew.
+    """Accept or refuse the trials; `fresh` is set to 1 where a sample has moved and needs a new Jacobian.
 
-    How many samples try a shorter step.
+    Returns how many samples try a shorter step.
     """
     m, trying = value.shape[1], 0
     off = np.empty(m)
@@ -249,7 +251,7 @@ def _plan(
     numbers: Any, best: Any, step: Any, weight: Any, y: Any, J: Any, value: Any, violation: Any, lower: Any, upper: Any,
     bounds: Any, limits: Any, curved: int, unit: int, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`plan_samples` of addresses."""
+    """`plan_samples` with addresses."""
     few, many = (samples, m), (samples, n)
     return plan_samples(
         carray(numbers, (samples, COUNT)), carray(best, many), carray(step, many), carray(weight, few), carray(y, many),
@@ -262,7 +264,7 @@ def _judge(
     numbers: Any, y: Any, value: Any, violation: Any, fresh: Any, trial: Any, there: Any, weight: Any, lower: Any,
     upper: Any, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`judge_samples` of addresses."""
+    """`judge_samples` with addresses."""
     few, many = (samples, m), (samples, n)
     return judge_samples(
         carray(numbers, (samples, COUNT)), carray(y, many), carray(value, few), carray(violation, few),
@@ -273,14 +275,14 @@ def _judge(
 
 @cache
 def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The compiled kernels of addresses."""
+    """The compiled kernels, which take addresses."""
     return compile_addresses(_plan, torch.float64), compile_addresses(_judge, torch.float64)
 
 
 def plan(
     state: tuple[Tensor, ...], J: Tensor, bounds: tuple[Tensor, ...], limits: Tensor, curved: int, unit: bool
 ) -> int:
-    """Write what the trials came to, and the next steps, into `state`; how many were not found or promise nothing.
+    """Update `state` after the trials and write the next steps; return how many were not found or predict no decrease.
 
     Args:
         state: Numbers ``(B, COUNT)``, best and step ``(B, n)``, weight ``(B, m)``, y ``(B, n)``, value and violation
@@ -288,8 +290,8 @@ def plan(
         J: ``(B, m, n)``.
         bounds: Lower, upper, and the size of the finite ones, ``(B, m)`` each.
         limits: Tolerance and fine, ``(2,)``.
-        curved: How many rows may give way; affine rows follow them.
-        unit: Whether rows are measured by their gradients' lengths.
+        curved: The number of nonlinear rows, which are elastic; the affine rows come after them.
+        unit: Whether violations are measured in units of the rows' gradients.
     """
     numbers, best, step, weight, y, value, violation = state
     inputs = [y, J, value, violation, *bounds, limits]
@@ -297,9 +299,9 @@ def plan(
 
 
 def judge(state: tuple[Tensor, ...], fresh: Tensor, trial: Tensor, there: Tensor, lower: Tensor, upper: Tensor) -> int:
-    """Write into `state` which trials ``(B, n)``, with the rows `there` ``(B, m)``, are accepted; how many try again.
+    """Write accepted trials ``(B, n)``, with the rows `there` ``(B, m)``, into `state`; return how many try again.
 
-    `fresh` ``(B,)`` gets 1 where a sample has moved and its Jacobian is to be evaluated anew.
+    `fresh` ``(B,)`` is set to 1 where a sample has moved and needs a new Jacobian.
     """
     numbers, _, _, weight, y, value, violation = state
     outputs, inputs = [numbers, y, value, violation, fresh], [trial, there, weight, lower, upper]

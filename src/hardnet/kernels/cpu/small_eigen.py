@@ -1,6 +1,6 @@
-"""Eigenvalues and singular values of small matrices on a CPU, one sample at a time, by Jacobi's rotations.
+"""Eigenvalues and singular values of small matrices on a CPU, one sample at a time, by Jacobi rotations.
 
-For orders below ten a call of the linear algebra library costs more than the rotations.
+For orders below ten a call to the linear algebra library costs more than the rotations.
 
 Called by `hardnet.kernels.cpu.conic_blocks` and `hardnet.kernels.cpu.conic_system`.
 """
@@ -12,7 +12,7 @@ import math
 from hardnet.kernels.cpu.compiling import Tile, inner
 
 SWEEPS = 40
-"""Sweeps over all pairs at most: convergence is quadratic, and takes three to six."""
+"""Maximum number of sweeps over all pairs: convergence is quadratic and takes three to six."""
 EPS = 2.0**-52
 
 
@@ -37,7 +37,7 @@ def turn(X: Tile, i: int, j: int, cosine: float, sine: float, columns: int) -> N
 
 @inner
 def identity(X: Tile, k: int) -> None:
-    """The identity of order k in place of X."""
+    """Set X to the identity of order k."""
     for i in range(k):
         for j in range(k):
             X[i, j] = 1.0 if i == j else 0.0
@@ -45,7 +45,7 @@ def identity(X: Tile, k: int) -> None:
 
 @inner
 def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
-    """``X = V' diag(values) V`` of order k: the rows of V are eigenvectors, in no order; X, symmetric, is used up."""
+    """``X = V' diag(values) V`` for symmetric X of order k, which is overwritten; eigenvectors are the rows of V."""
     identity(V, k)
     for _ in range(SWEEPS):
         off, size = 0.0, 0.0
@@ -73,7 +73,7 @@ def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
 def orthogonalize(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
     """``M = V' G`` with orthogonal rows G in place of the first t rows of M; their norms are the singular values.
 
-    One-sided Jacobi: rows are turned in pairs until all are orthogonal, which keeps small singular values exact.
+    One-sided Jacobi: pairs of rows are rotated until all are orthogonal, which keeps small singular values accurate.
     """
     n, turned = M.shape[1], t > 1
     identity(V, t)

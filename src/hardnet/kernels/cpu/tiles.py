@@ -1,6 +1,6 @@
-"""Tiles of samples for the kernels on a CPU: the sample, the lane, is the last, contiguous index of every array.
+"""Tiles of samples for the kernels on a CPU: the sample (lane) is the last, contiguous index of every array.
 
-So every inner loop is a run of vector instructions, and a tile never leaves the cache.
+So every inner loop compiles to vector instructions, and a tile stays in the cache.
 
 Called by `hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.gram_schmidt` and others.
 """
@@ -12,23 +12,23 @@ import numpy as np
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 
 LARGEST = np.finfo(np.float64).max
-"""What a bound on a square is cut to: one that overflows bounds nothing."""
+"""A bound on a square is clamped to this, since infinity would not bound anything."""
 WIDE, NARROW, FEW_NUMBERS = 512, 64, 16
-"""Samples of a tile with at most that many numbers of A each, and of others: a tile stays in the cache."""
+"""WIDE samples per tile for up to FEW_NUMBERS numbers of A each, else NARROW, so that a tile stays in the cache."""
 
 
 @compiled
 def lanes_for(samples: int, numbers: int) -> int:
-    """How many of so many samples with so many numbers of A go into a tile.
+    """How many lanes a tile has, for this many samples with this many numbers of A each.
 
-    Always whole vectors of the machine, so that every lane computes alike, however many there are.
+    Always whole vectors of the machine, so that every lane is computed in the same way, regardless of their number.
     """
     return min(WIDE, (samples + NARROW - 1) // NARROW * NARROW) if numbers <= FEW_NUMBERS else NARROW
 
 
 @compiled
 def copy(source: Tile, target: Tile) -> None:
-    """Every number of a contiguous tile."""
+    """Copy every number of a contiguous tile."""
     flat_source, flat_target = source.reshape(source.size), target.reshape(target.size)
     for index in range(flat_source.size):
         flat_target[index] = flat_source[index]
@@ -36,7 +36,7 @@ def copy(source: Tile, target: Tile) -> None:
 
 @compiled
 def fill(target: Tile, value: float) -> None:
-    """Every number of a contiguous tile."""
+    """Set every number of a contiguous tile."""
     flat = target.reshape(target.size)
     for index in range(flat.size):
         flat[index] = value
@@ -72,7 +72,7 @@ def subtract(weights: Tile, vectors: Tile, out: Tile) -> None:
 
 @compiled
 def load(source: Tile, first: int, tile: Tile) -> None:
-    """Numbers ``(B, k)`` of the samples from `first` on into a tile ``(k, lanes)``; the last one fills empty lanes."""
+    """Load numbers ``(B, k)`` of the samples from `first` on into a tile ``(k, lanes)``; the last fills empty lanes."""
     full = min(tile.shape[-1], source.shape[0] - first)
     for j in range(tile.shape[0]):
         for lane in range(full):
@@ -83,7 +83,7 @@ def load(source: Tile, first: int, tile: Tile) -> None:
 
 @compiled
 def load_bound(source: Tile, first: int, absent: float, tile: Tile) -> None:
-    """A bound ``(B, m)``, or ``(1, m)`` for all samples, or ``(0, m)`` where there is none."""
+    """Load a bound ``(B, m)``, or ``(1, m)`` shared by all samples, or ``(0, m)`` where there is none."""
     if source.shape[0] > 1:
         load(source, first, tile)
         return
@@ -94,7 +94,7 @@ def load_bound(source: Tile, first: int, absent: float, tile: Tile) -> None:
 
 @compiled
 def store(tile: Tile, good: Tile, first: int, target: Tile) -> int:
-    """A tile ``(k, lanes)`` into numbers ``(B, k)``; NaN for samples that are not good, and how many these are."""
+    """Store a tile ``(k, lanes)`` in numbers ``(B, k)``, NaN for samples that are not good; return their number."""
     lost = 0
     for lane in range(min(tile.shape[-1], target.shape[0] - first)):
         lost += good[lane] == 0.0
@@ -105,7 +105,7 @@ def store(tile: Tile, good: Tile, first: int, target: Tile) -> int:
 
 @compiled
 def keep(raw: Tile, good: Tile, moves: Tile, first: int, y: Tile) -> None:
-    """The bits of raw for good samples that hold already: adding zero would lose the sign of -0.0."""
+    """Copy the bits of raw for good samples that need not move: adding zero would lose the sign of -0.0."""
     for lane in range(min(moves.shape[-1], y.shape[0] - first)):
         kept = (good[lane] != 0.0) & (moves[lane] == 0.0)
         for j in range(y.shape[1]):
@@ -114,7 +114,7 @@ def keep(raw: Tile, good: Tile, moves: Tile, first: int, y: Tile) -> None:
 
 @compiled
 def split(w: Tile, signed: Tile, below: Tile, above: Tile) -> None:
-    """``w`` on rows below their lower and above their upper bound; zero elsewhere."""
+    """Split w into its parts on rows below their lower and above their upper bound; zero elsewhere."""
     for i in range(w.shape[0]):
         for lane in range(w.shape[-1]):
             below[i, lane] = w[i, lane] if signed[i, lane] > 0.0 else 0.0
@@ -140,7 +140,7 @@ def sound(product: float, low: float, high: float) -> bool:
 
 @compiled
 def bound_of(bounds: Tile, sample: int, row: int, absent: float) -> float:
-    """One number of bounds ``(B, m)``, of ``(1, m)`` for all samples, or of ``(0, m)``, where there are none."""
+    """One number of bounds ``(B, m)``, or ``(1, m)`` shared by all samples, or ``(0, m)`` where there are none."""
     return bounds[min(sample, bounds.shape[0] - 1), row] if bounds.shape[0] > 0 else absent
 
 
@@ -167,7 +167,7 @@ def rest(rows: Tile, point: Tile, target: Tile, out: Tile) -> None:
 def violation(
     rows: Tile, point: Tile, low: Tile, high: Tile, target: Tile, signed: Tile, good: Tile, moves: Tile
 ) -> None:
-    """``clamp(A v, lower, upper)`` into `target`, its distance to A v into `signed`, and where one is not zero."""
+    """``clamp(A v, lower, upper)`` in `target`, its difference from A v in `signed`, 1 in `moves` where it is not 0."""
     for i in range(rows.shape[0]):
         dot(rows[i], point, signed[i])
     clamp(signed, low, high, target, good)
@@ -178,7 +178,7 @@ def violation(
 
 
 VERIFIED = 12.0
-"""How many roundings of a row's size may be left at y: `hardnet.functional.affine_formulas` has the same number."""
+"""By how many roundings of its size a row may be violated at y; the same as in `hardnet.functional.affine_formulas`."""
 
 
 @compiled
@@ -192,13 +192,13 @@ def measure(point: Tile, most: Tile) -> None:
 
 @compiled
 def suspicious(signed: Tile, size: Tile, most: Tile, rounding: float) -> bool:
-    """Whether, before the last correction, some row of ``clamp(A raw) - A y`` is more than rounding of ``|a| |y|``.
+    """Whether, before the last correction, some row of ``clamp(A raw) - A y`` exceeds the rounding of ``|a| |y|``.
 
     Args:
         signed: ``(m, lanes)``.
         size: ``|a|^2``, ``(m, lanes)``.
         most: ``max |y|``, ``(lanes,)``.
-        rounding: That of float64 sums.
+        rounding: The relative rounding of float64 sums.
     """
     found, part = 0, rounding * rounding
     for i in range(signed.shape[0]):
@@ -210,7 +210,7 @@ def suspicious(signed: Tile, size: Tile, most: Tile, rounding: float) -> bool:
 
 @compiled
 def verify(rows: Tile, point: Tile, low: Tile, high: Tile, rounding: float, good: Tile) -> None:
-    """A lane is not good if one of its rows is not `at_bounds`."""
+    """Mark a lane as not good if one of its rows is not `at_bounds`."""
     most = np.empty(good.size)
     measure(point, most)
     for lane in range(point.shape[-1]):
@@ -234,7 +234,7 @@ def bound_size(lower: float, upper: float, weight: float) -> float:
 
 @compiled
 def at_bounds(product: float, low: float, high: float, weight: float, largest: float, rounding: float) -> bool:
-    """Whether a row is off its bounds by no more than `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``.
+    """Whether a row violates its bounds by no more than `VERIFIED` roundings of ``|a|_1 max |y| + |bounds|``.
 
     Args:
         product: ``a'y``.
@@ -242,7 +242,7 @@ def at_bounds(product: float, low: float, high: float, weight: float, largest: f
         high: inf where absent.
         weight: ``|a|_1``.
         largest: ``max |y|``.
-        rounding: Of y.
+        rounding: The relative rounding of y.
     """
     bounds = bound_size(low, high, weight)
     size = weight * largest + (bounds if bounds > 0.0 else rounding * weight)
@@ -251,7 +251,7 @@ def at_bounds(product: float, low: float, high: float, weight: float, largest: f
 
 @summed
 def inner(left: Tile, right: Tile) -> float:
-    """``l'r`` over the entries of the first."""
+    """``l'r`` over the length of l."""
     total = 0.0
     for j in range(left.shape[0]):
         total += left[j] * right[j]

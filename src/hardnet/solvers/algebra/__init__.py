@@ -1,1 +1,1 @@
-"""Linear algebra that the solvers share: sums in long arithmetic, small systems, eigendecompositions."""
+"""Linear algebra shared by the solvers: sums in extended precision, small systems, eigendecompositions."""

@@ -1,8 +1,8 @@
-"""``a'y`` against its bounds, with a bound on the rounding: in float64, or in twice its precision where that decides.
+"""``a'y`` minus its bounds, with a bound on the rounding error: in float64, or in twice its precision where needed.
 
-The long arithmetic writes a product as the rounded value and its exact error (Dekker), splits the values into layers
-whose sums are exact, and adds the errors up beside them. Very large and very small rows and outputs are first scaled by
-powers of two, which is exact, so that nothing overflows.
+The extended arithmetic writes a product as the rounded value and its exact error (Dekker), splits the values into
+layers whose sums are exact, and adds up the errors separately. Very large and very small rows and outputs are first
+scaled by powers of two, which is exact, so that nothing overflows.
 
 Called by `hardnet.sets.judge_records`, `hardnet.sets.judge_rows` and others.
 """
@@ -20,9 +20,9 @@ from hardnet.products import power, times
 UNIT = 2.0**-53
 """The largest relative error of one float64 operation."""
 TINY = 2.0**-1074
-"""The largest absolute error of one that underflows."""
+"""The largest absolute error of a float64 operation that underflows."""
 MODERATE = 300
-"""Rows and outputs below 2^300 and above 2^-300 need no scaling: all that is made of two of them stays in range."""
+"""Rows and outputs below 2^300 and above 2^-300 need no scaling: everything computed from two of them is in range."""
 
 
 class Excess(NamedTuple):
@@ -40,8 +40,8 @@ class Excess(NamedTuple):
 def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tensor) -> Excess:
     """The excess of all rows at all points by one matrix product in float64.
 
-    A sum of n products in any order is off by at most ``n u sum |a_i y_i| <= n u |a|_1 |y|_inf``; each use of `UNIT`
-    leaves room for the second-order terms.
+    A sum of n products in any order has an error of at most ``n u sum |a_i y_i| <= n u |a|_1 |y|_inf``; each use of
+    `UNIT` leaves room for the second-order terms.
 
     Args:
         A: ``(m, n)`` or ``(B, m, n)``, finite.
@@ -54,7 +54,7 @@ def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tenso
 
 
 def excess_of_sums(value: Tensor, lower: Tensor, upper: Tensor, size: Tensor, n: int | Tensor) -> Excess:
-    """The excess of sums `value` of n products that float64 added up; `size` is ``|a|_1 |y|_inf``."""
+    """The excess of sums `value` of n products added up in float64; `size` is ``|a|_1 |y|_inf``."""
     excess = torch.maximum(value - upper, lower - value)
     return Excess(excess, (n + 4) * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
 
@@ -71,7 +71,7 @@ def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
     row_exponent, point_exponent = moderate_exponent(a), moderate_exponent(y)
     exponent, n = row_exponent + point_exponent, a.shape[-1]
     a, y = shift(a, -row_exponent.unsqueeze(-1)), shift(y, -point_exponent.unsqueeze(-1))
-    lost = n * (1 + largest(a) + largest(y)) if bool(exponent.any()) else n  # scaling may underflow, products too
+    lost = n * (1 + largest(a) + largest(y)) if bool(exponent.any()) else n  # scaling and products may underflow
     return against_bounds(_dot(a, y), lower, upper, exponent, n, lost)
 
 
@@ -85,16 +85,16 @@ def against_bounds(
 ) -> Excess:
     """The excess of sums ``(high + low) 2^exponent`` of n terms.
 
-    The errors of n products are at most ``u size`` together, what two layers leave is less; both are added in plain
-    float64, which loses ``n u`` of them. Four times that covers the terms of higher order.
+    The errors of n products are at most ``u size`` together, the remainder after two layers is less; both are added in
+    plain float64, with a relative error of ``n u``. Four times that covers the terms of higher order.
 
     Args:
         total: The sums as high and low, and the size of their terms.
         lower: -inf where absent.
         upper: inf where absent.
-        exponent: By which the sums are scaled.
+        exponent: The exponent of the scaling of the sums.
         n: How many terms a sum has.
-        lost: What underflow may have taken from the sums, in units of `TINY`.
+        lost: The largest error of the sums by underflow, in units of `TINY`.
     """
     high, low, size = total
     own_lower, own_upper = shift(lower, -exponent), shift(upper, -exponent)
@@ -117,8 +117,8 @@ def exact_sum(rest: Tensor, error: Tensor | None = None) -> tuple[Tensor, Tensor
     """The sum of terms ``(..., count)`` and their errors as two numbers, and the sum of their sizes: each ``(...)``.
 
     Adding and subtracting a power of two rounds every term to a multiple of the same unit; where the power is above
-    twice the sum of their sizes, all sums of the rounded terms are exact, in any order. Two such layers leave next to
-    nothing to be added with roundings.
+    twice the sum of their sizes, all sums of the rounded terms are exact, in any order. After two such layers the
+    remainder is so small that its rounding errors do not matter.
     """
     size = rest.abs().sum(-1)
     layer = power(torch.frexp(size).exponent.long().clamp_min(-900) + 2).unsqueeze(-1)
@@ -169,12 +169,12 @@ def moderate_exponent(rows: Tensor) -> Tensor:
 
 
 def largest(rows: Tensor) -> Tensor:
-    """``|row|_inf`` of each row, without the copy that abs makes; NaN where a row has one."""
+    """``|row|_inf`` of each row, without the copy that abs makes; NaN where a row contains NaN."""
     return torch.maximum(rows.amax(-1), -rows.amin(-1))
 
 
 def shift(a: Tensor, exponent: Tensor) -> Tensor:
-    """``a 2^exponent`` in three steps, since a power of two beyond 2^1023 is no float64; exact unless it underflows."""
+    """``a 2^exponent`` in three steps, since float64 has no powers of two above 2^1023; exact unless it underflows."""
     if not bool(exponent.any()):
         return a
     third = torch.div(exponent, 3, rounding_mode="floor")

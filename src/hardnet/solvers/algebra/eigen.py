@@ -1,8 +1,8 @@
-"""Eigendecompositions of symmetric matrices, each with the same bits at any place of a batch.
+"""Eigendecompositions of symmetric matrices; a matrix gets the same bits at any place in a batch.
 
-On a CPU LAPACK adds up in another order where a matrix starts at another place of a cache line, so that all of them
-start alike. On a GPU ``torch.linalg.eigh`` waits for the device to ask whether it failed, so that no CUDA graph takes
-it: there cyclic Jacobi is a fixed program, without a look at a value.
+On a CPU the summation order of LAPACK depends on where a matrix starts in a cache line, so matrices are padded to start
+at the same place. On a GPU ``torch.linalg.eigh`` waits for the device to check whether it failed, so a CUDA graph
+cannot capture it: there cyclic Jacobi is a fixed program that reads no values.
 
 Called by `hardnet.functional.elementary`, `hardnet.functional.quadratic` and others.
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 SWEEPS = 5
-"""Sweeps over all pairs, beside one for each doubling of the order: Jacobi converges quadratically in the end."""
+"""Sweeps over all pairs, in addition to one per doubling of the order: Jacobi finally converges quadratically."""
 
 MULTIPLE = 4
-"""Matrices of float64 whose order is a multiple of this one fill whole lines of 64 bytes."""
+"""Float64 matrices whose order is a multiple of this fill whole cache lines of 64 bytes."""
 
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,10 +28,10 @@ def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ascending(X: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by LAPACK or its like, values in ascending order.
+    """The same by `torch.linalg.eigh`, values in ascending order.
 
-    On a CPU X is filled up to ``diag(X, 2|X|, ...)``, whose first k eigenvalues are those of X: the blocks share no
-    entry, and no eigenvalue of X is above its norm.
+    On a CPU X is padded to ``diag(X, 2|X|, ...)``, whose first k eigenvalues are those of X: the matrix is block
+    diagonal, and no eigenvalue of X exceeds its norm.
     """
     k, missing = X.shape[-1], -X.shape[-1] % MULTIPLE
     if missing == 0 or X.device.type != "cpu":
@@ -43,7 +43,7 @@ def ascending(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobi(X: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by rotations of ``k / 2`` disjoint pairs at a time; values in no order."""
+    """The same by rotations of ``k / 2`` disjoint pairs at a time; values in no particular order."""
     k = X.shape[-1]
     eye = torch.eye(k, dtype=X.dtype, device=X.device)
     V = eye.expand_as(X)
@@ -75,7 +75,7 @@ def _rotation(X: Tensor, first: Tensor, second: Tensor, eye: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _rounds(k: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """All pairs of ``range(k)`` in rounds of disjoint pairs, as a tournament is held; made once for each size."""
+    """All pairs of ``range(k)`` in rounds of disjoint pairs, as in a round-robin tournament; cached for each size."""
     players = list(range(k)) + ([-1] if k % 2 else [])
     found, half = [], len(players) // 2
     with torch.inference_mode(False):

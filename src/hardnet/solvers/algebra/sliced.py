@@ -1,8 +1,8 @@
-"""Rows that all points share against their bounds, in twice the precision of float64, by ordinary matrix products.
+"""The excess of rows shared by all points, in twice the precision of float64, by ordinary matrix products.
 
 Rows and points are written as sums of slices of so few bits that every sum of products of two slices is exact, in any
-order. The certificate (`sets/judge_rows.py`) asks for it where many samples share their rows: a slice of a point costs
-two passes over it, where products with their errors (`compensated.py`) cost twenty-five.
+order. The certificate (`sets/judge_rows.py`) uses this where many samples share their rows: a slice of a point costs
+two passes over it, whereas products with their errors (`compensated.py`) cost twenty-five.
 
 Called by `hardnet.sets.judge_rows`.
 """
@@ -19,20 +19,20 @@ from hardnet.products import power
 from hardnet.solvers.algebra.compensated import Excess, against_bounds, exact_sum, largest, moderate_exponent, shift
 
 POINT_BITS = 27
-"""Bits of a slice of a point: two of them hold what float64 does, beside the largest output."""
+"""Bits of a slice of a point: two slices hold all bits of a float64 number as large as the largest output."""
 CACHE = 1 << 15
 """Entries of points that are sliced at a time on a CPU, so that the slices stay in its cache."""
 WIDEST = 1 << 22
-"""Outputs up to which slices of rows keep four bits or more."""
+"""Largest number of outputs for which slices of rows have at least four bits."""
 
 
 class SlicedRows(NamedTuple):
-    """Rows ``A 2^-exponent`` as the sum of slices; what is left is the last of them.
+    """Rows ``A 2^-exponent`` as the sum of slices; the last slice is the remainder.
 
     Attributes:
         slices: ``(slices, m, n)``.
         weight: ``|a|_1`` of the scaled rows, ``(m,)``.
-        exponent: By which they are scaled, ``(m,)``.
+        exponent: The exponent of their scaling, ``(m,)``.
     """
 
     slices: Tensor
@@ -40,14 +40,14 @@ class SlicedRows(NamedTuple):
     exponent: Tensor
 
     def some(self, rows: Tensor) -> SlicedRows:
-        """The rows with these numbers; no copy where that is all of them."""
+        """The rows with these indices; no copy where all are selected."""
         if len(rows) == len(self.weight):
             return self
         return SlicedRows(self.slices[:, rows], self.weight[rows], self.exponent[rows])
 
 
 def slice_count(n: int) -> int:
-    """How many slices a row of n entries is written as: the last is below ``u / (4 n)`` of its largest entry."""
+    """The number of slices for a row of n entries: the last is below ``u / (4 n)`` of its largest entry."""
     return ceil((55 + log2(n)) / (_row_bits(n) + 1)) + 1
 
 
@@ -57,7 +57,7 @@ def slice_rows(A: Tensor) -> SlicedRows:
     scaled = shift(A, -exponent.unsqueeze(-1))
     slices = scaled.new_empty(slice_count(n), *A.shape)
     _slice(scaled, _digits(largest(scaled), _row_bits(n), len(slices)), slices)
-    used = slices.flatten(1).any(1)  # rows of ones are one slice
+    used = slices.flatten(1).any(1)  # simple rows, such as rows of ones, need only one slice
     used[0] = True
     return SlicedRows(slices[used], scaled.abs().sum(-1), exponent)
 
@@ -65,9 +65,9 @@ def slice_rows(A: Tensor) -> SlicedRows:
 def sliced_excess(rows: SlicedRows, lower: Tensor, upper: Tensor, y: Tensor, size: Tensor) -> Excess:
     """The excess of all m rows at all points, ``(b, m)``.
 
-    Sums of n products of two slices are exact, since ``n 2^(bits of both) <= 2^53`` units. What is left of a point is
-    below ``u/4`` of its size, what is left of a row below ``u/(4 n)`` of its largest entry; a plain sum of their
-    products loses ``n u`` of that, less than the bound that `against_bounds` states, relative to ``|a|_1 |y|_inf``.
+    Sums of n products of two slices are exact, since ``n 2^(bits of both) <= 2^53`` units. The remainder of a point is
+    below ``u/4`` of its size, that of a row below ``u/(4 n)`` of its largest entry; a plain sum of their products has a
+    relative error of ``n u``, which is less than the bound of `against_bounds`, relative to ``|a|_1 |y|_inf``.
 
     Args:
         rows: The rows.
@@ -100,10 +100,10 @@ def _row_bits(n: int) -> int:
 
 
 def _digits(size: Tensor, bits: int, count: int) -> Tensor:
-    """What rounds rows of the sizes ``(k,)`` to each slice but the last, ``(count - 1, k, 1)``.
+    """The numbers that round rows of the sizes ``(k,)`` to each slice but the last, ``(count - 1, k, 1)``.
 
-    Adding and subtracting 1.5 times a power of two rounds to a multiple of its last digit. The difference to what was
-    there is exact and at most half of that digit, so that the next slice begins one bit below.
+    Adding and subtracting 1.5 times a power of two rounds to a multiple of its last digit. The remainder is exact and
+    at most half of that digit, so that the next slice begins one bit lower.
     """
     top = torch.frexp(size).exponent.long() + 52 - bits
     below = torch.arange(count - 1, device=size.device).unsqueeze(-1) * (bits + 1)
@@ -111,7 +111,7 @@ def _digits(size: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _slice(whole: Tensor, digits: Tensor, slices: Tensor) -> None:
-    """Write ``(k, n)`` as the exact sum of slices ``(count, k, n)``; the last takes what is left."""
+    """Write ``(k, n)`` as the exact sum of slices ``(count, k, n)``; the last is the remainder."""
     rest = slices[-1]
     for digit, own in zip(digits, slices[:-1], strict=True):
         torch.add(whole, digit, out=own).sub_(digit)

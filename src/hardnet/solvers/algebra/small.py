@@ -1,8 +1,8 @@
-"""Products and solves with many small symmetric matrices, with the same bits for a sample whatever its batch.
+"""Products and solves with many small symmetric matrices; a sample gets the same bits in every batch.
 
-Compiled code eliminates sample by sample (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it elimination of up
-to `SMALL` rows runs column by column over all samples at once, which is faster than a routine called for each sample;
-larger matrices go to Cholesky factors of the library, filled up by `align`.
+Compiled code eliminates one sample at a time (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it, elimination
+of up to `SMALL` rows runs column by column over all samples at once, which is faster than a routine called for each
+sample; larger matrices use torch's Cholesky factorization, padded by `align`.
 
 Called by `hardnet.solvers.nonlinear.solve`, `hardnet.solvers.nonlinear.direction` and others.
 """
@@ -19,14 +19,14 @@ from hardnet.modes import plain
 from hardnet.products import align, times_aligned
 
 SMALL = 10
-"""Most rows that are eliminated column by column."""
+"""Largest number of rows that are eliminated column by column."""
 
 FEW = 32
-"""Most terms of a product of matrices that is added up over all samples at once."""
+"""Largest number of multiplications of a matrix product that is computed as a broadcast product and sum."""
 
 
 def compiles(A: Tensor, most: int = MOST_ELIMINATED) -> bool:
-    """Whether compiled code takes these matrices ``(b, m, n)``: float64 in plain memory of a CPU, with few rows."""
+    """Whether compiled code accepts these matrices ``(b, m, n)``: float64 in plain CPU memory, with few rows."""
     fits = HAS_NUMBA and A.is_cpu and A.shape[-2] <= most and A.numel() > 0
     return fits and A.dtype == torch.float64 and plain(A)
 
@@ -49,7 +49,7 @@ def products(A: Tensor, B: Tensor) -> Tensor:
 def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """``matrix^-1 right`` for symmetric matrices ``(b, n, n)`` and ``(b, n, k)``; the least pivot of each, ``(b,)``.
 
-    Where a pivot is not positive the matrix is not positive definite, and the answer means nothing.
+    Where a pivot is not positive, the matrix is not positive definite and the solution is meaningless.
     """
     if compiles(matrix):
         from hardnet.kernels.cpu.definite import solve
@@ -68,7 +68,7 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         whole.diagonal(dim1=-2, dim2=-1)[:, n:] = 1.0
     factor, info = torch.linalg.cholesky_ex(whole)
     pivot = factor.diagonal(dim1=-2, dim2=-1)[:, :n].square().amin(-1)
-    # two triangles: `cholesky_solve` of a batch allocates behind torch's back on a GPU, which no graph captures
+    # two triangular solves: on a GPU batched `cholesky_solve` allocates outside of torch, which a graph cannot capture
     half = torch.linalg.solve_triangular(factor, align(right, 2), upper=False)
     solved = torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, :n, :k]
     return solved, torch.where(info == 0, pivot, -1.0)
@@ -83,7 +83,7 @@ def _fits_registers(matrix: Tensor, right: Tensor) -> bool:
 
 
 def _eliminate(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Gauss without pivoting on ``[matrix, right]``, from the first column to the last and back."""
+    """Gaussian elimination without pivoting on ``[matrix, right]``, then back substitution."""
     n = matrix.shape[-1]
     work = torch.cat([matrix, right], dim=-1)
     pivots = []

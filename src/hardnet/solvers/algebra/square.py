@@ -1,4 +1,4 @@
-"""``A^-1 v`` sample by sample, with derivatives that every transform carries.
+"""``A^-1 v`` for each sample, differentiable under every transform.
 
 Called by `hardnet.functional.completion`, `hardnet.functional.polyhedron_fixed`, `hardnet.functional.quadratic` and
 `hardnet.solvers.fermi_dirac`.
@@ -16,8 +16,8 @@ from hardnet.products import times_each
 def solve_square(matrix: Tensor, right: Tensor) -> Tensor:
     """``matrix^-1 right`` for matrix ``(*batch, n, n)`` and right ``(*batch, n)``; not finite where it is singular.
 
-    What carries derivatives forward takes the inverse, refined twice: torch 2.13 carries those of `linalg.solve` into
-    the wrong samples under a second map, as in ``vmap(jacfwd(f))`` and ``vmap(hessian(f))``.
+    Forward-mode differentiation uses the inverse, refined twice: torch 2.13 assigns the forward derivatives of
+    `linalg.solve` to the wrong samples under nested maps, as in ``vmap(jacfwd(f))`` and ``vmap(hessian(f))``.
     """
     if mode() != "forward":
         return torch.linalg.solve_ex(matrix, right.unsqueeze(-1)).result.squeeze(-1)
@@ -25,7 +25,7 @@ def solve_square(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def refined(inverse: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
-    """``matrix^-1 right`` by a computed inverse, whose error two corrections take out."""
+    """``matrix^-1 right`` by a computed inverse, whose error two corrections remove."""
     found = times_each(inverse, right)
     for _ in range(2):
         found = found + times_each(inverse, right - times_each(matrix, found))

@@ -1,4 +1,4 @@
-"""Derivatives of functions ``(y, x) -> values`` whose samples do not depend on each other, by torch's backward passes.
+"""Derivatives, by autograd, of functions ``(y, x) -> values`` whose samples do not depend on each other.
 
 Called by `hardnet.solvers.nonlinear.rows`, `hardnet.functional.nonlinear_gradient` and others.
 """
@@ -19,7 +19,7 @@ Function = Callable[[Tensor, Any], Tensor]
 
 
 def gradient(scalar: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
-    """The gradient of a sum over samples; zeros where it does not depend on the point."""
+    """The gradient of a sum over samples; zeros if the sum does not depend on the point."""
     if not scalar.requires_grad:
         return torch.zeros_like(point)
     found = torch.autograd.grad(scalar, point, allow_unused=True, retain_graph=True, create_graph=create_graph)[0]
@@ -33,7 +33,7 @@ def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = Fals
         return point.new_zeros(b, m, point.shape[-1])
     if m == 1:
         return gradient(values.sum(), point, create_graph=create_graph).unsqueeze(1)
-    if mode() == "export":  # a batch of backward passes is a vmap, which takes no symbolic sizes
+    if mode() == "export":  # batched backward passes use vmap, which does not accept symbolic sizes
         each = [gradient(values[:, row].sum(), point, create_graph=create_graph) for row in range(m)]
         return torch.stack(each, dim=1)
     unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
@@ -58,7 +58,7 @@ def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
 
 
 def require_differentiable(function: Function, y: Tensor, x: Any) -> int:
-    """The number of rows of g at one sample y ``(1, n)``; a g without a derivative to y is refused."""
+    """The number of rows of g at one sample y ``(1, n)``; a g that is not differentiable in y is refused."""
     with torch.enable_grad():
         value = function(y.detach().requires_grad_(), x)
     if not isinstance(value, Tensor) or not (value.requires_grad or value.shape[-1] == 0):

@@ -1,7 +1,8 @@
-"""Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or by its products.
+"""Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or as products with vectors.
 
 ``W = I + sum_i dual_i Hess g_i``. Where W is not positive definite, curvature along the active rows' gradients is
-added, which does not change the step where these rows hold; what is negative along the rows is turned round.
+added, which does not change the step where these rows hold; negative curvature along the rows is replaced by its
+absolute value.
 
 Called by `hardnet.solvers.nonlinear.nearest_step`, `hardnet.solvers.nonlinear.kkt` and others.
 """
@@ -22,18 +23,18 @@ from hardnet.solvers.nonlinear.step import Metric, solve_step
 from hardnet.solvers.solution import choose
 
 DENSE = 40
-"""Most outputs for which W is formed where all rows are equalities."""
+"""Largest number of outputs for which W is formed where all rows are equalities."""
 HEAVY = 10.0
 """Curvature added along the rows' gradients, relative to the largest entry of W."""
 TURNED = 1e-2
-"""Least curvature that a negative one is replaced by."""
+"""Least curvature by which a negative one is replaced."""
 JITTER = 1e-14
-"""What keeps the Gram matrix of nearly dependent rows definite, relative to its diagonal."""
+"""Added to the diagonal of the Gram matrix, relative to it, to keep it definite for nearly dependent rows."""
 INEXACT = 60
 """Most products with W in one step."""
 
 DEGENERATE = 1e-7
-"""Curvature along the rows at which the nearest point is no longer isolated, to rounding of its derivative."""
+"""Curvature along the rows below which the nearest point is not isolated, to rounding of its derivative."""
 
 
 class Direction(NamedTuple):
@@ -45,12 +46,12 @@ class Direction(NamedTuple):
 
 
 def is_dense(rows: Rows, y: Tensor) -> bool:
-    """Whether W is formed: not for equalities alone on many outputs, where products with it are enough."""
+    """Whether W is formed: not for many outputs with only equalities, where products with it are enough."""
     return y.shape[-1] <= DENSE or not rows.tight
 
 
 def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool = True) -> Direction:
-    """The next step from y with the derivatives and multipliers there; ``away = y - raw``."""
+    """The next step from y, given the derivatives and multipliers there; ``away = y - raw``."""
     if at.hessian is None:
         return _by_products(rows, y, away, at, look)
     metric, flat = (_convex if look else _convex_for_all)(rows, at, away)
@@ -61,14 +62,14 @@ def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool =
 
 
 def first_multipliers(rows: Rows, value: Tensor, jacobian: Tensor, away: Tensor, look: bool = True) -> Tensor:
-    """The multipliers of the step in the metric of the identity: those of least squares, where all rows are tight."""
+    """The multipliers of the step with W = I; the least-squares multipliers where all rows are equalities."""
     metric, soft = Metric(None, jacobian.mT, -away), elastic_rows(rows, jacobian)
     low, high = rows.lower - value, rows.upper - value
     return solve_step(jacobian, low, high, soft, metric, tight=rows.tight, look=look)[1]
 
 
 def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
-    """W made positive definite where it is not, with what is solved by it; and where that took turning it round."""
+    """W made positive definite, with ``W^-1 J'`` and ``-W^-1 gradient``; and where it is flat along the rows."""
     W = _lagrangian(at)
     solved, pivot = solve_definite(W, torch.cat([at.jacobian.mT, -gradient.unsqueeze(-1)], dim=-1))
     bad = (~(pivot > FLATTEST)).nonzero().squeeze(-1)
@@ -80,7 +81,7 @@ def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tens
 
 
 def _convex_for_all(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
-    """The same without a look: first W, then with the active rows' curvature, then shifted by its size."""
+    """The same without reading values: W, else W with the active rows' curvature, else that shifted by its size."""
     W = _lagrangian(at)
     across = at.jacobian.mT
     solved, pivot = solve_definite(W, torch.cat([across, -gradient.unsqueeze(-1)], dim=-1))
@@ -105,10 +106,10 @@ def _lagrangian(at: Derivatives) -> Tensor:
 
 
 def _convexified(rows: Rows, at: Derivatives, W: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``W + added J'J`` on the active rows, with the pull to their bounds; right-hand sides; the least pivot before.
+    """``W + added J'J`` on the active rows; the right-hand sides, with a pull to their bounds; the least pivot.
 
-    ``added |J d - missing|^2 / 2`` vanishes where the active rows hold after the step, so that it only helps W to be
-    positive definite across them.
+    ``added |J d - missing|^2 / 2`` vanishes where the active rows hold after the step, so that it only makes W positive
+    definite across them.
     """
     active, missing = _active(rows, at)
     own, added, least = stiffened(W, at.jacobian, active)
@@ -117,7 +118,7 @@ def _convexified(rows: Rows, at: Derivatives, W: Tensor, gradient: Tensor) -> tu
 
 
 def _active(rows: Rows, at: Derivatives) -> tuple[Tensor, Tensor]:
-    """The rows with a multiplier, and what they miss to their bounds, ``(b, m)`` each."""
+    """The rows with a multiplier, and the differences to their bounds, ``(b, m)`` each."""
     dual: Tensor = at.dual  # pyright: ignore[reportAssignmentType]
     active = rows.equality | (dual != 0)
     bound = torch.where((dual >= 0) & rows.upper.isfinite() | ~rows.lower.isfinite(), rows.upper, rows.lower)
@@ -127,7 +128,8 @@ def _active(rows: Rows, at: Derivatives) -> tuple[Tensor, Tensor]:
 def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``W + J' diag(added) J`` on the active rows, positive definite; ``added (b, m)``; its least pivot ``(b,)``.
 
-    Where that is still flat or bent down, along the rows, its eigenvalues w are replaced by ``max(|w|, TURNED)``.
+    Where that still has zero or negative curvature along the rows, its eigenvalues w are replaced by
+    ``max(|w|, TURNED)``; the least pivot is that before the replacement.
     """
     added = added_curvature(W, jacobian, active)
     own = W + products(jacobian.mT, added.unsqueeze(-1) * jacobian)
@@ -153,7 +155,7 @@ def _turned(W: Tensor) -> Tensor:
 
 
 def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look: bool) -> Direction:
-    """Equalities alone: back to the linearized rows, then conjugate gradients along them, without W itself."""
+    """For equalities only: a step to the linearized rows, then conjugate gradients along them, without forming W."""
     J, dual = at.jacobian, at.dual
     gram = products(J, J.mT).clone()
     gram.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
@@ -175,10 +177,10 @@ def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look:
 def _conjugate_gradients(
     apply: Callable[[Tensor], Tensor], project: Callable[[Tensor], Tensor], slope: Tensor, radius: Tensor, look: bool
 ) -> Tensor:
-    """Minimize ``1/2 t'W t + slope't`` along the rows within `radius`; stops at negative curvature, or exact enough.
+    """Minimize ``1/2 t'W t + slope't`` along the rows within `radius`; stop at negative curvature, or when accurate.
 
-    No point nearer to raw is farther from y than twice its distance to raw. Exact enough is a part of the first
-    residual that falls with its root, so that steps converge faster than linearly.
+    The radius is twice the distance from y to raw: no point outside it is nearer to raw than y. The residual must fall
+    below a fraction of the first one that shrinks with its square root, so that steps converge superlinearly.
     """
     residual = project(slope)
     first = torch.linalg.vector_norm(residual, dim=-1)

@@ -1,11 +1,11 @@
-"""Newton and Kantorovich: an exact solution of ``lower <= g(y) <= upper`` exists within a known distance of y.
+"""The Newton-Kantorovich theorem: an exact solution of ``lower <= g(y) <= upper`` within a known distance of y.
 
 For the rows held at a bound, with residual r, Jacobian J, ``beta = |J^+|`` and ``|J(a) - J(b)| <= L |a - b|``:
 
     h = beta L (beta |r|) <= 1/2   proves a zero within   2 beta |r| / (1 + sqrt(1 - 2 h)),
 
 since g restricted to ``y + range(J')`` has the derivative J there, whose inverse has norm beta. Every other row must
-hold in that whole ball: its distance to each bound is at least ``|J_i| radius + L_i radius^2 / 2``.
+hold in the whole ball: its distance to each bound must be at least ``|J_i| radius + L_i radius^2 / 2``.
 
 Called by `hardnet.sets.nonlinear`.
 """
@@ -20,14 +20,14 @@ from torch import Tensor
 ROUNDINGS = 16
 """Roundings of float64, relative to the row's scale, by which a value of g may be wrong."""
 HELD = 1e-8
-"""Part of a row's scale within which it is held at a bound."""
+"""A row is held at a bound if it is within this part of its scale from the bound."""
 
 
 class Existence(NamedTuple):
-    """What is proven of each sample, ``(*batch,)`` each.
+    """What is proven for each sample, ``(*batch,)`` each.
 
     Attributes:
-        proven: Whether an exact solution exists within `radius` of y.
+        proven: Whether an exact solution is proven to exist within `radius` of y.
         radius: That distance; infinite where nothing is proven.
         h: ``beta L beta |r|``, at most 1/2 where the theorem applies.
     """
@@ -40,15 +40,15 @@ class Existence(NamedTuple):
 def prove_existence(
     value: Tensor, jacobian: Tensor, lower: Tensor, upper: Tensor, scale: Tensor, curvature: Tensor
 ) -> Existence:
-    """The theorem for samples in float64, with rounding counted against it.
+    """Apply the theorem to each sample in float64, with rounding errors counted against it.
 
     Args:
         value: g at y, ``(*batch, m)``.
         jacobian: ``(*batch, m, n)``.
         lower: ``(*batch, m)``.
         upper: ``(*batch, m)``.
-        scale: What rounding of each row is relative to, ``(*batch, m)``.
-        curvature: A bound of the largest absolute eigenvalue of each row's Hessian around y, ``(m,)`` or
+        scale: The scale of each row, to which its rounding error is relative, ``(*batch, m)``.
+        curvature: A bound on the largest absolute eigenvalue of each row's Hessian around y, ``(m,)`` or
             ``(*batch, m)``.
     """
     unit = torch.finfo(value.dtype).eps
@@ -58,7 +58,7 @@ def prove_existence(
     held = (lower == upper) | outside | (nearest <= HELD * scale)
     residual = torch.where(held, nearest + noise, 0.0)
     size = torch.linalg.matrix_norm(jacobian).unsqueeze(-1)
-    other = torch.diag_embed(torch.where(held, 0.0, size))  # rows that are not held may not be the least singular value
+    other = torch.diag_embed(torch.where(held, 0.0, size))  # so that rows not held do not give the least singular value
     rows = torch.cat([torch.where(held.unsqueeze(-1), jacobian, 0.0), other], dim=-1)
     finite = rows.isfinite().flatten(-2).all(-1) & residual.isfinite().all(-1)
     singular = torch.linalg.svdvals(torch.where(finite[..., None, None], rows, 0.0)).amin(-1)

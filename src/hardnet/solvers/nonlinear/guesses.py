@@ -1,9 +1,9 @@
-"""The multipliers of a small quadratic program by guesses of its active rows, for all samples of a batch at once.
+"""The multipliers of a small quadratic program by guessing its active rows, for all samples of a batch at once.
 
     low <= target - gram dual <= high,    dual_i > 0 only at the upper bound, < 0 only at the lower
 
-A guess makes its rows tight; rows that pull the wrong way are let go, rows that are violated are taken in, until a
-guess confirms itself. On a CPU compiled code has a dual active set instead (`kernels.cpu.active_set`).
+A guess makes its rows tight; rows whose multiplier has the wrong sign are released and violated rows are added, until
+the guess no longer changes. On a CPU, compiled code uses a dual active-set method instead (`kernels.cpu.active_set`).
 
 Called by `hardnet.solvers.nonlinear.step`.
 """
@@ -20,7 +20,7 @@ from hardnet.solvers.algebra.small import product, solve_definite
 
 
 class Bounds(NamedTuple):
-    """Bounds of rows of length one, what counts as none beside them, and which are equalities: ``(b, m)`` each."""
+    """Bounds of rows of length one, the violation that counts as zero, and which are equalities: ``(b, m)`` each."""
 
     low: Tensor
     high: Tensor
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 def settle_rows(
     gram: Tensor, target: Tensor, low: Tensor, high: Tensor, tight: bool, look: bool, guess: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Multipliers with ``low <= target - gram dual <= high``, complementary, and which samples were settled."""
+    """Complementary multipliers with ``low <= target - gram dual <= high``, and which samples are solved."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     unit = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     gram = gram * (unit.unsqueeze(-1) * unit.unsqueeze(-2))
@@ -48,10 +48,10 @@ def settle_rows(
 
 
 def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor, look: bool) -> tuple[Tensor, Tensor]:
-    """Guesses of the active rows: multipliers, and which samples were settled; these leave the batch after a `look`.
+    """Guess the active rows: multipliers, and which samples are solved; with `look`, these leave the batch.
 
-    A sample whose guesses have not had fewer wrong rows for `PATIENCE` rounds changes one wrong row at a time, the
-    last, until they have: block principal pivoting, which ends for every positive definite matrix.
+    A sample whose number of wrong rows has not decreased for `PATIENCE` rounds changes only its last wrong row in each
+    round until it does: block principal pivoting, which terminates for every positive definite matrix.
     """
     dual, settled = torch.zeros_like(target), torch.zeros_like(target[:, 0], dtype=torch.bool)
     index = torch.arange(target.shape[0], device=target.device)
@@ -80,10 +80,10 @@ def _guess(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor, look: boo
 
 
 def _try(gram: Tensor, target: Tensor, bounds: Bounds, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The multipliers of a guess, the guess that follows from them, and which samples have independent rows."""
+    """The multipliers of a guess, the next guess, and which samples have independent rows."""
     found, sound = _tight(gram, side, target - torch.where(side > 0, bounds.high, bounds.low))
     free = _outside(target - product(gram, found), *bounds)
-    held = torch.where((found * side > 0) | bounds.equality, side, 0.0)  # a row that pulls the wrong way is let go
+    held = torch.where((found * side > 0) | bounds.equality, side, 0.0)  # a multiplier of the wrong sign is released
     return found, torch.where(side == 0, free, held), sound
 
 
@@ -94,14 +94,14 @@ def _outside(value: Tensor, low: Tensor, high: Tensor, slack: Tensor, equality: 
 
 
 def _tight(gram: Tensor, side: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Multipliers that make the rows of `side` tight, and which samples have independent ones."""
+    """Multipliers that make the rows with a `side` tight, and which samples have independent rows."""
     active = (side != 0).to(gram)
     matrix = gram * (active.unsqueeze(-1) * active.unsqueeze(-2)) + torch.diag_embed(1 - active)
     return _solve(matrix, torch.where(side != 0, excess, 0.0))
 
 
 def _solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """``matrix^-1 right``, ``(b, m)``, 0 where a pivot is too small, and where it is not."""
+    """``matrix^-1 right``, ``(b, m)``, 0 where a pivot is too small; and which samples have large enough pivots."""
     dual, pivot = solve_definite(matrix, right.unsqueeze(-1))
     dual = dual.squeeze(-1)
     sound = (pivot > INDEPENDENT) & dual.isfinite().all(-1)

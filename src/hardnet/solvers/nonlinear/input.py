@@ -1,4 +1,4 @@
-"""The input x of nonlinear rows as its tensors, so that the samples still open can be taken out of a batch.
+"""The input x of nonlinear rows as a list of tensors, so that the open samples of a batch can be selected.
 
 Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_call` and others.
 """
@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Input(NamedTuple):
-    """x as its tensors: which of them have one entry for each sample of the flat batch; the others all samples share.
+    """x as a list of leaves; some have one entry for each sample of the flat batch, the others are shared by all.
 
     Attributes:
-        leaves: The parts of x.
-        own: For each whether it is a tensor ``(B, ...)`` with an entry for each sample.
-        spec: How the parts make up x; None where x is its only part.
+        leaves: The leaves of x.
+        own: For each leaf, whether it is a tensor ``(B, ...)`` with an entry for each sample.
+        spec: How to rebuild x from the leaves; None where x is a single tensor.
     """
 
     leaves: tuple[Any, ...]
@@ -28,7 +28,7 @@ class Input(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, batch: torch.Size) -> Input:
-        """Tensors whose first dimensions are those of the batch are flattened along them; reals become float64."""
+        """Flatten the batch dimensions of tensors that begin with them; convert floating-point tensors to float64."""
         leaves, spec = tree_flatten(x)
         own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
         flat = [
@@ -44,5 +44,5 @@ class Input(NamedTuple):
         return self._replace(leaves=leaves)
 
     def value(self) -> Any:
-        """The input as g takes it."""
+        """The input in the form that g takes."""
         return self.leaves[0] if self.spec is None else tree_unflatten(list(self.leaves), self.spec)

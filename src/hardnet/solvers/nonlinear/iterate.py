@@ -1,4 +1,4 @@
-"""The iteration where values may be looked at: retract, approach the nearest point, and report.
+"""The iteration where values may be read: retract, approach the nearest point, and report.
 
 Called by `hardnet.solvers.nonlinear.solve` with samples that are not inside of their rows.
 """
@@ -21,13 +21,13 @@ from hardnet.solvers.solution import choose, place, take
 Mode = Literal["nearest", "retract"]
 
 COARSE = 1e-3
-"""Relative violation from which the search for the nearest point starts: its own steps do the rest."""
+"""Relative violation at which the search for the nearest point may start: its own steps reduce the rest."""
 RESTARTS = 2
-"""Other starts for samples whose rows do not hold after the first."""
+"""Number of other starts for samples whose rows do not hold after the first."""
 
 
 def iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, at: Derivatives) -> NonlinearSolution:
-    """Solve from the starts ``(b, n)``; samples without a finite one are INVALID. `at`: the rows at raw."""
+    """Solve from the starts ``(b, n)``; samples without a finite start are INVALID. `at` are the rows at raw."""
     first = first_points(rows, raw, start, at)
     if bool(first.finite.all()):
         return _from(rows, raw, first, mode, tolerance)
@@ -51,7 +51,7 @@ def _from(rows: Rows, raw: Tensor, start: Start, mode: Mode, tolerance: float) -
 
 
 def _nearest(rows: Rows, raw: Tensor, first: Retracted, tolerance: float) -> tuple[NonlinearSolution, Tensor]:
-    """The nearest point from the retracted ones, where these are near to their rows; and the steps of all phases."""
+    """The nearest point, from retracted points that are close to their rows; and the steps of all phases."""
     near = first.error <= COARSE
     second = _approach(rows, raw, first, near)
     start = choose(second.settled, second.y, first.y)
@@ -64,7 +64,7 @@ def _nearest(rows: Rows, raw: Tensor, first: Retracted, tolerance: float) -> tup
 
 
 def _approach(rows: Rows, raw: Tensor, first: Retracted, near: Tensor) -> Nearest:
-    """`approach` from the points that are `near`; the others stay, not settled."""
+    """`approach` from the points that are `near`; the others stay where they are, not settled."""
     if bool(near.all()):
         return approach(rows, first.y, raw)
     none = torch.zeros_like(near)
@@ -77,9 +77,9 @@ def _approach(rows: Rows, raw: Tensor, first: Retracted, near: Tensor) -> Neares
 
 
 def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at: Derivatives) -> Retracted:
-    """Retract with rows of length one; what that leaves violated again in the rows' own units, to the least squares.
+    """Retract with rows scaled to length one; retry violated samples in the rows' own units, to the least squares.
 
-    What is still violated starts anew from points around raw, and keeps the least squares where that is no better.
+    Samples that are still violated restart from points around raw, and keep the least-squares point if that fails.
     """
     enough = max(tolerance, fine)
     found = retract(rows, y, raw, tolerance=tolerance, fine=fine, at=at)

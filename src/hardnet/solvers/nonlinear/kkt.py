@@ -16,18 +16,18 @@ from hardnet.solvers.nonlinear.rows import Derivatives
 from hardnet.solvers.solution import choose
 
 DEFINITE = 1e-4
-"""Least pivot of W for which it is trusted to be positive definite."""
+"""Least pivot for which W is considered positive definite."""
 
 
 def solve_kkt(
     at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor, look: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero off the active rows.
+    """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero for rows that are not active.
 
-    Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` that has no answer:
-    there dependent rows share q, and curvature that is flat or bent down along the rows is replaced as in the solver.
-    Without a `look` the active rows' curvature is added for all samples, which leaves p and q as they are, and where
-    that is not positive definite W is the identity.
+    Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` it is singular: there
+    dependent rows share q, and zero or negative curvature along the rows is replaced as in the solver. Without `look`
+    the active rows' curvature is added for all samples, which does not change p and q, and where the result is not
+    positive definite the identity is used for W.
     """
     if look and compiles(at.jacobian) and (at.hessian is None or compiles(at.hessian)):
         from hardnet.kernels.cpu.kkt import solve
@@ -66,7 +66,7 @@ def _in_torch(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor,
 
 
 def _by_rows(C: Tensor, active: Tensor, solved: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q from ``W^-1 [C', grad]``, by the rows' own system ``C W^-1 C'``."""
+    """P and q from ``W^-1 [C', grad]``, by the system of the rows ``C W^-1 C'``."""
     across, free = solved[..., :-1], solved[..., -1]
     gram = products(C, across).clone()
     gram.diagonal(dim1=-2, dim2=-1).add_(torch.where(active, DEPENDENT, 1.0))
@@ -76,7 +76,7 @@ def _by_rows(C: Tensor, active: Tensor, solved: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _by_system(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q from the whole system, by elimination with pivots."""
+    """P and q from the whole system, by elimination with pivoting."""
     n = W.shape[-1]
     corner = torch.diag_embed((~active).to(W))
     K = torch.cat([torch.cat([W, C.mT], -1), torch.cat([C, corner], -1)], -2)
@@ -86,5 +86,5 @@ def _by_system(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Ten
 
 
 def _by_stiffened(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """P and q with a W that was made definite."""
+    """P and q with W made positive definite."""
     return _by_rows(C, active, solve_definite(stiffened(W, C, active)[0], right)[0])

@@ -1,4 +1,4 @@
-"""What a sample's numbers are measured by: sizes of outputs, lengths and scales of rows, the relative violation.
+"""Measures for a sample: the size of its outputs, lengths and scales of its rows, and the relative violation.
 
 Called by every other module of the nonlinear solver and by `hardnet.functional.nonlinear_call`.
 """
@@ -12,7 +12,7 @@ from hardnet.kernels.limits import ELASTIC
 from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 
 FINE = 3e-15
-"""Part of a row's scale to which a violation is driven while steps bring it down; a certificate allows 3.6e-15."""
+"""Part of a row's scale to which a violation is reduced as long as steps reduce it; a certificate allows 3.6e-15."""
 
 
 def row_size(y: Tensor, raw: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def row_norms(jacobian: Tensor) -> Tensor:
 
 
 def elastic_rows(rows: Rows, jacobian: Tensor, soft: Tensor | None = None) -> Tensor:
-    """How far each row gives way: ``soft`` or the least elasticity for the rows of g, 0 for affine rows, ``(b, m)``."""
+    """The elasticity of each row: `soft` or the least elasticity for the rows of g, 0 for affine rows, ``(b, m)``."""
     soft = ELASTIC * row_norms(jacobian) if soft is None else soft
     if not rows.A.shape[-2]:
         return soft
@@ -47,8 +47,8 @@ def relative_error(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor) -> tuple
 def error_of(rows: Rows, violation: Tensor, jacobian: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """The same from the violations and the size of the outputs.
 
-    A row without a scale, or with one that is no finite number, is off by an infinite part of it where it is violated
-    at all: an infinite slope must not make every violation look small.
+    A scale that is zero or not finite is replaced by the smallest normal number, so that any violation of the row
+    counts as huge: an infinite slope must not make every violation look small.
     """
     tiny, scale = torch.finfo(size.dtype).tiny, rows.scale(jacobian, size)
     scale = torch.where(scale < torch.inf, scale, tiny).clamp_min(tiny)
@@ -56,6 +56,6 @@ def error_of(rows: Rows, violation: Tensor, jacobian: Tensor, size: Tensor) -> t
 
 
 def fixed_direction(y: Tensor, number: int = 0) -> Tensor:
-    """A fixed direction without symmetries, the same for every sample: ``(n,)``, one for each number."""
+    """A fixed direction ``(n,)`` without symmetries, the same for every sample; another one for each `number`."""
     place = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
     return ((1.7 + 0.9 * number) * place + 0.3 + number).sin()

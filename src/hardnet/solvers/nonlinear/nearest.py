@@ -1,8 +1,8 @@
 """The nearest point: sequential quadratic programming from a feasible point to a KKT point of ``min |y - raw|^2 / 2``.
 
-Each pass tries the step of `nonlinear_nearest_step`. A full step that is refused is tried again in the next pass with a
-second-order correction, then shorter; where no length is accepted, once along the plain projection. So the operations
-of a pass do not depend on values, and nothing of a sample on its mates.
+Each pass tries the step of `nearest_step`. A full step that is refused is tried again in the next pass with a
+second-order correction, then shorter; where no length is accepted, once with the step of the plain projection. So the
+operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
 
 Called by `hardnet.solvers.nonlinear.iterate` and `hardnet.solvers.nonlinear.program`.
 """
@@ -25,9 +25,10 @@ from hardnet.solvers.solution import choose
 
 
 class Nearest(NamedTuple):
-    """Where the iteration ended: y ``(B, n)``, multipliers ``(B, m)``, and ``(B,)`` each what is known of it.
+    """Where the iteration ended: y ``(B, n)``, multipliers ``(B, m)``, and what is known about it, ``(B,)`` each.
 
-    ``settled`` samples ended by a small step; in ``flat`` ones the Lagrangian was flat or bent down along the rows.
+    ``settled`` samples ended with a small step; in ``flat`` ones the Lagrangian had zero or negative curvature along
+    the rows.
     """
 
     y: Tensor
@@ -38,23 +39,23 @@ class Nearest(NamedTuple):
 
 
 class State(NamedTuple):
-    """The samples of a batch on their way; ``(b,)`` unless said.
+    """The samples of a batch in progress; ``(b,)`` unless stated.
 
     Attributes:
         going: Open samples.
-        y: Where they are, ``(b, n)``.
+        y: The current points, ``(b, n)``.
         raw: ``(b, n)``.
         value: The rows at y, ``(b, m)``.
         jacobian: Their Jacobian there, ``(b, m, n)``.
         hessian: ``sum_i dual_i Hess g_i`` there, ``(b, n, n)``; None where products with it are enough.
         dual: Multipliers ``(b, m)``.
-        weight: Of the violations in the merit, ``(b, m)``.
-        length: Of the next trial.
+        weight: The weights of the violations in the merit, ``(b, m)``.
+        length: The length of the next trial step.
         shift: The second-order correction of the next trial, ``(b, n)``.
         tried: Whether the correction was tried.
-        straight: Whether the step goes without the curvature of the rows.
+        straight: Whether the step ignores the curvature of the rows.
         settled: Whether the last step was small.
-        flat: Whether the Lagrangian is flat or bent down along the rows.
+        flat: Whether the Lagrangian has zero or negative curvature along the rows.
         steps: Passes so far.
     """
 
@@ -84,15 +85,15 @@ def approach(
     going: Tensor | None = None,
     pace: Pace = EVERY_PASS,
 ) -> Nearest:
-    """Iterate from y ``(B, n)``, on or near the set; each sample stops by itself.
+    """Iterate from y ``(B, n)``, on or near the set; each sample stops on its own.
 
     Args:
         rows: The rows.
         y: Where to start.
         raw: ``(B, n)``.
-        iterations: The most steps; where values may not be looked at, passes.
+        iterations: The maximum number of steps; where values may not be read, of passes.
         going: Samples that are to move, ``(B,)``; by default all.
-        pace: When values may be looked at.
+        pace: When values may be read.
     """
     dense, look = is_dense(rows, y), pace.free
     if look and going is None and compiles(y.unsqueeze(-2)) and rows.lower.shape[-1]:
@@ -109,7 +110,7 @@ def approach(
 
 
 def _pass(rows: Rows, now: State, look: bool) -> State:
-    """One trial of every open sample; a `last` step, which is tiny, is taken as it is."""
+    """One trial step of every open sample; a `last` step is tiny and need not decrease the merit."""
     bent = now.hessian
     bent = None if bent is None else choose(now.straight, torch.zeros_like(bent), bent)
     at = Derivatives(now.value, now.jacobian, bent, now.dual)

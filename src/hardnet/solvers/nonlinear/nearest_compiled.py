@@ -1,7 +1,7 @@
-"""The passes towards the nearest point on a CPU, where compiled code does all but g and its derivatives.
+"""The passes towards the nearest point on a CPU, where compiled code does everything except g and its derivatives.
 
-A sample whose full step is refused tries it corrected, then shorter, before the pass is over. Samples that have ended
-leave the batch.
+A sample whose full step is refused tries a corrected step, then shorter ones, within the same pass. Samples that have
+ended leave the batch.
 
 Called by `hardnet.solvers.nonlinear.nearest`.
 """
@@ -20,7 +20,7 @@ from hardnet.solvers.solution import choose
 
 
 class Walk(NamedTuple):
-    """The samples on their way: the kernel's numbers ``(b, COUNT)``, points ``(b, n)``, and for each row ``(b, m)``."""
+    """The samples in progress: the kernel's numbers ``(b, COUNT)``, points ``(b, n)``, values per row ``(b, m)``."""
 
     numbers: Tensor
     y: Tensor
@@ -30,7 +30,7 @@ class Walk(NamedTuple):
 
 
 def walk(rows: Rows, y: Tensor, raw: Tensor, passes: int) -> list[Tensor]:
-    """Where samples end that start at y ``(B, n)``: the point, multipliers, settled, flat and steps."""
+    """Iterate from y ``(B, n)`` to the end: the point, multipliers, settled, flat and steps."""
     from hardnet.kernels.cpu.approach import GOING
 
     now, index = _begin(rows, y, raw), torch.arange(len(y))
@@ -62,7 +62,7 @@ def _begin(rows: Rows, y: Tensor, raw: Tensor) -> Walk:
 def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
     """The rows at y with multipliers and, where it is formed, the Hessian of the Lagrangian.
 
-    Samples that go along the plain projection have a Hessian of 0.
+    Samples that take the step of the plain projection get a Hessian of 0.
     """
     from hardnet.kernels.cpu.approach import STRAIGHT
 
@@ -79,7 +79,7 @@ def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
 
 
 def _try(rows: Rows, now: Walk, at: Derivatives, plan: Plan) -> None:
-    """Try the steps: in full, corrected, then shorter and shorter; written into the samples."""
+    """Try the full steps, then corrected, then ever shorter ones; write the results into the samples."""
     from hardnet.kernels.cpu.approach import CURRENT, FLAT, GOING, LAST, LENGTH, MOVED, NOISE, SLOPE, TRIED, judge
 
     one = torch.ones_like(plan.current)
@@ -102,7 +102,7 @@ def _try(rows: Rows, now: Walk, at: Derivatives, plan: Plan) -> None:
 
 
 def _outcome(now: Walk) -> list[Tensor]:
-    """What is wanted of the samples when they have ended."""
+    """The results of the samples when they have ended."""
     from hardnet.kernels.cpu.approach import FLAT, SETTLED, STEPS
 
     settled, flat, steps = now.numbers[:, [SETTLED, FLAT, STEPS]].unbind(-1)
@@ -110,6 +110,6 @@ def _outcome(now: Walk) -> list[Tensor]:
 
 
 def _place(whole: list[Tensor], index: Tensor, now: Walk) -> None:
-    """Write what came of the samples `index` into that of the batch."""
+    """Write the results of the samples `index` into those of the batch."""
     for old, new in zip(whole, _outcome(now), strict=True):
         old.index_copy_(0, index, new)

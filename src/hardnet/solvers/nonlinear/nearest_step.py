@@ -1,7 +1,8 @@
-"""One step towards the nearest point, and the merit that it is judged by.
+"""One step towards the nearest point, and the merit function that decides whether it is accepted.
 
 The step d and the multipliers come from the quadratic program of the Lagrangian (`direction`). The merit is
-``|y - raw|^2 / 2 + sum_i weight_i violation_i``, with a weight above each row's multiplier, so that d descends.
+``|y - raw|^2 / 2 + sum_i weight_i violation_i``, with weights above the rows' multipliers, so that d is a descent
+direction.
 
 Called by `hardnet.solvers.nonlinear.nearest` and `hardnet.solvers.nonlinear.nearest_compiled`.
 """
@@ -23,18 +24,18 @@ from hardnet.solvers.solution import place
 
 
 class Plan(NamedTuple):
-    """The step of a pass and what it promises; ``(b,)`` unless said.
+    """The step of a pass and the decrease predicted for it; ``(b,)`` unless stated.
 
     Attributes:
         step: ``(b, n)``.
         dual: The multipliers of the step, ``(b, m)``.
-        weight: Of the violations in the merit, ``(b, m)``.
-        scale: Of the rows, ``(b, m)``.
+        weight: The weights of the violations in the merit, ``(b, m)``.
+        scale: The scales of the rows, ``(b, m)``.
         current: The merit at y.
-        slope: What the linearized rows promise it to fall by in a full step, at most 0.
+        slope: The change of the merit in a full step that the linearized rows predict, at most 0.
         noise: By how much rounding may raise the merit; infinite for a last step.
         last: Whether the step is so small that it is the last one.
-        flat: Whether the Lagrangian is flat or bent down along the rows.
+        flat: Whether the Lagrangian has zero or negative curvature along the rows.
     """
 
     step: Tensor
@@ -48,11 +49,11 @@ class Plan(NamedTuple):
     flat: Tensor
 
     def take(self, index: Tensor) -> Plan:
-        """That of some samples."""
+        """The plan of some samples."""
         return Plan(*(part[index] for part in self))
 
     def judge(self, violation: Tensor, away: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the violations ``(b, m)`` and ``y - raw`` after a step of this length are better; the next length."""
+        """Whether a step with these violations ``(b, m)``, ``y - raw`` and length is accepted; the next length."""
         reached = merit(violation, away, self.weight)
         good = reached <= self.current + SUFFICIENT * length * self.slope + self.noise
         good = good & ((violation / self.scale).amax(-1) <= FAR)
@@ -62,7 +63,7 @@ class Plan(NamedTuple):
 
 
 def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor) -> Plan:
-    """The step from y ``(b, n)`` with the derivatives and multipliers there; `weight` of the last step, ``(b, m)``."""
+    """The step from y ``(b, n)`` with the derivatives and multipliers there; `weight` ``(b, m)`` is the last step's."""
     if (
         at.hessian is None
         or at.dual is None
@@ -102,7 +103,7 @@ def merit(violation: Tensor, away: Tensor, weight: Tensor) -> Tensor:
 
 
 def step_back(rows: Rows, value: Tensor, J: Tensor, there: Tensor, look: bool = True) -> Tensor:
-    """The second-order correction: back to the rows, whose values after a full step were `there`, ``(b, n)``."""
+    """The second-order correction ``(b, n)``: a step back to the rows, whose values after the full step are `there`."""
     there = torch.where(there.isfinite(), there, value)
     soft = elastic_rows(rows, J)
     return solve_step(J, rows.lower - there, rows.upper - there, soft, tight=rows.tight, look=look)[0]

@@ -1,4 +1,4 @@
-"""The same operations whatever the values, so that a batch can be captured: retraction, nearest point and status.
+"""The solver as a fixed program, so that a batch can be captured: retraction, nearest point and status.
 
 Called by `hardnet.solvers.nonlinear.solve` for a fixed number of passes, and on a GPU for the first passes.
 """
@@ -19,15 +19,15 @@ from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus,
 from hardnet.solvers.solution import choose
 
 POLISH = 4
-"""Passes of the last retraction in a fixed program: it starts within `COARSE` of the set, where steps are quadratic."""
+"""Passes of the last retraction in a fixed program: within `COARSE` of the set, convergence is quadratic."""
 
 
 def run_program(
     rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float, pace: Pace, passes: int
 ) -> NonlinearSolution:
-    """The same operations whatever the values, but for the looks of `pace`: a batch that can be captured.
+    """Solve by a fixed program, except for the checks that `pace` allows; without them it can be captured.
 
-    Every sample is retracted; no other starts are tried, and rows that look affine are rows like others.
+    Every sample is retracted; no other starts are tried, and rows that look affine are not treated separately.
     """
     finite = raw.isfinite().all(-1) & start.isfinite().all(-1)
     point, y = choose(finite, raw, torch.zeros_like(raw)), choose(finite, start, torch.zeros_like(raw))
@@ -55,7 +55,7 @@ def run_program(
 
 
 def _masked(found: NonlinearSolution, raw: Tensor, error: Tensor, going: Tensor, valid: Tensor) -> NonlinearSolution:
-    """The solution with raw itself for samples that did not have to move, and INVALID ones."""
+    """The solution with raw for samples that did not have to move, and with invalid samples marked INVALID."""
     status = torch.where(going, found.status.long(), int(NonlinearStatus.OK))
     status = torch.where(valid, status, int(NonlinearStatus.INVALID)).to(torch.int8)
     numbers = (choose(going, part, torch.zeros_like(part)) for part in (found.dual, found.residual))

@@ -1,8 +1,8 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
-Each step is the nearest point of the linearized set (`nonlinear_retract_step`), shortened until the violation falls;
-affine rows are rows of every step, and never give way. A step that is refused is tried shorter in the next pass, so
-that the operations of a pass do not depend on values, and nothing of a sample on its mates.
+Each step is the nearest point of the linearized set (`retract_step`), shortened until the violation decreases; affine
+rows are part of every step and always hold. A step that is refused is tried shorter in the next pass, so that the
+operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
 
 Called by `iterate` and `program` for the feasible point, for the start of the nearest one, and for
 what remains violated at its end.
@@ -26,13 +26,13 @@ from hardnet.solvers.nonlinear.search import EVERY_PASS, TRIALS, Pace, run
 from hardnet.solvers.solution import choose
 
 NEARLY_STATIONARY = 1e-6
-"""Share of the violation below which a sample is stationary where the iteration ended without an answer."""
+"""Removable share of the violation below which a sample counts as stationary if the iteration has failed."""
 
 
 class Retracted(NamedTuple):
-    """Where the iteration ended, per sample: the point ``(B, n)`` and what is known of it, ``(B,)`` each.
+    """Where the iteration ended, per sample: the point ``(B, n)`` and what is known about it, ``(B,)`` each.
 
-    ``ratio`` is by how much the last full step reduced the violation: near a regular point it tends to zero.
+    ``ratio`` is the factor by which the last full step reduced the violation: near a regular point it tends to zero.
     """
 
     y: Tensor
@@ -55,23 +55,23 @@ def retract(
     going: Tensor | None = None,
     pace: Pace = EVERY_PASS,
 ) -> Retracted:
-    """Iterate from y ``(B, n)``, which satisfies the affine rows; each sample stops by itself.
+    """Iterate from y ``(B, n)``, which satisfies the affine rows; each sample stops on its own.
 
-    A sample stops when its violation is below `fine`, when it is below `tolerance` and falls no more, or when it is
-    stationary after two nudges.
+    A sample stops when its violation is below `fine`, when it is below `tolerance` and decreases no more, when it is
+    still stationary after two nudges, or when its rows would have to be more elastic than the limit.
 
     Args:
         rows: The rows.
         y: Where to start.
-        raw: ``(B, n)``, which rounding is relative to.
-        tolerance: Relative violation that counts as none.
+        raw: ``(B, n)``, to which rounding is relative.
+        tolerance: Relative violation that counts as zero.
         fine: Relative violation that ends the iteration at once.
-        iterations: The most steps; where values may not be looked at, passes.
+        iterations: The maximum number of steps; where values may not be read, of passes.
         unit: Whether violations are measured in units of the rows' gradients; else in the rows' own units, so that
-            what cannot be satisfied ends at the least sum of squared violations.
+            rows that cannot be satisfied end at the least sum of squared violations.
         at: The derivatives at y, where they are known.
         going: Samples that are to move, ``(B,)``; by default all.
-        pace: When values may be looked at.
+        pace: When values may be read.
     """
     at = rows.evaluate(y) if at is None else at
     if pace.free and going is None and compiles(at.jacobian, MOST_STEP_ROWS):
@@ -104,7 +104,7 @@ def _pass(rows: Rows, now: State, tolerance: float, fine: float, unit: bool, loo
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:
-    """Violated samples also count as stationary where only a tiny share of the violation could be removed."""
+    """Mark violated samples as stationary also where only a tiny share of the violation can be removed."""
     todo = (~(result.error <= tolerance)).nonzero().squeeze(-1)
     if len(todo):
         some = rows.take(todo)

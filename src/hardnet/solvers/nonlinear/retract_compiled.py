@@ -1,7 +1,7 @@
-"""The passes of a retraction on a CPU, where compiled code does all but g and its derivatives.
+"""The passes of a retraction on a CPU, where compiled code does everything except g and its derivatives.
 
-A sample whose trial is refused tries shorter ones before the pass is over. Samples that have ended leave the batch when
-a quarter has, but for a `HANDFUL`.
+A sample whose trial is refused tries shorter steps within the same pass. Samples that have ended leave the batch once
+they are a quarter of it, unless the batch has at most `HANDFUL` samples.
 
 Called by `hardnet.solvers.nonlinear.retract`.
 """
@@ -20,11 +20,11 @@ from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 from hardnet.solvers.nonlinear.search import WORTH
 
 HANDFUL = 48
-"""Samples among which those that have ended may stay: to take them out costs more than g of a few more."""
+"""Batch size up to which samples that have ended stay: removing them costs more than evaluating g for them."""
 
 
 class Walk(NamedTuple):
-    """The samples on their way as the kernel writes them: its numbers ``(b, COUNT)``, points and rows."""
+    """The samples in progress, written to by the kernel: its numbers ``(b, COUNT)``, points and rows."""
 
     numbers: Tensor
     best: Tensor
@@ -38,7 +38,7 @@ class Walk(NamedTuple):
 def walk(
     rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, *, tolerance: float, fine: float, passes: int, unit: bool
 ) -> list[Tensor]:
-    """Where samples end that start at y ``(B, n)``: best point, error, stationary, ratio and steps."""
+    """Iterate from y ``(B, n)`` to the end: best point, error, stationary, ratio and steps."""
     from hardnet.kernels.cpu.retraction import GOING, plan
 
     now, jacobian = _begin(rows, y, raw, at), at.jacobian.clone(memory_format=torch.contiguous_format)
@@ -65,7 +65,7 @@ def walk(
 
 
 def _try(rows: Rows, now: Walk, nudge: bool) -> Tensor:
-    """Try the steps, shorter and shorter; whose Jacobian is to be evaluated anew, ``(b,)``."""
+    """Try ever shorter steps; return for which samples the Jacobian must be evaluated again, ``(b,)``."""
     from hardnet.kernels.cpu.retraction import GOING, LENGTH, STATE, TRYING, judge
 
     fresh = torch.zeros_like(now.numbers[:, 0])
@@ -94,7 +94,7 @@ def _begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives) -> Walk:
 
 
 def _outcome(now: Walk) -> list[Tensor]:
-    """What is wanted of the samples when they have ended."""
+    """The results of the samples when they have ended."""
     from hardnet.kernels.cpu.retraction import BEST_ERROR, BEST_RATIO, STEPS, STILL
 
     error, still, ratio, steps = (now.numbers[:, place] for place in (BEST_ERROR, STILL, BEST_RATIO, STEPS))
@@ -102,13 +102,13 @@ def _outcome(now: Walk) -> list[Tensor]:
 
 
 def _place(whole: list[Tensor], index: Tensor, now: Walk) -> None:
-    """Write what came of the samples `index` into that of the batch."""
+    """Write the results of the samples `index` into those of the batch."""
     for old, new in zip(whole, _outcome(now), strict=True):
         old.index_copy_(0, index, new)
 
 
 def _settle(rows: Rows, now: Walk, jacobian: Tensor, unit: bool) -> None:
-    """Steps of samples whose active rows the kernel did not find."""
+    """Compute the steps of samples whose active rows the kernel did not find."""
     from hardnet.kernels.cpu.retraction import CURRENT, GIVE, LEAST, PROMISED, STILL, UNSETTLED
 
     todo = (now.numbers[:, UNSETTLED] > 0).nonzero().squeeze(-1)
@@ -124,7 +124,7 @@ def _settle(rows: Rows, now: Walk, jacobian: Tensor, unit: bool) -> None:
 
 
 def _nudge(now: Walk, trial: Tensor) -> None:
-    """Samples whose step promises nothing try a point beside them."""
+    """For samples without a predicted decrease, try a nudged point."""
     from hardnet.kernels.cpu.retraction import LEAST, STILL
 
     still = (now.numbers[:, STILL] > 0).nonzero().squeeze(-1)

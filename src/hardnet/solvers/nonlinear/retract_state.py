@@ -1,4 +1,4 @@
-"""The samples of a retraction on their way: where they are, and what a trial step makes of that.
+"""The state of a retraction in progress: where the samples are, and how a trial step changes it.
 
 Called by `hardnet.solvers.nonlinear.retract`; compiled code has its own, `kernels.cpu.retraction`.
 """
@@ -17,23 +17,23 @@ from hardnet.solvers.solution import choose
 
 
 class State(NamedTuple):
-    """The samples of a batch on their way; ``(b,)`` unless said.
+    """The samples of a batch in progress; ``(b,)`` unless stated.
 
     Attributes:
         going: Open samples.
-        y: Where they are, ``(b, n)``.
-        unit: The least size that its outputs count as, ``(b, 1)``.
+        y: The current points, ``(b, n)``.
+        unit: The least value for the size of the outputs, ``(b, 1)``.
         value: The rows at y, ``(b, m)``.
         violation: By how much they are violated, ``(b, m)``.
         jacobian: Their Jacobian there, ``(b, m, n)``.
         error: The relative violation at y.
-        ratio: By how much the last full step reduced it.
-        elastic: How much rows of length one give way.
-        length: Of the next trial.
+        ratio: The factor by which the last full step reduced it.
+        elastic: The elasticity of rows of length one.
+        length: The length of the next trial step.
         nudges: How often the sample was nudged.
-        best: The least violated point so far, ``(b, n)``, with its size of the violation, error and ratio.
+        best: The least violated point so far, ``(b, n)``; `best_size`, `best_error` and `best_ratio` belong to it.
         steps: Passes so far.
-        stationary: Whether the last step promised nothing.
+        stationary: Whether no decrease was predicted for the last step.
     """
 
     going: Tensor
@@ -56,9 +56,9 @@ class State(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What the trial of a pass came to: point, derivatives, violation, its error, and what became of it.
+    """The result of a trial step: point, derivatives, violation, error, and whether it was accepted.
 
-    ``length`` is that of the step ``(b,)``; ``given_up`` are samples for which it could not be made short enough.
+    ``length`` ``(b,)`` is the length of the step; ``given_up`` are samples for which no length was short enough.
     """
 
     y: Tensor
@@ -84,12 +84,12 @@ def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, fine: float, unit
 
 
 def outcome(now: State) -> tuple[Tensor, ...]:
-    """What is wanted of the samples when they have ended."""
+    """The results of the samples when they have ended."""
     return now.best, now.best_error, now.stationary, now.best_ratio, now.steps
 
 
 def moved(now: State, tried: Trial) -> State:
-    """The state after the trials: accepted ones are where the samples are, after short ones rows give way more."""
+    """The state after the trials: accepted trials become the current points, and short ones make rows more elastic."""
     accepted, stationary = tried.accepted, tried.stationary
     plain = accepted & ~stationary & (tried.length == 1)
     stiffer, softer = (now.elastic / 10).clamp_min(ELASTIC), now.elastic * 10
@@ -110,7 +110,7 @@ def moved(now: State, tried: Trial) -> State:
 
 
 def ended(new: State, before: State, unit: bool, tolerance: float, fine: float) -> State:
-    """The new state with its best points, and with the samples closed that have ended."""
+    """The new state with its best points updated and finished samples closed."""
     error = new.error
     size = error if unit else torch.linalg.vector_norm(new.violation, dim=-1)
     better = before.going & (size <= before.best_size)

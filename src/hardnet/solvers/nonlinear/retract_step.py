@@ -1,9 +1,9 @@
-"""One step of a retraction: the nearest point of the linearized rows, and what it promises.
+"""One step of a retraction: the nearest point of the linearized rows, and the violation predicted after it.
 
     min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= g + J d + s <= upper
 
-The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearized rows have no point
-the step is elastic.
+The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearized rows are infeasible
+the slack s makes the step elastic.
 
 Called by `hardnet.solvers.nonlinear.retract` and `hardnet.solvers.nonlinear.retract_compiled`.
 """
@@ -22,18 +22,18 @@ from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 from hardnet.solvers.nonlinear.step import solve_step
 
 NUDGE = 1e-2
-"""Length of a nudge relative to the sample's size, at a stationary point that violates its rows."""
+"""Length, relative to the sample's size, of the nudge away from a stationary point that violates its rows."""
 
 
 class Plan(NamedTuple):
-    """The step of a pass and what it promises; ``(b,)`` unless said.
+    """The step of a pass and the violation predicted after it; ``(b,)`` unless stated.
 
     Attributes:
         step: ``(b, n)``.
-        weight: What violations are multiplied with, ``(b, m)``.
-        violation: That of the present point, ``(b, m)``.
+        weight: The weight of each violation, ``(b, m)``.
+        violation: The violation at the current point, ``(b, m)``.
         current: Its size.
-        promised: The size that the linearized rows promise after the full step.
+        promised: The size predicted by the linearized rows after the full step.
     """
 
     step: Tensor
@@ -47,11 +47,11 @@ class Plan(NamedTuple):
         return torch.linalg.vector_norm(violation * self.weight, dim=-1)
 
     def accepts(self, there: Tensor, length: Tensor | float) -> Tensor:
-        """Whether the violations ``(b, m)`` after a step of this length have fallen enough; NaN never has."""
+        """Whether the violations ``(b, m)`` after a step of this length have decreased enough; False for NaN."""
         return self.merit(there) <= self.current + SUFFICIENT * length * (self.promised - self.current)
 
     def shorter(self, there: Tensor, length: Tensor) -> Tensor:
-        """The next length: the least ``|(1 - t) v + t^2 c|``, with the bending c that the violations there show."""
+        """The next length t, which minimizes ``(1 - t) |v| + t^2 |c|``, with c from the violations there."""
         bent = self.merit(there - (1 - length).unsqueeze(-1) * self.violation)
         least = self.current * length.square() / (2 * bent)
         least = torch.where(bent.isfinite(), least, 0.1 * length)
@@ -61,16 +61,16 @@ class Plan(NamedTuple):
 def plan_step(
     rows: Rows, at: Derivatives, violation: Tensor, size: Tensor, elastic: Tensor, unit: bool, look: bool = True
 ) -> tuple[Plan, Tensor]:
-    """The step from a point with these derivatives, and which samples are stationary: it promises nothing there.
+    """The step from a point with these derivatives, and which samples are stationary: no decrease is predicted.
 
     Args:
         rows: The rows.
         at: Their values and Jacobian.
         violation: ``(b, m)``.
-        size: Of the outputs, ``(b, 1)``.
-        elastic: How far a row of length one gives way, ``(b,)``.
+        size: The size of the outputs, ``(b, 1)``.
+        elastic: The elasticity of a row of length one, ``(b,)``.
         unit: Whether violations are measured in units of the rows' gradients.
-        look: Whether values may be looked at.
+        look: Whether values may be read.
     """
     J, norm = at.jacobian, row_norms(at.jacobian)
     least = violation / size.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -87,12 +87,15 @@ def plan_step(
 
 
 def nudged(y: Tensor, size: Tensor) -> Tensor:
-    """A point beside y ``(b, n)``, in a fixed direction, for samples of the size ``(b, 1)``."""
+    """Y ``(b, n)`` moved a little in a fixed direction, for samples of the size ``(b, 1)``."""
     return y + NUDGE * size.clamp_min(NUDGE) * fixed_direction(y)
 
 
 def damped_share(rows: Rows, at: Derivatives, look: bool = True) -> Tensor:
-    """The share of the violation that a step of a gradient's length promises to remove: 0 at a stationary point."""
+    """The share of the violation that a damped step is predicted to remove: 0 at a stationary point.
+
+    The elasticity of each row is the length of the longest gradient.
+    """
     J, norm = at.jacobian, row_norms(at.jacobian)
     soft = elastic_rows(rows, J, norm.amax(-1, keepdim=True).expand_as(norm))
     step, _ = solve_step(J, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)

@@ -1,7 +1,7 @@
-"""Rows ``lower <= g(y, x) <= upper`` beside affine rows ``A_lower <= A y <= A_upper``, with the derivatives of g.
+"""Rows ``lower <= g(y, x) <= upper`` and affine rows ``A_lower <= A y <= A_upper``, with the derivatives of g.
 
-One flat batch of samples in float64. g sees y ``(b, n)`` and x of the same samples, and must treat samples apart: its
-derivatives come from one batched backward pass, and samples that have converged leave the batch.
+One flat batch of samples in float64. g gets y ``(b, n)`` and x of the same samples, and must treat each sample
+independently: its derivatives come from one batched backward pass, and samples that have converged leave the batch.
 
 Called by `hardnet.functional.nonlinear_call`, `hardnet.functional.nonlinear_gradient` and others.
 """
@@ -22,9 +22,9 @@ from hardnet.solvers.nonlinear.input import Input
 
 
 class Derivatives(NamedTuple):
-    """At a point y of b samples: the rows' values ``(b, m)``, their Jacobian ``(b, m, n)``, the nonlinear rows first.
+    """The rows at a point y of b samples: values ``(b, m)`` and Jacobian ``(b, m, n)``, the nonlinear rows first.
 
-    ``hessian`` is ``sum_i dual_i Hess g_i``, ``(b, n, n)``, where it was asked for, and ``dual`` its multipliers.
+    ``hessian`` is ``sum_i dual_i Hess g_i``, ``(b, n, n)``, where requested, and ``dual`` its multipliers.
     """
 
     value: Tensor
@@ -33,7 +33,7 @@ class Derivatives(NamedTuple):
     dual: Tensor | None = None
 
     def take(self, index: Tensor) -> Derivatives:
-        """Those of some samples."""
+        """The derivatives of some samples."""
         hessian = None if self.hessian is None else self.hessian[index]
         dual = None if self.dual is None else self.dual[index]
         return Derivatives(self.value[index], self.jacobian[index], hessian, dual)
@@ -44,7 +44,7 @@ Multipliers = Callable[[Tensor, Tensor], Tensor]
 
 
 class Traced(NamedTuple):
-    """A point ``(b, n)``, the nonlinear rows there with their graph ``(b, m)``, and the values of all rows."""
+    """A point ``(b, n)``, the nonlinear rows there ``(b, m)`` with their autograd graph, and the values of all rows."""
 
     point: Tensor
     own: Tensor
@@ -58,11 +58,11 @@ class Rows(NamedTuple):
         function: g.
         derivative: Its Jacobian ``(y, x) -> (*batch, m, n)``, or None to differentiate g.
         x: The input.
-        curved: m, the number of rows of g; affine rows follow them.
+        curved: m, the number of rows of g; the affine rows come after them.
         A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
         lower: ``(B, m + k)``, infinite where absent.
         upper: Like `lower`.
-        size: That of the bounds, `hardnet.rows.bound_size`, ``(B, m + k)``; None before `prepared`.
+        size: The size of the bounds, `hardnet.rows.bound_size`, ``(B, m + k)``; None before `prepared`.
         tight: Whether all rows are known to be equalities.
     """
 
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     tight: bool = False
 
     def prepared(self, look: bool) -> Rows:
-        """With what every step reads of the bounds; a `look` tells whether all rows are equalities."""
+        """The rows with `size` filled in; with `look`, also check whether all rows are equalities."""
         tight = self.tight or (look and bool(self.equality.all()))
         return self._replace(size=bound_size(self.lower, self.upper, self.lower.new_zeros(())), tight=tight)
 
@@ -100,11 +100,11 @@ class Rows(NamedTuple):
         return torch.cat([own, product(self.A.expand(y.shape[0], *self.A.shape[-2:]), y)], dim=-1)
 
     def evaluate(self, y: Tensor, dual: Multipliers | None = None) -> Derivatives:
-        """Values and Jacobian of all rows; with a function of these that gives multipliers its Hessian."""
+        """Values and Jacobian of all rows; with a function of these that returns multipliers, also the Hessian."""
         return self.derive(self.trace(y), dual)
 
     def trace(self, y: Tensor) -> Traced:
-        """The rows at y with the graph that their derivatives come from."""
+        """The rows at y with the autograd graph for their derivatives."""
         with torch.enable_grad():
             point = y.detach().requires_grad_()
             own = self._call(point)
@@ -144,13 +144,13 @@ class Rows(NamedTuple):
             return (given * weight.unsqueeze(-1)).sum(-2)
 
     def violation(self, value: Tensor) -> Tensor:
-        """``max(value - upper, lower - value, 0)``, row by row; NaN stays NaN."""
+        """``max(value - upper, lower - value, 0)`` for each row; NaN stays NaN."""
         if self.tight:
             return (value - self.upper).abs()
         return torch.maximum(value - self.upper, self.lower - value).clamp_min(0)
 
     def scale(self, jacobian: Tensor, size: Tensor) -> Tensor:
-        """``|J_i|_1 size + |bounds|`` for outputs of `size` ``(b, 1)``: what rounding of a row is relative to."""
+        """``|J_i|_1 size + |bounds|`` for outputs of `size` ``(b, 1)``: the rounding of a row is relative to it."""
         own = self.prepared(look=False).size if self.size is None else self.size
         return torch.addcmul(own, jacobian.abs().sum(-1), size)  # pyright: ignore[reportArgumentType, reportCallIssue]
 

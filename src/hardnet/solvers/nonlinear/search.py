@@ -1,8 +1,8 @@
-"""The loop that retraction and nearest point share: passes over a batch, in which each sample takes one trial step.
+"""The loop shared by retraction and nearest point: passes over a batch, in which each sample takes one trial step.
 
-Where values may be looked at, refused samples search a shorter step at once, and samples that have ended leave the
-batch. Where they may not, a refused sample stands still and tries the shorter step in the next pass, so that passes
-are a fixed program. Either way nothing of a sample depends on how its mates fared.
+A sample whose trial is refused stays where it is and tries a shorter step in the next pass, so that a pass is a fixed
+program. Where values may be read, samples that have ended leave the batch. Either way the result of a sample does not
+depend on the other samples of the batch.
 
 Called by `hardnet.solvers.nonlinear.solve`, `hardnet.solvers.nonlinear.nearest` and others.
 """
@@ -18,17 +18,17 @@ from torch import Tensor
 from hardnet.solvers.nonlinear.rows import Rows
 
 WORTH = 0.75
-"""Share of open samples below which the others are taken out of the batch, where looks are not free."""
+"""Share of open samples below which the others are taken out of the batch, where reading values is not free."""
 TRIALS = 3
-"""Passes for each step that is allowed, where a pass is one trial: some are refused."""
+"""Passes per allowed step, where a pass is one trial: some trials are refused."""
 
 
 class Pace(NamedTuple):
-    """How often values may be looked at.
+    """How often values may be read.
 
     Attributes:
-        every: Passes between two looks at which samples are open; 0 for none, so that the passes can be captured.
-        free: Whether a look inside of a pass is free, as on a CPU.
+        every: Passes between two checks of which samples are open; 0 for no checks, so that passes can be captured.
+        free: Whether reading values inside a pass is free, as on a CPU.
     """
 
     every: int = 1
@@ -36,7 +36,7 @@ class Pace(NamedTuple):
 
 
 EVERY_PASS = Pace()
-"""A look in every pass, as on a CPU."""
+"""Read values in every pass, as on a CPU."""
 
 
 def run(
@@ -47,16 +47,16 @@ def run(
     passes: int,
     pace: Pace,
 ) -> tuple[Tensor, ...]:
-    """Up to `passes` passes over a state with the field ``going`` ``(b,)``; what `result` reads from it at the end.
+    """Run up to `passes` passes over a state with the field ``going`` ``(b,)``; return `result` of the final state.
 
     Args:
         rows: The rows of the batch.
-        state: A NamedTuple of tensors with the batch in front.
-        one: One pass: ``(rows, state) -> state``. Where looks are free it sees open samples alone, else it leaves
-            closed ones as they are.
-        result: The part of the state that is wanted.
-        passes: The most passes.
-        pace: When values may be looked at.
+        state: A NamedTuple of tensors whose first dimension is the batch.
+        one: One pass: ``(rows, state) -> state``. Where reading values is free it gets only open samples, else it
+            leaves closed ones unchanged.
+        result: Extracts the wanted part of the state.
+        passes: The maximum number of passes.
+        pace: When values may be read.
     """
     whole: list[Tensor] | None = None
     index = torch.arange(state.going.shape[0], device=state.going.device)
@@ -74,7 +74,7 @@ def run(
 
 
 def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) -> list[Tensor]:
-    """The results of the batch with those of some samples written to it."""
+    """The results of the batch, with those of the samples `index` replaced."""
     if whole is None:
         return list(part)
     return [old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)]

@@ -1,10 +1,10 @@
-"""A point of ``lower <= g(y, x) <= upper`` beside affine rows: the nearest one, or a near one, with its status.
+"""A point of ``lower <= g(y, x) <= upper`` and affine rows: the nearest one, or a near one, with its status.
 
-1. A raw output that satisfies its rows is returned as it came.
-2. Rows that look affine around raw are projected onto exactly; the answer counts only if g itself confirms it.
-3. The rest is projected onto the affine rows and retracted (`iterate`); for the nearest point that is
-   the start of sequential quadratic programming.
-4. What is reported is evaluated at the point that is returned.
+1. A raw output that satisfies its rows is returned unchanged.
+2. Rows that look affine around raw are projected onto exactly; the result is accepted only if g itself confirms it.
+3. The remaining samples are projected onto the affine rows and retracted (`iterate`); for the nearest point the result
+   is the start of sequential quadratic programming.
+4. Everything reported is evaluated at the returned point.
 
 Called by `hardnet.functional.nonlinear_call`.
 """
@@ -27,9 +27,10 @@ from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Status, place
 
 AFFINE = 1e-12
-"""Part of a row's scale by which it may differ from its linearization and look affine."""
+"""Part of a row's scale by which it may differ from its linearization and still look affine."""
 LOOKS, MOST = 4, 30
-"""On a GPU: passes between two looks at which samples are open, and the most passes before a sample goes alone."""
+"""On a GPU: passes between two checks of which samples are open, and the most passes of the fixed program; samples that
+are not OK after these are solved again, reading values."""
 
 
 def solve_nonlinear(
@@ -48,10 +49,10 @@ def solve_nonlinear(
         rows: The rows.
         raw: ``(B, n)``.
         mode: ``"nearest"`` or ``"retract"``.
-        tolerance: Violation relative to a row's scale that counts as none.
-        start: Where to start, ``(B, n)``; by default at raw.
-        inside: Relative violation up to which raw itself is the answer.
-        iterations: None: until each sample has ended. A number: that many passes, without a look at any value.
+        tolerance: Violation, relative to a row's scale, that counts as zero.
+        start: Where to start, ``(B, n)``; by default raw.
+        inside: Relative violation up to which raw is returned unchanged.
+        iterations: None: until every sample has stopped. A number: exactly that many passes, without reading values.
     """
     with torch.no_grad():
         first = raw if start is None else start
@@ -69,7 +70,7 @@ def solve_nonlinear(
 
 
 def _look(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
-    """The solution where values may be looked at; points that are not finite and bounds out of order are INVALID."""
+    """The solution where values may be read; points that are not finite and bounds out of order are INVALID."""
     valid = sound_bounds(rows) & raw.isfinite().all(-1)
     valid = valid if start is raw else valid & start.isfinite().all(-1)
     if bool(valid.all()):
@@ -81,7 +82,7 @@ def _look(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, 
 
 
 def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
-    """The samples inside as they came, the affine-looking ones by projection, the rest by iteration."""
+    """Samples inside unchanged, those whose rows look affine by projection, the rest by iteration."""
     if len(raw) == 0:
         return unsolved(raw, rows)
     at = rows.evaluate(raw)
@@ -102,7 +103,7 @@ def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float,
 def _straight(
     rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, todo: Tensor, whole: NonlinearSolution, tolerance: float
 ) -> tuple[Tensor, NonlinearSolution]:
-    """What is left of the samples `todo`, and the solution with those whose rows are affine, as g confirmed."""
+    """The samples of `todo` that remain, and the solution with those whose rows g confirms to be affine."""
     chosen = _looking_affine(rows, raw, at, scale, todo)
     if len(chosen) == 0:
         return todo, whole
@@ -113,7 +114,7 @@ def _straight(
 
 
 def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, todo: Tensor) -> Tensor:
-    """Those of the samples `todo` whose g at two other points is what its linearization at raw says."""
+    """The samples of `todo` whose g at two other points agrees with its linearization at raw."""
     for length in (0.7, -1.3):
         if len(todo) == 0:
             break
@@ -126,7 +127,7 @@ def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, tod
 
 
 def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance: float) -> NonlinearSolution:
-    """The projection onto the linearized rows; OK where g holds there and has the same derivative."""
+    """The projection onto the linearized rows; OK where the rows of g hold there with the same derivative."""
     shift = product(jacobian, raw) - value
     found = project_affine(raw, jacobian, rows.lower + shift, rows.upper + shift)
     at = rows.evaluate(found.y)

@@ -1,4 +1,4 @@
-"""Where the iteration starts: on the affine rows, at a point where the rows of g are finite.
+"""The starting point of the iteration: on the affine rows, where the rows of g are finite.
 
 Called by `hardnet.solvers.nonlinear.iterate`, and for the check of the bounds by `hardnet.solvers.nonlinear.solve` and
 `hardnet.solvers.nonlinear.program`.
@@ -18,11 +18,11 @@ from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Status
 
 OTHERS = ((0.5, 0.0), (0.1, 0.0), (1.0, 1.0), (1.0, -1.0), (1.0, 2.0), (1.0, -2.0), (0.0, 0.1), (0.0, 0.0))
-"""Other starts where g is not finite: a share of raw, and a distance from there in sizes of the sample."""
+"""Other starts where g is not finite: a multiple of raw, and a distance from there relative to the sample's size."""
 
 
 class Start(NamedTuple):
-    """First points ``(b, n)``, the rows there, which of them are finite, and where the affine rows have no point."""
+    """First points ``(b, n)``, the rows there, where these are finite, and where the affine rows are infeasible."""
 
     y: Tensor
     at: Derivatives
@@ -31,12 +31,12 @@ class Start(NamedTuple):
 
 
 def sound_bounds(rows: Rows) -> Tensor:
-    """Bounds that are no NaN, in order, not infinite on the wrong side: ``(B,)``."""
+    """Whether the bounds are valid: not NaN, in order, and not infinite on the wrong side: ``(B,)``."""
     return ordered(rows.lower, rows.upper).all(-1)
 
 
 def first_points(rows: Rows, raw: Tensor, start: Tensor, at: Derivatives) -> Start:
-    """The starts on the affine rows; where g or its slope is not finite there, the first of `OTHERS` where it is.
+    """The starts, moved onto the affine rows; where g or its slope is not finite there, the first of `OTHERS` that is.
 
     Args:
         rows: The rows.
@@ -66,7 +66,7 @@ def elsewhere(rows: Rows, raw: Tensor, attempt: int) -> Tensor:
 
 
 def on_affine_rows(rows: Rows, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The projection onto the affine rows alone, and where they have no point."""
+    """The projection onto the affine rows alone, and where they are infeasible."""
     if not rows.A.shape[-2]:
         return y, torch.zeros(len(y), dtype=torch.bool, device=y.device)
     found = project_affine(y, rows.A, rows.lower[:, rows.curved :], rows.upper[:, rows.curved :])
@@ -79,7 +79,7 @@ def _around(raw: Tensor, share: float, distance: float, number: int) -> Tensor:
 
 
 def _finite(at: Derivatives) -> Tensor:
-    """Whether values and slopes are, ``(b,)``; a number that is not finite would show in their sum."""
+    """Whether values and slopes are finite, ``(b,)``; a number that is not finite makes their sum not finite."""
     if bool((at.value.sum() + at.jacobian.sum()).isfinite()):
         return torch.ones_like(at.value[:, 0], dtype=torch.bool)
     return at.value.isfinite().all(-1) & at.jacobian.isfinite().flatten(1).all(-1)

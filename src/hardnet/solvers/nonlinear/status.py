@@ -1,4 +1,4 @@
-"""How samples ended: the status of each, what it is judged by, and the record that a solve returns.
+"""How samples ended: the status of each, the tests behind it, and the record that a solve returns.
 
 Called by `hardnet.solvers.nonlinear.solve`, `iterate` and `program`; the layer reads the record.
 """
@@ -17,11 +17,11 @@ from hardnet.solvers.nonlinear.measure import relative_error, row_norms
 from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 
 KKT_ROUNDINGS = 64
-"""Roundings of the terms of ``J'dual`` by which the KKT conditions may be missed beside the tolerance."""
+"""Roundings of the terms of ``J'dual`` that the KKT residual may have in addition to the tolerance."""
 SLOW = 0.15
-"""A full step near a regular point leaves less than this part of the violation; a cusp or a double root more."""
+"""A full step near a regular point leaves less than this part of the violation; at a cusp or a double root, more."""
 ROUNDED = 1e-13
-"""Relative violation up to which rounding may be why the last step did not reduce it."""
+"""Relative violation up to which rounding may be the reason that the last step did not reduce it."""
 DEPENDENT = 1e-10
 """Least pivot of the unit gradients of active rows; below it they are dependent."""
 
@@ -29,12 +29,12 @@ DEPENDENT = 1e-10
 class NonlinearStatus(IntEnum):
     """How one sample ended (stored as int8).
 
-    OK: the rows hold to the tolerance and, for the nearest point, the KKT conditions too, to the same tolerance of
-    ``1 + |y - raw|`` and 64 roundings of the terms of ``J'dual``. FEASIBLE_ONLY: the rows
-    hold, the KKT conditions do not. NOT_CONVERGED: the rows do not hold. INFEASIBLE_LOCAL: nor can any small move
-    reduce their violation. DEGENERATE: the rows hold, but gradients of active rows are dependent, or the point is not
-    isolated. INVALID: raw, x or a bound is NaN or infinite, lower > upper, or g is not
-    finite at raw nor at any of the other starts.
+    OK: the rows hold to the tolerance and, for the nearest point, so do the KKT conditions, to the same tolerance
+    relative to ``1 + |y - raw|`` plus 64 roundings of the terms of ``J'dual``. FEASIBLE_ONLY: the rows hold, the KKT
+    conditions do not. NOT_CONVERGED: the rows do not hold. INFEASIBLE_LOCAL: the rows do not hold, and no small move
+    reduces their violation. DEGENERATE: the rows hold, but gradients of active rows are dependent, or the point is not
+    isolated. INVALID: raw, x or a bound is NaN or infinite, lower > upper, or g is not finite at raw or any of the
+    other starts.
     """
 
     OK = 0
@@ -46,16 +46,16 @@ class NonlinearStatus(IntEnum):
 
 
 class NonlinearSolution(NamedTuple):
-    """The outcome of a batch, sample by sample.
+    """The outcome for each sample of a batch.
 
     Attributes:
-        y: ``(B, n)``; the best point found where no status says that the rows hold, raw where INVALID.
+        y: ``(B, n)``; the best point found where the rows do not hold, raw where INVALID.
         dual: Multipliers ``(B, m + k)``, positive at the upper bound; 0 from a retraction.
         status: `NonlinearStatus`, ``(B,)`` int8.
         iterations: ``(B,)``.
         violation: The largest violation relative to its row's scale, ``(B,)``.
-        residual: The larger of ``|y - raw + J'dual| / (1 + |y - raw|)`` and complementarity, ``(B,)``; 0 from a
-            retraction.
+        residual: The larger of ``|y - raw + J'dual| / (1 + |y - raw|)`` and the complementarity residual, ``(B,)``; 0
+            from a retraction.
     """
 
     y: Tensor
@@ -67,7 +67,7 @@ class NonlinearSolution(NamedTuple):
 
 
 def unsolved(raw: Tensor, rows: Rows) -> NonlinearSolution:
-    """A batch of INVALID samples, whose answer is raw itself."""
+    """A batch of INVALID samples, with y = raw."""
     count = torch.zeros(len(raw), dtype=torch.long, device=raw.device)
     nan = raw.new_full((len(raw),), torch.nan)
     status = torch.full_like(count, NonlinearStatus.INVALID, dtype=torch.int8)
@@ -75,7 +75,7 @@ def unsolved(raw: Tensor, rows: Rows) -> NonlinearSolution:
 
 
 def blame(found: NonlinearSolution, steps: Tensor, stationary: Tensor) -> NonlinearSolution:
-    """INFEASIBLE_LOCAL in place of NOT_CONVERGED where the violation was stationary; with the number of steps."""
+    """Replace NOT_CONVERGED by INFEASIBLE_LOCAL where the violation is stationary; set the number of steps."""
     stuck = (found.status == NonlinearStatus.NOT_CONVERGED) & stationary
     status = torch.where(stuck, int(NonlinearStatus.INFEASIBLE_LOCAL), found.status.long()).to(torch.int8)
     return found._replace(status=status, iterations=steps)
@@ -93,14 +93,14 @@ def judged(
     flat: Tensor,
     look: bool = True,
 ) -> NonlinearSolution:
-    """What holds at y, where `at` was evaluated, and the status that it amounts to."""
+    """Check what holds at y, where `at` was evaluated, and derive the status from it."""
     away = y - raw
     error, _ = relative_error(rows, at, y, raw)
     size = 1 + away.abs().amax(-1)
     gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
     slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
     residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
-    terms = product(at.jacobian.abs().mT, dual.abs()).amax(-1) / size  # what is added up: rounding is relative to it
+    terms = product(at.jacobian.abs().mT, dual.abs()).amax(-1) / size  # the rounding of the sum is relative to it
     optimal = settled & (residual <= tolerance + KKT_ROUNDINGS * torch.finfo(y.dtype).eps * terms)
     flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
     weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
@@ -117,7 +117,7 @@ def status_of(
     optimal: Tensor | None = None,
     weak: Tensor | None = None,
 ) -> NonlinearSolution:
-    """The status of points with a relative violation `error`, found by steps that last reduced it by `ratio`."""
+    """The status of points with a relative violation `error`, which the last full step multiplied by `ratio`."""
     feasible = error <= tolerance
     degenerate = (ratio > SLOW) & (error > ROUNDED)
     degenerate = degenerate if weak is None else degenerate | weak
@@ -128,7 +128,7 @@ def status_of(
 
 
 def _confirmed_flat(rows: Rows, y: Tensor, dual: Tensor, flat: Tensor) -> Tensor:
-    """Which of the samples that looked flat have a curvature of W of at most `DEGENERATE` along their active rows."""
+    """Which of the samples marked `flat` have a curvature of W of at most `DEGENERATE` along their active rows."""
     todo = flat.nonzero().squeeze(-1)
     if len(todo) == 0:
         return flat

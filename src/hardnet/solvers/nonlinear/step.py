@@ -3,12 +3,12 @@
     min over d, s   1/2 d'W d + q'd + center's + |s / elastic|^2 / 2   subject to  low <= J d + s <= high
 
 With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of ``(-L^-1 q, elastic center)`` onto
-``low <= [J L^-T, diag(elastic)] (z, sigma) <= high``, whose multipliers are those of the rows. It has a point whenever
-the rows with ``elastic = 0`` (the affine ones) have one, also where the linearization of the others has none: then it
-is a Levenberg-Marquardt step. With the last multipliers as the center, s vanishes where the iteration converges.
+``low <= [J L^-T, diag(elastic)] (z, sigma) <= high``, with the same multipliers. It is feasible whenever the rows with
+``elastic = 0`` (the affine ones) are, even where the linearization of the others is not: then it is a
+Levenberg-Marquardt step. With the last multipliers as the center, s vanishes where the iteration converges.
 
-Most samples are settled in the multipliers: on a CPU by a compiled dual active set (`kernels.cpu.active_set`), else by
-guesses of the active rows (`guesses`); the rest by `project_affine`.
+Most samples are solved in the multipliers: on a CPU by a compiled dual active-set method (`kernels.cpu.active_set`),
+else by guessing the active rows (`guesses`); the rest by `project_affine`.
 
 Called by `hardnet.solvers.nonlinear.direction`, `hardnet.solvers.nonlinear.nearest_step` and
 `hardnet.solvers.nonlinear.retract_step`.
@@ -27,9 +27,10 @@ from hardnet.solvers.nonlinear.guesses import settle_rows
 from hardnet.solvers.polyhedron.projection import project_affine
 
 SOFTER, MANY = 0.1, 10
-"""How much a row of length one gives way where the active ones of more than MANY rows are not found."""
+"""Elasticity, relative to a row's length, for a second attempt where guessing the active rows has failed. Where values
+may be read it is made only for more than MANY rows."""
 FIRM = 1e-4
-"""How much a row of length one gives way at least where nothing may be looked at."""
+"""Least elasticity of a row, relative to its length, where values may not be read."""
 
 
 class Metric(NamedTuple):
@@ -40,7 +41,7 @@ class Metric(NamedTuple):
     free: Tensor
 
     def take(self, index: Tensor) -> Metric:
-        """That of some samples."""
+        """The metric of some samples."""
         return Metric(None if self.W is None else self.W[index], self.rows[index], self.free[index])
 
 
@@ -62,15 +63,15 @@ def solve_step(
         jacobian: J, ``(b, m, n)``.
         low: ``lower - value``, ``(b, m)``.
         high: ``upper - value``, ``(b, m)``.
-        elastic: ``(b, m)``; 0 for a row that may not give way.
+        elastic: ``(b, m)``; 0 for a row that must hold.
         metric: W and q; None for the identity and 0.
         center: ``(b, m)``, or None for 0.
         tight: Whether all rows are known to be equalities.
-        look: Whether values may be looked at; else a sample whose active rows are not found in `ROUNDS` guesses has
-            the step of the last guess.
+        look: Whether values may be read; if not, a sample whose active rows are not found in `ROUNDS` guesses takes
+            the step of the last guess for softer rows.
         guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``, where rows are guessed.
     """
-    single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than a launch
+    single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than launching a kernel
     if single or not (look and compiles(jacobian, MOST_STEP_ROWS)):
         return _in_torch(jacobian, low, high, elastic, metric, center, tight, look, guess)
     from hardnet.kernels.cpu.active_set import solve
@@ -101,7 +102,7 @@ def _in_torch(
     across = jacobian.mT if metric is None else metric.rows
     target = torch.zeros_like(low) if metric is None else product(jacobian, metric.free)
     gram = products(jacobian, across)
-    if not (look or tight):  # a guess with more active rows than outputs must have an answer too
+    if not (look or tight):  # the system must be solvable even for a guess with more active rows than outputs
         elastic = torch.maximum(elastic, FIRM * gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt())
     dual, settled = _dual(gram, target, low, high, elastic, center, tight, look, guess)
     if look and not bool(settled.all()):
@@ -130,7 +131,7 @@ def _dual(
     look: bool = True,
     guess: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The multipliers by guesses of the active rows, and which samples were settled."""
+    """The multipliers by guessing the active rows, and which samples are solved."""
     square = elastic.square()
     target = target if center is None else torch.addcmul(target, square, center)
     gram = gram + torch.diag_embed(square)
@@ -142,9 +143,9 @@ def _dual(
 def _softer(
     gram: Tensor, target: Tensor, low: Tensor, high: Tensor, elastic: Tensor, center: Tensor | None, look: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same for rows that give way more: guesses of active rows that contradict each other are then harmless.
+    """The same for more elastic rows, for which contradictory active rows in a guess are harmless.
 
-    Of a violation v a step leaves ``elastic^2 v / sigma^2``, which the next steps remove.
+    A step leaves ``elastic^2 v / sigma^2`` of a violation v, which the next steps remove.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
     soft = torch.where(elastic > 0, torch.maximum(elastic, SOFTER * length), 0.0)
@@ -160,7 +161,7 @@ def _by_projection(
     center: Tensor | None,
     todo: Tensor,
 ) -> Tensor:
-    """The multipliers of the samples `todo` by the projection that the subproblem is."""
+    """The multipliers of the samples `todo`, by solving the subproblem as a projection."""
     rows, soft = jacobian[todo], elastic[todo]
     goal = torch.zeros_like(rows[:, 0]) if metric is None else metric.free[todo]
     if metric is not None and metric.W is not None:

@@ -1,1 +1,1 @@
-"""What is found out about a constant set once, when a layer is made."""
+"""Analysis of a constant set, done once when a layer is built."""

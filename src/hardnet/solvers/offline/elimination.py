@@ -1,8 +1,8 @@
 """Fourier-Motzkin elimination: bounds of each variable in terms of the ones before it.
 
-From ``G y <= c`` and ``E y = d`` the variables are eliminated one by one, last first. Every derived row is a fixed
-combination of the original ones, so it is kept as a pair ``body . y <= mix . constants``: the constants may depend on
-the input and change from sample to sample while the elimination is done once.
+From ``G y <= c`` and ``E y = d`` the variables are eliminated one at a time, last first. Every derived row is a fixed
+combination of the original ones, so it is kept as a pair ``body . y <= mix . constants``: the elimination is done once,
+although the constants may depend on the input and differ between samples.
 
 Called by `hardnet.layers.cdgm`.
 """
@@ -18,20 +18,20 @@ from torch import Tensor
 from hardnet.errors import InfeasibleError, UnsupportedSetError, name_samples, sentence
 
 CANCELED = 1e-12
-"""A sum smaller than this times its terms is a canceled coefficient."""
+"""A sum smaller than this times its terms is treated as zero."""
 
 CANDIDATES_PER_ROW = 200
-"""How many pairs, per row of the limit, may be formed before pruning: this bounds the memory of one step."""
+"""How many pairs may be formed before pruning, as a multiple of the row limit: this bounds the memory of one step."""
 
 
 class Rows(NamedTuple):
-    """``body y <= mix constants``, or ``=`` where `equality` says so.
+    """``body y <= mix constants``, or ``=`` where `equality` is set.
 
     Attributes:
         body: ``(r, n)``.
         mix: ``(r, k)``; non-negative on the constants of inequalities.
         equality: ``(r,)`` bool.
-        ancestors: ``(r, s)`` bool: the rows of the last restart that an inequality was combined from.
+        ancestors: ``(r, s)`` bool: which rows at the last restart an inequality was combined from.
     """
 
     body: Tensor
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What bounds one variable once the variables before it are fixed.
+    """The bounds of one variable once the variables before it are fixed.
 
     Attributes:
         variable: Its index.
@@ -61,11 +61,11 @@ class Stage(NamedTuple):
 
 
 class Elimination(NamedTuple):
-    """The outcome: one stage per variable, in the order in which they are to be fixed.
+    """The result: one stage per variable, in the order in which they are to be fixed.
 
     Attributes:
         stages: One per variable.
-        conditions: The rows without variables: the set is not empty exactly where they hold.
+        conditions: The rows without variables: the set is non-empty exactly where they hold.
     """
 
     stages: list[Stage]
@@ -77,15 +77,16 @@ def eliminate(
 ) -> Elimination:
     """Eliminate ``order[-1], ..., order[0]`` from ``body y <= constants`` (``=`` where `equality`).
 
-    A variable with an equality is substituted; any other combines each of its upper with each of its lower bounds.
-    After each step these rows go: copies, parallel rows with a larger known constant, and rows with more ancestors
-    than one plus the variables eliminated or with the ancestors of another row among theirs (Kohler, Chernikov).
+    A variable with an equality is substituted; for any other, each of its upper bounds is combined with each of its
+    lower bounds. Each step drops duplicate rows, parallel rows with a larger known constant, and rows with more
+    ancestors than one plus the variables eliminated or with all ancestors of another row among theirs (Kohler,
+    Chernikov).
 
     Args:
         body: ``(k, n)``, float64 on the CPU.
-        constants: ``(k,)``; NaN where it is only known later.
+        constants: ``(k,)``; NaN where the value is not known yet.
         equality: ``(k,)`` bool.
-        order: A permutation of the n variables: the first is moved least by the others.
+        order: A permutation of the n variables; the first is moved least.
         limit: Largest number of rows to accept after a step.
     """
     rows = Rows(body, torch.eye(len(body), dtype=body.dtype), equality, ~equality[None] & torch.eye(len(body)).bool())
@@ -105,13 +106,13 @@ def eliminate(
 
 
 def unmet_conditions(mix: Tensor, equality: Tensor, constants: Tensor, tolerance: float) -> Tensor:
-    """Which of ``0 <= mix constants`` fail, ``(*batch, r)``, by more than `tolerance` times the terms they add up."""
+    """Which of ``0 <= mix constants`` fail, ``(*batch, r)``, by more than `tolerance` times the size of their terms."""
     right, size = right_hand_sides(constants, mix), right_hand_sides(constants.abs(), mix.abs())
     return torch.where(equality, right.abs(), -right) > tolerance * size
 
 
 def require_consistent(conditions: Rows, constants: Tensor, labels: Sequence[int], tolerance: float) -> None:
-    """Raise where a row without variables fails for constants that are known; `labels` names the original rows."""
+    """Raise if a row without variables fails for known constants; `labels` are the numbers of the original rows."""
     known = (conditions.mix[:, constants.isnan()] == 0).all(dim=1)
     unmet = unmet_conditions(conditions.mix, conditions.equality, constants.nan_to_num(nan=0.0), tolerance)
     for row in (unmet & known).nonzero().flatten().tolist():
@@ -129,7 +130,7 @@ def right_hand_sides(constants: Tensor, mix: Tensor) -> Tensor:
 
 
 def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tuple[Stage, Rows, bool]:
-    """The stage of a variable, the rows without it, and whether inequalities were combined for it."""
+    """The stage of a variable, the rows without it, and whether inequalities were combined to eliminate it."""
     coefficient = rows.body[:, variable]
     pivots = rows.equality & (coefficient != 0)
     if pivots.any():
@@ -142,7 +143,7 @@ def _eliminate_one(rows: Rows, variable: int, eliminated: int, limit: int) -> tu
 
 
 def _substitute(rows: Rows, variable: int, pivot: int) -> tuple[Stage, Rows]:
-    """Solve the pivot equality for the variable and put the result in every other row."""
+    """Solve the pivot equality for the variable and substitute the result into every other row."""
     own = _normalize(rows.take(torch.tensor([pivot])), variable)
     rest = rows.take(torch.arange(len(rows.body)) != pivot)
     coefficient = rest.body[:, variable, None]
@@ -155,7 +156,7 @@ def _substitute(rows: Rows, variable: int, pivot: int) -> tuple[Stage, Rows]:
 
 
 def _combine(upper: Rows, lower: Rows, eliminated: int, limit: int) -> Rows:
-    """Every upper bound with every lower one, less those that their ancestors prove redundant."""
+    """Every upper bound combined with every lower one, without those that their ancestors prove redundant."""
     count = len(upper.body) * len(lower.body)
     if count > CANDIDATES_PER_ROW * limit:
         raise _too_many(count, limit)
@@ -183,8 +184,8 @@ def _minimal(ancestors: Tensor) -> Tensor:
 def _drop_dominated(rows: Rows, constants: Tensor) -> tuple[Rows, bool]:
     """Keep the tightest of parallel inequalities, as far as their constants are known.
 
-    A row dropped for the value of its constant is not redundant by its ancestors alone, so from here on the rows
-    count as original ones: returns whether the history was restarted in this way.
+    A row dropped because of the value of its constant is not redundant by its ancestors alone, so the remaining rows
+    then count as original ones: also returns whether the ancestors were restarted in this way.
     """
     known = (rows.mix[:, constants.isnan()] == 0).all(dim=1)
     value = torch.where(known, rows.mix @ constants.nan_to_num(nan=0.0), torch.nan)
@@ -202,7 +203,7 @@ def _drop_dominated(rows: Rows, constants: Tensor) -> tuple[Rows, bool]:
 
 
 def _parallel_keys(rows: Rows, known: Tensor) -> list[tuple[object, ...]]:
-    """Equal for rows that say the same up to a known constant: the direction, and what x still decides."""
+    """Keys that are equal for rows that agree up to a known constant: the direction, and the mix if not known."""
     bodies = (rows.body / CANCELED).round().mul(CANCELED).add(0.0).tolist()
     kinds, mixes = rows.equality.tolist(), rows.mix.tolist()
     return [
@@ -238,7 +239,7 @@ def _add(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _join(pieces: list[Rows]) -> Rows:
-    """Stack rows; ancestors lose their meaning across a restart and are padded to one width."""
+    """Stack rows; ancestors are padded to the same width, since a restart changes their number."""
     width = max(piece.ancestors.shape[1] for piece in pieces)
     padded = [
         piece._replace(ancestors=torch.nn.functional.pad(piece.ancestors, (0, width - piece.ancestors.shape[1])))
@@ -248,7 +249,7 @@ def _join(pieces: list[Rows]) -> Rows:
 
 
 def _too_many(count: int, limit: int, order: Sequence[int] | None = None) -> UnsupportedSetError:
-    """The error of an exploding elimination."""
+    """The error for an elimination that produces too many rows."""
     got = f"{count} rows" if order is None else f"{count} rows in the order [{name_samples(order)}]"
     remedy = "try another order of the variables, raise the limit, or use method 'projection'"
     return UnsupportedSetError(sentence("A", f"at most {limit} rows while eliminating", got, remedy))

@@ -13,10 +13,10 @@ from torch import Tensor
 from hardnet.errors import NonFiniteError, UnsupportedSetError, sentence
 
 RELATIVE_ZERO = 1e-10
-"""What counts as zero in float64 once every vector has unit length."""
+"""Largest number that counts as zero in float64 once every vector has unit length."""
 
 PAIRS_AT_ONCE = 4096
-"""How many pairs of rays are tested for adjacency in one product of matrices, to bound memory."""
+"""How many pairs of rays are tested for adjacency in one matrix product, to bound memory."""
 
 
 class Generators(NamedTuple):
@@ -34,13 +34,13 @@ class Generators(NamedTuple):
 def cone_generators(A: Tensor, E: Tensor | None = None, *, limit: int = 10_000) -> Generators:
     """Rays and lines of ``{y : A y <= 0, E y = 0}`` (Minkowski-Weyl).
 
-    Equalities are removed first, by moving to coordinates of null(E). Independent rows need no enumeration: their
-    rays are the columns of ``-A⁺`` and their lines span null(A). All other rows go through `double_description`.
+    Equalities are removed first, by changing to coordinates of null(E). Independent rows need no enumeration: their
+    rays are the columns of ``-A⁺`` and their lines span null(A). All other cases use `double_description`.
 
     Args:
-        A: Inequality rows, ``(m, n)``; rows of zeros say nothing and are dropped.
+        A: Inequality rows, ``(m, n)``; zero rows are dropped.
         E: Equality rows, ``(p, n)``.
-        limit: Largest number of generators to accept; it can grow exponentially with the number of rows.
+        limit: Largest number of generators to accept; their number can grow exponentially with the number of rows.
 
     Returns:
         The generators in float64.
@@ -54,10 +54,10 @@ def cone_generators(A: Tensor, E: Tensor | None = None, *, limit: int = 10_000) 
 
 
 def double_description(A: Tensor, *, limit: int = 10_000) -> Generators:
-    """Rays and lines of ``{y : A y <= 0}``, found by adding one row at a time to the whole space.
+    """Rays and lines of ``{y : A y <= 0}``, starting from the whole space and adding one row at a time.
 
-    A row that cuts a line turns it into a ray and shears the others onto its hyperplane. A row that cuts no line
-    keeps the rays on its side and joins each adjacent pair of rays from both sides where the row is tight.
+    A row that cuts a line turns it into a ray and shears the other generators onto its hyperplane. A row that cuts no
+    line keeps the rays on its side and replaces each adjacent pair from opposite sides by a ray on its hyperplane.
     """
     A = _small_cones_first(_clean_rows("A", A))
     m, n = A.shape
@@ -76,7 +76,7 @@ def double_description(A: Tensor, *, limit: int = 10_000) -> Generators:
 
 
 def _inequality_generators(A: Tensor, limit: int) -> Generators:
-    """The shortcut for independent rows, else the double description."""
+    """The closed form for independent rows, else the double description."""
     m, n = A.shape
     if m <= n and (m == 0 or torch.linalg.svdvals(A)[-1] > RELATIVE_ZERO):
         if n > limit:
@@ -88,7 +88,7 @@ def _inequality_generators(A: Tensor, limit: int) -> Generators:
 def _cut_line(
     normal: Tensor, row: int, slope: Tensor, lines: Tensor, rays: Tensor, tight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn the line that the row cuts most steeply into a ray; shear every other generator onto the hyperplane."""
+    """Turn the line with the steepest slope into a ray; shear every other generator onto the hyperplane."""
     pick = int(slope.abs().argmax())
     line = -slope[pick].sign() * lines[pick]
     steepest = -slope[pick].abs()
@@ -102,7 +102,7 @@ def _cut_line(
 
 
 def _cut_rays(normal: Tensor, row: int, rays: Tensor, tight: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the rays on the right side of the hyperplane and join the adjacent pairs that it separates."""
+    """Keep the rays on the feasible side of the hyperplane and combine the adjacent pairs that it separates."""
     slope = rays @ normal
     above, below = slope > RELATIVE_ZERO, slope < -RELATIVE_ZERO
     tight = tight.clone()
@@ -115,7 +115,7 @@ def _cut_rays(normal: Tensor, row: int, rays: Tensor, tight: Tensor) -> tuple[Te
 
 
 def _adjacent_pairs(tight: Tensor, above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs whose common tight rows no third ray shares: exactly the pairs that span a face."""
+    """Pairs for which no third ray is tight on all their common tight rows: exactly the pairs that span a face."""
     pairs = torch.cartesian_prod(above, below).reshape(-1, 2)
     loose = (~tight).to(torch.float32).mT
     found = [_span_face(tight, loose, chunk) for chunk in pairs.split(PAIRS_AT_ONCE)]
@@ -124,7 +124,7 @@ def _adjacent_pairs(tight: Tensor, above: Tensor, below: Tensor) -> tuple[Tensor
 
 
 def _span_face(tight: Tensor, loose: Tensor, pairs: Tensor) -> Tensor:
-    """For each pair, whether only its own two rays are tight wherever both are."""
+    """For each pair, whether its two rays are the only ones tight on all rows where both are."""
     common = (tight[pairs[:, 0]] & tight[pairs[:, 1]]).to(torch.float32)
     return (common @ loose == 0).sum(dim=1) == 2
 
@@ -159,6 +159,6 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _too_many(count: int, limit: int) -> UnsupportedSetError:
-    """The error of an exploding enumeration."""
+    """The error for an enumeration with too many generators."""
     remedy = "use method 'projection', which needs no generators, or raise the limit"
     return UnsupportedSetError(sentence("A", f"a cone of at most {limit} generators", f"{count} or more", remedy))

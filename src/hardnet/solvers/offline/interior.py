@@ -1,4 +1,4 @@
-"""A constant convex set analyzed ahead: its affine hull and a point well inside it, relative to the hull.
+"""Offline analysis of a constant convex set: its affine hull and a point well inside it, relative to the hull.
 
 Linear rows alone need linear programs (HiGHS, through scipy); curved blocks need a cone solver (clarabel). Both come
 with the extra ``offline`` and run once, on the CPU in float64.
@@ -19,7 +19,7 @@ from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrd
 from hardnet.solvers.offline.interior_cone import most_slack_conic
 
 THIN = 1e-8
-"""A set whose interior point has no more slack than this counts as one without interior."""
+"""A set whose interior point has at most this slack counts as having no interior."""
 
 
 class Halfspaces(NamedTuple):
@@ -32,13 +32,13 @@ class Halfspaces(NamedTuple):
 
 
 class Hull(NamedTuple):
-    """The affine hull ``{point + basis z}`` and the inequality rows that are not equalities in disguise.
+    """The affine hull ``{point + basis z}`` and the inequality rows that are not implicit equalities.
 
     Attributes:
         point: A point of the hull, ``(n,)``.
         basis: Orthonormal columns, ``(n, k)``; the identity where there is no equality.
         rows: The inequality rows that cut the hull.
-        implicit: Indices of the inequality rows that turned out to be equalities.
+        implicit: Indices of the inequality rows that are implicit equalities.
     """
 
     point: Tensor
@@ -48,7 +48,7 @@ class Hull(NamedTuple):
 
 
 def halfspaces(blocks: Sequence[Intervals], n: int) -> Halfspaces:
-    """Stack the rows of intervals: finite sides as ``A y <= b``, pairs of equal bounds as ``C y = d``."""
+    """Stack the rows of intervals: finite bounds as ``A y <= b``, pairs of equal bounds as ``C y = d``."""
     A = torch.cat([torch.zeros(0, n, dtype=torch.float64), *(block.A for block in blocks)])
     none = torch.zeros(0, dtype=torch.float64)
     lower = torch.cat([none, *(block.lower.expand(len(block.A)) for block in blocks)])
@@ -66,8 +66,8 @@ def halfspaces(blocks: Sequence[Intervals], n: int) -> Halfspaces:
 def affine_hull(rows: Halfspaces) -> Hull:
     """Find the rows that hold with equality on the whole set, by one linear program, and move them to C.
 
-    ``max sum t`` subject to ``A z + t <= a b``, ``C z = a d``, ``0 <= t <= 1``, ``a >= 1``: scaling the cone of the
-    set up gives every row with any slack at all ``t = 1``, and every implicit equality ``t = 0``.
+    ``max sum t`` subject to ``A z + t <= a b``, ``C z = a d``, ``0 <= t <= 1``, ``a >= 1``: scaling the set up by a
+    gives ``t = 1`` to every row that can have slack, and ``t = 0`` to every implicit equality.
 
     Raises:
         InfeasibleError: No point satisfies all rows.
@@ -100,16 +100,16 @@ def hull_of(rows: Halfspaces, implicit: list[int] | None = None) -> Hull:
 
 
 def cutting(rows: Halfspaces, basis: Tensor, eps: float) -> Halfspaces:
-    """The inequality rows that vary along the hull; the others hold everywhere on it or nowhere."""
+    """The inequality rows that vary along the hull; each of the others holds either everywhere on it or nowhere."""
     cuts = torch.linalg.vector_norm(rows.A @ basis, dim=-1) > 1000 * eps
     return rows._replace(A=rows.A[cuts], b=rows.b[cuts])
 
 
 def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
-    """A point well inside: the analytic center of linear rows that bound a set, else the point with the most slack.
+    """A point well inside: the analytic center of a bounded set of linear rows, else the point with the most slack.
 
-    The largest ball may touch a corner of a long set; the analytic center, which minimizes ``-sum log slack``, does not
-    depend on the units of the coordinates. It exists where the set is bounded.
+    The largest ball may be near one end of a long set; the analytic center, which minimizes ``-sum log slack``, does
+    not depend on the units of the coordinates. It exists where the set is bounded.
 
     Raises:
         InfeasibleError: The linear and the curved parts have no common point.
@@ -129,7 +129,7 @@ def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
 
 
 def least_slack(rows: Halfspaces, curved: Sequence[Block], y: Tensor) -> float:
-    """How far y is from leaving the inequalities: negative outside, positive strictly inside, inf without any."""
+    """The least slack of the inequalities at y: negative outside, positive strictly inside, inf if there are none."""
     slacks = [rows.b - rows.A @ y]
     for block in curved:
         if isinstance(block, SecondOrder):
@@ -143,7 +143,7 @@ def least_slack(rows: Halfspaces, curved: Sequence[Block], y: Tensor) -> float:
 
 
 def most_slack(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[Tensor, float] | None:
-    """The z with the most slack (up to `cap`): the largest ball of linear rows; None where it is unbounded."""
+    """The z with the most slack (up to `cap`), for linear rows the center of the largest ball; None if unbounded."""
     if curved:
         return most_slack_conic(hull, curved, cap)
     A, k = hull.rows.A @ hull.basis, hull.basis.shape[-1]
@@ -161,7 +161,7 @@ def most_slack(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[
 
 
 def _analytic_center(A: Tensor, b: Tensor, start: Tensor, iterations: int = 100) -> Tensor:
-    """``argmin -sum log(b - A z)`` by damped Newton from `start` inside; `start` itself where there is no minimum."""
+    """``argmin -sum log(b - A z)`` by damped Newton from an interior `start`; `start` where there is no minimum."""
     z = start
     for _ in range(iterations):
         inverse_slack = 1 / (b - A @ z)

@@ -1,6 +1,6 @@
 """The point with the most slack in a set with curved blocks, as one cone program for clarabel.
 
-Variables ``(z, slack)`` with ``y = point + basis z``; each block asks that an affine function of them lies in a cone.
+Variables ``(z, slack)`` with ``y = point + basis z``; each block requires an affine function of them to be in a cone.
 
 Called by `hardnet.solvers.offline.interior`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Demand(NamedTuple):
-    """``offset + y_rows y - slack_column slack`` in a cone: ``(r,)``, ``(r, n)``, ``(r,)`` and the cone's kind."""
+    """``offset + y_rows y - slack_column slack`` in a cone: ``(r,)``, ``(r, n)``, ``(r,)`` and the type of cone."""
 
     offset: Tensor
     y_rows: Tensor
@@ -30,7 +30,7 @@ class Demand(NamedTuple):
 
 
 def most_slack_conic(hull: Hull, curved: Sequence[Block], cap: float | None) -> tuple[Tensor, float] | None:
-    """Maximize the slack that all blocks share; None where it is unbounded or the solver fails."""
+    """Maximize the slack common to all blocks; None where it is unbounded or the solver fails."""
     lengths = torch.linalg.vector_norm(hull.rows.A @ hull.basis, dim=-1)
     demands = [Demand(hull.rows.b, -hull.rows.A, lengths, "orthant"), *(_demand(block) for block in curved)]
     if cap is not None:
@@ -63,7 +63,7 @@ def _maximize_last(matrix: Tensor, right: Tensor, cones: list[tuple[str, int]]) 
 
 
 def _demand(block: Block) -> Demand:
-    """What a curved block asks of y and the slack."""
+    """The condition of a curved block on y and the slack."""
     if isinstance(block, SecondOrder):  # (c'y + d - slack, A y + b)
         offset = torch.cat([block.d.reshape(1), block.b])
         y_rows = torch.cat([block.c.unsqueeze(0), block.A])
@@ -87,7 +87,7 @@ def _quadratic_demand(block: Quadratics) -> Demand:
 
 
 def _triangle(matrix: Tensor) -> Tensor:
-    """The upper triangle column by column, off-diagonal entries times sqrt 2, as clarabel takes it."""
+    """The upper triangle column by column, off-diagonal entries times sqrt 2, as clarabel expects it."""
     k = matrix.shape[-1]
     column, row = torch.tril_indices(k, k)
     weight = torch.where(row == column, 1.0, 2.0**0.5).double()
@@ -95,7 +95,7 @@ def _triangle(matrix: Tensor) -> Tensor:
 
 
 def _cone(clarabel: Any, kind: str, size: int) -> Any:
-    """The cone as clarabel names it."""
+    """The clarabel object for a cone."""
     if kind == "orthant":
         return clarabel.NonnegativeConeT(size)
     if kind == "second-order":
@@ -104,5 +104,5 @@ def _cone(clarabel: Any, kind: str, size: int) -> Any:
 
 
 def _one() -> Tensor:
-    """A column of one entry."""
+    """A vector with the single entry 1."""
     return torch.ones(1, dtype=torch.float64)
