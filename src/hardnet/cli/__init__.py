@@ -1,4 +1,4 @@
-"""The command line: one file per group of commands. ``hardnet`` alone prints a page on what to try first."""
+"""The command line: one file per group of commands. ``hardnet`` without a command prints an overview."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def with_compiled_loop(task: Task) -> Task:
-    """A copy of the task in which the body of the inner loop, the method `substep`, is compiled; needs a loop."""
+    """A copy of the task whose loop body, the method `substep`, is compiled; the task itself if it has no loop."""
     if task.loop_budget == 1:
         return task
     plain = task.substep  # pyright: ignore[reportAttributeAccessIssue]
