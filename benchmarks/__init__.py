@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks against the alternatives and the peers, as ratios."""
+"""Side-by-side benchmarks against alternatives and other packages, reported as ratios."""

@@ -1,4 +1,4 @@
-"""One benchmark: ``python -m benchmarks TASK``; ``--help`` lists the tasks."""
+"""Run one benchmark: ``python -m benchmarks TASK``; ``--help`` lists the tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.processes import last_tag
 from benchmarks.tools import TASKS
 
 ALONE = ("device", "conditioning", "curved", "families", "house", "methods", "nonlinear", "power", "scale", "training")
-"""Benchmarks of ours alone."""
+"""Benchmarks that run only hardnet, without a comparison."""
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options."""
+    """The parsed options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("task", choices=(*TASKS, *ALONE))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -41,7 +41,7 @@ def main() -> None:
     asked = parsed()
     options: dict[str, Any] = {"device": asked.device, "out": asked.out}
     if asked.task in ALONE:
-        if asked.task == "device":  # where git cannot tell it
+        if asked.task == "device":  # the revision is passed for machines without a git checkout
             options |= {"revision": asked.revision or None, "nearest_only": asked.nearest_only}
         import_module(f"benchmarks.{asked.task}").main_table(**options)
         return

@@ -1,8 +1,8 @@
-"""Us, our last revision and the others on the same problems, in turns, in one run: milliseconds and ratios.
+"""hardnet, its last revision and other tools on the same problems, interleaved in one run: milliseconds and ratios.
 
-Every tool is called in bursts, one tool after the other, round after round, so that a disturbance of the machine meets
-all of them alike; a time is the median over all rounds. Our last revision runs from an archive of its sources.
-With more processes than cores, long calls are interrupted and short ones are not: measure on a quiet machine.
+Every tool is called in bursts, one tool after the other, round after round, so that a disturbance of the machine
+affects all of them equally; a time is the median over all rounds. The last revision runs from an archive of its
+sources. With more processes than cores, long calls are interrupted and short ones are not: measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hardnet.experiments.results import write_json
 from hardnet.experiments.stamp import environment
 
 BURST = 4
-"""Calls in a row; the first of them only wakes the caches."""
+"""Calls in a row; the first one only warms the caches."""
 FEW, GROWTH, SLOW = 128, 8, 500.0
-"""Samples that a tool is timed on first; how many times more are tried next; milliseconds of a call that stop it."""
+"""Samples of a tool's first timing; growth factor of the next; milliseconds per call above which growth stops."""
 JUDGED = 8192
-"""The most samples whose answers are compared with the reference."""
+"""Maximum number of samples whose results are compared with the reference."""
 PASSES = ("forward", "both")
 WRONG = {"violation": 1e-5, "distance": 1e-3, "gradient_error": 1e-2}
-"""Above these the answer of a tool counts as wrong, in float64."""
+"""Errors above which a tool's result counts as wrong, in float64."""
 
 
 def main_table(
@@ -43,18 +43,18 @@ def main_table(
     seed: int = 0,
     note: str | None = None,
 ) -> dict[str, Any]:
-    """Time and judge every tool of a task, print a table per size, return (and write) the figures.
+    """Time and check every tool of a task, print a table per size, return (and write) the numbers.
 
     Args:
-        task: A name of `TASKS`.
+        task: A name in `TASKS`.
         device: ``"cpu"`` (float64) or ``"cuda"`` (float32).
-        out: Where to write the JSON, if anywhere.
-        sizes: What to run; those of the task by default.
-        peers: Names of the tools beside ours; all installed ones by default.
-        revision: Of ours, to stand beside this tree; None leaves it out.
-        seconds: Time to spend on a size and pass.
-        seed: Of the problems.
-        note: A sentence about the circumstances, kept with the figures.
+        out: The JSON file to write, if any.
+        sizes: The sizes to run; those of the task by default.
+        peers: Names of the other tools; all installed ones by default.
+        revision: A revision of hardnet to compare this tree with; None for no comparison.
+        seconds: Time to spend per size and pass.
+        seed: Seed of the problems.
+        note: A sentence about the circumstances, stored with the numbers.
     """
     on_gpu = device.startswith("cuda")
     options = {"device": device, "dtype": "float32" if on_gpu else "float64", "seed": seed}
@@ -69,14 +69,14 @@ def main_table(
         for size in sizes or (TASKS[task].cuda if on_gpu else TASKS[task].cpu):
             rows += measure(task, size, {n: t for n, t in tools.items() if t.serves(size)}, processes, options, seconds)
             print(f"\n{size}\n{size_table(rows, size)}", flush=True)
-            if out is not None:  # after every size: a run that is cut short keeps what it has
+            if out is not None:  # after every size, so that an interrupted run keeps its results
                 write_json(out, result, indent=1)
     print("not installed:", ", ".join(result["missing"]) or "none")
     return result
 
 
 def _chosen(task: str, peers: Sequence[str] | None, with_last: bool) -> dict[str, Tool]:
-    """Ours in every form, and the others that are asked for."""
+    """All variants of hardnet, and the requested other tools."""
     every = {name: tool for name, tool in TASKS[task].tools.items() if with_last or tool.process != LAST}
     ours = {name: tool for name, tool in every.items() if name.startswith((OURS, LAST))}
     return every if peers is None else ours | {name: every[name] for name in peers}
@@ -85,7 +85,7 @@ def _chosen(task: str, peers: Sequence[str] | None, with_last: bool) -> dict[str
 def measure(
     task: str, size: Size, tools: dict[str, Tool], processes: dict[str, Process], options: dict, seconds: float
 ) -> list[dict[str, Any]]:
-    """One row per tool: times of the whole batch, errors against the reference, ratios to ours; or what stopped it."""
+    """One row per tool: times of the whole batch, errors against the reference, ratios to ours; or its error."""
     built = {name: _build(task, name, size, tool, processes, options) for name, tool in tools.items()}
     rows: dict[str, dict[str, Any]] = {name: size._asdict() | {"tool": name} | built[name] for name in tools}
     alive = [name for name in tools if "error" not in rows[name]]
@@ -105,7 +105,7 @@ def measure(
 
 
 def _build(task: str, name: str, size: Size, tool: Tool, processes: dict, options: dict) -> dict[str, Any]:
-    """Build a tool on as many samples as a call below `SLOW` allows: more are tried until there are all of them."""
+    """Build a tool on as many samples as keep a call below `SLOW`: the count grows up to the whole batch."""
     most = min(tool.peer.most or size.B, size.B)
     count = min(FEW, most)
     request = {"do": "build", "task": task, "tool": name, "size": list(size), **options}
@@ -117,7 +117,7 @@ def _build(task: str, name: str, size: Size, tool: Tool, processes: dict, option
 
 
 def _in_turns(having: dict[str, Process], key: str, first: dict[str, float], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of the calls of each tool, burst after burst in turns; a slow call is made once."""
+    """Milliseconds of the calls of each tool, in interleaved bursts; a slow tool is called only once."""
     quick = [name for name in having if first[name] <= SLOW]
     spent = BURST * sum(first[name] for name in quick)
     times: dict[str, list[float]] = {name: [] if name in quick else [first[name]] for name in having}
@@ -128,7 +128,7 @@ def _in_turns(having: dict[str, Process], key: str, first: dict[str, float], sec
 
 
 def _finished(row: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """The row with ratios to ours, and whether its answer is right."""
+    """The row with ratios to ours, and whether its result is right."""
     row.pop("ms", None)
     for key in PASSES:
         if f"{key}_ms" in row and f"{key}_ms" in ours:
@@ -139,7 +139,7 @@ def _finished(row: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def size_table(rows: Sequence[dict[str, Any]], size: Size) -> str:
-    """The rows of one size for people; ``~``: timed on a part of the batch and scaled."""
+    """The rows of one size as a table; ``~``: timed on a part of the batch and scaled."""
     keys = ["forward_ms", "forward_ratio", "both_ms", "both_ratio", "violation", "distance", "gradient_error"]
     here = [row for row in rows if size_of(row) == size]
     lines = [
@@ -150,5 +150,5 @@ def size_table(rows: Sequence[dict[str, Any]], size: Size) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Yes, no, what stopped it, or nothing where nothing is enforced."""
+    """Yes, no, the error that stopped it, or a dash where nothing is enforced."""
     return row["error"][:40] if "error" in row else {True: "yes", False: "no", None: "-"}[row.get("right")]

@@ -1,4 +1,4 @@
-"""What each way to compute the closed form leaves of a violation, over condition numbers and dtypes."""
+"""The violation left by each way to compute the closed form, over condition numbers and dtypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hardnet.functional import enforce_affine
 
 CONDITIONS = {torch.float64: (1e2, 1e4, 1e6, 1e8, 1e10, 1e12), torch.float32: (1e1, 1e2, 1e3, 1e4, 1e5)}
 SHAPES = {"unrolled": (10, 5), "gram": (20, 10), "square": (20, 20)}
-"""(n, m) that takes each path of ours."""
+"""A size (n, m) for each of our paths."""
 
 
 def matrices(n: int, m: int, condition: float, samples: int, source: torch.Generator) -> Tensor:
@@ -29,7 +29,7 @@ def matrices(n: int, m: int, condition: float, samples: int, source: torch.Gener
 
 
 def conditioning(device: str = "cpu", seed: int = 0, samples: int = 500) -> list[dict[str, Any]]:
-    """The largest violation relative to the row's scale ``|a||y| + |bound|``; None where a routine fails."""
+    """The largest violation relative to the row's scale ``|a||y| + |bound|``; None if a routine fails."""
     ours = {"hardnet": lambda raw, A, lower, upper: enforce_affine(raw, A, lower, upper, on_invalid="nan")}
     chosen = ours | {name: ALTERNATIVES[name] for name in ("lstsq", "pinv", "cholesky")}
     results = []
@@ -61,7 +61,7 @@ def relative_violation(
 
 
 def conditioning_table(rows: list[dict[str, Any]]) -> str:
-    """The table for people."""
+    """The results as a table."""
     return table_text(list(rows[0]), [list(row.values()) for row in rows])
 
 

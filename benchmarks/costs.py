@@ -1,4 +1,4 @@
-"""What `hardnet.explain` says of cost, generated from the result files into the package: part of ``benchmarks.pages``.
+"""The costs that `hardnet.explain` reports, generated from the result files into the package by ``benchmarks.pages``.
 
 ``results/bench/methods_cpu.json`` and ``results/bench/nearest_h200.json`` -> ``src/hardnet/layers/costs.json``.
 """
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 PACKAGED = Path("src/hardnet/layers/costs.json")
-# n, m, and how the set is called in the record of the methods
+# n, m, and the start of the set's name in the recorded file
 CPU_SETS = ((2, 2, "barrier rows"), (10, 5, "polyhedral cone"), (20, 10, "polyhedron, n = 20"))
 GPU_SIZES = (2, 3, 4)
 
 
 def packaged_costs(bench: Path) -> str:
-    """The recorded costs by the class of device, as the package carries them: JSON."""
+    """The recorded costs by type of device, as the JSON that the package contains."""
     methods = json.loads((bench / "methods_cpu.json").read_text())
     nearest = json.loads((bench / "nearest_h200.json").read_text())
     found = {

@@ -1,7 +1,7 @@
-"""What share of each room the tests execute: ``python -m benchmarks.coverage REPORT OUT [NOTE]``.
+"""The share of each room that the tests execute: ``python -m benchmarks.coverage REPORT OUT [NOTE]``.
 
-REPORT is what ``pytest --cov-report=json`` wrote. Code that numba or Triton compiles is not seen by the tracer, so the
-kernels count as missed where they ran compiled.
+REPORT is the file that ``pytest --cov-report=json`` wrote. The tracer does not see code compiled by numba or Triton, so
+kernels that ran compiled count as missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hardnet.experiments.stamp import environment
 
 
 def by_room(files: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Statements, those that ran, and per cent, for each folder or file directly below the package."""
+    """Statements, executed statements, and percent, for each folder or file directly below the package."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, content in files.items():
         parts = PurePath(name).parts
@@ -28,12 +28,12 @@ def by_room(files: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _share(statements: int, run: int) -> dict[str, float]:
-    """A room without a statement counts as run."""
+    """The entry of one room; a room without statements counts as fully executed."""
     return {"statements": statements, "run": run, "percent": round(100 * run / statements, 1) if statements else 100.0}
 
 
 def record(report: Path, out: Path, note: str | None = None) -> dict[str, Any]:
-    """Write the shares with their stamp, and return them."""
+    """Write the shares with their stamp and return them."""
     rooms = by_room(read_json(report)["files"])
     total = _share(*(int(sum(room[key] for room in rooms.values())) for key in ("statements", "run")))
     result = {"environment": environment("cpu"), "note": note, "total": total, "rooms": rooms}
@@ -42,7 +42,7 @@ def record(report: Path, out: Path, note: str | None = None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record, and print a table."""
+    """Record the shares and print a table."""
     result = record(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])
     rows = [[name, *room.values()] for name, room in (result["rooms"] | {"in all": result["total"]}).items()]
     print(table_text(["room", "statements", "run", "per cent"], rows))

@@ -1,9 +1,9 @@
 """Curved sets: time and violation of the nearest point on cones, matrix inequalities and programs of other papers.
 
-``python -m benchmarks curved --device cpu|cuda --out FILE``. On a CPU times are those of the processor that the process
-spent (one thread). On a GPU eager calls are timed between events, and forward with backward once more as replays of a
-CUDA graph. The programs: SnareNet's QCQP (100 outputs, 50 equalities, m diagonal quadratics), FSNet's convex QCQP and
-SOCP (the same outputs and equalities, a box, 50 quadratics or 50 cones of 50 x 100), each drawn as their papers do.
+``python -m benchmarks curved --device cpu|cuda --out FILE``. Times on a CPU are processor time (one thread). On a GPU
+eager calls are timed between events, and forward with backward also as replays of a CUDA graph. The programs:
+SnareNet's QCQP (100 outputs, 50 equalities, m diagonal quadratics), FSNet's convex QCQP and SOCP (the same outputs and
+equalities, a box, 50 quadratics or 50 cones of 50 x 100), each drawn as in its paper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hardnet.experiments.timing import capture, measure_processor, time_all
 
 ROUNDS, SEED = 5, 2025
 PATIENCE = 10_000.0
-"""Milliseconds of a call on a CPU after which no more rounds follow."""
+"""If the first timed call on a CPU takes more milliseconds than this, it is the only one."""
 OUTPUTS, EQUALITIES = 100, 50
 
 
@@ -44,11 +44,11 @@ class Source:
         self.stream = torch.Generator().manual_seed(seed)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Between two numbers."""
+        """Uniform draws between two numbers."""
         return low + (high - low) * torch.rand(*shape, generator=self.stream, dtype=torch.float64)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard."""
+        """Standard normal draws."""
         return torch.randn(*shape, generator=self.stream, dtype=torch.float64)
 
 
@@ -78,7 +78,7 @@ def quadratic_program(samples: int, rows: int, *, halved: bool, reach: float) ->
 
 
 def cone_program(samples: int, cones: int = 50, size: int = 50) -> Case:
-    """``A y = x``, a box, and cones through a point that all draws share, as FSNet draws them."""
+    """``A y = x``, a box, and cones with a common boundary point, as FSNet draws them."""
     draw = Source()
     A, center = draw.uniform(-1, 1, EQUALITIES, OUTPUTS), draw.uniform(-1, 1, OUTPUTS)
     x = draw.uniform(-1, 1, samples, EQUALITIES)
@@ -91,7 +91,7 @@ def cone_program(samples: int, cones: int = 50, size: int = 50) -> Case:
 
 
 def matrix_inequality(samples: int, order: int = 4, n: int = 5) -> Case:
-    """``F0(x) + sum y_i F_i(x)`` positive semidefinite, of its own for every sample."""
+    """``F0(x) + sum y_i F_i(x)`` positive semidefinite, with its own matrices for every sample."""
     draw = Source()
     F, y, root = draw.normal(samples, n, order, order), draw.normal(samples, n), draw.normal(samples, order, order)
     F = (F + F.mT) / 2
@@ -101,7 +101,7 @@ def matrix_inequality(samples: int, order: int = 4, n: int = 5) -> Case:
 
 
 def second_order_cone(samples: int, n: int = 10) -> Case:
-    """``|A y + b| <= c'y + d``, of its own for every sample."""
+    """``|A y + b| <= c'y + d``, with its own numbers for every sample."""
     draw = Source()
     K, k, y = draw.normal(samples, n + 1, n), draw.normal(samples, n), draw.normal(samples, n)
     value = (K[:, :n] @ y.unsqueeze(-1)).squeeze(-1) + k
@@ -114,7 +114,7 @@ def second_order_cone(samples: int, n: int = 10) -> Case:
 
 
 def cases(scale: float = 1.0) -> dict[str, Callable[[], Case]]:
-    """All of them; `scale` shrinks the batches, for tests."""
+    """All cases; `scale` shrinks the batches, for tests."""
     many, few = max(2, int(256 * scale)), max(2, int(100 * scale))
     train = max(2, int(512 * scale))
     return {
@@ -128,7 +128,7 @@ def cases(scale: float = 1.0) -> dict[str, Callable[[], Case]]:
 
 
 def works(case: Case, device: str) -> tuple[hn.layers.HardNetCvx, dict[str, Callable[[], Any]]]:
-    """The layer, and what to time."""
+    """The layer, and the calls to time."""
     layer = hn.layers.HardNetCvx(case.constraint.to(device), on_infeasible="nan")
     raw = case.raw.to(device).requires_grad_()
     x = None if case.x is None else case.x.to(device)
@@ -138,7 +138,7 @@ def works(case: Case, device: str) -> tuple[hn.layers.HardNetCvx, dict[str, Call
 
 
 def spent(work: Callable[[], Any], rounds: int) -> float:
-    """Median milliseconds of the processor, after a first call, which compiles; of one call beyond `PATIENCE`."""
+    """Median milliseconds of processor time after a first call, which compiles; of one call beyond `PATIENCE`."""
     work()
     taken = [measure_processor(work)[0]]
     while len(taken) < rounds and taken[0] <= PATIENCE:
@@ -153,7 +153,7 @@ def captured(work: Callable[[], Any], replays: int = 10) -> float:
 
 
 def measure(case: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Times, how many samples are answered, and the largest violation of these."""
+    """Times, the share of samples that are answered, and the largest violation of these."""
     layer, todo = works(case, device)
     raw, x = case.raw.to(device), None if case.x is None else case.x.to(device)
     found: dict[str, Any] = {"samples": len(raw), "outputs": raw.shape[-1]}
@@ -171,7 +171,7 @@ def measure(case: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def curved_tables(folder: Path) -> str:
-    """What was recorded, each file as a table with what made it."""
+    """The recorded results, each file as a table with its environment."""
     return "\n".join(_recorded(path) for path in sorted(folder.glob("curved_*.json")))
 
 
@@ -186,7 +186,7 @@ def _recorded(path: Path) -> str:
 
 
 def main_table(device: str, out: Path | None, scale: float = 1.0, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure all cases, print them, and write them as they come: what the same revision has written is kept."""
+    """Measure all cases, print and write each one as it finishes; results of the same revision in the file are kept."""
     made = environment(device, SEED)
     content = {"environment": made, "clock": "wall" if device != "cpu" else "process", "cases": _written(out, made)}
     results = content["cases"]
@@ -202,7 +202,7 @@ def main_table(device: str, out: Path | None, scale: float = 1.0, rounds: int = 
 
 
 def _written(out: Path | None, made: dict[str, Any]) -> dict[str, Any]:
-    """The cases in a file of this revision; none where the revision is not known, or its files were changed."""
+    """The cases in a file of this revision; none if the revision is unknown or its checkout has changes."""
     before = json.loads(out.read_text()) if out is not None and out.exists() else {}
     revision = made["revision"] or "changes"
     same = before.get("environment", {}).get("revision") == revision

@@ -1,7 +1,8 @@
-"""How far the kernels are from the floor of their memory traffic, on a GPU: replays of a captured graph, no host.
+"""How far the kernels are from their memory floor on a GPU, from replays of a captured graph without the host.
 
-The floor of a pass is the bytes it must move (every input read once, every output written once) over the bandwidth that
-a plain copy reaches in the same run. Several sets of inputs, together larger than any cache, are replayed as one graph.
+The floor of a pass is the bytes it must move (every input read once, every output written once) divided by the
+bandwidth of a plain copy in the same run. Several sets of inputs, together larger than any cache, are replayed as one
+graph.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TARGETS: dict[tuple[int, int, int], tuple[float, float] | None] = {
     (4096, 256, 64): None,
     (100, 2, 2): None,
 }
-"""(B, n, m) of the closed form: most multiples of the floor, forward and forward+backward, in float32."""
+"""(B, n, m) of the closed form: target multiples of the floor, forward and forward+backward, in float32."""
 SHARED = ((100, 2, 2), (10**6, 2, 2), (10**6, 6, 3), (10**5, 10, 5), (10**5, 16, 8), (8192, 50, 25), (8192, 100, 50),
           (2**18, 100, 50))  # fmt: skip
 NEAREST = {(10**6, 2, 2): (2.0, 3.0), (10**6, 3, 3): None, (10**6, 4, 4): None}
@@ -42,12 +43,12 @@ NEAREST = {(10**6, 2, 2): (2.0, 3.0), (10**6, 3, 3): None, (10**6, 4, 4): None}
 BOXED, BOXED_TARGET = (4096, 500), 4.0
 """(B, n) of a box and one equality, forward, and its target."""
 ROTATED_BYTES, MOST_SETS, SMALL_BYTES = 2e8, 20, 1e6
-"""Sets of inputs that are timed in turns: together larger than a cache; one alone where only latency counts."""
+"""Sets of inputs to alternate between, together larger than a cache; a single one where only latency counts."""
 COLUMNS = ["what", "dtype", "B", "n", "m", "shared", "forward_ms", "forward_multiple", "both_ms", "both_multiple"]
 
 
 def replayed(enforce: Enforce, size: Size, dtype: torch.dtype, seed: int = 0) -> dict[str, float]:
-    """Milliseconds of the forward, and of forward and backward with all four gradients, on the device alone."""
+    """Milliseconds of forward, and of forward and backward with all four gradients, without the host."""
     moved, _ = floors(size, 1.0, dtype.itemsize)
     count = 1 if moved < SMALL_BYTES else max(2, min(MOST_SETS, int(ROTATED_BYTES / moved) + 1))
     cases = [large_problem(size, "cuda", dtype, seed + index) for index in range(count)]
@@ -74,7 +75,7 @@ def measure(what: str, enforce: Enforce, size: Size, dtype: torch.dtype, bandwid
 
 
 def boxed(bandwidth: float) -> dict[str, Any]:
-    """A box and one equality in float32, forward; the floor reads raw and writes y."""
+    """A box and one equality in float32, forward; the floor is reading raw and writing y."""
     batch, n = BOXED
     ones, total = torch.ones(1, n, device="cuda"), torch.full((1,), n / 4, device="cuda")
     zero, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")  # as the buffers of a Box keep them
@@ -88,14 +89,14 @@ def boxed(bandwidth: float) -> dict[str, Any]:
 
 
 def eager(what: str, enforce: Enforce, size: Size) -> dict[str, Any]:
-    """Times of eager calls, which wait for the host."""
+    """Times of eager calls, which include the host."""
     numbers = large_problem(size, "cuda", torch.float32)[:4]
     works = {"forward_ms": lambda: enforce(*numbers), "both_ms": lambda: gradients(enforce, numbers)}
     return {"what": f"{what}, eager", "dtype": "float32", **size._asdict(), **timing.time_all(works, "cuda")}
 
 
 def shared_enforcements(case: Case) -> dict[str, Enforce]:
-    """Ours with the factor of a shared A kept, and the two products alone."""
+    """The closed form with the factor of a shared A kept, and only the two products."""
     factor = hn.functional.factorize(case.A)
     return {
         KEPT: lambda raw, A, lower, upper: hn.functional.enforce_affine(raw, A.detach(), lower, upper, factor=factor),
@@ -110,9 +111,9 @@ def main_table(
 
     Args:
         device: A GPU.
-        out: Where to write the figures after every row: a run that is cut short keeps what it has.
-        revision: Where git cannot tell it.
-        nearest_only: Whether only the nearest point is timed, with the closed form beside it at the same sizes.
+        out: The file to write after every row, so that an interrupted run keeps its results.
+        revision: The revision, for machines without a git checkout.
+        nearest_only: Whether to time only the nearest point, and the closed form at the same sizes.
     """
     bandwidth = timing.copy_bandwidth(device, megabytes=1024)
     stamp = environment(device, 0)
@@ -128,7 +129,7 @@ def main_table(
 
 
 def _rows(bandwidth: float, device: str, nearest_only: bool) -> Iterator[dict[str, Any]]:
-    """The rows of the table, one after the other."""
+    """The rows of the table, one at a time."""
     closed, nearest = hn.functional.enforce_affine, hn.functional.project_affine
     for shape in NEAREST if nearest_only else TARGETS:
         yield measure("closed form", closed, Size(*shape), torch.float32, bandwidth, TARGETS.get(shape))

@@ -1,6 +1,7 @@
-"""The closed form with one A for all samples on a CPU, by every family of compiled code that could serve it.
+"""The closed form with one A for all samples on a CPU, by every family of compiled code that can compute it.
 
-``python -m benchmarks families`` says what each size would cost by another family than its own: which may be dropped.
+``python -m benchmarks families`` shows what each size would cost with another family than its own, and so which family
+could be dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ONE_PASS, PRODUCTS, TORCH = "affine_few", "affine_shared", "plain torch"
 
 @contextmanager
 def served_by(family: str) -> Iterator[None]:
-    """A shared A of any size goes to this family."""
+    """Inside the block, a shared A of any size is handled by this family."""
     most, numba = affine.MOST_SHARED_NUMBERS, launch.HAS_NUMBA
     affine.MOST_SHARED_NUMBERS = math.inf if family == ONE_PASS else 0  # pyright: ignore[reportAttributeAccessIssue]
     launch.HAS_NUMBA = numba and family != TORCH
@@ -40,7 +41,7 @@ def served_by(family: str) -> Iterator[None]:
 
 
 def work(family: str, numbers: tuple[Tensor, Tensor, Tensor, Tensor], both: bool) -> Callable[[], Tensor]:
-    """One call with the factor of A that a layer keeps, and with the gradient of raw if both directions are asked."""
+    """One call with a kept factor of A, as in a layer, and with the gradient of raw if `both`."""
     raw, A, lower, upper = numbers
     factor, leaf = factorize(A), raw.clone().requires_grad_(both)
 

@@ -1,7 +1,7 @@
-"""The closed form with an A of each sample on a GPU, by every family of kernels that could serve it.
+"""The closed form with an A per sample on a GPU, by every family of kernels that can compute it.
 
-``python -m benchmarks.families_gpu [--out FILE]`` says what each size would cost by another family than its own: which
-may be dropped. Float32, replays of a captured graph; in `plan` the limits of a family decide what it serves.
+``python -m benchmarks.families_gpu [--out FILE]`` shows what each size would cost with another family than its own, and
+so which family could be dropped. Float32, replays of a captured graph; `plan` chooses a family by its limits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hardnet.experiments.stamp import environment
 SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""
 LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 8), "affine_blocks": (0, 0, 0)}
-"""To let a family serve: most numbers that a thread holds, forward and backward, and most rows that are unrolled."""
+"""Limits that select a family: most numbers that a thread holds, forward and backward, and most unrolled rows."""
 
 
 @contextmanager
 def served_by(family: str) -> Iterator[None]:
-    """Any A that this family can hold goes to it."""
+    """Inside the block, any A that fits this family is handled by it."""
     from hardnet.kernels.gpu import affine_launch
 
     names = "TINY", "TINY_BACKWARD", "FEW_ROWS"

@@ -1,6 +1,6 @@
-"""The figures of the house that CONTRIBUTING quotes: ``python -m benchmarks house``.
+"""The numbers about the source code that CONTRIBUTING quotes: ``python -m benchmarks house``.
 
-Files, lines and functions of each room; the questions about device and transform; private names of torch.
+Files, lines and functions of each room; the functions that query device and transform; private names of torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ROOT = Path(hardnet.__file__).parent
 
 
 def room(file: Path) -> str:
-    """The folder of a file, or the hall and its neighbors at the top."""
+    """The folder of a file, or "at the top" for files directly in the package."""
     return file.relative_to(ROOT).parts[0] if file.parent != ROOT else "at the top"
 
 
 def size(files: list[Path]) -> dict[str, int]:
-    """How many files, lines and functions, methods included."""
+    """Numbers of files, lines and functions, including methods, and the length of the longest file."""
     texts = [file.read_text() for file in files]
     functions = sum(isinstance(node, ast.FunctionDef) for text in texts for node in ast.walk(ast.parse(text)))
     longest = max(text.count("\n") for text in texts)
@@ -36,13 +36,13 @@ def size(files: list[Path]) -> dict[str, int]:
 
 
 def private_names(files: list[Path]) -> list[str]:
-    """Names of torch with an underscore in front that the package uses, each once."""
+    """Private names of torch that the package uses, without repetition."""
     found = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute | ast.ImportFrom):
                 found |= {name for name in spelled(node) if name.startswith("torch.") and private(name)}
-    # torch._C stands in front of its own names
+    # drop prefixes of longer names, such as torch._C
     return sorted(name for name in found if not any(other.startswith(f"{name}.") for other in found))
 
 
@@ -64,7 +64,7 @@ def private(name: str) -> bool:
 
 
 def questions() -> list[str]:
-    """The functions of `modes` that say where a call runs or what stands around it."""
+    """The functions of `modes` that tell where a call runs or which transform it is in."""
     tree = ast.parse((ROOT / "modes.py").read_text())
     answers = {node.name: node.returns for node in tree.body if isinstance(node, ast.FunctionDef)}
     kinds = {name: "" if kind is None else ast.unparse(kind) for name, kind in answers.items()}
@@ -72,7 +72,7 @@ def questions() -> list[str]:
 
 
 def figures() -> dict[str, Any]:
-    """All of them."""
+    """All numbers."""
     files = sorted(ROOT.rglob("*.py"))
     rooms = {name: [file for file in files if room(file) == name] for name in sorted({room(file) for file in files})}
     sizes = {name: size(own) for name, own in rooms.items()} | {"all": size(files)}

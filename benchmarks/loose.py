@@ -1,7 +1,7 @@
-"""How the recipes of curved rows were chosen: variants by the objective of validation rows, all rows enforced.
+"""How the recipes for curved rows were chosen: variants compared by their objective on validation rows.
 
 ``python -m benchmarks.loose snarenet-qcqp50 [--only NAME,NAME] [--epochs N] [--rows N] [--device cuda] [--out FILE]``.
-Every answer keeps its rows, so that a lower mean is better and no optimum is needed; test rows are not looked at.
+All rows of the constraint are enforced, so a lower mean is better and no optimum is needed; test rows are not used.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hardnet.problems.suites import SuiteProblem
 from hardnet.train import Training, streams_of
 
 WEIGHTS: dict[str, dict[str, Any]] = {f"weight {w:g}": {"settings": {"soft_weight": w}} for w in (0.3, 1.0, 3.0, 10.0)}
-"""Penalty weights, beside the variants of the other recipes."""
+"""Variants of the penalty weight, in addition to those of `benchmarks.recipes`."""
 
 
 def judged(problem: SuiteProblem, recipe: Recipe, rows: int, seeds: list[int]) -> dict[str, float]:
-    """The mean objective and the worst violation of the first validation rows behind all constraints."""
+    """The mean objective and the worst violation on the first validation rows with all constraints enforced."""
     method, streams = specs.all_methods()[(recipe.methods or ("nonlinear",))[0]], streams_of(seeds)
     model = build_model(problem, method, streams, recipe).to(problem.train.device)
     settings = recipe.adapt(method.settings(problem, recipe.epochs or 1, model.layer.guarantee))
@@ -47,7 +47,7 @@ def judged(problem: SuiteProblem, recipe: Recipe, rows: int, seeds: list[int]) -
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train every variant, and print and record it at once."""
+    """Train every variant, and print and record each result immediately."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loose", description=__doc__)
     parser.add_argument("case")
     parser.add_argument("--only", default=",".join(["recipe", *WEIGHTS]), help="comma-separated variants")

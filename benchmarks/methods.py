@@ -1,6 +1,6 @@
 """Every method on every standard set, recorded: ``python -m benchmarks methods --out results/bench/methods_cpu.json``.
 
-The measurement is that of ``hardnet methods --measure``; `table` is its overview as how-to-choose shows it.
+The measurement is that of ``hardnet methods --measure``; `table` is its overview as shown in how-to-choose.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hardnet.experiments.results import read_json, write_json
 from hardnet.experiments.stamp import environment
 
 BASELINES = ("soft", "none")
-"""Methods that enforce nothing, and have no column."""
+"""Methods that enforce nothing and therefore have no column."""
 
 
 def main_table(device: str = "cpu", out: Path | None = None) -> dict[str, Any]:
-    """Measure on one thread, print the overview, return (and write) the figures."""
+    """Measure on one thread, print the overview, return (and write) the numbers."""
     torch.set_num_threads(1)
     note = f"One thread; load average {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores."
     result = {"environment": environment(device, 0), "note": note, "samples": measured.SAMPLES}
@@ -32,7 +32,7 @@ def main_table(device: str = "cpu", out: Path | None = None) -> dict[str, Any]:
 
 
 def table(path: Path) -> str:
-    """The recorded overview in Markdown, methods that take none of the sets left out, with what made it."""
+    """The recorded overview in Markdown with its environment, without methods that accept none of the sets."""
     record = read_json(path)
     taken = {row["method"] for row in record["rows"] if row["refused"] is None} - set(BASELINES)
     stamp = record["environment"]

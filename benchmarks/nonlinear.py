@@ -1,7 +1,7 @@
-"""Nonlinear rows: how many raw outputs end on the set, how far, and what retraction, nearest point and backward cost.
+"""Nonlinear rows: share of samples that reach the set, distance, and cost of retraction, nearest point and backward.
 
-Times are those of the processor that the calling process spent (one thread), the least of a few rounds on a CPU; on a
-GPU wall time. Raw outputs are drawn anew for each family: around a point of the set, or around 0, with the noise named.
+Times on a CPU are processor time (one thread), the minimum of a few rounds; on a GPU wall time. Raw outputs are drawn
+separately for each family, around a point of the set or around 0, with the noise in its name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hardnet.solvers.nonlinear.status import NonlinearStatus
 
 ROUNDS, SEED = 2, 0
 ENOUGH = 400.0
-"""Milliseconds of more rounds for calls that take less."""
+"""Milliseconds to spend on further rounds of quick calls."""
 HORIZON, STEP = 10, 0.2
 PASSES, MANY = (16, 8), 4096
-"""Passes of captured layers, and the batch of the small families on a GPU."""
+"""Numbers of passes of captured layers, and the batch size of the small families on a GPU."""
 
 
 def rows(g: Callable[..., Tensor], n: int, **options: Any) -> hn.Nonlinear:
@@ -35,7 +35,7 @@ def rows(g: Callable[..., Tensor], n: int, **options: Any) -> hn.Nonlinear:
 
 
 def ellipsoid(y: Tensor, x: Any) -> Tensor:
-    """Axes 3, 1 and 1/2."""
+    """An ellipsoid with axes 3, 1 and 1/2."""
     return (y[..., :1] / 3).square() + y[..., 1:2].square() + 4 * y[..., 2:].square() - 1
 
 
@@ -45,7 +45,7 @@ def hyperbola(y: Tensor, x: Any) -> Tensor:
 
 
 def torus(y: Tensor, x: Any) -> Tensor:
-    """Radii 2 and 1/2."""
+    """A torus with radii 2 and 1/2."""
     around = torch.linalg.vector_norm(y[..., :2], dim=-1, keepdim=True)
     return (around - 2).square() + y[..., 2:].square() - 0.25
 
@@ -56,14 +56,14 @@ def parabola(y: Tensor, x: Tensor) -> Tensor:
 
 
 def rotation(y: Tensor, x: Any) -> Tensor:
-    """``Q'Q = I`` for nine outputs, six rows."""
+    """``Q'Q = I`` for nine outputs: six rows."""
     Q = y.unflatten(-1, (3, 3))
     upper = torch.triu_indices(3, 3, device=y.device)
     return (Q.mT @ Q - torch.eye(3, dtype=y.dtype, device=y.device))[..., upper[0], upper[1]]
 
 
 class RotationBySums(torch.nn.Module):
-    """The same rows without a matrix product or an index of two tensors, whose derivatives take many launches."""
+    """The same rows without a matrix product or indexing by two tensors, whose derivatives take many launches."""
 
     places: Tensor
     identity: Tensor
@@ -104,7 +104,7 @@ def keep_out(y: Tensor, x: Tensor) -> Tensor:
 
 
 def planning(count: int, generator: torch.Generator) -> Case:
-    """A unicycle that goes round an obstacle: 50 outputs, 30 equalities, 10 curved and 20 plain limits."""
+    """A unicycle that drives around an obstacle: 50 outputs, 30 equalities, 10 curved rows and 20 bounds."""
     draw = torch.rand(8 * count, 3, generator=generator, dtype=torch.float64)
     start = draw.new_tensor([-4.0, -2.4, -0.45]) + draw * draw.new_tensor([1.8, 4.8, 0.9])
     outside = (start[:, :2].square() * start.new_tensor([0.51020408, 0.90702948])).sum(-1) > 1.2
@@ -122,7 +122,7 @@ def planning(count: int, generator: torch.Generator) -> Case:
 
 
 class Quadratics(torch.nn.Module):
-    """``y'A_i y + c_i'y - x_i`` for 50 rows on 100 outputs, with their Jacobian; its numbers move with the set."""
+    """``y'A_i y + c_i'y - x_i`` for 50 rows on 100 outputs, with their Jacobian; a module, so it moves with the set."""
 
     A: Tensor
     c: Tensor
@@ -136,7 +136,7 @@ class Quadratics(torch.nn.Module):
             self.register_buffer(name, number)
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """The rows."""
+        """The values of the rows."""
         return torch.einsum("bi,mij,bj->bm", y, self.A, y) + y @ self.c.mT - x
 
     def slope(self, y: Tensor, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def quadratics(count: int, noise: float, generator: torch.Generator) -> Case:
 
 
 def families(scale: float = 1.0) -> dict[str, Case]:
-    """All of them; `scale` shrinks the batches, for tests."""
+    """All families; `scale` changes the batch sizes."""
     generator = torch.Generator().manual_seed(SEED)
     many, few = max(2, int(1000 * scale)), max(2, int(100 * scale))
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -179,7 +179,7 @@ def families(scale: float = 1.0) -> dict[str, Case]:
 
 
 def timed(work: Callable[[], Any], device: str, rounds: int) -> tuple[float, Any]:
-    """The least milliseconds of so many rounds, of quick calls as many as take `ENOUGH`, and the last result."""
+    """Minimum milliseconds over `rounds` calls, plus more of quick calls until `ENOUGH`, and a result."""
 
     def finish() -> Any:
         result = work()
@@ -224,7 +224,7 @@ def measure(family: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
 def captured(
     constraint: hn.sets.ConstraintSet, raw: Tensor, x: Tensor | None, mode: Any, passes: int
 ) -> dict[str, Any]:
-    """Milliseconds of a CUDA graph of so many passes, forward alone and with backward, and the share that is ok."""
+    """Milliseconds of a CUDA graph with this many passes, forward and with backward, and the share of ok samples."""
     layer = hn.layers.NonlinearLayer(constraint, mode=mode, iterations=passes, on_failure="best")
     leaf, own = raw.clone().requires_grad_(), f"{mode}, {passes} passes captured"
     found: dict[str, Any] = {f"{own}, ok": (layer.solve(raw, x).status == 0).double().mean().item()}
@@ -238,7 +238,7 @@ def captured(
 
 
 def main_table(device: str, out: Path | None, scale: float | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure all families, print them, and write them; on a GPU with `MANY` samples of the small ones."""
+    """Measure, print and write all families; on a GPU with `MANY` samples of the small ones."""
     results: dict[str, Any] = {}
     content = {"environment": environment(device, SEED), "clock": "wall" if device == "cuda" else "process"}
     content |= {"families": results}

@@ -1,9 +1,10 @@
-"""KKT-HardNet 1.0.2 on the equalities of `benchmarks.nonlinear`: the half of the comparison that runs in JAX.
+"""KKT-HardNet 1.0.2 on the equalities of `benchmarks.nonlinear`: the part of the comparison that runs in JAX.
 
-It runs in an environment of its own (``pip install kkt-hardnet==1.0.2``) and imports nothing of hardnet:
-``python benchmarks/nonlinear_kkt.py cases.npz answers.npz``, with the cases that `benchmarks.nonlinear_peers --cases`
-wrote; ``--kkt answers.npz`` there reads the answers. Twice: its defaults, and full steps with a damping of 1e-8. One
-thread; times are those that the process spent on the processor, without the compilation, the least of three.
+It needs its own environment (``pip install kkt-hardnet==1.0.2``) and imports nothing from hardnet:
+``python benchmarks/nonlinear_kkt.py cases.npz answers.npz``, with the cases written by
+`benchmarks.nonlinear_peers --cases`; its option ``--kkt answers.npz`` reads the answers. It runs with two settings: the
+defaults, and full steps with a damping of 1e-8. Times are processor time on one thread, without compilation, the
+minimum of three.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ ROWS = {
 
 
 def layer(rows: Any, n: int, d: int, settings: dict[str, float]) -> Any:
-    """Its projection layer for the equalities ``rows(y, x) = 0``."""
+    """KKT-HardNet's projection layer for the equalities ``rows(y, x) = 0``."""
     model = SimpleNamespace(
         var_spec=SimpleNamespace(total_size=n),
         parameter_spec=SimpleNamespace(shapes={"x": (d,)}),
@@ -61,7 +62,7 @@ def layer(rows: Any, n: int, d: int, settings: dict[str, float]) -> Any:
 
 
 def main() -> None:
-    """Answer all cases."""
+    """Solve all cases and write the answers."""
     cases, answers = np.load(sys.argv[1]), {}
     for name in sorted({key.split("/")[0] for key in cases.files}):
         raw, x = jnp.asarray(cases[f"{name}/raw"]), jnp.asarray(cases[f"{name}/x"])

@@ -1,11 +1,11 @@
-"""ENFORCE 1.0.4 and KKT-HardNet 1.0.2 beside the nonlinear layer: violation, distance and time on the same equalities.
+"""ENFORCE 1.0.4, KKT-HardNet 1.0.2 and our nonlinear layer: violation, distance and time on the same equalities.
 
-It runs in an environment of its own: ``pip install torch numba enforce-nn==1.0.4``, then with ``PYTHONPATH=src``
-``python -m benchmarks.nonlinear_peers --out results/bench/nonlinear_peers.json``. KKT-HardNet needs JAX and answers in
-another process: ``--cases cases.npz`` writes what `benchmarks/nonlinear_kkt.py` reads, ``--kkt answers.npz`` takes what
-it wrote. ENFORCE's projection is called by
-itself, in float64, without weights, until the largest residual of the batch is below 1e-6 (its own rule at inference)
-or after its 100 iterations. Times are those that the process spent on the processor, the least of three.
+It needs its own environment: ``pip install torch numba enforce-nn==1.0.4``, then with ``PYTHONPATH=src``
+``python -m benchmarks.nonlinear_peers --out results/bench/nonlinear_peers.json``. KKT-HardNet needs JAX and runs in
+another process: ``--cases cases.npz`` writes the input of `benchmarks/nonlinear_kkt.py`, ``--kkt answers.npz`` reads
+its output. ENFORCE's projection is called directly, in float64, without weights, until the largest residual of the
+batch is below 1e-6 (its own rule at inference) or for at most its 100 iterations. Times are processor time, the minimum
+of three.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def enforce(family: Case) -> Tensor:
 
 
 def measured(family: Case, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
-    """Every tool on one family; `others` have answered: milliseconds and points by name."""
+    """Every tool on one family; `others` are tools that ran elsewhere: milliseconds and points by name."""
     layers = {mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_failure="best") for mode in MODES}
     answer = lambda layer: layer.solve(family.raw, family.x).y
     tools: dict[str, Callable[[], Tensor]] = {f"hardnet {mode}": partial(answer, own) for mode, own in layers.items()}
@@ -61,7 +61,7 @@ def measured(family: Case, others: dict[str, tuple[float, Tensor]]) -> dict[str,
 
 
 def judged(family: Case, nearest: Tensor, milliseconds: float, y: Tensor) -> dict[str, float]:
-    """What points are worth: the largest violation, how many are over 1e-6, and how much farther feasible ones are."""
+    """Quality of points: the largest violation, the share over 1e-6, and how much farther the feasible ones are."""
     value = family.constraint.violation(y, family.x).amax(-1)
     farther = (torch.linalg.vector_norm(y - family.raw, dim=-1) / nearest)[value <= 1e-5]
     found = {"ms": milliseconds, "largest violation": value.nan_to_num(torch.inf).amax().item()}
@@ -69,7 +69,7 @@ def judged(family: Case, nearest: Tensor, milliseconds: float, y: Tensor) -> dic
 
 
 def write_cases(path: Path, cases: dict[str, Case]) -> None:
-    """Raw outputs and inputs, for tools that run elsewhere."""
+    """Write raw outputs and inputs for tools that run elsewhere."""
     import numpy
 
     parts = {f"{name}/raw": cases[name].raw for name in NAMES}
@@ -80,7 +80,7 @@ def write_cases(path: Path, cases: dict[str, Case]) -> None:
 
 
 def read_answers(path: Path | None, name: str) -> dict[str, tuple[float, Tensor]]:
-    """What `benchmarks/nonlinear_kkt.py` answered to one family."""
+    """The answers of `benchmarks/nonlinear_kkt.py` for one family."""
     if path is None:
         return {}
     import numpy
@@ -92,7 +92,7 @@ def read_answers(path: Path | None, name: str) -> dict[str, tuple[float, Tensor]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nonlinear_peers", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cases", type=Path, help="write the cases there and do nothing else")

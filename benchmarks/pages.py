@@ -1,4 +1,4 @@
-"""The README's and the docs' tables, generated from the result files: ``python -m benchmarks.pages``."""
+"""Generate the tables of the README and the docs from the result files: ``python -m benchmarks.pages``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-
 
 
 def parts(results: Path) -> dict[str, Callable[[], str]]:
-    """Every generated part by the name of its markers; a page shows it where the markers stand."""
+    """Every generated part by the name of its markers; pages show it between these markers."""
     runs = read_runs(results / "paper")
     return {
         "results": lambda: paper_tables(runs, tuple(runs)),
@@ -38,7 +38,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
 
 
 def update(root: Path) -> list[Path]:
-    """Rewrite the generated parts of the README and of the docs from ``results/``; return the pages that have some."""
+    """Rewrite the generated parts of README and docs from ``results/``; return the pages that have any."""
     known = parts(root / "results")
     pages = [
         page for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if MARKED.search(page.read_text())
@@ -49,7 +49,7 @@ def update(root: Path) -> list[Path]:
 
 
 def fill(text: str, known: dict[str, Callable[[], str]]) -> str:
-    """Put each generated part between its two markers, ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
+    """Insert each generated part between its two markers, ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
 
     def fresh(match: re.Match[str]) -> str:
         if match["name"] not in known:
@@ -60,7 +60,7 @@ def fill(text: str, known: dict[str, Callable[[], str]]) -> str:
 
 
 def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
-    """The tables of some experiments in Markdown, each with what made it."""
+    """The tables of some experiments in Markdown, each with its environment."""
     parts = []
     for name in names:
         if name in tables.COLUMNS:
@@ -71,7 +71,7 @@ def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
 
 
 def suite_pages(folder: Path) -> str:
-    """Every suite with what it is, its sizes, and the tables of its recorded runs."""
+    """Every suite with its description, its sizes, and the tables of its recorded runs."""
     found = read_suites(folder)
     return "\n".join(_suite_page(find_suite(name), found) for name in known_suites())
 
@@ -108,7 +108,7 @@ def _made(results: list[Result]) -> str:
 
 
 def main() -> None:
-    """Update the pages of the repository in the current folder, or in the given one, and the costs in the package."""
+    """Update the pages and the packaged costs of the repository in the current folder or in the given one."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     write_atomically(root / PACKAGED, packaged_costs(root / "results" / "bench").encode())
     for page in (root / PACKAGED, *update(root)):

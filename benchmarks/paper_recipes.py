@@ -1,8 +1,8 @@
-"""How the best recipes of the paper's piecewise problems were chosen: variants by their error on validation points.
+"""How the best recipes for the paper's piecewise problems were chosen: variants by their error on validation points.
 
 ``python -m benchmarks.paper_recipes [--problems pwc,pwcfull,pwcbox] [--seeds 101-105] [--out FILE]``. The published
-problems have no validation points of their own, so 400 are drawn as the training points were, by another seed; the
-grid of the tables is not looked at.
+problems have no validation points of their own, so 400 are drawn like the training points, with another seed; the grid
+of the tables is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hardnet.problems import PROBLEMS, Problem
 from hardnet.train import Training, streams_of
 
 POINTS, SEED = 400, 1017
-"""Validation points, and the seed that draws them."""
+"""Number of validation points, and their seed."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "recipe": {},
     "displacement 0": {"displacement": 0.0},
@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def validation_error(problem: Problem, recipe: Recipe, seeds: list[int]) -> float:
-    """Mean over the seeds of the objective at the validation points, after training by the recipe."""
+    """Mean objective over the seeds at the validation points, after training with the recipe."""
     method, streams = specs.all_methods()["projection"], streams_of(seeds)
     model = build_model(problem, method, streams, recipe)
     epochs = recipe.epochs or specs.choose_epochs(None, problem.name, quick=False)

@@ -1,4 +1,4 @@
-"""Other tools that project onto a polyhedron, each behind the same two calls; none is needed to use hardnet."""
+"""Other tools that project onto a polyhedron, each with the same two calls; none is needed to use hardnet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.problems import NUMBERS, Case
 
 
 class Run(NamedTuple):
-    """A tool prepared for one case: `forward` returns y; `both` also the gradients of ``sum(y)`` by name."""
+    """A tool prepared for one case: `forward` returns y; `both` also returns the gradients of ``sum(y)`` by name."""
 
     forward: Callable[[], Tensor]
     both: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
 
 
 class Peer(NamedTuple):
-    """A tool, the packages it needs, how to prepare it, and the most samples it is timed on (None: all)."""
+    """A tool: the packages it needs, how to prepare it, and the most samples it is timed on (None: all)."""
 
     packages: tuple[str, ...]
     build: Callable[[Case], Run]
@@ -46,7 +46,7 @@ def through_torch(case: Case, project: Callable[..., Tensor]) -> Run:
 
 
 def _one_sided(case: Case, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Equality rows and right-hand sides, then inequality rows ``G y <= h``."""
+    """Equality rows and their right-hand sides, then inequality rows ``G y <= h``."""
     k = case.equalities
     A = A.expand(len(case.raw), *A.shape[-2:])
     G, h = torch.cat([A[:, k:], -A[:, k:]], 1), torch.cat([upper[:, k:], -lower[:, k:]], 1)
@@ -108,7 +108,7 @@ def cvxpylayers(solver: str, **options: Any) -> Callable[[Case], Run]:
 
 
 def loop(solve: Callable[[Any, Any, Any, Any, int], Any]) -> Callable[[Case], Run]:
-    """A loop over a compiled solver of one sample, forward only."""
+    """A loop over a compiled solver for single samples, forward only."""
 
     def build(case: Case) -> Run:
         arrays = [part.numpy() for part in (case.raw, case.rows(), case.lower, case.upper)]
@@ -164,7 +164,7 @@ def piqp_one(raw: Any, A: Any, lower: Any, upper: Any, equalities: int) -> Any:
 
 
 def daqp_with_derivative(case: Case) -> Run:
-    """The bar of the table: a loop over DAQP, and the derivative on the active set by one batched Cholesky."""
+    """The baseline of the table: a loop over DAQP, and the derivative on the active set by one batched Cholesky."""
     forward = loop(daqp_one)(case).forward
 
     def both() -> tuple[Tensor, dict[str, Tensor]]:

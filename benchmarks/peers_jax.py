@@ -1,4 +1,4 @@
-"""The peers written in JAX, behind the calls of `benchmarks.peers`; gradients are jitted like the forward."""
+"""The other tools written in JAX, with the calls of `benchmarks.peers`; gradients are jitted like the forward."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def qpax(case: Case) -> Run:
 
 
 def pinet(iterations: int) -> Callable[[Case], Run]:
-    """Douglas-Rachford splitting of pinet; nothing flows to A and the bounds."""
+    """Douglas-Rachford splitting of pinet; it has no gradients for A and the bounds."""
 
     def build(case: Case) -> Run:
         import jax

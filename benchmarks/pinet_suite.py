@@ -1,10 +1,10 @@
-"""Pinet itself (the package pinet-hcnn, in JAX) on the programs of its suite: its layer with its network and with ours.
+"""Pinet itself (the package pinet-hcnn, in JAX) on the programs of its suite, with its own network and with ours.
 
 ``python -m benchmarks.pinet_suite pinet-small-convex [--network own,wide] [--seeds 1-5] [--out results/suites]`` writes
-result files beside those of ``hardnet suite pinet``, so that the tables show them. Its published settings: 50
-iterations forward, 25 backward, sigma as tuned by its authors, omega 1.7, rows equilibrated; its network 200-200 with
-ReLU, Adam 1e-2, batches of 2048, 50 epochs. The wide network is that of our recipe with our optimizer. Training time is
-without compilation.
+result files next to those of ``hardnet suite pinet``, so that the tables include them. Pinet's published settings: 50
+iterations forward, 25 backward, sigma as tuned by its authors, omega 1.7, rows equilibrated; its network is 200-200
+with ReLU, Adam 1e-2, batches of 2048, 50 epochs. The wide network is that of our recipe, with our optimizer. Training
+times exclude compilation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hardnet.experiments.suites import find_case
 from hardnet.problems.suites import SuitePrograms
 
 SIGMA = {100: 0.06806787572155291, 1000: 0.161}
-"""Step size of the splitting by the number of variables, as its authors tuned it."""
+"""Step size of the splitting by number of variables, as tuned by its authors."""
 FORWARD, BACKWARD, OMEGA = 50, 25, 1.7
 
 
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def plans(problem: SuitePrograms, recipe: Any) -> dict[str, Plan]:
-    """Its own network and settings, and those of our recipe."""
+    """Pinet's own network and settings, and those of our recipe."""
     ours = recipe.settings
     return {
         "own": Plan("its own network", (200, 200), "relu", 50, 2048, 1e-2),
@@ -94,7 +94,7 @@ def enforcement(problem: SuitePrograms) -> Callable[[Any, Any], Any]:
 
 
 def initial(key: Any, sizes: tuple[int, ...], skip: bool) -> dict[str, Any]:
-    """Weights and biases as torch draws them: uniform within one over the root of the inputs; a zero linear path."""
+    """Weights and biases as in torch: uniform within ``1 / sqrt(inputs)``; a skip path of zeros."""
     import jax
     from jax import numpy as jnp
 
@@ -108,7 +108,7 @@ def initial(key: Any, sizes: tuple[int, ...], skip: bool) -> dict[str, Any]:
 
 
 def network(plan: Plan) -> Callable[..., Any]:
-    """The network as a function of weights, x and, in training, a key for the dropout after the first hidden layer."""
+    """The network as a function of weights, x and, in training, a key for dropout after the first hidden layer."""
     import jax
     from jax import numpy as jnp
 
@@ -129,7 +129,7 @@ def network(plan: Plan) -> Callable[..., Any]:
 
 
 def step_of(problem: SuitePrograms, plan: Plan, enforce: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """One step of Adam (AdamW with a decay) on one batch: ``(weights, first, second, count), x, key, rate``."""
+    """One step of Adam (AdamW if there is a decay) on one batch: ``(weights, first, second, count), x, key, rate``."""
     import jax
     from jax import numpy as jnp
 
@@ -162,7 +162,7 @@ def step_of(problem: SuitePrograms, plan: Plan, enforce: Callable[[Any, Any], An
 
 
 def trained(problem: SuitePrograms, plan: Plan, seed: int) -> tuple[Callable[[Any], Any], float]:
-    """The policy after training with one seed, from inputs to y, and the seconds that it took."""
+    """The trained policy of one seed, from inputs to y, and the training time in seconds."""
     import jax
     from jax import numpy as jnp
 
@@ -192,7 +192,7 @@ def trained(problem: SuitePrograms, plan: Plan, seed: int) -> tuple[Callable[[An
 
 
 def result(problem: SuitePrograms, name: str, plan: Plan, seeds: list[int]) -> Result:
-    """The result of all seeds, one after the other, in the form of our own."""
+    """The result of all seeds, trained one after the other, as one of our result files."""
     import jax
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""Power flow: from a perturbed dispatch to a feasible one, by retraction and by the nearest point, beside IPOPT.
+"""Power flow: from a perturbed dispatch to a feasible one, by retraction and by the nearest point, compared with IPOPT.
 
-Raw outputs are the dispatch of the grid's own loads plus normal noise; loads are the first of the test set. Times are
-those of the processor (one thread) on a CPU, wall time on a GPU; IPOPT solves one sample after the other.
+Raw outputs are the dispatch at the grid's own loads plus normal noise; loads are the first of the test set. Times are
+processor time (one thread) on a CPU, wall time on a GPU; IPOPT solves one sample after the other.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SIZES = {"case9": 64, "case57": 8, "case118": 2}
 """Samples of each grid."""
 NOISE = (0.01, 0.05)
 HELD = 1e-8
-"""A dispatch counts as feasible when no row is violated by more, in units of base power."""
+"""Largest violation of a feasible dispatch, in units of base power."""
 
 
 def clock(device: str) -> float:
-    """Seconds of the processor; on a GPU of the wall, when it has finished."""
+    """Processor time in seconds; on a GPU wall time, after synchronizing."""
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -37,7 +37,7 @@ def clock(device: str) -> float:
 
 
 def measure(problem: PowerBalance, raw: Tensor, x: Tensor, mode: str, device: str) -> dict[str, float]:
-    """Share of feasible samples and of those with status ok, mean distance, and milliseconds a sample."""
+    """Shares of feasible samples and of status ok, worst violation, mean distance, and milliseconds per sample."""
     layer = hn.layers.NonlinearLayer(problem.constraint, mode=mode, on_failure="best")
     began = clock(device)
     found = layer.solve(raw, x)
@@ -53,7 +53,7 @@ def measure(problem: PowerBalance, raw: Tensor, x: Tensor, mode: str, device: st
 
 
 def exact(problem: PowerBalance, raw: Tensor, x: Tensor) -> dict[str, float]:
-    """The same of IPOPT, where CasADi is installed."""
+    """Share of solved samples, mean distance and milliseconds for IPOPT; needs CasADi."""
     from hardnet.experiments.suites.power import solve_with
 
     found = solve_with(problem.grid, read_grid(problem.grid.case), torch.cat([x, raw], 1), near=True)
@@ -63,7 +63,7 @@ def exact(problem: PowerBalance, raw: Tensor, x: Tensor) -> dict[str, float]:
 
 
 def grid_table(results: dict[str, Any]) -> str:
-    """One line for each grid, noise and way."""
+    """One line for each grid, noise and method."""
     shown = ("feasible", "ok", "worst", "distance", "ms")
     lines = [
         [name, how, *(f"{one[key]:.3g}" if key in one else "" for key in shown)]
@@ -76,7 +76,7 @@ def grid_table(results: dict[str, Any]) -> str:
 
 
 def page(record: Path) -> str:
-    """The table of a result file with what made it."""
+    """The table of a result file with its environment."""
     content = read_json(record)
     made = content["environment"]
     note = f"`results/bench/{record.name}`: {made['device']}, {content['clock']} time, revision {made['revision']}, "
@@ -84,7 +84,7 @@ def page(record: Path) -> str:
 
 
 def main_table(device: str, out: Path | None, sizes: dict[str, int] | None = None) -> dict[str, Any]:
-    """Measure every grid and noise, print them, and write them."""
+    """Measure every grid and noise, and print and write the results."""
     results: dict[str, Any] = {}
     for case, count in (sizes or SIZES).items():
         problem = PowerBalance(case, 800).to(device)

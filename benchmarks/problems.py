@@ -1,4 +1,4 @@
-"""The problems of every benchmark, and the bytes that they must move. Needs torch alone: any revision may be timed."""
+"""The problems of every benchmark and the bytes that they must move; needs only torch, so any revision can be timed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 NUMBERS = ("raw", "A", "lower", "upper")
 DRAWN = 1000
-"""Samples of a large batch that are drawn; the rest repeats them around other raw outputs."""
+"""Samples drawn for a large batch; the rest repeats them with different raw outputs."""
 
 
 class Size(NamedTuple):
-    """Samples, outputs, rows, how many of these are equalities, and whether all samples share A."""
+    """Numbers of samples, outputs, rows and equalities among the rows, and whether all samples share A."""
 
     B: int
     n: int
@@ -47,11 +47,11 @@ class Case(NamedTuple):
         return Case(self.raw[:count], A, self.lower[:count], self.upper[:count], self.equalities)
 
     def leaves(self) -> list[Tensor]:
-        """Fresh leaves of the four tensors."""
+        """New leaf tensors of the four numbers."""
         return [number.detach().clone().requires_grad_() for number in self[:4]]
 
     def rows(self) -> Tensor:
-        """A with a matrix for every sample."""
+        """A expanded to one matrix per sample."""
         return self.A.expand(len(self.raw), *self.A.shape[-2:])
 
 
@@ -70,7 +70,7 @@ def problem(size: Size, device: str = "cpu", dtype: torch.dtype = torch.float64,
 
 
 def large_problem(size: Size, device: str, dtype: torch.dtype, seed: int = 0) -> Case:
-    """The same for a batch that would take long to draw."""
+    """The same for a batch that would take too long to draw."""
     few = problem(size._replace(B=min(size.B, DRAWN)), device, dtype, seed)
     times = -(-size.B // len(few.raw))
     spread = lambda part: part.repeat(times, *[1] * (part.dim() - 1))[: size.B].contiguous()
@@ -81,7 +81,7 @@ def large_problem(size: Size, device: str, dtype: torch.dtype, seed: int = 0) ->
 
 
 def floors(size: Size, bandwidth: float, itemsize: int) -> tuple[float, float]:
-    """Milliseconds to move the numbers of the forward, and of forward and backward with all four gradients.
+    """Milliseconds to move the numbers of forward, and of forward and backward with all four gradients.
 
     `bandwidth` is in bytes per millisecond; every number is moved once.
     """
@@ -97,14 +97,14 @@ def operations(size: Size) -> float:
 
 
 def violation(case: Case, y: Tensor) -> float:
-    """The largest violation of a row by y, judged in float64."""
+    """The largest violation of a row by y, evaluated in float64."""
     A, lower, upper = (part.double() for part in (case.A, case.lower, case.upper))
     product = (A @ y.double().unsqueeze(-1)).squeeze(-1)
     return torch.maximum(product - upper, lower - product).clamp_min(0).max().item()
 
 
 def by_row(case: Case, grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients with both bounds of an equality added up: how a tool splits them is its own choice."""
+    """The gradients, summed over the two bounds of an equality, since tools may split them as they like."""
     grads = {name: grad.to(case.raw) for name, grad in grads.items()}
     if "lower" in grads and "upper" in grads:
         total, tight = grads["lower"] + grads["upper"], torch.arange(case.A.shape[-2]) < case.equalities
@@ -113,9 +113,9 @@ def by_row(case: Case, grads: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def errors(case: Case, found: tuple[Tensor, dict[str, Tensor]], exact: tuple[Tensor, dict[str, Tensor]]) -> dict:
-    """Worst violation, worst distance to the exact y, and worst relative error of a gradient that a tool has.
+    """Worst violation, worst distance to the exact y, and worst relative error of the gradients that a tool provides.
 
-    The gradient of a shared A is a sum over the batch, so it is judged only where both saw the same batch.
+    The gradient of a shared A is a sum over the batch, so it is compared only if both used the same batch.
     """
     y, whole, right = found[0].detach().to(case.raw), by_row(case, found[1]), by_row(case, exact[1])
     comparable: Sequence[str] = [name for name in whole if name != "A" or case.A.dim() == 3 or len(y) == len(exact[0])]

@@ -1,4 +1,4 @@
-"""The processes of a comparison: one per set of sources, asked and answering line by line in JSON."""
+"""The processes of a comparison: one per set of sources, with requests and answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hardnet.errors import HardNetError
 ROOT = Path(__file__).parents[1]
 REVISIONS = ROOT / "build" / "revisions"
 PATIENCE = 300.0
-"""Seconds that an answer may take; then the process is ended, and that is the result."""
+"""Timeout of an answer in seconds; then the process is ended, and the result is an error."""
 
 
 class Process:
-    """A worker, started when it is first asked and again after it ended."""
+    """A worker, started at the first request and restarted after it ended."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment, self.process = environment, None
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer, or an error where none came."""
+        """The answer, or an error if there was none."""
         process = self.process = self.process or self._started()
         ready: Any = True
         try:
@@ -46,14 +46,14 @@ class Process:
         return {"error": "the process ended" if ready else f"no answer in {PATIENCE:.0f} s"}
 
     def must(self, **request: Any) -> dict[str, Any]:
-        """The answer to what cannot fail."""
+        """The answer to a request that must not fail."""
         found = self.ask(**request)
         if "error" in found:
             raise HardNetError(f"{request['do']}: {found['error']}")
         return found
 
     def end(self) -> None:
-        """End the worker, if it runs."""
+        """End the worker if it is running."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
@@ -67,7 +67,7 @@ class Process:
 
 @contextmanager
 def start(name: str, last: Path | None = None) -> Iterator[Process]:
-    """A process by its name in `tools`; `last` holds the sources of the last revision."""
+    """A process by its name in `tools`; `last` is the folder with the sources of the last revision."""
     sources = last if name == LAST and last is not None else ROOT / "src"
     environment = {"PYTHONPATH": f"{sources}{os.pathsep}{ROOT}"} | ({"HARDNET_NUMBA": "0"} if name == BARE else {})
     process = Process(environment)
@@ -78,9 +78,9 @@ def start(name: str, last: Path | None = None) -> Iterator[Process]:
 
 
 def archived(revision: str) -> tuple[str, Path]:
-    """The commit of a revision, and a folder with its sources, which keeps what numba compiled from run to run.
+    """The commit of a revision, and a folder with its sources, which keeps numba's cache between runs.
 
-    The folder of a checkout or an archive may be given instead, where there is no git.
+    Without git, the folder of a checkout or an archive may be passed instead.
     """
     if Path(revision).is_dir():
         return Path(revision).name, Path(revision).resolve() / "src"
@@ -93,7 +93,7 @@ def archived(revision: str) -> tuple[str, Path]:
 
 
 def last_tag() -> str | None:
-    """The newest tag before this tree; None where there is none."""
+    """The newest tag reachable from this commit; None if there is none."""
     try:
         return _git("describe", "--tags", "--abbrev=0").decode().strip()
     except HardNetError:

@@ -1,8 +1,8 @@
-"""How the recipes of the suites of programs were chosen: variants by their gap on the validation split.
+"""How the recipes for the suites of programs were chosen: variants compared by their gap on the validation split.
 
-``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. The
-optima of the validation rows of programs with affine rows are found by `hardnet.experiments.suites.interior`; other
-programs are compared by their objective there. Test rows are not looked at.
+``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. For
+programs with affine rows, `hardnet.experiments.suites.interior` finds the optima of the validation rows; other programs
+are compared by their objective there. Test rows are not used.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "width/2": {"width": 0.5},
     "width*2": {"width": 2.0},
 }
-"""What each variant changes of the recipe; `epochs` and `width` are factors."""
+"""The changes of each variant to the recipe; `epochs` and `width` are factors."""
 
 
 def varied(recipe: Recipe, change: dict[str, Any]) -> Recipe:
-    """The recipe with the change of a variant."""
+    """The recipe with the changes of a variant."""
     assert recipe.hidden is not None
     assert recipe.epochs is not None
     hidden = replace(recipe.hidden, **change.get("hidden", {}))
@@ -74,7 +74,7 @@ def varied(recipe: Recipe, change: dict[str, Any]) -> Recipe:
 
 
 def trained(problem: SuiteProblem, recipe: Recipe, optimum: torch.Tensor | None, seeds: list[int]) -> dict[str, float]:
-    """Objective (and relative gap, if the optima are known) on the validation rows, worst violation, and seconds."""
+    """Objective (and relative gap if the optima are known) on the validation rows, worst violation, and seconds."""
     assert recipe.methods is not None
     method, streams = specs.all_methods()[recipe.methods[-1]], streams_of(seeds)
     model = build_model(problem, method, streams, recipe).to(problem.train.device)
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.compiler.reset()
         try:
             found = trained(problem, varied(recipe, VARIANTS[name]), optimum, specs.choose_seeds(asked.seeds))
-        except RuntimeError as error:  # one variant that fails does not stop the others
+        except RuntimeError as error:  # a failing variant must not stop the others
             found = {"failure": str(error).splitlines()[0]}
         rows.append({"variant": name} | found)
         print(rows[-1], flush=True)

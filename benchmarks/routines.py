@@ -1,4 +1,4 @@
-"""The closed form through the library's routines and autograd: what `enforce_affine` is measured against."""
+"""The closed form by torch's linear algebra routines and autograd: the baselines for `enforce_affine`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def closed_form(solve: Solve) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tens
 
 
 def with_lstsq(A: Tensor, s: Tensor) -> Tensor:
-    """``lstsq(A, s)``, the routine of the paper's code: by pivoted QR on a CPU, and by QR on a GPU."""
+    """``lstsq(A, s)``, the routine in the paper's code: pivoted QR on a CPU, and QR on a GPU."""
     return torch.linalg.lstsq(A, s, driver="gels" if A.is_cuda else "gelsy").solution
 
 
 def with_gram_lstsq(A: Tensor, s: Tensor) -> Tensor:
-    """``A' lstsq(A A', s)``, which a GPU computes in batches where A has fewer rows than columns."""
+    """``A' lstsq(A A', s)``, which a GPU computes in batches if A has fewer rows than columns."""
     return A.mT @ torch.linalg.lstsq(A @ A.mT, s).solution
 
 
 def with_unchecked_cholesky(A: Tensor, s: Tensor) -> Tensor:
-    """``A' (A A')⁻¹ s`` by Cholesky that does not look whether it succeeded, and so does not wait for the device."""
+    """``A' (A A')⁻¹ s`` by Cholesky without a check for success, and so without waiting for the device."""
     return A.mT @ torch.cholesky_solve(s, torch.linalg.cholesky_ex(A @ A.mT).L)
 
 
@@ -70,4 +70,4 @@ ON_GPU = {
     "lstsq of A A'": closed_form(with_gram_lstsq),
     "cholesky, unchecked": closed_form(with_unchecked_cholesky),
 }
-"""More of them, that make a difference on a GPU alone."""
+"""Further alternatives, which make a difference only on a GPU."""

@@ -1,8 +1,8 @@
-"""How the cost of the closed form grows with B, n and m: times over decades, fitted exponents.
+"""How the cost of the closed form grows with B, n and m: times over several decades, and fitted exponents.
 
-Beyond the size where launching stops to matter the time should grow like B, like n, and like m^2 (the Gram matrix);
-what grows faster than the mathematics says is a fault. On a GPU the exponents are those of the device alone, from
-replays of a captured graph: eager calls wait for the host until a batch is large.
+For sizes at which launching no longer matters, the time should grow like B, like n, and like m^2 (the Gram matrix);
+faster growth is a defect. On a GPU the exponents are those of the device without the host, from replays of a captured
+graph: eager calls wait for the host unless a batch is large.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine
 
 EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
-"""The exponents of the mathematics: time ~ B n m^2."""
+"""The theoretical exponents: time ~ B n m^2."""
 OVERHEAD = 4.0
 SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
     "cpu": {
@@ -43,8 +43,8 @@ SWEEPS: dict[str, dict[str, tuple[Size, ...]]] = {
 def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
     """Slope of log time over log size by least squares, over the upper half of the sizes.
 
-    Points that take less than `OVERHEAD` times the shortest measure what a call costs at all, and are left out while
-    two remain.
+    Points below `OVERHEAD` times the shortest time mainly measure the overhead of a call and are left out as long as
+    two points remain.
     """
     half = min(len(sizes) // 2, len(sizes) - 2)
     half += sum(time < OVERHEAD * min(times) for time in times[half:-2])
@@ -55,7 +55,7 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 def measure(size: Size, device: str, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-    """Milliseconds of the forward, and of forward and backward, at one size; on a GPU also without the host."""
+    """Milliseconds of forward, and of forward and backward, at one size; on a GPU also without the host."""
     numbers = large_problem(size, device, dtype, seed)[:4]
 
     def forward() -> object:
@@ -81,7 +81,7 @@ def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> d
         grown = [row[name] for row in rows]
         fits = {key: exponent(grown, [_alone(row, key) for row in rows]) for key in ("forward", "both")}
         sweeps[name] = {"rows": rows, "exponents": fits, "expected": EXPECTED[name]}
-        if out is not None:  # after every sweep: a run that is cut short keeps what it has
+        if out is not None:  # after every sweep, so that an interrupted run keeps its results
             write_json(out, result, indent=1)
     lines = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in sweeps.items()]
     print(table_text(["grows", "forward exponent", "forward+backward exponent", "mathematics"], lines))
@@ -89,5 +89,5 @@ def main_table(device: str = "cpu", out: Path | None = None, seed: int = 0) -> d
 
 
 def _alone(row: dict[str, Any], key: str) -> float:
-    """The time of the device alone, where it was taken."""
+    """The time without the host if it was measured, otherwise the time of the call."""
     return row.get(f"{key}_device_ms", row[f"{key}_ms"])

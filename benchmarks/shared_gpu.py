@@ -1,10 +1,10 @@
-"""Constant rows, many of them, on a GPU: the nearest point beside the closed form and the general solver, in float64.
+"""Many constant rows on a GPU: the nearest point compared with the closed form and the general solver, in float64.
 
     python -m benchmarks.shared_gpu --out results/bench/shared_h200.json --revision "$(git rev-parse HEAD)"
 
-``min |y - raw|  s.t.  A y <= b, C y = x`` with raw half a standard deviation around a good point. One look: eager, with
-``on_infeasible="raise"``. Captured: replays of a CUDA graph, which looks at nothing.
-Times are medians in milliseconds; predictions were written down before the first run.
+``min |y - raw|  s.t.  A y <= b, C y = x`` with raw half a standard deviation around a good point. "One look": eager,
+with ``on_infeasible="raise"``, which reads values once. "Captured": replays of a CUDA graph, which reads no values.
+Times are medians in milliseconds; predictions were made before the first run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def problem(batch: int, n: int, equalities: int, inequalities: int) -> tuple[Any
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Replays of the call as a CUDA graph."""
+    """A function that replays the call as a CUDA graph."""
     return timing.capture(call).replay
 
 
@@ -59,7 +59,7 @@ def timed(call: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def backward_of(forward: Callable[[Tensor], Tensor], raw: Tensor) -> Callable[[], Any]:
-    """The gradient of raw through a forward that is run once, or recorded with it."""
+    """A function for the gradient of raw through a forward pass that is run once beforehand."""
     leaf = raw.clone().requires_grad_()
     weight = torch.randn_like(raw)
     y = forward(leaf)
@@ -67,7 +67,7 @@ def backward_of(forward: Callable[[Tensor], Tensor], raw: Tensor) -> Callable[[]
 
 
 def measure(size: tuple[int, int, int, int]) -> dict[str, float]:
-    """All ways for one size, in milliseconds, with the residual and what is left open."""
+    """All variants for one size, in milliseconds, with the residuals and the numbers of unsolved samples."""
     constraint, raw, x = problem(*size)
     looking: Any = hn.HardNet(torch.nn.Identity(), constraint, method="projection", on_infeasible="raise").layer
     free: Any = hn.HardNet(torch.nn.Identity(), constraint, method="projection").layer
@@ -97,7 +97,7 @@ def measure(size: tuple[int, int, int, int]) -> dict[str, float]:
 
 
 def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
-    """What the parts take, in milliseconds, each captured: where the time goes."""
+    """Times of the parts in milliseconds, most of them captured, to show where the time goes."""
     constraint, raw, x = problem(*size)
     equality = torch.arange(sum(size[2:]), device=DEVICE) >= size[3]
     A = constraint.affine(x, raw).A
@@ -134,7 +134,7 @@ def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--revision", help="where git cannot tell it")

@@ -1,7 +1,7 @@
-"""What ships: each family exported, run by ONNX Runtime (and by AOTInductor) on many samples, and certified.
+"""Exported models: each family run by ONNX Runtime (and by AOTInductor) on many samples, and checked.
 
-``python -m benchmarks.shipped [--samples N] [--only NAME,NAME] [--aot] [--out FILE]``. The exported graph is a network,
-its layer and the certificate of the layer: y, status and residual. Times are of the processor, one thread.
+``python -m benchmarks.shipped [--samples N] [--only NAME,NAME] [--aot] [--out FILE]``. The exported graph contains a
+network and its layer and returns y, status and residual. Times are processor time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hardnet.solvers import Status
 
 INPUTS, OUTPUTS = 4, 6
 SPREAD = 3.0
-"""Size of the raw outputs: most samples are outside of their set."""
+"""Scale of the raw outputs: most samples are outside their set."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -36,22 +36,22 @@ TWO, MANY, ONE = drawn(2, OUTPUTS, seed=1), drawn(9, OUTPUTS, seed=2), torch.one
 
 
 def moving_rows(x: Tensor) -> Tensor:
-    """(*batch, 2, 6)."""
+    """Rows ``(*batch, 2, 6)``."""
     return TWO + 0.3 * torch.sin(x[..., :1, None])
 
 
 def capacity(x: Tensor) -> Tensor:
-    """(*batch, 2)."""
+    """Upper bounds ``(*batch, 2)``."""
     return 0.2 + x[..., :2].abs()
 
 
 def total(x: Tensor) -> Tensor:
-    """(*batch, 1), within reach of the box."""
+    """A total ``(*batch, 1)`` that the box can reach."""
     return torch.tanh(x[..., :1])
 
 
 def size(x: Tensor) -> Tensor:
-    """(*batch)."""
+    """A size ``(*batch)``."""
     return 0.5 + x[..., 0].abs()
 
 
@@ -71,7 +71,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 class Shipped(nn.Module):
-    """A network with its layer, and what the layer knows of its answer."""
+    """A network with its layer, which also returns the layer's status and residual."""
 
     def __init__(self, constraint: Any, method: str) -> None:
         super().__init__()
@@ -86,20 +86,20 @@ class Shipped(nn.Module):
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The answer, and the processor seconds of this process and of those it waited for, such as a C++ compiler."""
+    """The result, and the processor seconds of this process and its child processes, such as a C++ compiler."""
     spent = lambda: time.process_time() + sum(os.times()[2:4])
     start = spent()
     return call(), spent() - start
 
 
 def exported(shipped: Shipped) -> torch.export.ExportedProgram:
-    """The graph, for any batch."""
+    """The exported graph, for any batch size from 2."""
     batch = torch.export.Dim("batch", min=2)
     return torch.export.export(shipped, (drawn(8, INPUTS),), dynamic_shapes=({0: batch},))
 
 
 def judged(shipped: Shipped, x: Tensor, answer: Any) -> dict[str, Any]:
-    """What holds of y: the certificate of the library beside that of the graph, and the distance to eager code."""
+    """Check y: the status of the graph, the certificate of the library, and the distance to eager code."""
     y, status = (torch.as_tensor(part) for part in answer[:2])
     solved = status == int(Status.SOLVED)
     certificate = hn.check(shipped.model.constraint, y[solved], x[solved])
@@ -116,7 +116,7 @@ def judged(shipped: Shipped, x: Tensor, answer: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def by_onnx(shipped: Shipped, program: torch.export.ExportedProgram, x: Tensor) -> dict[str, Any]:
-    """The graph in ONNX, without an operator of our own, run by ONNX Runtime."""
+    """The graph in ONNX, without custom operators, run by ONNX Runtime."""
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def by_onnx(shipped: Shipped, program: torch.export.ExportedProgram, x: Tensor) 
 
 @torch.no_grad()
 def by_inductor(shipped: Shipped, program: torch.export.ExportedProgram, x: Tensor) -> dict[str, Any]:
-    """The graph compiled ahead of time to a library, in C++."""
+    """The graph compiled ahead of time to a C++ library."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.pt2")
         _, made = timed(lambda: torch._inductor.aoti_compile_and_package(program, package_path=path))
@@ -141,7 +141,7 @@ def by_inductor(shipped: Shipped, program: torch.export.ExportedProgram, x: Tens
 
 
 def measure(name: str, samples: int, aot: bool) -> dict[str, Any]:
-    """One family."""
+    """The results of one family."""
     make, method = FAMILIES[name]
     shipped = Shipped(make(), method)
     program, seconds = timed(lambda: exported(shipped))
@@ -151,7 +151,7 @@ def measure(name: str, samples: int, aot: bool) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure the families, print each at once and record all."""
+    """Measure the families, and print and record each result immediately."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped", description=__doc__)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--only", default=",".join(FAMILIES), help="comma-separated families")

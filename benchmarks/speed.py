@@ -1,4 +1,4 @@
-"""The recorded benchmarks as short tables for people: ratios to ours, multiples of the floor, exponents."""
+"""The recorded benchmarks as short tables: ratios to hardnet, multiples of the floor, exponents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from hardnet.experiments.results import read_json
 
 Content = dict[str, Any]
 LAUNCH = 1e-4
-"""Milliseconds of a floor that no launch comes near."""
+"""Floors below this many milliseconds are far below the cost of a launch."""
 
 
 def ratios(content: Content, shared: bool | None = None) -> str:
-    """Ours in milliseconds, forward / with backward, and how many times longer every other tool takes.
+    """Milliseconds of hardnet, forward / with backward, and how many times longer every other tool takes.
 
-    Of the sizes with an A per sample, with a shared one, or all. ``!`` marks a wrong answer or gradient, ``~`` a tool
-    that was timed on a part of the batch. Where A is shared, ours is the one that keeps its factor.
+    `shared` selects the sizes with a shared A, with an A per sample, or all (None). ``!`` marks a wrong result or
+    gradient, ``~`` a tool that was timed on a part of the batch. Where A is shared, the base is hardnet with its factor
+    kept.
     """
     rows = [row for row in content["rows"] if shared is None or row["shared"] == shared]
     sizes = list(dict.fromkeys(size_of(row) for row in rows))
@@ -36,12 +37,12 @@ def ratios(content: Content, shared: bool | None = None) -> str:
 
 
 def _short(size: Size, shared: bool | None) -> str:
-    """A size, without what the title of its table says."""
+    """A size, without the word that is in the title of its table."""
     return str(size) if shared is None else str(size).removesuffix(" shared")
 
 
 def _ratio(row: Content | None, base: Content) -> str:
-    """Milliseconds for the base, ratios for another; a dash where a pass was not timed."""
+    """Milliseconds for the base, ratios for the others; a dash where a pass was not timed."""
     if row is None or "forward_ms" not in row:
         return "-"
     if row["tool"] == base["tool"]:
@@ -52,7 +53,7 @@ def _ratio(row: Content | None, base: Content) -> str:
 
 
 def on_device(content: Content, dtype: str = "float32") -> str:
-    """Microseconds of the device alone and multiples of the memory floor (most allowed), by what was computed."""
+    """Microseconds of the device without the host, and multiples of the memory floor with their targets."""
     headers = ["what", "B, rows x outputs", "forward (us)", "x floor (target)", "forward+backward (us)",
                "x floor (target)"]  # fmt: skip
     rows = [
@@ -69,7 +70,7 @@ def on_device(content: Content, dtype: str = "float32") -> str:
 
 
 def _device_cells(row: Content, key: str) -> list[object]:
-    """A time and its multiple of the floor, unless the batch is so small that it measures a launch."""
+    """A time and its multiple of the floor; no multiple if the batch is so small that a launch dominates."""
     if f"{key}_ms" not in row:
         return [None, None]
     multiple, target = row.get(f"{key}_multiple"), row.get(f"{key}_target")
@@ -79,7 +80,7 @@ def _device_cells(row: Content, key: str) -> list[object]:
 
 
 def growth(content: Content) -> str:
-    """The fitted exponents beside those of the mathematics."""
+    """The fitted exponents next to the theoretical ones."""
     rows = [[name, *sweep["exponents"].values(), sweep["expected"]] for name, sweep in content["sweeps"].items()]
     return table_text(["time grows with", "forward", "forward+backward", "mathematics"], rows)
 
@@ -96,7 +97,7 @@ RECORDS: tuple[Record, ...] = (
     ("nearest_point_cpu.json", f"The nearest point on a CPU, float64: {BESIDE}; '!': wrong", ratios),
     ("nearest_point_h200.json", f"The nearest point on a GPU, float64: {BESIDE}; '!': wrong", ratios),
 )
-"""What a reader who asks for speed is shown: file, title and table."""
+"""The tables of the speed section: file, title and table."""
 DEVICE_RECORDS: tuple[Record, ...] = (
     ("device_h200.json", "The closed form, A per sample, float32", on_device),
     ("device_h200.json", "The same in float64", partial(on_device, dtype="float64")),
@@ -105,11 +106,11 @@ DEVICE_RECORDS: tuple[Record, ...] = (
     ("scale_h200.json", "Exponents of the device's own time, float32, A per sample", growth),
     ("scale_cpu.json", "Exponents on one thread of a CPU, float64, A per sample", growth),
 )
-"""What the page of the kernels shows."""
+"""The tables of the kernels page."""
 
 
 def speed_tables(folder: Path, records: Sequence[Record]) -> str:
-    """Every recorded benchmark that is there, each with what made it."""
+    """Every recorded benchmark whose file exists, each with its environment."""
     parts = []
     for name, title, write in records:
         if (folder / name).exists():

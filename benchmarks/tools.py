@@ -1,4 +1,4 @@
-"""What is compared: the tasks, and for each the tools that do it, with the process that each runs in."""
+"""The comparisons: the tasks, the tools for each task, and the process in which each tool runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.routines import ALTERNATIVES, ON_GPU
 
 OURS, KEPT, PLAIN, PRODUCTS = "hardnet", "hardnet, factor kept", "hardnet, torch alone", "two products"
 THIS, LAST, BARE, OTHERS = "this revision", "last revision", "without numba", "others"
-"""The processes: our source tree, an archive of a revision, our tree without numba, and everything else."""
+"""The processes: this source tree, an archive of a revision, this tree without numba, and everything else."""
 
 
 class Tool(NamedTuple):
-    """A way to do a task, the process that it runs in, whether it takes a shared A alone, and whether it enforces."""
+    """A way to do a task: its process, whether it accepts only a shared A, and whether it enforces."""
 
     peer: Peer
     process: str = THIS
@@ -26,12 +26,12 @@ class Tool(NamedTuple):
     enforces: bool = True
 
     def serves(self, size: Size) -> bool:
-        """Whether it can be run here, on this kind of problem."""
+        """Whether it is installed and accepts this kind of problem."""
         return self.peer.installed and (size.shared or not self.shared_only)
 
 
 class Task(NamedTuple):
-    """What is computed: its tools by name, the one that is the reference, and the sizes on a CPU and on a GPU."""
+    """A task: its tools by name, the name of the reference tool, and the sizes on a CPU and on a GPU."""
 
     tools: dict[str, Tool]
     reference: str
@@ -47,7 +47,7 @@ def closed_form(case: Case) -> Run:
 
 
 def factor_kept(case: Case) -> Run:
-    """The same with the factor of a constant A made before, as a layer keeps it."""
+    """The same with the factor of a constant A computed beforehand, as in a layer."""
     from hardnet.functional import enforce_affine, factorize
 
     factor = factorize(case.A)
@@ -59,7 +59,7 @@ def factor_kept(case: Case) -> Run:
 
 
 def two_products(case: Case) -> Run:
-    """``raw + A⁺ (A raw)``: both matrix products of a shared A, and not a look at a bound: what it costs at least."""
+    """``raw + A⁺ (A raw)``: both matrix products of a shared A without the bounds, a lower limit of the cost."""
     import torch
 
     factor = torch.linalg.pinv(case.A).mT
@@ -79,13 +79,13 @@ def _through(project: Callable[..., Tensor]) -> Callable[[Case], Run]:
 
 
 def _ours(build: Callable[[Case], Run]) -> dict[str, Tool]:
-    """This revision, the last one, and this one as it is where numba is not installed."""
+    """This revision, the last one, and this one without numba."""
     tool = Tool(Peer((), build))
     return {OURS: tool, LAST: tool._replace(process=LAST), PLAIN: tool._replace(process=BARE)}
 
 
 def _routines() -> dict[str, Tool]:
-    """The library's routines through autograd."""
+    """Torch's routines through autograd."""
     every = ALTERNATIVES | ON_GPU
     return {name: Tool(Peer((), _through(function)), OTHERS) for name, function in every.items()}
 
@@ -136,4 +136,4 @@ TASKS: dict[str, Task] = {
         ),
     ),
 }
-"""By name; sizes are (B, n, m)."""
+"""The tasks by name; sizes are (B, n, m)."""

@@ -1,4 +1,4 @@
-"""Seconds per epoch of training, beside the plain network's and the published code's."""
+"""Seconds per epoch of training, compared with the plain network and the published code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EPOCHS = {"pwc": 40, "opt": 4, "cbf": 3}
 
 
 def seconds_per_epoch(problem: Problem, method: str, seeds: Sequence[int], epochs: int) -> float:
-    """The median epoch of a run of all seeds together, without compiling, capturing and judging."""
+    """The median epoch of a run of all seeds together, without compiling, capturing and evaluating."""
     streams = streams_of(seeds)
     layer, hidden = build_layer(problem.constraint, method), problem.hidden
     sizes = (problem.encoded_dim, *hidden.sizes, problem.output_dim)

@@ -1,7 +1,7 @@
-"""One process of a comparison: builds tools and times their calls, as it is asked line by line in JSON.
+"""One process of a comparison: builds tools and times their calls, as requested by lines of JSON.
 
-Which hardnet it imports is decided by the PYTHONPATH that `compare` starts it with; the clock, the problems and the
-judge are those of this tree, whatever the revision.
+The PYTHONPATH with which `compare` starts it determines which hardnet it imports; the clock, the problems and the
+checks are those of this tree, whatever the revision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.tools import TASKS
 
 CLOCK = runpy.run_path(str(Path(__file__).parents[1] / "src" / "hardnet" / "experiments" / "timing.py"))
 FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a tool may raise: that is its result, not the end of the run."""
+"""Exceptions of a tool that are recorded as its result and do not end the run."""
 
 
 class Worker:
@@ -33,7 +33,7 @@ class Worker:
         self.runs: dict[str, tuple[Case, Run, Callable[..., Any]]] = {}
 
     def build(self, task: str, tool: str, size: list[Any], count: int, device: str, dtype: str, seed: int) -> dict:
-        """Prepare a tool for the first samples of a problem; two calls warm it up. Says what passes it has."""
+        """Prepare a tool for the first samples of a problem; return the time of the second call of each pass."""
         case = problem(Size(*size), device, getattr(torch, dtype), seed).take(count)
         run = TASKS[task].tools[tool].peer.build(case)
         measure = CLOCK["measure_cuda" if device.startswith("cuda") else "measure_cpu"]
@@ -42,20 +42,20 @@ class Worker:
         return {"ms": {key: self.time(tool, key, 2)["ms"][-1] for key in passes}}
 
     def time(self, tool: str, key: str, calls: int) -> dict:
-        """Milliseconds of some calls in a row; the first wakes the caches."""
+        """Milliseconds of some calls in a row; the first one warms the caches."""
         _, run, measure = self.runs[tool]
         work = run.forward if key == "forward" else run.both
         return {"ms": [measure(work)[0] for _ in range(calls)]}
 
     def reference(self, task: str, size: list[Any], count: int, device: str, seed: int, path: str) -> dict:
-        """Write y and the gradients of a task's reference in float64, which the tools are judged by."""
+        """Write y and the gradients of a task's reference in float64, with which the tools are compared."""
         case = problem(Size(*size), device, torch.float64, seed).take(count)
         y, grads = found(TASKS[task].tools[TASKS[task].reference].peer.build(case))
         save_file({"y": y, **grads}, path)
         return {}
 
     def judge(self, tool: str, path: str) -> dict:
-        """Violation, distance and gradient error of a tool beside the reference."""
+        """Violation, distance and gradient error of a tool relative to the reference."""
         case = self.runs[tool][0]
         right = {name: part.to(case.raw.device) for name, part in load_file(path).items()}
         return errors(case, found(self.runs[tool][1]), (right.pop("y"), right))
@@ -67,13 +67,13 @@ class Worker:
 
 
 def found(run: Run) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Y and the gradients of a tool, where it has them."""
+    """The output y of a tool, and its gradients if it has any."""
     y, grads = run.both() if run.both else (run.forward(), {})
     return y.detach().contiguous(), {name: grad.contiguous() for name, grad in grads.items()}
 
 
 def answer(worker: Worker, do: str, **arguments: Any) -> dict[str, Any]:
-    """What a request gives, or what stopped it."""
+    """The result of a request, or the error that stopped it."""
     try:
         return getattr(worker, do)(**arguments)
     except FAILURES as error:
@@ -81,7 +81,7 @@ def answer(worker: Worker, do: str, **arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends. What tools print goes to the error stream, so that it meets no answer."""
+    """Answer until the input ends; what tools print goes to stderr, so that it does not mix with the answers."""
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
         worker = Worker()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pictures [NAME ...]``: draw all pictures of the site, or those named."""
+"""``python -m benchmarks.pictures [NAME ...]``: draw all pictures of the site, or only the named ones."""
 
 from __future__ import annotations
 

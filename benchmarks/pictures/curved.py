@@ -1,4 +1,4 @@
-"""Raw outputs, a retraction and the nearest point on two curved sets."""
+"""Picture of raw outputs, their retraction and their nearest point on two curved sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ellipse(y: Tensor, x: object) -> Tensor:
 
 
 def nonlinear(palette: Palette) -> Figure:
-    """An ellipse, and a section through a torus."""
+    """An ellipse and a section through a torus."""
     figure, axes = panels(palette, 2, 3.0, [1.5, 1.0])
     angle = torch.linspace(0, 6.2832, 200, dtype=torch.float64)
     plane = torch.tensor(ON_PLANE, dtype=torch.float64)
@@ -40,7 +40,7 @@ def nonlinear(palette: Palette) -> Figure:
 
 
 def _draw(panel: Axes, constraint: hn.Nonlinear, raw: Tensor, shown: list[int], palette: Palette) -> None:
-    """Raw outputs and where the two modes put them."""
+    """Raw outputs and the results of the two modes."""
     bare(panel)
     for mode, color, style in (("retract", palette.bad, "--"), ("nearest", palette.good, "-")):
         y = hn.layers.NonlinearLayer(constraint, mode=mode)(raw)

@@ -1,4 +1,4 @@
-"""What the library does, drawn by itself: the moving set, two ways into it, what gives way, where a layer stands."""
+"""Pictures that explain the library: the moving set, two ways into it, relaxed rows, and the place of the layer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RAW = torch.tensor([[1.45, 0.5], [0.2, 1.75], [-0.9, 1.25], [-0.3, -0.2], [0.85,
 
 
 def rows(x: Tensor) -> Tensor:
-    """Three rows whose normals turn with x, ``(*batch, 3, 2)``."""
+    """Three rows whose normals rotate with x, ``(*batch, 3, 2)``."""
     angle = torch.cat([0.1 + 0.5 * x, 1.0 + 0.5 * x, 2.4 + 0.3 * x], dim=-1)
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def bounds(x: Tensor) -> Tensor:
-    """``(*batch, 3)``."""
+    """The upper bounds ``(*batch, 3)``."""
     return torch.cat([0.7 + 0.2 * x, 0.75 - 0.2 * x, 0.65 + 0.0 * x], dim=-1)
 
 
@@ -33,7 +33,7 @@ PAIR = hn.Affine(lambda x: rows(x)[..., :2, :], upper=lambda x: bounds(x)[..., :
 
 
 def region(panel: Axes, x: Tensor, palette: Palette, constraint: hn.Affine = MOVING) -> None:
-    """Fill C(x): the part of a large square that all rows leave."""
+    """Fill C(x): the part of a large square that satisfies all rows."""
     numbers = constraint.numbers(x, torch.zeros(2, dtype=torch.float64))
     corners = [(-4.0, -4.0), (4.0, -4.0), (4.0, 4.0), (-4.0, 4.0)]
     for (a, b), limit in zip(numbers.A.tolist(), numbers.upper.tolist(), strict=True):
@@ -64,7 +64,7 @@ def moved(panel: Axes, raw: Tensor, y: Tensor, color: str, label: str, style: st
 
 
 def idea(palette: Palette) -> Figure:
-    """The set moves with x; raw outputs stay; both ways end inside."""
+    """The set moves with x, the raw outputs do not; both methods end inside."""
     figure, axes = panels(palette, 3, 3.25)
     for panel, x in zip(axes, INPUTS, strict=True):
         here = x.expand(len(RAW), 1)
@@ -85,7 +85,7 @@ def idea(palette: Palette) -> Figure:
 
 
 def conditioning(palette: Palette) -> Figure:
-    """How far each way moves an output when two rows become parallel."""
+    """How far each method moves an output as two rows become parallel."""
     figure, (panel,) = panels(palette, 1, 3.0)
     angles = torch.logspace(-3, math.log10(math.pi / 2), 60, dtype=torch.float64)
     second = torch.stack([angles.cos(), angles.sin()], -1)
@@ -111,7 +111,7 @@ STARTS = torch.tensor([[-0.6, 0.7], [-0.3, -0.9], [1.2, -1.6], [1.9, 0.1], [0.3,
 
 
 def relaxed(palette: Palette) -> Figure:
-    """Limits of an actuator and two barriers that they contradict, with two answers to it."""
+    """Limits of an actuator and two barriers that contradict them, with two ways to resolve this."""
     limits = hn.Box(-torch.ones(2, dtype=torch.float64), 1.0)
     barriers = hn.Affine(BARRIERS, lower=torch.tensor([LEVEL, HEIGHT], dtype=torch.float64))
     answers = {
@@ -136,7 +136,7 @@ def relaxed(palette: Palette) -> Figure:
 
 
 def boxes(palette: Palette, steps: list[tuple[str, str]], height: float = 1.15) -> Figure:
-    """Steps from left to right, each a word in a box with a word below it; the last but one is the layer."""
+    """Steps from left to right, each a word in a box with a caption below; the last but one is the layer."""
     figure, (panel,) = panels(palette, 1, height)
     panel.set_axis_off()
     for i, (word, below) in enumerate(steps):
@@ -171,7 +171,7 @@ def shipped(palette: Palette) -> Figure:
 
 
 def house(palette: Palette) -> Figure:
-    """Three ideas."""
+    """The concepts of the library: problem, set, layer and model."""
     steps = [("problem", "data, loss"), ("set", "what is allowed"), ("layer", "how"), ("model", "net and layer")]
     return boxes(palette, steps)
 

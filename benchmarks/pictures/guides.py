@@ -1,4 +1,4 @@
-"""What the guides show: small seeded runs of the code that stands on their pages."""
+"""Pictures of the guides: small seeded runs of the code on their pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAY_OUT = hn.Affine(
 
 @cache
 def drives(filtered: bool) -> Tensor:
-    """Paths ``(steps, starts, 2)`` of the controller ``goal - p``, alone or behind the layer."""
+    """Paths ``(steps, starts, 2)`` of the controller ``goal - p``, without or with the layer."""
     layer = hn.layers.Projection(STAY_OUT)
     places = [torch.stack([torch.full((10,), -0.4), torch.linspace(-0.9, 0.9, 10)], -1)]
     for _ in range(200):
@@ -47,7 +47,7 @@ def filtered(palette: Palette) -> Figure:
 
 
 def simulate(x: Tensor) -> Tensor:
-    """One step of five tanks that pass on a share of their content; the total stays."""
+    """One step of five tanks that exchange a share of their content; the total is conserved."""
     source = torch.Generator().manual_seed(0)
     share = torch.rand(5, 5, generator=source)
     share = torch.linalg.matrix_exp(0.1 * (share - torch.diag(share.sum(0))))
@@ -55,14 +55,14 @@ def simulate(x: Tensor) -> Tensor:
 
 
 def starts(count: int, source: torch.Generator) -> Tensor:
-    """Points of the simplex, uniformly, times a total between 0.5 and 2."""
+    """Uniform points of the simplex, times a total between 0.5 and 2."""
     amounts = -torch.rand(count, 5, generator=source).log()
     return (0.5 + 1.5 * torch.rand(count, 1, generator=source)) * amounts / amounts.sum(-1, keepdim=True)
 
 
 @cache
 def totals(enforced: bool) -> Tensor:
-    """Total mass ``(steps, starts)`` of a surrogate that is applied to its own output, relative to its start."""
+    """Total mass ``(steps, starts)`` of a surrogate applied to its own output, relative to the start."""
     torch.manual_seed(1)
     source = torch.Generator().manual_seed(2)
     law = hn.Equality(torch.ones(1, 5), lambda x: x.sum(-1, keepdim=True)) & hn.Box(lower=0.0)
@@ -84,7 +84,7 @@ def totals(enforced: bool) -> Tensor:
 
 
 def surrogate(palette: Palette) -> Figure:
-    """The total mass of both over time."""
+    """The total mass of both surrogates over time."""
     figure, (panel,) = panels(palette, 1, 2.7)
     for enforced, label, color in ((False, "network alone", palette.bad), (True, "law enforced", palette.good)):
         for i, line in enumerate(totals(enforced).unbind(1)):
@@ -110,7 +110,7 @@ def portfolios() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def portfolio(palette: Palette) -> Figure:
-    """Risk over its limit."""
+    """The risk plotted over its limit."""
     figure, (panel,) = panels(palette, 1, 3.0)
     limit, before, after = portfolios()
     panel.plot(limit, before, "o", markerfacecolor="none", color=palette.bad, markersize=4, label="softmax")
@@ -153,7 +153,7 @@ def forecasts(palette: Palette) -> Figure:
 
 
 def actions(palette: Palette) -> Figure:
-    """Power of the battery over its charge: wishes, answers and limits."""
+    """Power of the battery over its charge: raw actions, enforced actions and limits."""
     torch.manual_seed(0)
     charge, demand = torch.rand(400, 1), 0.2 + 0.6 * torch.rand(400, 1)
     lower = torch.cat([-(1 - charge).clamp(max=0.5), torch.zeros_like(charge)], -1)
@@ -173,7 +173,7 @@ def actions(palette: Palette) -> Figure:
 
 
 def limits(panel: Axes, palette: Palette) -> None:
-    """What the battery can give and take, over its charge."""
+    """The power that the battery can give and take, over its charge."""
     charge = torch.linspace(0, 1, 101)
     lower, upper = -(1 - charge).clamp(max=0.5), charge.clamp(max=0.5)
     panel.fill_between(charge, lower, upper, color=palette.fill, linewidth=0)

@@ -1,4 +1,4 @@
-"""What was measured, drawn from the committed files under ``results/``."""
+"""Pictures of the measurements, drawn from the committed files under ``results/``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hardnet.experiments.results import read_json
 
 RESULTS = Path(__file__).parents[2] / "results"
 SMALLEST = 1e-17
-"""Where a violation of exactly 0 stands on a logarithmic axis."""
+"""Where a violation of exactly 0 is drawn on a logarithmic axis."""
 
 
 @cache
@@ -60,7 +60,7 @@ def paper(palette: Palette) -> Figure:
 
 
 def best(panel: Axes, problem: str, palette: Palette) -> None:
-    """The best value that is known, where there is one."""
+    """Draw the best known value, if there is one."""
     if (RESULTS / f"limits/limits-{problem}.json").exists():
         value = read(f"limits/limits-{problem}.json")["limit"]["value"]
         panel.axhline(value, color=palette.other, linewidth=1, linestyle=":")
@@ -117,7 +117,7 @@ def speed(palette: Palette) -> Figure:
 
 
 def training(palette: Palette) -> Figure:
-    """The cost of the control task over training, method exchanged and nothing else."""
+    """The cost of the control task over training; only the method differs."""
     figure, (panel,) = panels(palette, 1, 2.9)
     for method, label, color in (("aff", "closed form", palette.bad), ("projection", "nearest point", palette.good)):
         history = read(f"paper/cbf/{method}.json")["history"]
@@ -130,7 +130,7 @@ def training(palette: Palette) -> Figure:
 
 
 def programs(palette: Palette) -> Figure:
-    """The objective over training of every method that holds the equalities, and the optimum."""
+    """The objective over training of every method that satisfies the equalities, and the optimum."""
     figure, (panel,) = panels(palette, 1, 2.9)
     limit = read("limits/limits-opt.json")["limit"]["value"]
     labels = {
@@ -151,7 +151,7 @@ def programs(palette: Palette) -> Figure:
 
 
 def roofline(palette: Palette) -> Figure:
-    """Operations a second over operations for each byte that must move, below the line of a plain copy."""
+    """Operations per second over operations per byte that must be moved, with the line of a plain copy."""
     content = read("bench/device_h200.json")
     figure, (panel,) = panels(palette, 1, 3.4)
     bandwidth = content["copy_bytes_per_ms"]
@@ -173,7 +173,7 @@ def roofline(palette: Palette) -> Figure:
 
 
 def growth(palette: Palette) -> Figure:
-    """The device's own time over the batch, the outputs and the rows, with the fitted exponents."""
+    """The time of the device without the host over batch, outputs and rows, with the fitted exponents."""
     sweeps = read("bench/scale_h200.json")["sweeps"]
     names = {"B": "samples", "n": "outputs", "m": "rows"}
     figure, axes = panels(palette, len(sweeps), 2.9)

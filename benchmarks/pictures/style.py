@@ -1,4 +1,4 @@
-"""Two palettes and the look that all pictures share."""
+"""The two palettes and the common style of all pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 WIDTH = 8.4
-"""Inches at a font of 10 points: what a page of the site and GitHub show without scaling text down."""
+"""Width in inches at a font of 10 points, which the site and GitHub show without scaling text down."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Colors by what they mean; each reads at a contrast of 4.5 or more on the page that it is for."""
+    """Colors by meaning; each has a contrast of 4.5 or more on the page that it is for."""
 
     name: str
     ink: str
@@ -40,7 +40,7 @@ Draw = Callable[[Palette], Figure]
 def panels(
     palette: Palette, columns: int = 1, height: float = 3.2, ratios: list[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of one row of panels, without frames, on a transparent ground."""
+    """A figure with one row of panels, without frames, on a transparent background."""
     ratios = ratios or [1.0] * columns
     figure, axes = plt.subplots(
         1, columns, figsize=(WIDTH, height), layout="constrained", width_ratios=ratios, squeeze=False
@@ -51,7 +51,7 @@ def panels(
 
 
 def plain(panel: Axes, palette: Palette) -> None:
-    """Only the two axes that carry numbers, in the soft color."""
+    """Show only the two axes with numbers, in muted colors."""
     panel.set_facecolor("none")
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(palette.line)
@@ -62,7 +62,7 @@ def plain(panel: Axes, palette: Palette) -> None:
 
 
 def bare(panel: Axes) -> None:
-    """No axes at all, and the same unit both ways."""
+    """Show no axes, and use the same unit in both directions."""
     panel.set_axis_off()
     panel.set_aspect("equal")
 
@@ -75,7 +75,7 @@ def legend(panel: Axes, palette: Palette, **options: object) -> None:
 
 
 def save(name: str, draw: Draw, folder: Path = FOLDER) -> list[Path]:
-    """Draw for both palettes; the files depend on nothing but what is drawn."""
+    """Draw with both palettes; the files are reproducible, without dates or random identifiers."""
     written = []
     settings = {"svg.hashsalt": name, "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 9, "xtick.labelsize": 9}
     settings |= {"ytick.labelsize": 9, "path.simplify": True}

@@ -1,4 +1,4 @@
-"""check(constraint, y, x): what holds, per sample, in arithmetic more precise than that of y.
+"""check(constraint, y, x): which rows hold, per sample, evaluated in arithmetic more precise than y's dtype.
 
 Called by users, `hardnet.integrations.gymnasium`, `hardnet.integrations.lightning` and others.
 """
@@ -24,11 +24,11 @@ from hardnet.solvers.algebra.compensated import UNIT
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]
 
 WORST = 5
-"""How many rows a printed certificate names."""
+"""Number of rows that a printed certificate names."""
 
 
 class RowReport(NamedTuple):
-    """What a certificate says of one row over all samples.
+    """Summary of one row over all samples.
 
     Attributes:
         violation: The largest violation.
@@ -40,11 +40,11 @@ class RowReport(NamedTuple):
 
 
 class SlackReport(NamedTuple):
-    """What a certificate says of one row that had to give way.
+    """Summary of one row that had to be relaxed.
 
     Attributes:
         slack: The largest slack, in the units of the row.
-        share: The share of samples in which it gave way, from 0 to 1.
+        share: The share of samples in which the row was relaxed, from 0 to 1.
     """
 
     slack: float
@@ -52,31 +52,31 @@ class SlackReport(NamedTuple):
 
 
 SLACK = 1e-9
-"""To what part of the size of its terms the least slack of a row is known."""
+"""Accuracy of the least slack of a row, relative to the size of its terms."""
 
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """What holds for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
+    """Which rows hold for a batch of outputs, evaluated in float64 or longer, whatever the dtype of the outputs.
 
-    ``violation`` is within ``rounding`` of the exact violation of the numbers that the set gave, so that a satisfied
-    row is violated by at most ``tolerance + rounding``; terms below 5e-324, which float64 does not hold, count as 0.
+    ``violation`` is within ``rounding`` of the exact violation of the set's numbers, so that a satisfied row is
+    violated by at most ``tolerance + rounding``; terms below 5e-324, which float64 cannot represent, count as 0.
     Outputs and numbers that are not finite are violations of inf or NaN.
 
-    It keeps what differs from row to row: a box that holds for every sample is one zero, so that the memory of a
-    certificate that holds is a fraction of that of y. `violation`, `tolerance` and `rounding` are float64, twice the
-    memory of a float32 y each, and are written out where they are asked for, or where a box is violated.
+    Only what differs from row to row is stored: a box that holds for every sample is a single zero, so a certificate
+    without violations takes a fraction of the memory of y. `violation`, `tolerance` and `rounding` are float64, each
+    twice the memory of a float32 y, and are computed when they are accessed, or where a box is violated.
 
     Attributes:
-        parts: How far each row is violated, ``(samples, rows of the part)`` float64, the rows in order.
+        parts: The violation of each row, ``(samples, rows of the part)`` float64, the rows in order.
         satisfied: Whether every row of a sample holds, ``(*batch)`` bool.
-        allowed: What `tolerance` is made from, row by row.
-        row_rounding: What `rounding` is for the rows that are no coordinates.
+        allowed: The terms of `tolerance`, row by row.
+        row_rounding: `rounding` of the rows that are not coordinates.
         names: The name of each row.
-        coordinates: Rows that compare one output with a bound of its own, ``(rows,)`` bool.
-        slack: By how much each row of a `Relaxed` set had to give way, whatever y is: the least slack that the other
-            members allow, ``(*batch, rows)`` float64. Its bounds are loosened by it before they are compared with y,
-            so that it is not part of the violation. None where no row may give way.
+        coordinates: Rows that compare one output with its own bound, ``(rows,)`` bool.
+        slack: By how much each row of a `Relaxed` set had to be relaxed, whatever y is: the least slack that the other
+            members allow, ``(*batch, rows)`` float64. The bounds are relaxed by it before they are compared with y, so
+            it is not part of the violation. None if the set has no relaxed rows.
     """
 
     parts: list[Tensor]
@@ -89,12 +89,12 @@ class Certificate:
 
     @cached_property
     def violation(self) -> Tensor:
-        """How far each row is violated, ``(*batch, rows)`` float64; inf beyond the range of float64."""
+        """The violation of each row, ``(*batch, rows)`` float64; inf beyond the range of float64."""
         return torch.cat(self.parts, dim=-1).reshape(*self.satisfied.shape, len(self.names))
 
     @property
     def tolerance(self) -> Tensor:
-        """What counts as satisfied for each row, ``(*batch, rows)`` float64; written out anew at every call."""
+        """The violation up to which a row counts as satisfied, ``(*batch, rows)`` float64; computed at every access."""
         tolerance = torch.empty_like(self.violation)
         places = tolerance.reshape(-1, len(self.names)).split([part.row.shape[-1] for part in self.allowed], dim=-1)
         for part, place in zip(self.allowed, places, strict=True):
@@ -103,7 +103,7 @@ class Certificate:
 
     @cached_property
     def holds(self) -> Tensor:
-        """Whether each row holds, ``(*batch, rows)`` bool; what is not finite never does."""
+        """Whether each row holds, ``(*batch, rows)`` bool; a row that is not finite never does."""
         return self.violation <= self.tolerance  # a tolerance is finite
 
     @property
@@ -121,8 +121,8 @@ class Certificate:
     def rounding(self) -> Tensor:
         """A bound on the error of `violation`, ``(*batch, rows)`` float64.
 
-        It is 0 for rows clearly inside; rows near their bounds are summed in twice the precision of float64; the
-        coordinate of a box is one subtraction, whose sign is exact.
+        It is 0 for rows clearly inside; rows near their bounds are summed in twice the precision of float64; a
+        coordinate of a box is a single subtraction, whose sign is exact.
         """
         rounding = UNIT * self.violation
         rounding[..., ~self.coordinates] = self.row_rounding
@@ -130,7 +130,7 @@ class Certificate:
 
     @property
     def exact_box(self) -> Tensor:
-        """Whether the outputs of a sample are inside their own bounds exactly, not to rounding: ``(*batch)`` bool."""
+        """Whether the outputs of a sample are exactly within their own bounds, not just to rounding: ``(*batch)``."""
         return ((self.violation == 0) | ~self.coordinates).all(dim=-1)
 
     def by_name(self) -> dict[str, RowReport]:
@@ -144,7 +144,7 @@ class Certificate:
 
     @property
     def given_way(self) -> dict[str, SlackReport]:
-        """The rows that had to give way in some sample, by name: how far at most, and in which share of the samples."""
+        """The rows that had to be relaxed in some sample, by name: the largest slack, and the share of samples."""
         if self.slack is None or not self.slack.numel():
             return {}
         slack = self.slack.reshape(-1, len(self.names))
@@ -152,7 +152,7 @@ class Certificate:
         return {name: SlackReport(*pair) for name, pair in zip(self.names, pairs, strict=True) if pair[0] > 0}
 
     def __str__(self) -> str:
-        """One readable line; where something is violated, the worst rows by name, each with its worst sample."""
+        """One line; if there are violations, it names the worst rows, each with its worst sample."""
         samples, good = self.satisfied.numel(), int(self.satisfied.sum())
         text = f"{good} of {samples} samples satisfy every row; largest violation {self.max_violation:.3g}"
         gave = sorted(self.given_way.items(), key=lambda row: -row[1].slack)[:WORST]
@@ -162,7 +162,7 @@ class Certificate:
     __repr__ = __str__
 
     def _worst(self) -> list[str]:
-        """The rows furthest beyond their tolerance, the first few in words."""
+        """Text for the rows that exceed their tolerance the most; only the first few are named."""
         rows, batch = len(self.names), self.violation.shape[:-1]
         broken = (~self.holds).reshape(-1, rows).any(0).nonzero().squeeze(-1)
         violation, tolerance = (field.reshape(-1, rows)[:, broken] for field in (self.violation, self.tolerance))
@@ -178,17 +178,18 @@ class Certificate:
 
 
 def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: float | None = None) -> Certificate:
-    """Check ``y in C(x)`` row by row, in arithmetic whose own error is part of the answer.
+    """Check ``y in C(x)`` row by row, and bound the rounding error of the check itself.
 
     The numbers of C(x) are those that the model itself uses, in its dtype. Affine rows are summed in float64 and, where
-    its rounding leaves the answer open, in twice its precision; curved sets are evaluated in float64. The least slack
-    of `Relaxed` rows is computed anew, in float64, and is known to `SLACK` of the size of their terms.
+    its rounding leaves the result open, in twice its precision; curved sets are evaluated in float64. The least slack
+    of `Relaxed` rows is computed again, in float64, and is accurate to `SLACK` times the size of their terms.
 
     Args:
         constraint: The set.
         y: Outputs, ``(*batch, n)``.
-        x: The input that the set depends on, as the model had it; None for a constant set. What a model made of
-            half-precision inputs under autocast is checked under autocast, or with x in float32, as its layer had them.
+        x: The input that the set depends on, as passed to the model; None for a constant set. Check outputs of a model
+            that ran on half-precision inputs under autocast either under autocast or with x in float32, as its layer
+            received it.
         tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
             size of the terms that the row adds up; where all its bounds are 0, outputs count as at least one
             rounding of 1.
@@ -207,8 +208,8 @@ def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: flo
 @full_precision
 @torch.no_grad()
 def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | None) -> Certificate:
-    """The certificate of y, whatever autocast says."""
-    numbers = constraint.numbers(x, widen(y))  # half-precision y may stand beside float32 constants
+    """The certificate of y, evaluated without autocast."""
+    numbers = constraint.numbers(x, widen(y))  # a half-precision y may come with float32 constants
     parts = list(members(constraint, numbers))
     given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
     judgment, coordinates = judge(constraint, numbers, y, tolerance, given)
@@ -226,13 +227,13 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | Non
 
 
 def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:
-    """The size of the slack of every row, ``(*batch, rows)``; 0 for rows that may not give way."""
+    """The absolute slack of every row, ``(*batch, rows)``; 0 for rows that may not be relaxed."""
     zeros = [like.new_zeros(*like.shape[:-1], count) for count in counts]
     return torch.cat([zero if own is None else own.abs() for own, zero in zip(given, zeros, strict=True)], dim=-1)
 
 
 def _with_slack(certificate: Certificate, slack: Tensor, scale: Tensor) -> Certificate:
-    """The certificate with the slack of its rows, which is known to `SLACK` of their `scale`."""
+    """The certificate with the slack of its rows, which is accurate to `SLACK` times their `scale`."""
     tolerance = certificate.tolerance + torch.where(slack > 0, SLACK * scale, 0)
     allowed = [Allowed.exactly(tolerance.reshape(-1, len(certificate.names)))]
     satisfied = (certificate.violation <= tolerance).all(dim=-1)

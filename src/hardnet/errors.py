@@ -1,7 +1,7 @@
-"""Every exception and warning of hardnet, and the one sentence that each message is built from.
+"""Every exception and warning of hardnet, and the sentence pattern of their messages.
 
-A message names the argument, what was expected, what came, and what would work instead. What can be wrong with a number
-of a set stands in one table at the end of this file: defect -> error class -> wording.
+A message names the argument, what was expected, what was passed, and what would work instead. Everything that can be
+wrong with a number of a set is in one table at the end of this file: defect -> error class -> wording.
 
 Called by users, `hardnet.files`, `hardnet.modes` and others.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def sentence(argument: str, expected: str, got: object, remedy: str | None = None) -> str:
-    """``argument: expected X, got Y; remedy``: the wording that all input errors share."""
+    """``argument: expected X, got Y; remedy``: the wording of all input errors."""
     text = f"{argument}: expected {expected}, got {got}"
     return f"{text}; {remedy}" if remedy else text
 
@@ -28,29 +28,29 @@ def name_samples(samples: Sequence[object], limit: int = 8) -> str:
 
 
 def in_samples(samples: Sequence[object]) -> str:
-    """`` in sample 3``, `` in samples 0, 3``, or nothing where a number is shared by all samples."""
+    """`` in sample 3``, `` in samples 0, 3``, or an empty string if all samples share the number."""
     return f" in sample{'s' if len(samples) > 1 else ''} {name_samples(samples)}" if samples else ""
 
 
 def sample_indices(bad: Tensor) -> list[object]:
-    """The indices of the bad samples of a mask ``(*batch)``: ints for one batch dimension, else tuples."""
+    """The indices of the bad samples in a mask ``(*batch)``: ints for one batch dimension, otherwise tuples."""
     index = bad.nonzero().tolist()
     return [entry[0] if len(entry) == 1 else tuple(entry) for entry in index]
 
 
 class HardNetError(Exception):
-    """The root of every error that hardnet raises on purpose."""
+    """The base class of every error that hardnet raises on purpose."""
 
 
 class SampleError(HardNetError):
-    """An error of some samples of a batch.
+    """An error in some samples of a batch.
 
     Attributes:
         samples: Index of each bad sample: an int for one batch dimension, a tuple of ints for several.
     """
 
     def __init__(self, message: str, samples: Sequence[object] = ()) -> None:
-        """Keep the message and the indices of the samples that it names."""
+        """Store the message and the indices of the samples that it names."""
         super().__init__(message)
         self.samples: list[object] = list(samples)
 
@@ -85,7 +85,7 @@ class InfeasibleError(SampleError, ValueError):
     Attributes:
         samples: Index of each infeasible sample.
         rows: For each of these samples, the rows that contradict each other.
-        names: The names of these rows, where the set is known (see `ConstraintSet.row_names`).
+        names: The names of these rows, if the set is known (see `ConstraintSet.row_names`).
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class InfeasibleError(SampleError, ValueError):
         rows: Sequence[Sequence[int]] = (),
         names: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Keep the samples and, for each of them, its conflicting rows and their names."""
+        """Store the samples and, for each of them, its conflicting rows and their names."""
         super().__init__(message, samples)
         self.rows: list[list[int]] = [list(conflict) for conflict in rows]
         self.names: list[list[str]] = [list(conflict) for conflict in names]
@@ -112,7 +112,7 @@ class ConvergenceError(SampleError, RuntimeError):
 
 
 class OptionError(HardNetError, ValueError):
-    """An option of a layer has a value that it does not take, or the layer has no such option."""
+    """An option of a layer has an invalid value, or the layer has no such option."""
 
 
 class UnsupportedSetError(HardNetError, ValueError):
@@ -120,7 +120,7 @@ class UnsupportedSetError(HardNetError, ValueError):
 
 
 class ConvexityError(SampleError, UnsupportedSetError):
-    """The matrix of a quadratic has a negative eigenvalue, so that the set is not convex."""
+    """The matrix of a quadratic has a negative eigenvalue, so the set is not convex."""
 
 
 class FileError(HardNetError, ValueError):
@@ -128,14 +128,14 @@ class FileError(HardNetError, ValueError):
 
 
 class StateError(FileError, RuntimeError):
-    """A state dict has other constants, another method or other options; a RuntimeError, as torch's own are."""
+    """A state dict has other constants, another method or other options; a RuntimeError, like torch's own errors."""
 
 
 class MissingExtraError(HardNetError, ImportError):
-    """An optional dependency is needed and not installed."""
+    """A required optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        """Name the package and the extra that brings it."""
+        """Name the package and the extra that installs it."""
         super().__init__(f"this needs the package '{package}'; install it with: pip install 'hardnet[{extra}]'")
 
 
@@ -148,7 +148,7 @@ class ConditionWarning(UserWarning):
 
 
 class FileWarning(UserWarning):
-    """A file does not say everything that this version asks of one."""
+    """A file lacks information that this version needs for all its checks."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Defect:
     """One thing that can be wrong with a number of a set.
 
     Attributes:
-        error: The class that it raises.
+        error: The class to raise.
         expected: What the number should have been.
-        got: What came, where no number can be told.
+        got: What was passed, for messages that cannot show the number itself.
         remedy: What would work instead.
     """
 
@@ -168,7 +168,7 @@ class Defect:
     remedy: str | None = None
 
     def of(self, name: str, got: str | None = None, samples: Sequence[object] = ()) -> HardNetError:
-        """The error of the argument `name`, with the samples whose number it is (none where all samples share it)."""
+        """The error for the argument `name`, with the samples concerned (none if all samples share the number)."""
         text = sentence(name, self.expected, f"{got or self.got}{in_samples(samples)}", self.remedy)
         return self.error(text, samples) if issubclass(self.error, SampleError) else self.error(text)
 

@@ -1,4 +1,4 @@
-"""What a network can be told of its own constraint: the rows of C(x) and how far each is from a point.
+"""Features of the constraint as inputs for a network: the rows of C(x) and the distance of a point to each bound.
 
 Called by users.
 """
@@ -21,21 +21,21 @@ from hardnet.sets.judgment import members
 from hardnet.solvers.conic.blocks import Intervals
 
 FAR = 1e6
-"""A bound farther away than this many units counts as being there: an absent one too."""
+"""Distances are cut off at this many units, also those to absent bounds."""
 
 
 def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[Any], Tensor] = 0.0) -> Tensor:
     """``(a_i / |a_i|, asinh((upper_i - a_i p) / |a_i|), asinh((a_i p - lower_i) / |a_i|))`` of C(x) at a point p.
 
-    Unit rows, and the distance from p to each bound, positive inside; asinh keeps near and far bounds apart. A row
-    that does not depend on x says nothing to a network and is left out, its distances are not; an equality has one
-    distance. A curved set is taken as its tangent at p. Gradients flow to x and to learned numbers.
+    Unit rows, and the distance from p to each bound, positive inside; asinh compresses large distances. A row that
+    does not depend on x is no information for a network and is left out, but its distances are not; an equality has
+    one distance. A curved set is replaced by its tangent at p. Gradients flow to x and to learned numbers.
 
-    ``net(torch.cat([x, hn.features(constraint, x)], -1))`` sees the constraint that its output will be moved into.
+    ``net(torch.cat([x, hn.features(constraint, x)], -1))`` knows the constraint that will be enforced on its output.
 
     Args:
         constraint: Any set with affine rows, curved sets, and ``&`` of these.
-        x: The input of the set; its first tensor tells batch, dtype and device.
+        x: The input of the set; its first floating-point tensor determines batch, dtype and device.
         at: The point p: a number, ``(n,)``, ``(*batch, n)``, or a function of x, such as a nominal control.
 
     Returns:
@@ -47,7 +47,7 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
 
 
 def _point(constraint: ConstraintSet, x: Any, at: Any) -> Tensor:
-    """P as ``(*batch, n)``, in the dtype of x."""
+    """The point p as ``(*batch, n)``, in the dtype of x."""
     like = next((leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
     if like is None:
         raise ShapeError(sentence("x", "an input with a floating-point tensor in it", type(x).__name__))
@@ -60,7 +60,7 @@ def _point(constraint: ConstraintSet, x: Any, at: Any) -> Tensor:
 
 
 def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
-    """The features of a set that is no intersection."""
+    """The features of a set that is not an intersection."""
     if part.polyhedral or part.relaxed:
         moves = not part.polyhedral or part.fixed_matrix(point) is None
         return _of_rows(part.structure(numbers, point), point, moves)
@@ -74,7 +74,7 @@ def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
 
 
 def _of_rows(rows: BoxedRows, point: Tensor, moves: bool) -> Tensor:
-    """Distances to a box, unit rows where they depend on x, and distances to these."""
+    """Distances to the rows' bounds and to the box, then the unit rows if they depend on x."""
     size = _divisor(rows.A)
     value = times(rows.A, point)
     parts = [_near((value - rows.lower) / size.squeeze(-1))] if rows.lower is not None else []
@@ -88,7 +88,7 @@ def _of_rows(rows: BoxedRows, point: Tensor, moves: bool) -> Tensor:
 
 
 def _divisor(vectors: Tensor) -> Tensor:
-    """``|a|`` along the last dimension, kept; 1 where it is 0."""
+    """``|a|`` along the last dimension, which is kept; 1 where it is 0."""
     size = length(vectors)
     return torch.where(size > 0, size, 1)
 

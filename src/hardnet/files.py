@@ -1,4 +1,4 @@
-"""Files that are whole at every moment: replaced in one step, sealed by a digest, and locked while a run writes.
+"""Files that are always complete: replaced atomically, protected by a digest, and locked while a run writes.
 
 Called by `hardnet.storage`, `hardnet.train.checkpoint` and others.
 """
@@ -22,27 +22,27 @@ from hardnet.errors import FileError, MissingExtraError
 
 try:
     import fcntl
-except ImportError:  # no such locks on Windows: there nothing waits and nothing is refused
+except ImportError:  # Windows has no such locks: nothing waits and nothing is refused there
     fcntl = None
 
 UNREADABLE = (OSError, ValueError, RecursionError)
-"""What reading a JSON file may raise; the last one where damage nests it too deep."""
+"""Exceptions from reading a JSON file; RecursionError if a damaged file is nested too deeply."""
 HEADER, DIGEST = "hardnet", "digest"
-"""Where a safetensors file keeps our JSON header, and where the header keeps the digest of header and numbers."""
+"""Metadata key of our JSON header in a safetensors file, and the header's key for the digest of header and numbers."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old or the new content is there, whole."""
+    """Write a file so that at every moment it has either the old or the new content, complete."""
     with replacing(path) as fresh:
         fresh.write_bytes(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file to be written in the block; it takes the place of `path` when the block ends well.
+    """A new file to be written in the block; it replaces `path` when the block ends without an error.
 
-    It stands in a folder of its own beside `path`, with whatever else its writer needs. A link is followed: the file
-    that it points to is replaced. What writers that were killed left behind is removed.
+    It is in a temporary folder beside `path`, which the writer may also use for other files. If `path` is a link, the
+    file that it points to is replaced. Leftovers of writers that were killed are removed.
     """
     path = Path(os.path.realpath(path))
     workshop = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
             workshop.mkdir()
             fresh.touch()
-            permissions = fresh.stat().st_mode  # those of the user's other files; safetensors would give others none
+            permissions = fresh.stat().st_mode  # the user's default; safetensors would give other users no access
             yield fresh
             fresh.chmod(permissions)
             _to_disk(fresh)
@@ -67,9 +67,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a safetensors file with a JSON header, sealed by a digest of both; the header as written.
+    """Write a safetensors file with a JSON header that contains a digest of both; return the header as written.
 
-    Tensors that share memory are written one by one.
+    Tensors that share memory are written separately.
     """
     package = safetensors_package()
     apart = _apart(tensors)
@@ -83,7 +83,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: Mapping[str, A
 
 
 def read_tensors(path: Path, wrong: str) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-    """The JSON header (None where the file has none) and the tensors; `wrong` says what an unreadable file is."""
+    """The JSON header (None if the file has none) and the tensors; `wrong` is the error text for an unreadable file."""
     package = safetensors_package()
     try:
         with package.safe_open(path, framework="pt") as file:
@@ -98,7 +98,7 @@ def read_tensors(path: Path, wrong: str) -> tuple[dict[str, Any] | None, dict[st
 
 
 def has_header(path: Path) -> bool:
-    """Whether this is a safetensors file with a header of ours."""
+    """Whether this is a safetensors file with our header."""
     package = safetensors_package()
     try:
         with package.safe_open(path, framework="pt") as file:
@@ -108,7 +108,7 @@ def has_header(path: Path) -> bool:
 
 
 def require_keys(content: Any, kinds: Mapping[str, Any], path: Path) -> None:
-    """Refuse JSON content that lacks a key or has a value of another type there."""
+    """Refuse JSON content that lacks a key or has a value of the wrong type."""
     if not isinstance(content, dict):
         raise FileError(f"{path}: damaged; expected a JSON object, got {type(content).__name__}")
     for key, kind in kinds.items():
@@ -119,9 +119,9 @@ def require_keys(content: Any, kinds: Mapping[str, Any], path: Path) -> None:
 
 
 def digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None) -> str:
-    """A fingerprint of the header and of every number with its name, type and shape.
+    """A fingerprint of the header and of every tensor with its name, dtype and shape.
 
-    Without a header it is the digest of the checkpoints of version 0.1, which goes by names and numbers alone.
+    Without a header it is the digest of version 0.1 checkpoints, which covers only names and numbers.
     """
     total = hashlib.blake2b(digest_size=16)
     if header is not None:
@@ -132,15 +132,15 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None) -> s
         numbers = tensors[name].detach().cpu().contiguous()
         memory = ctypes.c_char * (numbers.numel() * numbers.element_size())
         total.update(name.encode())
-        total.update(memory.from_address(numbers.data_ptr()) if numbers.numel() else b"")  # NumPy may not be there
+        total.update(memory.from_address(numbers.data_ptr()) if numbers.numel() else b"")  # NumPy may be missing
     return total.hexdigest()
 
 
 @contextmanager
 def sole_run(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process while the block runs; one that another process holds is refused.
+    """Lock a folder for this process while the block runs; refuse one that another process has locked.
 
-    The operating system lets go of the lock when a process ends, however it ends, so that none is ever stale.
+    The operating system releases the lock when the process ends, however it ends, so locks are never stale.
     """
     path = folder / ".lock"
     try:
@@ -157,7 +157,7 @@ def sole_run(folder: Path) -> Iterator[None]:
 
 
 def safetensors_package() -> Any:
-    """The safetensors package, which only files need."""
+    """The safetensors package, which is only needed for files."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -177,19 +177,19 @@ def _hold(path: Path) -> int:
             )
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             break
-        os.close(descriptor)  # its last holder removed the file between our opening and our locking it
+        os.close(descriptor)  # the previous holder removed the file after we opened it and before we locked it
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     except OSError:
-        os.close(descriptor)  # or this process would hold the folder until it ends
+        os.close(descriptor)  # otherwise this process would keep the folder locked until it ends
         raise
     return descriptor
 
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[bool]:
-    """Wait for other writers of the folder, threads or processes; False where its file system has no locks."""
+    """Wait for other writers of the folder, threads or processes; yields False if its file system has no locks."""
     if fcntl is None:
         yield False
         return
@@ -201,9 +201,10 @@ def _only_writer(folder: Path) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder; False where another process holds it and we do not wait.
+    """Lock an open file or folder; False if another process has locked it and `wait` is False.
 
-    A file system without locks refuses no writer, but one there cannot know that it is alone.
+    On a file system without locks: True if `wait` is False, so that no run is refused; False if `wait` is True, since a
+    writer cannot know that it is the only one.
     """
     if fcntl is None:
         return True
@@ -217,7 +218,7 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def _to_disk(path: Path) -> None:
-    """Have the system write a file or the entries of a folder out, so that a power cut does not undo it."""
+    """Flush a file or the entries of a folder to disk, so that a power failure does not undo the write."""
     folder = path.is_dir()
     if folder and fcntl is None:  # Windows cannot open a folder
         return
@@ -229,7 +230,7 @@ def _to_disk(path: Path) -> None:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers in tensors of their own: safetensors refuses those that share memory."""
+    """The same numbers in tensors that share no memory, since safetensors refuses shared memory."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, value in tensors.items():

@@ -1,8 +1,9 @@
-"""Vanishing gradients: how much of the loss gradient passes the enforcement.
+"""Vanishing gradients: how much of the loss gradient passes through the enforcement.
 
-A projection loses the component of the gradient that is normal to the active constraints. That is right where the loss
-would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could improve.
-``HardNet(..., leak=0.1)`` is one remedy, ``gradient="tangent"`` another; `gradient_flow` says what each would change.
+A projection removes the component of the gradient that is normal to the active constraints. That is right where the
+loss would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could
+improve. ``HardNet(..., leak=0.1)`` is one remedy, ``gradient="tangent"`` another; `gradient_flow` measures the effect
+of each.
 
 Called by users.
 """
@@ -22,14 +23,14 @@ from hardnet.model import HardNet
 
 
 class GradientFlow(NamedTuple):
-    """What becomes of the loss gradient at each sample, ``(*batch)`` each.
+    """How much of the loss gradient each sample keeps, ``(*batch)`` each.
 
     Attributes:
         moved: Whether the layer changed the raw output.
-        kept: ``|gradient at raw| / |gradient at y|``; 0 where all of it is lost, and 1 where y has none.
+        kept: ``|gradient at raw| / |gradient at y|``; 0 where all of it is lost, and 1 where the gradient at y is 0.
         stuck: Whether the gradient is lost although a small step against it would stay in C(x): a harmful zero.
-        modes: What `kept` would be with each remedy that the model does not use: ``gradient="tangent"`` or ``"exact"``
-            where its method has that option, and ``leak=0.1``.
+        modes: The values of `kept` with each remedy that the model does not use: ``gradient="tangent"`` or
+            ``"exact"`` if its method has that option, and ``leak=0.1``.
     """
 
     moved: Tensor
@@ -54,10 +55,10 @@ def gradient_flow(
         model: The model, whose layer must keep the dimension of the raw output.
         x: Inputs.
         loss: From y ``(*batch, n)`` to a scalar.
-        lost: Below this share of the gradient a sample counts as having lost it.
-        step: Length of the step against the gradient that decides whether the loss is harmful.
+        lost: A sample that keeps less than this share of its gradient counts as having lost it.
+        step: Length of the step against the gradient that decides whether losing it is harmful.
     """
-    if not hasattr(model, "layer"):  # a compiled model has one too
+    if not hasattr(model, "layer"):  # not isinstance: a compiled model is no HardNet but has a layer
         raise DTypeError(sentence("model", "a HardNet", type(model).__name__))
     raw = model(x, enforce=False).detach().requires_grad_()
     y = model.layer(raw, x)
@@ -78,16 +79,16 @@ def gradient_flow(
 
 
 LEAK = 0.1
-"""The share that stands for leaky gradients."""
+"""The leak for which `modes` is computed."""
 
 
 def _share(at_raw: Tensor, size: Tensor) -> Tensor:
-    """``|gradient at raw| / |gradient at y|``, 1 where y has none."""
+    """``|gradient at raw| / |gradient at y|``, 1 where the gradient at y is 0."""
     return torch.where(size > 0, at_raw.norm(dim=-1) / size, 1)
 
 
 def _remedies(model: HardNet, raw: Tensor, x: Any, at_y: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The gradient at raw under each mode that the model does not use, by the option that asks for it."""
+    """The gradient at raw for each remedy that the model does not use, by the option that selects it."""
     options = model.layer.options
     if not model.leak:
         leaky = leak_gradient(model.layer(raw, x), raw, LEAK)
@@ -98,6 +99,6 @@ def _remedies(model: HardNet, raw: Tensor, x: Any, at_y: Tensor) -> Iterator[tup
         given = {own.name: getattr(options, own.name) for own in fields(options)} | {"gradient": other}
         try:
             twin = type(model.layer)(model.constraint, **given)
-        except OptionError:  # rows that give way have one gradient
+        except OptionError:  # relaxed rows have only one kind of gradient
             return
         yield f"gradient={other!r}", torch.autograd.grad(twin(raw, x), raw, at_y)[0]

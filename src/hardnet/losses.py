@@ -1,4 +1,4 @@
-"""Losses beside the task's own: what a network can be asked for in training besides good enforced outputs.
+"""Additional loss terms for training, besides the loss of the task.
 
 Called by users.
 """
@@ -13,8 +13,8 @@ from hardnet.errors import ShapeError, sentence
 def displacement(raw: Tensor, y: Tensor) -> Tensor:
     """``mean |y - raw|^2`` over the samples: how far the enforcement moved the outputs.
 
-    Added to a loss with a small weight it pulls raw outputs towards C(x), where the enforcement passes gradients.
-    y is taken as it is, without a gradient of its own, so that the pull acts on raw alone.
+    Added to a loss with a small weight, it pulls raw outputs toward C(x), where the enforcement passes gradients
+    through. y is detached, so that the term acts only on raw.
 
     Args:
         raw: The network's outputs, ``(*batch, n)``, as from ``y, raw = model(x, return_raw=True)``.

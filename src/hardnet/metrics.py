@@ -14,7 +14,7 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgment import members
 
 THRESHOLD = 1e-4
-"""A row counts as violated above this, in the paper's tables."""
+"""Residual above which a row counts as violated in the paper's tables."""
 
 
 class Violations(NamedTuple):
@@ -36,7 +36,7 @@ class Violations(NamedTuple):
 
 
 def summarize(residual: Tensor, threshold: float = THRESHOLD) -> Violations:
-    """Maximum, mean and number above the threshold over the last dimension; zeros where there are no rows."""
+    """Maximum, mean and number above the threshold over the last dimension; zeros if there are no rows."""
     if residual.shape[-1] == 0:
         nothing = residual.new_zeros(residual.shape[:-1])
         return Violations(nothing, nothing, nothing)
@@ -55,7 +55,7 @@ def violations(
 
 
 def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tensor:
-    """Which rows are equalities, ``(rows,)`` bool: the two bounds agree in every sample."""
+    """Which rows are equalities, ``(rows,)`` bool: those whose two bounds are equal in every sample."""
     flags = []
     for part, own in members(constraint, numbers):
         if not part.polyhedral:
@@ -69,7 +69,7 @@ def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tens
 
 
 def _agree(lower: Tensor | None, upper: Tensor | None, rows: Tensor) -> Tensor:
-    """Whether two bounds are given and the same in every sample, for the m rows of `rows` ``(..., m)``: ``(m,)``."""
+    """Whether two bounds are given and equal in every sample, for the m rows of `rows` ``(..., m)``: ``(m,)``."""
     if lower is None or upper is None:
         return torch.zeros(rows.shape[-1], dtype=torch.bool, device=rows.device)
     equal = lower == upper
@@ -77,7 +77,7 @@ def _agree(lower: Tensor | None, upper: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def penalty(constraint: ConstraintSet, y: Tensor, x: Any = None) -> Tensor:
-    """``sum of squared residuals`` per sample ``(*batch)``: what the soft baseline adds to its loss."""
+    """``sum of squared residuals`` per sample ``(*batch)``: the term that the soft baseline adds to its loss."""
     return constraint.violation(y, x).square().sum(-1)
 
 

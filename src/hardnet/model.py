@@ -1,4 +1,4 @@
-"""HardNet(net, constraint): a network and an enforcement layer, joined.
+"""HardNet(net, constraint): a network followed by an enforcement layer.
 
 Called by users, `hardnet.gradients`, `hardnet.integrations.sklearn` and others.
 """
@@ -21,15 +21,16 @@ from hardnet.shapes import require_float
 class HardNet(nn.Module):
     """``y = layer(net(x), x)``, so that ``model(x)`` is in C(x).
 
-    An ordinary module: it moves, copies, pickles, compiles and saves like any other, and it enforces unless the
-    call itself asks not to. Under autocast the network runs in half precision; enforcement, and y, in float32.
+    An ordinary module: it can be moved, copied, pickled, compiled and saved like any other, and it enforces unless
+    called with ``enforce=False``. Under autocast the network runs in half precision; the enforcement runs in float32,
+    and y is float32.
 
     Args:
         net: Any module that maps x to raw outputs ``(*batch, raw_dim)``.
         constraint: The set C(x).
         method: ``"auto"``, the name of a method, or a layer built on this constraint.
-        leak: Share of the loss gradient that passes the enforcement straight through, in [0, 1]. 0 is the exact
-            gradient; a small share frees samples that are stuck on the boundary (see `hardnet.gradients`).
+        leak: Share of the loss gradient that bypasses the enforcement, in [0, 1]. 0 is the exact gradient; a small
+            share frees samples that are stuck on the boundary (see `hardnet.gradients`).
         options: The options of the method's layer, such as ``strict=True`` or ``on_infeasible="nearest"``.
 
     Example:
@@ -58,10 +59,10 @@ class HardNet(nn.Module):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
         like = next((value for value in net.parameters() if value.is_floating_point()), None)
         if like is not None:
-            constraint.follow(like)  # here, so that a compiled model finds its factors in the right dtype
+            constraint.follow(like)  # already here, so that a compiled model has its factors in the right dtype
         self.layer: Layer = build_layer(constraint, method, **options)
         self.net: nn.Module = self.layer.prepare(net)
-        self._width = self.layer.raw_dim  # None where only the data tells
+        self._width = self.layer.raw_dim  # None if it is only known from the data
         self.leak = leak
 
     @property
@@ -71,7 +72,7 @@ class HardNet(nn.Module):
 
     @property
     def method(self) -> str:
-        """The name of the method that enforces."""
+        """The name of the method."""
         return self.layer.name
 
     @overload
@@ -81,12 +82,12 @@ class HardNet(nn.Module):
     def forward(self, x: Any, enforce: bool = True, *, return_raw: Literal[True]) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, x: Any, enforce: bool = True, return_raw: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The enforced output y of this call.
+        """Return the enforced output y.
 
         Args:
             x: The input of the network and of the constraint.
             enforce: Whether to enforce; with False (the paper's warm start) y is the raw output.
-            return_raw: Whether to give ``(y, raw)``, for a loss that also sees how far y was moved.
+            return_raw: Whether to return ``(y, raw)``, for a loss that also penalizes how far raw was moved.
         """
         if not (isinstance(enforce, bool) and isinstance(return_raw, bool)):
             _refuse_flags(enforce=enforce, return_raw=return_raw)
@@ -98,14 +99,14 @@ class HardNet(nn.Module):
         return (y, raw) if return_raw else y
 
     def extra_repr(self) -> str:
-        """What is enforced, on how many outputs, how, and what is promised."""
+        """The constraint, the number of outputs, the method and its guarantee."""
         n = "n" if self.constraint.dim is None else self.constraint.dim
         leak = f", leak={self.leak}" if self.leak else ""
         enforced = " & ".join(part.label for part in self.constraint.parts)
         return f"{enforced} on {n} outputs, method '{self.method}', guarantee {self.layer.guarantee}{leak}"
 
     def _check(self, raw: Tensor) -> None:
-        """Refuse a network that emits anything but a tensor of as many outputs as the method needs."""
+        """Refuse a network output that is not a float tensor with the number of outputs that the method needs."""
         if not isinstance(raw, Tensor) or not raw.is_floating_point() or raw.layout != torch.strided:
             require_float("net", raw)
         if self._width is not None and raw.shape[-1:] != (self._width,):
@@ -116,7 +117,7 @@ class HardNet(nn.Module):
 
 
 def _refuse_flags(**flags: object) -> None:
-    """Refuse what is neither True nor False: a second input, or None, would switch enforcement on or off unseen."""
+    """Refuse flags that are not bool: a second input, or None, would silently switch enforcement on or off."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             remedy = "a network with several inputs takes them as one x: a tuple or a dict"

@@ -1,9 +1,9 @@
-"""The product of a matrix and a vector, ``A v``, sample by sample: one word, `times`, and what is promised of its bits.
+"""The product of a matrix and a vector, ``A v``, sample by sample, in variants with different guarantees on the bits.
 
-`times` is the fastest, and `times_each` keeps samples apart; their last bits may depend on the size of the batch. Where
-a sample must have the same bits in any batch, take one sum for each row or column, arguments that `align` filled up, or
-tiles of samples. ``A' v`` is ``times(A.mT, v)``. And the length of a vector of any size, and powers of two as units,
-which are exact to divide by.
+`times` is the fastest, and `times_each` computes each sample separately; their last bits may depend on the size of the
+batch. Where a sample must have the same bits in any batch, use one sum per row or column, arguments padded by `align`,
+or tiles of samples. ``A' v`` is ``times(A.mT, v)``. This file also has the length of a vector of any magnitude, and
+powers of two as units, by which division is exact.
 
 Called by `hardnet.functional.affine`, `hardnet.solvers.polyhedron.problem`, `hardnet.solvers.conic.images` and others.
 """
@@ -17,25 +17,25 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 8
-"""Numbers in 64 bytes: matrix routines of a CPU may add up in another order where a sample starts at another place."""
+"""Float64 numbers in 64 bytes: CPU matrix routines may sum in another order if a sample is aligned differently."""
 LARGE = 1 << 12
-"""Entries from which a matrix that all samples share is read once for several samples, not once for each."""
+"""Number of entries from which a shared matrix is read once for several samples instead of once for each."""
 TILE = 8
-"""So many: a fixed number, so that a sample has the same bits in any batch."""
+"""Samples per tile; fixed, so that a sample has the same bits in any batch."""
 LARGEST_EXPONENT = 1000
-"""Most that an exponent is changed by: twice a power of this size is still a number."""
+"""Largest absolute exponent: twice a power of two of this size is still finite."""
 
 
 def times(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for A ``(m, n)`` or ``(*batch, m, n)`` and v ``(*batch, n)``: ``(*batch, m)``.
 
-    One matrix for all samples is one matrix product.
+    A matrix shared by all samples takes a single matrix product.
     """
     return vector @ A.mT if A.dim() == 2 else (vector.unsqueeze(-2) @ A.mT).squeeze(-2)
 
 
 def times_each(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``, one product for each sample, also where they share A."""
+    """``A v`` for A ``(*batch, m, n)`` and v ``(*batch, n)``, one product for each sample, even if they share A."""
     return (A @ vector.unsqueeze(-1)).squeeze(-1)
 
 
@@ -50,19 +50,19 @@ def times_columnwise(A: Tensor, vector: Tensor) -> Tensor:
 
 
 def times_aligned(A: Tensor, vector: Tensor) -> Tensor:
-    """``A v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, n)``, both as `align` leaves them on a CPU."""
+    """``A v`` for A ``(m, n)`` or ``(B, m, n)`` and v ``(B, n)``, on a CPU both padded by `align`."""
     if A.dim() == 2 and A.device.type != "cpu":
         return vector @ A.mT
     batch = vector.shape[0]
-    if batch == 1:  # a batch of one takes another routine, which adds up in another order
+    if batch == 1:  # a batch of one uses another routine, which sums in another order
         return times_aligned(A.expand(2, *A.shape[-2:]), vector.expand(2, -1))[:1]
     return torch.bmm(A.expand(batch, *A.shape[-2:]), vector.unsqueeze(-1)).squeeze(-1)
 
 
 def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
-    """Fill the last `dims` dimensions up to a multiple of `ALIGNMENT` on a CPU, so that all samples start alike.
+    """Pad the last `dims` dimensions to a multiple of `ALIGNMENT` on a CPU, so that all samples are aligned alike.
 
-    Then a sample has the same bits at any place of a batch, whoever its mates are.
+    Then a sample has the same bits at any position of a batch, whatever the other samples of the batch are.
     """
     missing = [-size % ALIGNMENT for size in reversed(tensor.shape[-dims:])]
     if tensor.device.type != "cpu" or not any(missing):
@@ -71,7 +71,7 @@ def align(tensor: Tensor, dims: int = 1, absent: float = 0.0) -> Tensor:
 
 
 def product_each(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` for A ``(*batch, m, k)`` and B ``(*batch, k, n)``: ``(*batch, m, n)``, the same bits at any place."""
+    """``A B`` for A ``(*batch, m, k)`` and B ``(*batch, k, n)``: ``(*batch, m, n)``, same bits at any position."""
     if A.device.type != "cpu":
         return A @ B
     if A.shape[:-2].numel() == 1:  # as `times_aligned` does
@@ -80,7 +80,7 @@ def product_each(A: Tensor, B: Tensor) -> Tensor:
 
 
 def gram(rows: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``A' diag(w) A`` for A ``(B, m, n)`` and w ``(B, m)`` or ones: ``(B, n, n)``, the same bits at any place."""
+    """``A' diag(w) A`` for A ``(B, m, n)`` and w ``(B, m)`` or ones: ``(B, n, n)``, same bits at any position."""
     return product_each(rows.mT, rows if weight is None else weight.unsqueeze(-1) * rows)
 
 
@@ -109,16 +109,16 @@ def tiled_product(v: Tensor, M: Tensor) -> Tensor:
 
 
 def length(vectors: Tensor) -> Tensor:
-    """``|v|`` along the last dimension, kept, of numbers of any size: their squares neither overflow nor vanish."""
+    """``|v|`` along the last dimension, which is kept, without overflow or underflow of the squares."""
     size = vectors.detach().abs().amax(-1, keepdim=True)
     size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
     return size * torch.linalg.vector_norm(vectors / size, dim=-1, keepdim=True)
 
 
 def power_above(size: Tensor) -> Tensor:
-    """The power of two above each size, which is exact to divide by; one where the size is zero or not finite.
+    """The power of two above each size, by which division is exact; 1 where the size is zero or not finite.
 
-    Above the largest power of the dtype there is none: it stands for those too.
+    For sizes above the largest power of two of the dtype, it is that largest power.
     """
     usable = (size > 0) & size.isfinite()
     exponent = torch.frexp(torch.where(usable, size, 0.5)).exponent
@@ -131,17 +131,17 @@ def largest_power(dtype: torch.dtype) -> int:
 
 
 def exponent(size: Tensor) -> Tensor:
-    """The e of ``size = f 2^e`` with f in [1/2, 1), kept within the range of `LARGEST_EXPONENT`; 0 for zero."""
+    """The e of ``size = f 2^e`` with f in [1/2, 1), clamped to ±`LARGEST_EXPONENT`; 0 for zero."""
     return torch.frexp(size).exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
 
 
 def shift(tensor: Tensor, exponent: Tensor) -> Tensor:
-    """``tensor 2^exponent`` for exponents up to twice the largest one, in two factors that do not overflow."""
+    """``tensor 2^exponent`` for exponents up to twice `LARGEST_EXPONENT`, as two factors that do not overflow."""
     return shift_each((tensor,), exponent)[0]
 
 
 def shift_each(tensors: Sequence[Tensor], exponent: Tensor) -> list[Tensor]:
-    """`shift` of several tensors by the same exponents, whose powers are made once."""
+    """`shift` of several tensors by the same exponents, whose powers are computed once."""
     half = torch.div(exponent, 2, rounding_mode="floor")
     first, second = power(half), power(exponent - half)
     return [tensor * first * second for tensor in tensors]
@@ -153,5 +153,5 @@ def shift_rows(A: Tensor, row: Tensor) -> Tensor:
 
 
 def power(exponent: Tensor) -> Tensor:
-    """``2^exponent`` in float64, from its bits: exact on every device."""
+    """``2^exponent`` in float64, built from its bits: exact on every device."""
     return ((exponent.long() + 1023) << 52).view(torch.float64)

@@ -1,4 +1,4 @@
-"""Checks of shape, dtype and device shared by the functions on affine rows: no look at values, no sync.
+"""Checks of shape, dtype and device for the functions on affine rows, without reading values or synchronizing.
 
 Called by `hardnet.rows`, `hardnet.sets.arguments` and others.
 """
@@ -14,7 +14,7 @@ from hardnet.errors import DeviceError, DTypeError, ShapeError, sentence
 from hardnet.modes import mode
 
 Core = tuple[int | str, ...]
-"""The shape of a number for one sample; a letter stands for any size."""
+"""The shape of a number for one sample; a letter matches any size."""
 
 
 def require_float(name: str, tensor: object) -> None:
@@ -28,7 +28,7 @@ def require_float(name: str, tensor: object) -> None:
 
 
 def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:
-    """Refuse a tensor of another dtype or device than raw; 0-dim numbers follow raw as in torch."""
+    """Refuse a tensor that is not a float tensor with the dtype and on the device of raw."""
     require_float(name, tensor)
     if tensor.dtype != raw.dtype:
         remedy = f"move the constraint or the network with .to({raw.dtype})"
@@ -39,7 +39,7 @@ def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:
 
 
 def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size:
-    """Join the batch shape so far with that of another argument; a batch never broadcasts along rows."""
+    """Broadcast the batch shape so far with that of another argument; a batch never broadcasts along rows."""
     if own == batch or not own:
         return batch
     try:
@@ -50,7 +50,7 @@ def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size
 
 
 def joint_batch(*shapes: torch.Size) -> torch.Size:
-    """The batch that these shapes broadcast to; torch is asked only where they differ, since it takes its time."""
+    """The batch that these shapes broadcast to; torch's function is called only if they differ, since it is slow."""
     told = [shape for shape in shapes if shape]
     for shape in told:
         if shape != told[0]:
@@ -71,7 +71,7 @@ def check_matrix(raw: Tensor, A: Tensor) -> torch.Size:
 
 
 def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) -> Tensor | None:
-    """Check one bound ``(m,)`` or ``(*batch, m)``; a number or 0-dim tensor stands for every row."""
+    """Check one bound ``(m,)`` or ``(*batch, m)``; a number or 0-dim tensor is the bound of every row."""
     if bound is None:
         return None
     if isinstance(bound, int | float):
@@ -87,9 +87,9 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
 
 
 def spread(number: Tensor, core: Core) -> Tensor:
-    """One number for every entry of a vector: a view, but written out in a graph for export.
+    """Expand one number to every entry of a vector: as a view, except in export, where it is materialized.
 
-    AOTInductor writes a constant number into its code and then takes no view of a view of it.
+    AOTInductor inlines a constant number into its code and then cannot handle a view of a view of it.
     """
     if mode() == "export":
         return number * number.new_ones(core)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -97,7 +97,7 @@ def spread(number: Tensor, core: Core) -> Tensor:
 
 
 def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
-    """Check one number per sample, ``(*batch)`` or ``(*batch, 1)``; one number may stand for every sample."""
+    """Check one number per sample, ``(*batch)`` or ``(*batch, 1)``; all samples may share a single number."""
     if isinstance(number, int | float):
         return raw.new_tensor(float(number))
     require_float(name, number)
@@ -109,8 +109,8 @@ def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
 def fit(name: str, value: Tensor, like: Tensor, core: Core, *, moving: bool) -> Tensor:
     """The rule for shapes: `value` as ``(*batch, *core)`` for the batch of `like` ``(*batch, n)``, or as ``core``.
 
-    A batch dimension of 1 spreads. Where the core is one number, ``(*batch, 1)`` is taken as ``(*batch)``. What does
-    not depend on x (`moving` is False) may leave the batch out, and one number stands for every entry of a vector.
+    A batch dimension of 1 broadcasts. If the core is one number, ``(*batch, 1)`` is taken as ``(*batch)``. A value that
+    does not depend on x (`moving` is False) may omit the batch, and one number is used for every entry of a vector.
     """
     batch, own = like.shape[:-1], value.shape
     if not moving and _agree(own, core):
@@ -125,13 +125,13 @@ def fit(name: str, value: Tensor, like: Tensor, core: Core, *, moving: bool) -> 
 
 
 def spell(shape: Sequence[object]) -> str:
-    """A shape as Python writes it, with letters for what is not known: ``(m, 3)``, ``(3,)``."""
+    """A shape as Python writes it, with letters for unknown sizes: ``(m, 3)``, ``(3,)``."""
     entries = ", ".join(str(size) for size in shape)
     return f"({entries},)" if len(shape) == 1 else f"({entries})"
 
 
 def _agree(own: Sequence[int], core: Core) -> bool:
-    """Whether a shape is that of the core; a letter agrees with any size."""
+    """Whether a shape matches the core; a letter matches any size."""
     if len(own) != len(core):
         return False
     for size, want in zip(own, core, strict=True):  # noqa: SIM110, a generator costs more than the check
@@ -141,7 +141,7 @@ def _agree(own: Sequence[int], core: Core) -> bool:
 
 
 def _spreads(own: Sequence[int], batch: torch.Size) -> bool:
-    """Whether the leading dimensions are those of the batch, or 1."""
+    """Whether each leading dimension is that of the batch, or 1."""
     for size, want in zip(own, batch, strict=False):  # noqa: SIM110, a generator costs more than the check
         if size != want and size != 1:
             return False
@@ -149,7 +149,7 @@ def _spreads(own: Sequence[int], batch: torch.Size) -> bool:
 
 
 def _shape_message(name: str, own: torch.Size, batch: torch.Size, core: Core, *, moving: bool) -> str:
-    """What the shape should have been for this batch, and the likely slip."""
+    """The error message: the shape expected for this batch, and the likely fix."""
     full = (*batch, *core)
     forms = [] if moving else [core]
     forms += [full] if batch or moving else []
@@ -160,14 +160,14 @@ def _shape_message(name: str, own: torch.Size, batch: torch.Size, core: Core, *,
 
 
 def _likely_slip(own: torch.Size, batch: torch.Size, core: Core, *, moving: bool) -> str:
-    """What would turn a wrong shape into the right one, as far as it can be told."""
+    """A hint on how to turn the wrong shape into the right one."""
     full = (*batch, *core)
     if not moving:
         return "a constant has no batch dimensions, or those of raw"
     if len(core) == 2 and _agree(own, (*batch, core[1])):
         return "for one row per sample add .unsqueeze(-2)"
     if len(core) == 1 and _agree(own, batch):
-        known = isinstance(core[0], int) and core[0] != 1  # a letter takes any size, 1 too
+        known = isinstance(core[0], int) and core[0] != 1  # a letter matches any size, including 1
         return "for one entry per sample add .unsqueeze(-1)" + (f".expand{spell(full)}" if known else "")
     if len(core) == 1 and _agree(own, (*batch, 1)):
         return f"for one number in all entries add .expand{spell(full)}"

@@ -1,8 +1,9 @@
-"""save / load: a folder with one safetensors file that says itself what it belongs to; never a pickle.
+"""save / load: a folder with one self-describing safetensors file; never a pickle.
 
-The header of ``model.safetensors`` holds method, options, leak, and the structure of the constraint, sealed with the
-numbers by a digest. The file is replaced in one step, so that at every moment the old or the new model is there, whole.
-``model.json`` is a copy of the header for people; a save that ends between the two files leaves the older copy.
+The header of ``model.safetensors`` contains method, options, leak, and the structure of the constraint, protected
+together with the numbers by a digest. The file is replaced atomically, so that at every moment either the old or the
+new model is complete. ``model.json`` is a copy of the header for people; a save interrupted between the two files
+leaves the older copy.
 
 Called by users and `hardnet.experiments.inputs`.
 """
@@ -40,10 +41,10 @@ from hardnet.sets.description import describe, function_names, rebuild, same_str
 from hardnet.sets.fingerprint import fingerprint, flatten, same, unflatten
 
 FORMAT, FORMAT_1 = 2, 1
-"""What is written, and what version 0.1 wrote: its description stands in model.json alone, without a digest."""
+"""The format that is written, and that of version 0.1, whose description is only in model.json, without a digest."""
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 EXAMPLE, INPUT = "example.", "example.x"
-"""Prefix of the tensors that hold the example input and what the set is at it."""
+"""Prefix of the tensors with the example input and the set's numbers there, and name of the input."""
 ENTRIES = {"format": int, "method": str, "options": dict, "leak": int | float, "constraint": dict}
 
 
@@ -52,9 +53,10 @@ def save(model: HardNet, path: str | Path, *, example: Any = None) -> None:
 
     Args:
         model: The model.
-        path: The folder; the model that it holds is replaced in one step, other files are refused.
-        example: An input x, as the network takes it. A set with functions of x needs one: a file does not hold code,
-            so the set is known by its numbers at the example, and a load with functions that give others is refused.
+        path: The folder; a model in it is replaced atomically, a folder with other files is refused.
+        example: An input x, as the network takes it. A set with functions of x needs one: a file does not contain
+            code, so the set is identified by its numbers at the example, and loading with functions that give other
+            numbers there is refused.
     """
     if not isinstance(model, HardNet):
         raise OptionError(sentence("model", "a HardNet", type(model).__name__))
@@ -77,15 +79,15 @@ def save(model: HardNet, path: str | Path, *, example: Any = None) -> None:
 
 
 def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = None) -> HardNet:
-    """Load a model that enforces, from the folder that `save` wrote.
+    """Load a model from the folder that `save` wrote.
 
     Args:
         path: The folder.
         net: A network of the saved architecture and dtype, or a whole `HardNet`; its weights are overwritten. A
-            `HardNet` of another method, other options, dtype or constraint is refused by name of what differs, and
-            what is refused keeps the weights it had.
+            `HardNet` with another method, options, dtype or constraint is refused with an error that names what
+            differs, and keeps its weights.
         constraint: The set. A constant set is rebuilt from the file; one with functions of x or learned numbers must
-            be given again, and is refused where it is not the one saved.
+            be passed again, and is refused if it is not the one saved.
     """
     folder = Path(path)
     header, tensors = _read(folder)
@@ -105,7 +107,7 @@ def load(path: str | Path, net: nn.Module, constraint: ConstraintSet | None = No
 
 
 def _header(model: HardNet) -> dict[str, Any]:
-    """What a file says of a model besides its numbers."""
+    """The description of a model in the file, besides its numbers."""
     return {
         "format": FORMAT,
         "method": model.method,
@@ -119,7 +121,7 @@ def _header(model: HardNet) -> dict[str, Any]:
 def _assemble(
     net: nn.Module, constraint: ConstraintSet | None, header: dict[str, Any], tensors: dict[str, Tensor], folder: Path
 ) -> HardNet:
-    """Join the network with the given set, or with the one that the file describes."""
+    """Combine the network with the given set, or with the one that the file describes."""
     prefix = "layer.constraint."
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     layer = LAYERS.get(header["method"])
@@ -143,12 +145,12 @@ def _assemble(
 
 
 def _code_options(options: dict[str, Any]) -> list[str]:
-    """The options that were functions or modules, which stand in a file by their kind alone: ``<function>``."""
+    """The options that were functions or modules, of which a file has only the kind: ``<function>``."""
     return [name for name, value in options.items() if isinstance(value, str) and value.startswith("<")]
 
 
 def _require_same_layer(model: HardNet, header: dict[str, Any], folder: Path) -> None:
-    """Refuse a model with another method, other options or another leak; files of 0.1 did not hold all options."""
+    """Refuse a model with another method, other options or another leak; files of 0.1 lack some options."""
     known = header["options"] if header["format"] == FORMAT else plain(model.layer.options)
     wrong = differences(header["method"], known, model.method, model.layer.options)
     if header["leak"] != model.leak:
@@ -158,7 +160,7 @@ def _require_same_layer(model: HardNet, header: dict[str, Any], folder: Path) ->
 
 
 def _require_same_dtypes(model: HardNet, weights: dict[str, Tensor], folder: Path) -> None:
-    """Refuse a float32 model for a float64 file, and the other way round: torch would round in silence."""
+    """Refuse a float32 model for a float64 file and vice versa: torch would round silently."""
     for name, own in model.state_dict().items():
         saved = weights.get(name)
         if saved is not None and saved.dtype != own.dtype and not name.endswith("_extra_state"):
@@ -168,15 +170,16 @@ def _require_same_dtypes(model: HardNet, weights: dict[str, Tensor], folder: Pat
 
 @contextmanager
 def _restored_when_refused(model: HardNet) -> Iterator[None]:
-    """Give the model its numbers back where the block raises: torch copies what fits before it says what does not.
+    """Restore the model's numbers if the block raises: torch copies what fits before it reports what does not.
 
-    Learned numbers of a set can only be compared once the saved weights are in place, so comparing first is no way.
+    Learned numbers of a set can only be compared once the saved weights are loaded, so it is not enough to compare
+    first.
     """
     own = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     before = {name: value.clone() for name, value in own.items() if not is_lazy(value)}
     try:
         yield
-    except BaseException:  # Ctrl-C too must not leave half of a file in the network
+    except BaseException:  # also for Ctrl-C, which must not leave half of a file in the network
         with torch.no_grad():
             for name, value in before.items():
                 own[name].copy_(value)
@@ -185,7 +188,7 @@ def _restored_when_refused(model: HardNet) -> Iterator[None]:
 
 
 def _load_weights(model: HardNet, weights: dict[str, Tensor], folder: Path) -> None:
-    """Load the state dict, with torch's own account of what does not fit."""
+    """Load the state dict; errors contain torch's own account of what does not fit."""
     try:
         model.load_state_dict(weights)
     except FileError as error:
@@ -195,7 +198,7 @@ def _load_weights(model: HardNet, weights: dict[str, Tensor], folder: Path) -> N
 
 
 def _require_same_numbers(model: HardNet, header: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Refuse a set whose functions of x give other numbers at the saved example."""
+    """Refuse a set or metric whose functions of x give other numbers at the saved example."""
     saved = {name: value for name, value in tensors.items() if name.startswith(EXAMPLE)}
     if not saved:
         if function_names(header["constraint"]):
@@ -215,7 +218,7 @@ def _require_same_numbers(model: HardNet, header: dict[str, Any], tensors: dict[
 
 
 def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
-    """The fingerprint of C(example), by names in the file."""
+    """The fingerprint of C(example), by the names used in the file."""
     with torch.no_grad(), _evaluating(model):
         raw = model(example, enforce=False)
         n = model.constraint.dim or model.layer(raw, example).shape[-1]
@@ -227,7 +230,7 @@ def _at_example(model: HardNet, example: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while: saving must not move the statistics of batch normalization."""
+    """Evaluation mode inside the block: saving must not change the statistics of batch normalization."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -238,7 +241,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _require_model_folder(folder: Path) -> None:
-    """Never write into a folder of something else; hidden files, as a save that was cut off leaves, do not count."""
+    """Refuse a folder with other files; hidden files, such as an interrupted save leaves, do not count."""
     if not folder.is_dir() or (folder / DESCRIPTION).is_file() or has_header(folder / WEIGHTS):
         return
     if any(not entry.name.startswith(".") for entry in folder.iterdir()):
@@ -266,7 +269,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _read_copy(path: Path) -> dict[str, Any] | None:
-    """The description in model.json; None where there is none."""
+    """The description in model.json; None if there is none."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:

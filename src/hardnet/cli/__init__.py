@@ -1,4 +1,4 @@
-"""The command line: one file per group of commands. ``hardnet`` alone prints a page on what to try first."""
+"""The command line: one file per group of commands. ``hardnet`` without a command prints an overview."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _version() -> str:
 
 
 def _print_version(asked: bool) -> None:
-    """The version of hardnet and of what its numbers depend on, and leave."""
+    """Print the versions of hardnet, torch and Python, and exit."""
     if asked:
         import torch
 
@@ -61,7 +61,7 @@ def options(
 
 
 def main() -> None:
-    """Run a command; what the user can put right is said in one line, with exit code 2."""
+    """Run a command; errors that the user can fix are printed in one line, with exit code 2."""
     from hardnet.train import InterruptedRunError
 
     try:

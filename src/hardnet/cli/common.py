@@ -26,12 +26,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 def print_json(content: Any) -> None:
-    """Data for programs."""
+    """Print data as JSON, for programs."""
     typer.echo(json.dumps(content, indent=2, default=str))
 
 
 def print_table(rows: Sequence[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    """Some columns of the rows, for people."""
+    """Print some columns of the rows as a table, for people."""
     try:
         from rich.console import Console
         from rich.table import Table

@@ -18,7 +18,7 @@ def demo(
 ) -> None:
     """The paper's first table on this machine, in about a minute and offline: six methods, five seeds, a report.
 
-    A second call goes on where the first one stopped.
+    A second call continues where the first one stopped.
     """
     from hardnet.experiments.demo import demonstrate, rows_of
     from hardnet.train import bars

@@ -1,4 +1,4 @@
-"""hardnet methods | explain | check: what the library enforces, how, and whether it held.
+"""hardnet methods | explain | check: what the library enforces, how, and whether it holds.
 
 Called by `hardnet.cli`.
 """
@@ -17,7 +17,7 @@ def methods(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, with --measure.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Table 1 of the paper: what each method of the library enforces and promises."""
+    """Table 1 of the paper: what each method of the library enforces and guarantees."""
     from dataclasses import asdict
 
     from hardnet.layers.table import methods as rows
@@ -33,7 +33,7 @@ def methods(
 
 
 def _measure_methods(device: str, as_json: bool) -> None:
-    """Print what every method reaches on every standard set, and what it costs."""
+    """Print the violation and the time of every method on every standard set."""
     from hardnet.experiments import measured
     from hardnet.experiments.run import choose_device
 
@@ -50,7 +50,7 @@ def explain(
     data: Annotated[Path | None, typer.Option(help="Inputs x, as for check: rows that depend on x need one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which method 'auto' takes for a set, the structure it saw, and why not the others."""
+    """Which method 'auto' chooses for a set, the structure it found, and why not the others."""
     from hardnet.experiments.inputs import find_set, read_inputs
     from hardnet.layers import explain as choose
 
@@ -70,7 +70,7 @@ def check(
     tolerance: Annotated[float | None, typer.Option(help="Absolute; a few roundings by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Certificate of a saved model on a data file; exit code 0: it holds, 1: broken, 2: could not be judged."""
+    """Certificate of a saved model on a data file; exit code 0: it holds, 1: violated, 2: could not be checked."""
     from hardnet.experiments.inputs import certify
 
     certificate = certify(model, data, net, tolerance)

@@ -1,4 +1,4 @@
-"""hardnet doctor | warmup: what this machine has, and what its kernels cost.
+"""hardnet doctor | warmup: what this machine has, and how long its kernels take.
 
 Called by `hardnet.cli`.
 """
@@ -17,7 +17,7 @@ def doctor(
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed, which kernels are active, and what one call of each takes."""
+    """What is installed, which kernels are active, and how long one call of each takes."""
     from hardnet.experiments.doctor import examine, in_words
 
     findings = examine(timing)
@@ -29,7 +29,7 @@ def doctor(
 
 @app.command()
 def warmup(as_json: AsJson = False) -> None:
-    """Compile the kernels of this machine ahead, on all its cores, so that no first call waits for them."""
+    """Compile the CPU kernels ahead of time, on all cores, so that no first call waits for them."""
     from hardnet.experiments.warmup import warm
 
     compiled = {}

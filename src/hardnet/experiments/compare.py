@@ -1,4 +1,4 @@
-"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, a table in the end.
+"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, with a table as the result.
 
 Called by users.
 """
@@ -20,11 +20,11 @@ from hardnet.train import bars
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every method reached; prints as a table.
+    """The results of every method; prints as a table.
 
     Attributes:
         results: One per method and recipe, with metrics per seed, learning curves and times.
-        folder: Where the result files stand; None where they were not kept.
+        folder: The folder of the result files; None if they were not kept.
     """
 
     results: list[Result]
@@ -34,7 +34,7 @@ class Comparison:
         return tables.markdown(tables.build(self.results[0].problem, self.results)) if self.results else "no results"
 
     def mean(self, metric: str = "objective") -> dict[str, float]:
-        """The mean of a metric over the seeds, by method; methods that gave up are left out."""
+        """The mean of a metric over the seeds, by method; methods that failed are left out."""
         return {r.key: sum(r.metrics[metric]) / len(r.seeds) for r in self.results if metric in r.metrics}
 
 
@@ -52,13 +52,13 @@ def compare(
     """Train every method on a problem, all seeds at once, and compare them on its test set.
 
     Args:
-        problem: A problem, the name of one of the paper's, or ``"file.py:NAME"``.
+        problem: A problem, the name of one of the paper's problems, or ``"file.py:NAME"``.
         methods: Names, or ``"all"``; by default those of the paper's tables that can express the problem.
-        seeds: How many (1, 2, ...), which ones, or a text such as ``"1-5"``.
+        seeds: The number of seeds, a list of seeds, or a string such as ``"1-5"``.
         epochs: 1000 by default.
-        recipe: ``"published"``, ``"best"`` or both with a comma.
+        recipe: ``"published"``, ``"best"`` or both, separated by a comma.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        out: A folder for the result files, in which a stopped comparison goes on; by default nothing is kept.
+        out: A folder for the result files, from which a stopped comparison resumes; by default nothing is kept.
         progress: Whether to show a bar per method.
 
     Example:
@@ -86,7 +86,7 @@ def compare(
 
 
 def _seeds(seeds: int | Sequence[int] | str) -> str:
-    """As the command line spells them; a number says how many."""
+    """The seeds as the command line takes them; an integer n means seeds 1 to n."""
     if isinstance(seeds, str):
         return seeds
     return f"1-{seeds}" if isinstance(seeds, int) else ",".join(str(seed) for seed in seeds)

@@ -1,4 +1,4 @@
-"""What ``hardnet demo`` shows: the paper's first table, trained here with the best recipe under it, and its report.
+"""``hardnet demo``: train the paper's first table and the best recipe, and write the report.
 
 Called by `hardnet.cli.experiments`.
 """
@@ -24,8 +24,8 @@ def demonstrate(out: Path, display: Display | None = None) -> tuple[Path, tables
     """Train the paper's methods on its first problem, and the best recipe, and write the report.
 
     Args:
-        out: The folder of the results; what it holds of the same run is not trained again.
-        display: Shows the training.
+        out: The folder of the results; existing results of the same run are not trained again.
+        display: Shows the training progress.
 
     Returns:
         The path of the page, and the table.
@@ -37,7 +37,7 @@ def demonstrate(out: Path, display: Display | None = None) -> tuple[Path, tables
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A second thread gains a quarter for networks so small; where another program has its core, it costs minutes."""
+    """Use one thread: a second gains 25 % on such small networks, but costs minutes if its core is busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 
 def rows_of(table: tables.Table) -> list[dict[str, str]]:
-    """The rows that were trained here, as they are printed: each cell by the title of its column."""
+    """The rows that were trained here, as printed: each cell under the title of its column."""
     trained = [row for row in table.rows if row.network and row.metrics]
     return [
         {"method": row.label} | {column.title: tables.ours(row, column) for column in table.columns} for row in trained

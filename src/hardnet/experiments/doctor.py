@@ -1,4 +1,4 @@
-"""What ``hardnet doctor`` finds: versions, extras, the kernels that are active, and what one call of each takes.
+"""``hardnet doctor``: versions, extras, active kernels, and the time that one call of each takes.
 
 Called by `hardnet.cli.machine`.
 """
@@ -26,7 +26,7 @@ SAMPLES = 1000
 
 
 def examine(timing: bool = True) -> dict[str, Any]:
-    """Everything as plain data; timing compiles the kernels where that was never done."""
+    """All findings as plain data; timing compiles the kernels if they have not been compiled yet."""
     found: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "extras": _extras(), "kernels": _kernels()}
     if timing:
         found["milliseconds"] = _milliseconds()
@@ -56,14 +56,14 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
-    """The processors that torch sees."""
+    """The CPU and the GPUs that torch sees."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
     return {"CPU": f"{platform.machine()}, {cores}", "GPU": ", ".join(gpus) or "none"}
 
 
 def _extras() -> dict[str, dict[str, str | None]]:
-    """The packages of each extra with their versions, None where missing; as the installed package declares them."""
+    """The packages of each extra, as declared by the installed package, with their versions; None where missing."""
     extras: dict[str, dict[str, str | None]] = {}
     for line in metadata.requires("hardnet") or []:
         match = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", line)
@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> dict[str, str]:
-    """Which compiled code runs here, and why not the rest."""
+    """Which compiled code is active here, and why the rest is not."""
     if HAS_NUMBA:
         cpu = f"active: numba {_version('numba')}"
     else:
@@ -96,13 +96,13 @@ def _kernels() -> dict[str, str]:
 
 
 def _milliseconds() -> dict[str, dict[str, float]]:
-    """One forward pass, and one forward and backward pass, of every shape of problem with a kernel of its own."""
+    """Times of one forward pass, and of one forward and backward pass, for every problem of `warmup.PROBLEMS`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return {name: _time(problem.solve, problem.shape, device) for name, problem in PROBLEMS.items()}
 
 
 def _time(solve: Callable[..., Tensor], shape: tuple[int, ...], device: str) -> dict[str, float]:
-    """Median milliseconds on random rows that 0 satisfies."""
+    """Median milliseconds on random rows for which 0 is feasible."""
     stream = torch.Generator().manual_seed(0)
     batch = shape[:-2] and (SAMPLES,)
     A = torch.randn(*batch, *shape[-2:], generator=stream).to(device).requires_grad_()

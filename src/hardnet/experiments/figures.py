@@ -1,4 +1,4 @@
-"""The paper's figures from result files: learned functions, trajectories, gradient paths, learning curves.
+"""The paper's figures, drawn from result files: learned functions, trajectories, gradient paths, learning curves.
 
 Called by `hardnet.experiments.sections`.
 """
@@ -33,7 +33,7 @@ COLORS = {
     "optimal": "#111111",
 }
 DASHES = {"soft": (4, 1.5), "dc3-tuned": (2, 1), "projection": (3, 2)}
-"""Lines that often lie on another method's are broken, so that both can be seen."""
+"""Lines that often coincide with another method's line are dashed, so that both are visible."""
 OTHERS = ("#008b8b", "#a0522d", "#6a5acd", "#d02090", "#556b2f", "#b8860b")
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -63,7 +63,7 @@ def _line(method: str) -> dict[str, Any]:
 
 
 def render(draw: Draw, size: tuple[float, float], form: str) -> bytes:
-    """Draw on a new figure and return it as ``"svg"`` or ``"png"``; no global state of matplotlib is changed."""
+    """Draw on a new figure and return it as ``"svg"`` or ``"png"``, without changing matplotlib's global state."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def save(draw: Draw, size: tuple[float, float], path: Path) -> str:
 
 
 def learned_functions(problem: Piecewise, results: Sequence[Result]) -> Draw:
-    """Each method's function for its first seed, before training and after it, over the forbidden regions."""
+    """Each method's learned function (first seed), before and after training, over the forbidden regions."""
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(1, 2, sharey=True)
@@ -139,7 +139,7 @@ def allowed_interval(problem: Piecewise) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trajectories(results: Sequence[Result], references: Sequence[dict[str, Any]]) -> Draw:
-    """The paths of the first test state under each method (first seed) and reference, with the mean cost."""
+    """The trajectories from the first test state under each method (first seed) and reference, with the mean cost."""
 
     def draw(figure: Any) -> None:
         from matplotlib.patches import Ellipse
@@ -171,7 +171,7 @@ def _trajectory(panel: Any, path: list[list[float]], method: str, label: str, co
 
 
 def descent_paths(paths: Sequence[dict[str, Any]]) -> Draw:
-    """Raw and enforced outputs along each descent; samples share a color, the constraint forbids the top."""
+    """Raw and enforced outputs along each descent, one color per sample; the forbidden top is shaded."""
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -201,7 +201,7 @@ def _descent(panel: Any, path: dict[str, Any]) -> None:
 
 
 def learning_curves(results: Sequence[Result], objective: str, limit: float | None) -> Draw:
-    """Objective by epochs and by seconds of training, and largest violation: mean over the seeds and range."""
+    """Objective by epoch and by training time, and largest violation: mean and range over the seeds."""
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(1, 3)
@@ -223,16 +223,16 @@ def learning_curves(results: Sequence[Result], objective: str, limit: float | No
 
 
 def _objective_axis(panel: Any, objective: str, limit: float | None) -> None:
-    """The limit as a line; a logarithmic scale for errors; a bad start must not flatten the rest."""
+    """Draw the limit as a line, use a log scale for errors, and keep a bad start from dominating the axis."""
     if limit is not None:
         panel.axhline(limit, color="black", lw=0.8, ls="--", label="limit")
-        bottom, top = panel.get_ylim()  # with margins, which are as large as the worst start
+        bottom, top = panel.get_ylim()  # with margins, which grow with the worst start
         panel.set_ylim(max(bottom, limit - abs(limit)), min(top, limit + 3 * abs(limit)))
     panel.set_yscale("log" if objective == "mse" else "linear")
 
 
 def gap_histogram(results: Sequence[Result], best: Sequence[float]) -> Draw:
-    """The share of test samples by their gap to the best known value, ``(f - f*) / |f*|``, first seed."""
+    """The number of test samples by their gap to the best known value, ``(f - f*) / |f*|``, first seed."""
 
     def draw(figure: Any) -> None:
         panel = figure.subplots()
@@ -251,7 +251,7 @@ def gap_histogram(results: Sequence[Result], best: Sequence[float]) -> Draw:
 
 
 def _curve(panel: Any, result: Result, name: str, floor: float = -math.inf, by: str = "epoch") -> None:
-    """The mean over the seeds and their range; what a logarithm cannot show is drawn at the floor."""
+    """The mean and range over the seeds; values below the floor, which a log scale cannot show, are drawn at it."""
     across = result.history.get(by, [])
     curves = [[max(value, floor) for value in values] for values in result.history.get(name, [])]
     if len(across) != len(curves) or not any(math.isfinite(value) for values in curves for value in values):

@@ -1,4 +1,4 @@
-"""What the command line takes from files and modules: inputs, networks, and the certificate of a saved model.
+"""What the command line reads from files and modules: inputs, networks, problems and sets; `certify` a saved model.
 
 Called by `hardnet.cli.library` and `hardnet.experiments.run`.
 """
@@ -24,11 +24,11 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.storage import load
 
 FAILS = (Exception, SystemExit)
-"""How code of the reader may fail: in any way. A script that leaves by itself must not decide on our exit code."""
+"""User code may raise anything; SystemExit is included so that a user's script does not determine our exit code."""
 
 
 def read_inputs(path: Path) -> Tensor:
-    """Inputs x, one sample a row, from ``.safetensors`` (its tensor ``x``), ``.npy`` or ``.csv`` without a header."""
+    """Inputs x, one sample per row, from ``.safetensors`` (tensor ``x``), ``.npy`` or ``.csv`` without a header."""
     readers: dict[str, Callable[[Path], Tensor]] = {".safetensors": _tensors, ".npy": _array, ".csv": _text}
     if path.suffix not in readers:
         raise HardNetError(sentence("data", f"a file of kind {', '.join(readers)}", repr(str(path))))
@@ -36,7 +36,7 @@ def read_inputs(path: Path) -> Tensor:
         x = readers[path.suffix](path)
     except HardNetError:
         raise
-    except Exception as error:  # a damaged file ends the readers of other packages in many ways
+    except Exception as error:  # the readers of other packages raise many kinds of errors on a damaged file
         hint = " (a header line is not read: leave it out)" if "could not convert string" in str(error) else ""
         raise FileError(f"{path}: not readable as inputs; {error}{hint}") from error
     if x.is_complex() or x.dtype == torch.bool:
@@ -47,7 +47,7 @@ def read_inputs(path: Path) -> Tensor:
 
 
 def build(name: str) -> nn.Module:
-    """The network that ``module:function`` or ``FILE.py:NAME`` builds; modules of the working directory are found."""
+    """The network built by ``module:function`` or ``FILE.py:NAME``; modules in the working directory are found."""
     module, colon, function = name.partition(":")
     if not colon:
         raise HardNetError(sentence("--net", "module:function or FILE.py:NAME", repr(name)))
@@ -66,7 +66,7 @@ def build(name: str) -> nn.Module:
 
 
 def object_of_file(given: str) -> Any:
-    """What ``path/to/file.py:NAME`` names, read by running the file; whatever stands in its way is one sentence."""
+    """The object that ``path/to/file.py:NAME`` names, after running the file; any failure is a one-line error."""
     path, colon, name = given.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise HardNetError(sentence("file", "path/to/file.py:NAME", repr(given)))
@@ -112,7 +112,7 @@ def find_set(given: str) -> ConstraintSet:
 
 
 def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) -> Certificate:
-    """The certificate of a saved model on the inputs of a file; whatever stands in its way is an error of hardnet."""
+    """The certificate of a saved model on the inputs of a file; any failure is raised as a HardNetError."""
     model, x = load(folder, build(net)).eval(), read_inputs(data)
     try:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) 
             return check(model.constraint, model(x), x, tolerance=tolerance)
     except HardNetError:
         raise
-    except FAILS as error:  # the network and the functions of x are code of the user
+    except FAILS as error:  # the network and the functions of x are user code
         raise HardNetError(f"{data}: could not be judged; {type(error).__name__}: {error}") from error
 
 
@@ -146,5 +146,5 @@ def _text(path: Path) -> Tensor:
     import numpy as np
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # an empty file is refused by its shape
+        warnings.simplefilter("ignore", UserWarning)  # an empty file is refused later because of its shape
         return torch.from_numpy(np.loadtxt(path, delimiter=",", ndmin=2))

@@ -1,4 +1,4 @@
-"""Limits as data: what the optimum costs, and what controllers without a network cost, on each test set.
+"""Limits as data: the cost of the optimum and of controllers without a network, on each test set.
 
 Called by `hardnet.experiments.sections` and `hardnet.experiments.tables`.
 """
@@ -26,13 +26,13 @@ from hardnet.problems.unicycle import STEPS
 
 DATA = resources.files("hardnet.experiments") / "data"
 PATTERNS = ((2,), (2, 2), (1, 2))
-"""Into how many sub-steps the first steps are cut, for the best known controls."""
+"""Numbers of sub-steps into which the first steps are cut, for the best known controls."""
 SEED = 17
 """The seed of every data set."""
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """The shipped limits of a problem, or None where it has none (the piecewise ones: their limit is zero)."""
+    """The shipped limits of a problem; None for those without (the piecewise problems, whose limit is zero)."""
     file = DATA / f"limits-{name}.json"
     return json.loads(file.read_text()) if file.is_file() else None
 
@@ -81,10 +81,10 @@ def control_limits(problem: Unicycle) -> dict[str, Any]:
 
 
 def _best_known(problem: Unicycle, best: Optimum) -> tuple[Optimum, dict[str, Any]]:
-    """The best runs known of the simulator itself, where controls are free in every sub-step, and their row.
+    """The best known runs of the simulator itself, in which controls are free in every sub-step, and their row.
 
-    They start from the 50 optimal controls, with the first steps cut by each of `PATTERNS`. A local solver and a few
-    patterns prove nothing: a better run may exist, and the value is called the best known one.
+    They start from the 50 optimal controls, with the first steps cut according to each of `PATTERNS`. A local solver
+    and a few patterns do not prove optimality: a better run may exist, so the value is called the best known.
     """
     began = time.process_time()
     step = iter(_fifty(best).unbind(1))
@@ -100,18 +100,18 @@ def _best_known(problem: Unicycle, best: Optimum) -> tuple[Optimum, dict[str, An
 
 
 def _best_run(problem: Unicycle, x: Tensor, whole: Run) -> Run:
-    """The cheapest of the whole run and of those that its patterns lead to."""
+    """The cheapest of the uncut run and the runs improved from each pattern."""
     found = [improve(problem, x, cut(whole, pattern)) for pattern in PATTERNS]
     return min([whole, *found], key=lambda run: run.cost)
 
 
 def _fifty(best: Optimum) -> Tensor:
-    """The 50 optimal controls of each sample, ``(samples, 50, 2)``, within their bounds to the last bit."""
+    """The 50 optimal controls of each sample, ``(samples, 50, 2)``, clamped exactly to their bounds."""
     return best.point[:, : 2 * STEPS].reshape(-1, STEPS, 2).clamp(-CONTROL_LIMIT, CONTROL_LIMIT)
 
 
 def _best_control(problem: Unicycle) -> Optimum:
-    """The better of two starts: no control at all, and the nominal controls."""
+    """The better result from two starts: zero controls and the nominal controls."""
     nominal = []
     problem.rollout(_zero, problem.test, _record_control(nominal), substeps=STEPS)
     starts = [torch.zeros(len(problem.test), STEPS, 2, dtype=torch.float64), torch.stack(nominal[1:], 1)]
@@ -119,7 +119,7 @@ def _best_control(problem: Unicycle) -> Optimum:
 
 
 def _record_control(controls: list[Tensor]) -> Callable[..., Tensor]:
-    """An integrand that keeps every control it is shown."""
+    """An integrand that records every control passed to it."""
 
     def keep(x: Tensor, control: Tensor, y: Tensor, raw: Tensor) -> Tensor:
         controls.append(control)
@@ -129,7 +129,7 @@ def _record_control(controls: list[Tensor]) -> Callable[..., Tensor]:
 
 
 def _optimal_row(problem: Unicycle, best: Optimum) -> dict[str, Any]:
-    """Replay the optimal controls in the simulator, whose cost they must give."""
+    """Replay the optimal controls in the simulator; their cost there must be the optimum's."""
     step = iter(_fifty(best).unbind(1))
     policy: Policy = lambda x: next(step) - nominal_control(x)
     states: list[Tensor] = []
@@ -142,7 +142,7 @@ def _optimal_row(problem: Unicycle, best: Optimum) -> dict[str, Any]:
 
 
 def _controllers(problem: Unicycle) -> list[tuple[str, str, Policy]]:
-    """Name, label and policy of each controller; a policy gives the residual added to the nominal control."""
+    """Name, label and policy of each controller; a policy returns the residual added to the nominal control."""
     return [
         ("nominal", "Nominal controller", _zero),
         ("cbf-qp", "CBF-QP", lambda x: nearest_safe(problem, x, _zero(x))),
@@ -161,7 +161,7 @@ def _controller_row(problem: Unicycle, method: str, label: str, policy: Policy) 
 
 
 def _milliseconds(policy: Policy, x: Tensor, repeats: int = 20) -> float:
-    """Processor time of one evaluation, after one to warm up."""
+    """Processor time of one evaluation, after one warm-up evaluation."""
     policy(x)
     began = time.process_time()
     for _ in range(repeats):
@@ -220,4 +220,4 @@ LIMITS: dict[str, Callable[[], dict[str, Any]]] = {
     "opt-convex": lambda: program_limits(Programs(dc3_order=True, convex=True)),
     "cbf": lambda: control_limits(Unicycle()),
 }
-"""What computes the limits of each problem; the opt-* are the data of the DC3 paper."""
+"""Computes the limits of each problem; opt-* use the data of the DC3 paper."""

@@ -1,4 +1,4 @@
-"""The one way to write a table for people.
+"""Markdown tables; all tables are written with this function.
 
 Called by `hardnet.experiments.measured` and `hardnet.experiments.tables`.
 """
@@ -17,7 +17,7 @@ def table_text(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """One cell: floats to three digits, None as a dash."""
+    """One cell: floats to three significant digits, None as a dash."""
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

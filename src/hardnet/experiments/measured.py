@@ -1,7 +1,7 @@
-"""``hardnet methods --measure``: every method on every standard set, measured on the spot.
+"""``hardnet methods --measure``: every method on every standard set, measured on this machine.
 
 For each pair: the largest violation reached, and the time per 1000 samples forward and backward; or, where the method
-cannot enforce the set, its own words on why.
+cannot enforce the set, the reason from its error message.
 
 Called by `hardnet.cli.library`.
 """
@@ -30,7 +30,7 @@ from hardnet.sets.soc import SecondOrderCone
 
 SAMPLES = 1000
 SLOW = 50.0
-"""Milliseconds from which one call is enough: iterating methods on 1000 samples would take most of the time."""
+"""Milliseconds above which one call is enough: iterative methods on 1000 samples would take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,12 @@ def measure(device: str = "cpu", names: Sequence[str] | None = None, seconds: fl
         device: ``"cpu"`` or ``"cuda"``.
         names: The methods.
         seconds: Time to spend on each pair.
-        seed: Of the random sets and raw outputs.
+        seed: Seed of the random sets and raw outputs.
 
     Returns:
-        One row per pair: ``set, method, violation, forward_ms, backward_ms, refused``. Times are milliseconds per 1000
-        samples, medians, of the processor on a CPU; `refused` is None or the reason, and then the others are None.
+        One row per pair: ``set, method, violation, forward_ms, backward_ms, refused``. Times are median milliseconds
+        per 1000 samples (processor time on a CPU). `refused` is None, or the reason, in which case the other values
+        are None.
     """
     return list(_pairs(device, names or list(LAYERS), seconds, seed))
 
@@ -86,7 +87,7 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def overview(rows: Sequence[dict]) -> str:
-    """One line per set, one column per method: ``forward + backward ms (violation)``, a dash where it is refused."""
+    """One line per set, one column per method: ``forward + backward ms (violation)``, a dash where refused."""
     names = list(dict.fromkeys(row["method"] for row in rows))
     lines: dict[str, list[object]] = {}
     for row in rows:
@@ -103,7 +104,7 @@ def _summary(row: dict) -> str | None:
 
 
 def _pairs(device: str, names: Sequence[str], seconds: float, seed: int) -> Iterator[dict]:
-    """Row after row."""
+    """The rows of `measure`, one at a time."""
     for standard in standard_sets(seed):
         standard.constraint.to(device)
         for name in names:
@@ -147,14 +148,14 @@ def _drawer(seed: int) -> Any:
 
 
 def _barrier_rows(x: Tensor) -> Tensor:
-    """Two rows for two controls, as a pair of control barrier functions gives them: never dependent."""
+    """Two rows for two controls, like those of two control barrier functions; never linearly dependent."""
     heading = torch.stack([x[..., 0].cos(), x[..., 0].sin()], dim=-1)
     side = torch.stack([-heading[..., 1], heading[..., 0]], dim=-1)
     return torch.stack([heading, side + 0.3 * heading], dim=-2)
 
 
 def _barrier_bound(x: Tensor) -> Tensor:
-    """The room that each barrier leaves."""
+    """The bound of each barrier row."""
     return x[..., 1:3].abs()
 
 

@@ -1,4 +1,4 @@
-"""The best that any method could do on a problem, by IPOPT (CasADi's own): what the tables measure distance to.
+"""Optima of the problems by IPOPT (the one bundled with CasADi), to which the tables measure the distance.
 
 Called by `hardnet.experiments.limits`, `hardnet.experiments.substeps` and others.
 """
@@ -19,7 +19,7 @@ from hardnet.problems.suites import SuitePrograms
 from hardnet.problems.unicycle import STEPS, TIME_STEP, Unicycle
 
 CONTROL_LIMIT = 100.0
-"""Bound on each control of the open-loop optimum: the size above which the simulator would cut its step."""
+"""Bound on each control of the open-loop optimum: above it the simulator would cut its step."""
 
 
 class Optimum(NamedTuple):
@@ -27,9 +27,9 @@ class Optimum(NamedTuple):
 
     Attributes:
         value: ``(samples,)``.
-        point: ``(samples, n)``: where it is attained.
+        point: ``(samples, n)``: the minimizer.
         milliseconds: Mean processor time of one solve.
-        solver: Its name, as tables print it.
+        solver: Name of the solver, as printed in tables.
     """
 
     value: Tensor
@@ -47,9 +47,9 @@ def _casadi() -> Any:
 
 
 def _ipopt(program: dict[str, Any], tolerance: float, **more: Any) -> Any:
-    """A silent IPOPT for one symbolic program; `more` are options of CasADi."""
+    """A silent IPOPT for one symbolic program; `more` are CasADi options."""
     options = {"ipopt.print_level": 0, "print_time": False, "ipopt.sb": "yes", "ipopt.tol": tolerance} | more
-    options["ipopt.bound_relax_factor"] = 0.0  # so that the optimum is feasible, not nearly so
+    options["ipopt.bound_relax_factor"] = 0.0  # so that the optimum is feasible, not just nearly feasible
     return _casadi().nlpsol("solve", "ipopt", program, options)
 
 
@@ -72,12 +72,12 @@ def optimal_programs(problem: Programs | SuitePrograms, x: Tensor) -> Optimum:
 
 
 def optimal_control(problem: Unicycle, x: Tensor, starts: list[Tensor]) -> Optimum:
-    """Open-loop controls of least cost that keep both barrier rows, ``|u| <= 100``, in Euler steps of 0.02 s.
+    """The cheapest open-loop controls that satisfy both barrier rows and ``|u| <= 100``, in Euler steps of 0.02 s.
 
     Args:
         problem: The unicycle.
         x: Initial states ``(samples, 5)``.
-        starts: Controls ``(samples, 50, 2)`` to start the solver from; the best end is kept.
+        starts: Controls ``(samples, 50, 2)`` to start the solver from; the best result is kept.
     """
     casadi = _casadi()
     solve = _ipopt(_transcription(casadi, problem), 1e-8)
@@ -92,7 +92,7 @@ def optimal_control(problem: Unicycle, x: Tensor, starts: list[Tensor]) -> Optim
 
 
 def _transcription(casadi: Any, problem: Unicycle) -> dict[str, Any]:
-    """The program over 50 controls and the 50 states after them: gaps must be zero, barrier rows not negative."""
+    """The program over 50 controls and the 50 states after them: gaps must be zero, barrier rows nonnegative."""
     controls, states = casadi.SX.sym("u", 2, STEPS), casadi.SX.sym("s", 5, STEPS)
     initial = casadi.SX.sym("x", 5)
     gaps, rows, cost, state = [], [], 0, initial
@@ -145,7 +145,7 @@ def _follow(x: Tensor, controls: Tensor) -> Tensor:
 
 
 def _solve_all(x: Tensor, starts: list[Tensor], run: Callable[..., Any], solver: Any) -> Optimum:
-    """Solve every sample from every start and keep its best converged end."""
+    """Solve every sample from every start and keep its best converged solution."""
     values, points = torch.full((len(x),), torch.inf, dtype=torch.float64), torch.zeros_like(starts[0])
     began = time.process_time()
     for start in starts:

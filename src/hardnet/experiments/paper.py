@@ -1,4 +1,4 @@
-"""The paper's own numbers, as data.
+"""The numbers published in the paper, as data.
 
 Called by `hardnet.experiments.report_page` and `hardnet.experiments.tables`.
 """
@@ -25,5 +25,5 @@ def published(problem: str) -> dict[str, Published]:
 
 
 def hardware() -> str:
-    """What the paper's times were measured on."""
+    """The hardware on which the paper's times were measured."""
     return _content()["device"]

@@ -1,4 +1,4 @@
-"""What the figures draw, computed from a model: learned functions, trajectories, descent paths.
+"""The data of the figures, computed from a model: learned functions, trajectories, descent paths.
 
 Called by `hardnet.experiments.row`.
 """
@@ -22,7 +22,7 @@ from hardnet.train import stacked_net
 
 @torch.no_grad()
 def picture(problem: Problem, model: HardNet) -> dict[str, Any]:
-    """What the problem's figure shows of a model, per seed; empty where it has none."""
+    """The data of the problem's figure for a model; empty if the problem has no figure."""
     training = model.training
     model.eval()
     shown = {name: rounded(value) for name, value in drawn(problem, model, stacked_net(model).seeds).items()}
@@ -31,13 +31,13 @@ def picture(problem: Problem, model: HardNet) -> dict[str, Any]:
 
 
 def first_seed(model: HardNet) -> HardNet:
-    """The model of the first seed alone, for testing; layers that iterate take their time for every other."""
+    """The model of the first seed only, in evaluation mode, so that iterative layers spend no time on other seeds."""
     return HardNet(stacked_net(model).only(0), model.constraint, model.layer).eval()
 
 
 @singledispatch
 def drawn(problem: Problem, policy: Policy, seeds: int) -> dict[str, Tensor]:
-    """What the figure of a problem shows of a policy; nothing for a problem without a figure."""
+    """The data of a problem's figure for a policy; empty for a problem without a figure."""
     return {}
 
 
@@ -62,7 +62,7 @@ def _(problem: SuiteProblem, policy: HardNet, seeds: int) -> dict[str, Tensor]:
 
 @drawn.register
 def _(problem: Unicycle, policy: Policy, seeds: int) -> dict[str, Tensor]:
-    """Where the first test state goes with the policy of each seed, ``(seeds, sub-steps, 2)``, and all costs of one."""
+    """The first test state's trajectory for each seed, ``(seeds, sub-steps, 2)``, and the first seed's costs."""
     states: list[Tensor] = []
     all_of_one = problem.test.expand(seeds, -1, -1)
     end = problem.rollout(policy, all_of_one, problem.cost_and_residual, record=_keep(states))
@@ -86,7 +86,7 @@ def gradient_paths() -> dict[str, Any]:
 
 
 def rounded(value: Tensor, digits: int = 5) -> Any:
-    """Nested lists of numbers with as many digits as a drawing can show."""
+    """Nested lists of numbers, rounded to the digits that a drawing can show."""
     if value.dim() == 0:
         return round(value.item(), digits)
     return [rounded(part, digits) for part in value]

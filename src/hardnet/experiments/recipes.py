@@ -1,7 +1,7 @@
-"""Recipes as data: how a problem is trained, the published way and the best way that we know.
+"""Training recipes as data: the published one and the best one we know for each problem.
 
 A recipe names a network, an optimizer and the terms of the loss; `hardnet reproduce --recipe` runs it. The published
-recipe leaves everything as the problem and the method state it.
+recipe leaves everything as the problem and the method define it.
 
 Called by `hardnet.experiments.sections`, `hardnet.experiments.row` and others.
 """
@@ -26,32 +26,32 @@ WORDS = {
     "soft_weight": "penalty weight {}",
     "warm_epochs": "{} warm epochs",
 }
-"""How a setting is said; those that only concern the record are left out."""
+"""How each setting is described; settings that only affect what is recorded are left out."""
 
 LOOSE_WORDS = {
     "equalities": "trained behind the equalities with the other rows penalized, all enforced at the end",
     "rows": "trained behind the rows with the box penalized, all enforced at the end",
 }
-"""What is said of a training that enforces a part of the rows."""
+"""How training that enforces only a part of the rows is described."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What differs from the published training.
+    """The differences from the published training.
 
     Attributes:
         name: ``"published"`` or ``"best"``.
-        methods: Names of the methods that it is run with unless others are asked for; None for those of the tables.
+        methods: Names of the methods to run unless others are requested; None for those of the tables.
         hidden: The network; None for the problem's own.
-        settings: Fields of `hardnet.train.Settings` that it sets.
+        settings: Fields of `hardnet.train.Settings` that the recipe sets.
         options: Options of the method's layer.
-        epochs: Of a run; None for the published number.
-        chosen: How its numbers were found.
-        needs_gpu: Whether a CPU would take hours, so that it is run there only when it is asked for by name.
-        loose: What training enforces alone, where the method's layer takes long: ``"equalities"``, in closed form, or
-            ``"rows"``, all affine ones without the box. The other rows are penalized; the method enforces all of them
-            in the test.
-        label: What tables put behind the name of the method; by default the name of the recipe, if it is not the
+        epochs: Epochs of a run; None for the published number.
+        chosen: How the numbers were found.
+        needs_gpu: Whether a CPU would take hours, so that the recipe runs there only if requested by name.
+        loose: The part of the constraint that training enforces, where the method's layer is slow: ``"equalities"``,
+            in closed form, or ``"rows"``, all affine rows without the box. The other rows are penalized; the method
+            enforces all of them in the test.
+        label: What tables add to the name of the method; by default the name of the recipe, unless it is the
             published one.
     """
 
@@ -68,12 +68,12 @@ class Recipe:
 
     @property
     def behind(self) -> str:
-        """What stands behind the name of the method."""
+        """The suffix that tables add to the name of the method."""
         usual = "" if self.name == PUBLISHED else f", {self.name} recipe"
         return usual if self.label is None else self.label
 
     def adapt(self, settings: Settings) -> Settings:
-        """The published settings with those of the recipe in their place."""
+        """The published settings, overridden by those of the recipe."""
         return replace(settings, **self.settings)
 
     def network(self, problem: Problem) -> Hidden:
@@ -82,7 +82,7 @@ class Recipe:
 
     @property
     def differs(self) -> str:
-        """What is different from the published training, in words; empty where nothing is."""
+        """The differences from the published training, in words; empty if there are none."""
         parts = [WORDS[name].format(value) for name, value in self.settings.items() if name in WORDS]
         parts += [f"{name} {value}" for name, value in self.options.items()]
         if self.loose:
@@ -107,7 +107,7 @@ _PIECEWISE = Recipe(
     chosen="Chosen by the error at validation points drawn as the training points were, with seeds of their own.",
 )
 PROGRAM_NETWORK = Hidden((2048, 2048), dropout=(0.2, 0.0), activation="silu", skip=True, kaiming=False)
-"""For programs of 100 variables: their solution map is piecewise affine, so a linear path stands beside a network."""
+"""For programs of 100 variables: their solution map is piecewise affine, so the network has a linear skip path."""
 PROGRAM_SETTINGS: dict[str, Any] = {
     "displacement": 0.1,
     "learning_rate": 2e-3,
@@ -116,7 +116,7 @@ PROGRAM_SETTINGS: dict[str, Any] = {
     "batch_size": 512,
     "warm_epochs": 0,
 }
-"""How a network of that kind is trained."""
+"""The training settings for such a network."""
 BEST_RECIPES: dict[str, Recipe] = {
     "pwc": _PIECEWISE,
     "pwcfull": _PIECEWISE,
@@ -138,7 +138,7 @@ BEST_RECIPES: dict[str, Recipe] = {
         chosen=_STUDY,
     ),
 }
-"""The best training that we know for each problem of the tables."""
+"""The best training recipe we know for each problem of the tables."""
 RECIPES = (PUBLISHED, BEST)
 GENERAL = Recipe(
     BEST,
@@ -146,7 +146,7 @@ GENERAL = Recipe(
     settings={"displacement": 0.1, "learning_rate": 1e-3, "schedule": "cosine", "clip": 2.0},
     chosen="What the recipes of the tables share; chosen for no problem in particular.",
 )
-"""For a problem of the reader's own."""
+"""For user-defined problems."""
 
 
 def choose_recipes(names: str) -> list[str]:
@@ -159,5 +159,5 @@ def choose_recipes(names: str) -> list[str]:
 
 
 def recipe_of(problem: str, name: str) -> Recipe:
-    """The recipe of this name for a problem."""
+    """The recipe with this name for a problem."""
     return AS_PUBLISHED if name == PUBLISHED else BEST_RECIPES.get(problem, GENERAL)

@@ -1,4 +1,4 @@
-"""One self-contained page with every table and figure beside the paper's, and the tables as Markdown.
+"""The report: a self-contained page with every table and figure beside the paper's, and the tables as Markdown.
 
 Called by `hardnet.cli.experiments` and `hardnet.experiments.demo`.
 """
@@ -15,11 +15,11 @@ from hardnet.files import write_atomically
 
 
 def write_report(runs_dir: Path, out: Path | None = None) -> Path:
-    """Write the page, and beside it the tables as Markdown and the figures as SVG and PNG.
+    """Write the page, and next to it the tables as Markdown and the figures as SVG and PNG.
 
     Args:
-        runs_dir: Folder with ``<problem>/<method>.json``; whatever is there is shown.
-        out: The page; ``report.html`` in `runs_dir` by default, or in `out` where that is a folder.
+        runs_dir: Folder with ``<problem>/<method>.json``; all results in it are shown.
+        out: The page; ``report.html`` in `runs_dir` by default, or in `out` if that is a folder.
 
     Returns:
         The path of the page.

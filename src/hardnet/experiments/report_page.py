@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no other file: tables, figures and what made them.
+"""The report as one HTML page that needs no other file: tables, figures and the environments of the results.
 
 Called by `hardnet.experiments.report`.
 """
@@ -28,7 +28,7 @@ CAPTIONS: dict[str, str] = {
 
 
 def page_of(sections: Sequence[Section]) -> str:
-    """The text of the page."""
+    """The HTML of the page."""
     links = "".join(f"<a href='#{s.name}'>{html.escape(s.title)}</a>" for s in sections)
     body = "".join(_html_section(section) for section in sections)
     return (
@@ -41,7 +41,7 @@ def page_of(sections: Sequence[Section]) -> str:
 
 
 def _headlines(sections: Sequence[Section]) -> str:
-    """One card per table of the paper: what HardNet-Aff reached, and what was published for it."""
+    """One card per table of the paper: the measured and the published result of HardNet-Aff."""
     cards = "".join(_card(section.table) for section in sections if section.table)
     return f"<div class='cards'>{cards}</div>" if cards else ""
 
@@ -49,7 +49,7 @@ def _headlines(sections: Sequence[Section]) -> str:
 def _card(table: tables.Table) -> str:
     row = next((row for row in table.rows if row.method == tables.OURS and row.metrics), None)
     first = table.columns[0]
-    if row is None or not tables.theirs(row, first):  # nothing was published for it: other problems and suites
+    if row is None or not tables.theirs(row, first):  # nothing is published for other problems and suites
         return ""
     violation = statistics.fmean(row.metrics["max_violation"])
     return (
@@ -71,14 +71,14 @@ def _html_section(section: Section) -> str:
 
 
 def _image(name: str, label: str, drawing: str) -> str:
-    """An SVG inside the page, kept apart from the others so that their identifiers do not meet."""
+    """An SVG embedded as an image, so that its identifiers do not clash with those of the others."""
     data = base64.b64encode(drawing.encode()).decode()
     image = f"<img alt='{name}: {label}' src='data:image/svg+xml;base64,{data}'>"
     return f"<figure>{image}<figcaption>{html.escape(CAPTIONS[label])}</figcaption></figure>"
 
 
 def _environment(sections: Sequence[Section]) -> str:
-    """Command, device, versions and date of every result, said once where they agree."""
+    """Command, device, versions and date of every result, one line for results that share them."""
     made: dict[tuple[str, ...], list[Result]] = {}
     for result in (result for section in sections for result in section.results):
         made.setdefault(_made_with(result.environment), []).append(result)

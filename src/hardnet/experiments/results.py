@@ -1,4 +1,4 @@
-"""Result files: one JSON file per problem and method, written when its training is over and sealed by a digest.
+"""Result files: one JSON file per problem and method, written when training is finished and protected by a digest.
 
 Called by `hardnet.experiments.compare`, `hardnet.experiments.figures` and others.
 """
@@ -14,28 +14,28 @@ from hardnet.errors import FileError
 from hardnet.files import DIGEST, UNREADABLE, digest, require_keys, write_atomically
 
 RUN = "run.json"
-"""Says what the folder of a problem holds."""
+"""The file that describes what the folder of a problem contains."""
 
 
 @dataclass
 class Result:
-    """What one method reached on one problem.
+    """The result of one method on one problem.
 
     Attributes:
         problem: Name of the problem.
         method: Name of the method.
-        label: The method as tables print it.
+        label: The method as printed in tables.
         seeds: The seeds, in the order of every list per seed.
         epochs: Trained epochs.
-        metrics: On the test set with the last weights: name to one number per seed.
-        history: Learning curves: ``epoch`` and, per judged epoch, a list per seed.
-        timing: ``train_s`` for all seeds together, ``setup_s`` of it for compiling and capturing, ``test_ms`` for one
-            seed and the whole test set.
-        figures: What the figures draw.
-        environment: What the numbers were made with.
-        recipe: How it was trained: ``"published"`` or ``"best"``.
-        differs: What is different from the published training.
-        failure: Why the run gave up, where it did; it has no metrics then.
+        metrics: Metrics on the test set with the last weights: name to one number per seed.
+        history: Learning curves: ``epoch`` and, per evaluated epoch, a list with one number per seed.
+        timing: ``train_s`` for all seeds together, ``setup_s`` the part of it for compiling and capturing,
+            ``test_ms`` for one seed and the whole test set.
+        figures: The data of the figures.
+        environment: The command, versions and device that produced the numbers.
+        recipe: The training recipe: ``"published"`` or ``"best"``.
+        differs: The differences from the published training.
+        failure: Why the run failed, if it did; it then has no metrics.
     """
 
     problem: str
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        """The name of the method, and of the recipe where it is not the published one."""
+        """The name of the method, followed by the recipe if it is not the published one."""
         return self.method if self.recipe == "published" else f"{self.method}-{self.recipe}"
 
 
@@ -68,25 +68,25 @@ ENTRIES = {
     "history": dict,
     "timing": dict,
 }
-"""What every result file holds, by type."""
+"""The entries of every result file and their types."""
 LATER = {"figures": dict, "environment": dict, "recipe": str, "differs": str, "failure": str}
-"""What files of the first versions may lack."""
+"""Entries that files of the first versions may lack."""
 
 
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
-    """Write JSON so that the file is never seen half written; `indent` where people read it too."""
+    """Write JSON atomically, so that the file is never seen half written; `indent` for files that people read."""
     separators = (",", ":") if indent is None else (",", ": ")
     write_atomically(path, (json.dumps(content, indent=indent, separators=separators) + "\n").encode())
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Write one result file, with a digest of what it says."""
-    content = json.loads(json.dumps(asdict(result)))  # as it will be read: keys are strings there
+    """Write one result file, with a digest of its content."""
+    content = json.loads(json.dumps(asdict(result)))  # as it will be read: JSON turns keys into strings
     write_json(path, content | {DIGEST: digest({}, content)})
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or say what is wrong with the file."""
+    """Read a JSON object, or raise an error that says what is wrong with the file."""
     try:
         content = json.loads(path.read_text())
     except UNREADABLE as error:
@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> Result:
-    """Read one result file that is whole; those of the first versions have no digest, and are judged by their types."""
+    """Read one result file and check its digest and types; files of the first versions have no digest."""
     content = read_json(path)
     sealed = content.pop(DIGEST, None)
     if sealed is not None and sealed != digest({}, content):
@@ -111,7 +111,7 @@ def read_result(path: Path) -> Result:
 
 
 def _require_numbers(content: dict[str, Any], path: Path) -> None:
-    """Refuse metrics that are not one number per seed, times that are no numbers, curves that are no lists."""
+    """Refuse metrics that are not lists of numbers, times that are not numbers, and curves that are not lists."""
     for name, values in content["metrics"].items():
         require_keys({name: values}, {name: list}, path)
         numbered = {f"{name} {place}": value for place, value in enumerate(values)}

@@ -41,26 +41,27 @@ from hardnet.train import (
 )
 
 CHECKPOINT_SECONDS = 5.0
-"""Least seconds between two checkpoints, so that a killed run loses little."""
+"""Shortest time between two checkpoints; short, so that a killed run loses little."""
 CHECKPOINT_RATE = 2e6
-"""Parameters for which a second of training should pass before the next checkpoint: large ones take long to write."""
+"""Parameters per second of training between two checkpoints: large checkpoints take long to write."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One result file to be made.
+    """One result file to make.
 
     Attributes:
+        name: Name of the experiment.
         problem: The problem, on the device; None for the gradient paths, which train no network for a table.
-        method: The row of the table.
-        seeds: Trained together.
-        epochs: Of the run.
-        folder: Of the result file.
-        resume: Whether to go on with what the folder holds.
-        device: Where to train.
-        recipe: How to train.
-        prefix: What the names of its files begin with, where the folder holds several problems.
-        keep: Whether the checkpoint stays as the trained weights when the result is written.
+        method: The method of this row of the table.
+        seeds: The seeds, trained together.
+        epochs: Epochs of the run.
+        folder: Folder of the result file.
+        resume: Whether to continue from the files in the folder.
+        device: The device to train on.
+        recipe: The training recipe.
+        prefix: Prefix of the file names, where the folder contains several problems.
+        keep: Whether the checkpoint is kept as the trained weights after the result is written.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Row:
 
     @property
     def described(self) -> Path:
-        """The file that says what was asked for."""
+        """The file that describes the run."""
         return self.folder / f"{self.prefix}{RUN}"
 
     @property
@@ -87,30 +88,30 @@ class Row:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint; it stays as the trained weights unless the row says otherwise."""
+        """The checkpoint; it is kept as the trained weights unless `keep` is False."""
         return self.folder / f"{self.prefix}{self.method.name}.safetensors"
 
     @property
     def label(self) -> str:
-        """As the tables print it."""
+        """The label as printed in tables."""
         return f"{self.method.label}{self.recipe.behind}"
 
     @property
     def differs(self) -> str:
-        """What its recipe changes of the published training, with the epochs of this run."""
+        """The recipe's differences from the published training, with the epochs of this run."""
         return (replace(self.recipe, epochs=self.epochs) if self.recipe.epochs else self.recipe).differs
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What all files of the folder share."""
+        """The entries that identify the run, common to all files of the folder."""
         shared = {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
         return shared if self.recipe is AS_PUBLISHED else shared | {"recipe": self.recipe.name}
 
     def run(self, display: Display, world: World, interrupted: Callable[[], bool]) -> Path:
-        """Train, test and write, unless the result is there already, whole."""
+        """Train, test and write the result, unless an intact result already exists."""
         if self.resume and self.result.exists():
             damage = self._damage()
-            world.wait()  # all processes judge the file before the first of them writes it again
+            world.wait()  # all processes must read the file before one of them rewrites it
             display.note(f"{self.name} {self.method.name}: {damage or 'done already'}")
             if damage is None:
                 return self.result
@@ -130,9 +131,9 @@ class Row:
         return self.result
 
     def _damage(self) -> str | None:
-        """Why the result file is made again; None where it can be read and its run did not fail.
+        """Why the result file must be made again; None if it can be read and its run did not fail.
 
-        The result of another run, copied here, is refused.
+        The result of another run, for instance copied here, raises an error.
         """
         try:
             found = read_result(self.result)
@@ -146,7 +147,7 @@ class Row:
 
     def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
         if self.device.type == "cuda":
-            torch.compiler.reset()  # the compiled loops of earlier rows count against torch's limit on variants
+            torch.compiler.reset()  # otherwise compiled loops of earlier rows count against torch's recompile limit
         streams = streams_of(self.seeds)
         model = build_model(problem, self.method, streams, self.recipe).to(self.device)
         settings = self.settings(problem, model)
@@ -161,11 +162,11 @@ class Row:
             raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
         if world.rank == 0 and self.keep:
             save_checkpoint(training, self.checkpoint, identity)
-        training.model = model  # the same network, behind all rows
+        training.model = model  # the same network, with all rows enforced
         return self._result(problem, training, {"first": first, "last": picture(problem, model)})
 
     def settings(self, problem: Problem, model: HardNet) -> Settings:
-        """Those of the recipe; a network that emits something else than outputs (a completion) has no displacement."""
+        """The recipe's settings; no displacement if the network does not emit the outputs themselves (completion)."""
         settings = self.recipe.adapt(self.method.settings(problem, self.epochs, model.layer.guarantee))
         emits_outputs = model.layer.raw_dim in (None, problem.output_dim)
         return settings if emits_outputs else replace(settings, displacement=0.0)
@@ -183,7 +184,7 @@ class Row:
 
 
 class _Watcher:
-    """After each epoch: shows it, saves every few seconds, and stops the run when the user asked to."""
+    """After each epoch: updates the display, saves every few seconds, and stops the run if the user asked to."""
 
     def __init__(
         self,
@@ -209,13 +210,13 @@ class _Watcher:
 
 
 def build_model(problem: Problem, method: Method, streams: list[Generator], recipe: Recipe = AS_PUBLISHED) -> HardNet:
-    """The network of the recipe, one per seed, in front of the method's layer."""
+    """The recipe's network, one per seed, followed by the method's layer."""
     layer = method.build(problem, **recipe.options)
     return HardNet(_network(problem, streams, recipe, layer.raw_dim or problem.output_dim), problem.constraint, layer)
 
 
 def partly_enforced(model: HardNet, kept: str) -> HardNet:
-    """The same network behind a part of its constraint, as `Recipe.loose` names it."""
+    """The same network with only a part of its constraint enforced, as named by `Recipe.loose`."""
     equalities = kept == "equalities"
     parts = [part for part in model.constraint.parts if (isinstance(part, Equality) if equalities else _general(part))]
     if not parts or model.layer.raw_dim not in (None, model.constraint.dim):
@@ -225,12 +226,12 @@ def partly_enforced(model: HardNet, kept: str) -> HardNet:
 
 
 def _general(part: ConstraintSet) -> bool:
-    """Whether a set has affine rows of several outputs."""
+    """Whether a set has general affine rows, that is, is polyhedral and not a box."""
     return part.polyhedral and not isinstance(part, Box)
 
 
 def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs: int) -> StackedMLP | StackedModule:
-    """The problem's own network where it brings one, else the hidden blocks of the recipe."""
+    """The problem's own network if it has one and the recipe sets none; otherwise an MLP with the hidden blocks."""
     own = problem.network
     if own is not None and recipe.hidden is None:
         return StackedModule(lambda: own(problem.encoded_dim, outputs), streams, encode=problem.encode)
@@ -240,7 +241,7 @@ def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs
 
 @torch.no_grad()
 def final_metrics(problem: Problem, training: Training) -> dict[str, list[float]]:
-    """The metrics on the test set, and the objective averaged over the last epochs where all of them were judged."""
+    """The metrics on the test set, and the objective averaged over the last epochs if all of them were evaluated."""
     training.model.eval()
     found = problem.evaluate(training.model, training.stacked(problem.test))
     metrics = {name: value.tolist() for name, value in found.items()}
@@ -253,9 +254,9 @@ def final_metrics(problem: Problem, training: Training) -> dict[str, list[float]
 
 @torch.no_grad()
 def time_of_test(model: HardNet, x: Tensor, repeats: int = 5) -> float:
-    """One evaluation of the whole test set by one seed's network: the median of a few, after two to warm up.
+    """Milliseconds of one evaluation of the whole test set by one seed's network: a median after two warm-up calls.
 
-    The first one alone where it takes more than a second.
+    If the first call takes more than a second, only that one is timed.
     """
     single = first_seed(model)
     return time_each({"test": lambda: single(x.unsqueeze(0))}, str(x.device), rounds=repeats, slow=1e3)["test"][0]

@@ -1,4 +1,4 @@
-"""Run experiments: train every asked method on every asked problem, and write one result file each.
+"""Run experiments: train every requested method on every requested problem, and write one result file for each.
 
 Called by `hardnet.cli.experiments`, `hardnet.cli.library` and others.
 """
@@ -34,17 +34,17 @@ class Request:
     Attributes:
         experiments: Names of the experiments.
         methods: The rows of each table.
-        seeds: Trained together.
-        epochs: Of each run; None for the published number.
-        device: Where to train.
+        seeds: The seeds, trained together.
+        epochs: Epochs of each run; None for the published number.
+        device: The device to train on.
         out: The folder of the results: ``out/<problem>/<method>.json``.
-        resume: Whether to go on with what the folder holds.
+        resume: Whether to continue from the files in the folder.
         quick: Whether a few epochs are enough.
-        named: Whether the methods were asked for by name, so that one that cannot run is an error.
-        default: Whether no methods were asked for, so that those are left out that take hours.
-        recipes: Names of the recipes; None for the published one where methods are named, and for all of them elsewhere
-            but for what takes hours on this device.
-        own: The problem, where it is none of the paper's.
+        named: Whether the methods were requested by name, so that one that cannot run is an error.
+        default: Whether no methods were requested, so that those that take hours are left out.
+        recipes: Names of the recipes. None means only the published one if methods are named or the problem is the
+            user's own, and otherwise all recipes except those that take hours on this device.
+        own: The user's own problem; None for experiments of the paper.
     """
 
     experiments: list[str]
@@ -73,7 +73,7 @@ def request(
     quick: bool = False,
     recipe: str | None = None,
 ) -> Request:
-    """Check what was asked for before anything is run or written."""
+    """Check the arguments before anything is run or written."""
     recipes = None if recipe is None else choose_recipes(recipe)
     specs.choose_epochs(epochs, "", quick)
     named = methods not in (None, "all")
@@ -85,7 +85,7 @@ def request(
 
 
 def _own(experiment: str | Problem) -> Problem | None:
-    """The reader's own problem, verified; None where an experiment of the paper is named."""
+    """The user's own problem, verified; None if an experiment of the paper is named."""
     if isinstance(experiment, str) and ".py:" not in experiment:
         return None
     problem = own_problem(experiment) if isinstance(experiment, str) else experiment
@@ -100,7 +100,7 @@ def _own(experiment: str | Problem) -> Problem | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one; a device that is not there is refused."""
+    """The device; ``auto`` is the GPU if there is one. A device that is not available is refused."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -115,9 +115,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
-    """Run everything that was asked for; the paths of the result files.
+    """Run everything in the request and return the paths of the result files.
 
-    Under ``torchrun`` every process calls this, and the first one writes.
+    Under ``torchrun`` every process calls this, and only rank 0 writes.
     """
 
     def rows(shown: Display) -> list[Row]:
@@ -129,7 +129,7 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
 def run_rows(
     made: Callable[[Display], list[Row]], out: Path, device: torch.device, display: Display | None = None
 ) -> list[Path]:
-    """Run the rows that `made` makes, one after the other, in a folder that no other run uses meanwhile."""
+    """Run the rows that `made` returns, one after the other, in a folder locked against other runs."""
     with joined(device) as world, _stop_on_interrupt() as interrupted:
         shown = display if display is not None and world.rank == 0 else Silence()
         rows = made(shown)
@@ -140,7 +140,7 @@ def run_rows(
 
 
 def _attempt(row: Row, alone: bool, display: Display, run: Callable[[], Path]) -> Path:
-    """Run a row; one of several that fails on the problem's numbers says so in its file and does not stop the rest."""
+    """Run a row; if one of several fails with a HardNetError, record that in its file and continue with the rest."""
     try:
         return run()
     except (InterruptedRunError, FileError):
@@ -153,7 +153,7 @@ def _attempt(row: Row, alone: bool, display: Display, run: Callable[[], Path]) -
 
 
 def _rows(asked: Request, name: str, display: Display) -> list[Row]:
-    """One row per recipe and method that can express the problem; the others are named with their reasons."""
+    """One row per recipe and method that can express the problem; the display notes why others are left out."""
     if asked.own is None and name not in PROBLEMS:
         epochs = specs.choose_epochs(asked.epochs, name, asked.quick)
         return [Row(name, None, specs.all_methods()["aff"], asked.seeds, epochs, asked.out / name, *_how(asked))]
@@ -187,7 +187,7 @@ def _how(asked: Request) -> tuple[bool, torch.device]:
 
 
 def _takes_hours(asked: Request, problem: Problem, recipe: Recipe, method: Method) -> str | None:
-    """Why a row that was not asked for by name is left out; None where it is run."""
+    """Why a row that was not requested by name is left out; None if it is run."""
     if asked.default and asked.own is None and recipe is AS_PUBLISHED and problem.name not in method.tables:
         return "it takes hours here; ask for it with --methods"
     if asked.recipes is None and recipe.needs_gpu and asked.device.type == "cpu":
@@ -196,7 +196,7 @@ def _takes_hours(asked: Request, problem: Problem, recipe: Recipe, method: Metho
 
 
 def _claim_folders(rows: list[Row], world: World) -> None:
-    """Refuse folders that hold another run before anything is written; then mark them as ours."""
+    """Refuse folders that contain another run before anything is written; then write this run's description."""
     for row in rows:
         _refuse_other_run(row)
     world.wait()
@@ -214,7 +214,7 @@ def _refuse_other_run(row: Row) -> None:
         held = read_json(described)
         if held != row.identity:
             raise FileError(f"{row.folder}: holds another run ({held}); choose another --out")
-    elif not row.prefix and row.folder.exists() and any(row.folder.iterdir()):  # a flat folder holds many things
+    elif not row.prefix and row.folder.exists() and any(row.folder.iterdir()):  # with a prefix, folders are shared
         raise FileError(f"{row.folder}: holds files of something else; choose another --out")
     if not row.resume and (row.result.exists() or row.checkpoint.exists()):
         raise FileError(f"{row.folder}: holds a run of '{row.method.name}'; use --resume or another --out")
@@ -222,7 +222,7 @@ def _refuse_other_run(row: Row) -> None:
 
 @contextmanager
 def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end the run after the present epoch; a second one ends it at once."""
+    """Let Ctrl-C stop the run after the current epoch; a second Ctrl-C stops it immediately."""
     asked: list[bool] = []
 
     def remember(number: int, frame: Any) -> None:
@@ -232,7 +232,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
     try:
         before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
+    except ValueError:  # not in the main thread: handlers cannot be set, and Ctrl-C does not arrive here
         yield lambda: False
         return
     try:

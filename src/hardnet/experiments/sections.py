@@ -1,4 +1,4 @@
-"""The results in a folder as sections of a report, in the order of the paper: table, figures and a note for each.
+"""The results in a folder as sections of a report, in the order of the paper, each with table, figures and a note.
 
 Called by `hardnet.experiments.demo`, `hardnet.experiments.report` and `hardnet.experiments.report_page`.
 """
@@ -38,28 +38,28 @@ REFERENCES = ("cbf-qp", "optimal")
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of one experiment."""
+    """The part of the page about one experiment."""
 
     name: str
     results: list[Result]
     table: tables.Table | None
     drawings: list[tuple[str, str]]
-    """File name without ending, and SVG text."""
+    """Name of the figure, and SVG text."""
 
     @property
     def title(self) -> str:
-        """What the section is about, in a few words."""
+        """A short title."""
         return self.table.title if self.table else tables.TITLES.get(self.name, self.name)
 
     @property
     def about(self) -> str:
-        """What was asked for, in a sentence."""
+        """The problem in a sentence."""
         known = find_case(self.name)
         return ABOUT.get(self.name, "") if known is None else known[0].about
 
 
 def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
-    """The results of each experiment, in the order of the paper; refuses a folder without any."""
+    """The results of each experiment, in the order of the paper; an error if the folder has none."""
     order = [method.name for method in PAPER]
     runs: dict[str, list[Result]] = {}
     for name in (*tables.TITLES, *_own_problems(runs_dir)):
@@ -73,7 +73,7 @@ def read_runs(runs_dir: Path) -> dict[str, list[Result]]:
 
 
 def _own_problems(runs_dir: Path) -> list[str]:
-    """Folders of results that are none of the paper's experiments."""
+    """Folders of results that do not belong to the paper's experiments."""
     folders = sorted(
         {entry.name for folder in (runs_dir, runs_dir / BEST) if folder.is_dir() for entry in folder.iterdir()}
     )
@@ -90,7 +90,7 @@ def _place(method: str, order: list[str]) -> int:
 
 
 def read_section(name: str, results: list[Result], folder: Path) -> Section:
-    """The table and the figures of one experiment; these are drawn into the folder."""
+    """The table and the figures of one experiment; the figures are written to the folder."""
     build = tables.build if find_case(name) is None else suite_table
     table = None if name == "gradient" else build(name, results)
     drawings = [
@@ -100,7 +100,7 @@ def read_section(name: str, results: list[Result], folder: Path) -> Section:
 
 
 def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw, tuple[float, float]]]:
-    """The figures that the results hold data for."""
+    """The figures for which the results contain data."""
     drawn: list[tuple[str, figures.Draw, tuple[float, float]]] = []
     shown = {key for result in results for part in result.figures.values() if isinstance(part, dict) for key in part}
     problem = PROBLEMS[name]() if name in PROBLEMS else None
@@ -125,7 +125,7 @@ def _drawings(name: str, results: list[Result]) -> list[tuple[str, figures.Draw,
 
 
 def _known_limits(name: str) -> dict[str, Any] | None:
-    """The recorded limits of a problem, or the recorded optima of a case of a suite, in one form."""
+    """The recorded limits of a problem, or the recorded optima of a suite's case, in the same format."""
     known = reference(name)
     if known is None:
         return limits.load(name)
@@ -134,7 +134,7 @@ def _known_limits(name: str) -> dict[str, Any] | None:
 
 
 def note(section: Section, where: str) -> str:
-    """How to read the table; `where` the paper's numbers stand."""
+    """How to read the table; `where` tells in which form it shows the paper's numbers."""
     if find_case(section.name) is not None:
         return suite_note(section.name, section.results)
     first = section.results[0]

@@ -1,4 +1,4 @@
-"""What is run: the methods of the paper's tables and how each problem is trained with them.
+"""Specification of the runs: the methods of the paper's tables and how each problem is trained with them.
 
 Called by `hardnet.experiments.sections`, `hardnet.experiments.row` and others.
 """
@@ -24,13 +24,13 @@ EXPERIMENTS = (*TABLES, "gradient")
 """Every experiment of the paper."""
 
 QUICK_EPOCHS = {"opt": 5, "cbf": 2}
-"""Epochs of ``--quick``: enough to see every part work; 30 where a problem is not named."""
+"""Epochs of ``--quick``: enough to see every part work; 30 for all other problems."""
 JUDGE_EVERY = {"cbf": 20}
-"""Epochs between two looks at the validation set; 10 where a problem is not named."""
+"""Epochs between two evaluations on the validation set; 10 for all other problems."""
 JUDGE_LAST = {"opt": 100}
-"""Last epochs that are all looked at: the objective of opt moves from epoch to epoch by more than the seeds differ."""
+"""Last epochs that are all evaluated: opt's objective varies more between epochs than between seeds."""
 LARGEST_SEED, MOST_SEEDS = 2**63 - 1, 10_000
-"""What a generator takes, and how many networks are trained side by side at most."""
+"""Largest seed of a generator, and the largest number of seeds in one range."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Method:
     """One row of a table.
 
     Attributes:
-        name: As the command line spells it.
-        label: As the tables print it.
-        build: Makes the layer for a problem, with options of the layer where a recipe has some; raises an error of
-            hardnet where the method cannot express it.
+        name: The name on the command line.
+        label: The name printed in tables.
+        build: Makes the layer for a problem, with the layer options of a recipe if it has any; raises a HardNetError
+            if the method cannot express the problem.
         penalized: Whether the loss has the penalty on violations.
-        warm: Whether the first epochs train without the layer, where the problem asks for that.
-        captured: Whether its steps can be captured on a GPU: it never looks at the data.
-        tables: The problems that it is run on when no method is named.
+        warm: Whether the first epochs train without the layer, for problems that have warm epochs.
+        captured: Whether its steps can be captured on a GPU, that is, it never reads values.
+        tables: The problems on which it is run when no method is named.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Method:
     tables: tuple[str, ...] = TABLES
 
     def settings(self, problem: Problem, epochs: int, guarantee: Guarantee = Guarantee.NONE) -> Settings:
-        """The published settings; a warm start keeps its share of the epochs when these are not the published 1000."""
+        """The published settings; warm epochs are scaled if the number of epochs is not the published 1000."""
         warm = problem.warm_epochs * epochs // PUBLISHED_EPOCHS if self.warm else 0
         return Settings(
             epochs=epochs,
@@ -72,12 +72,12 @@ class Method:
 
 
 def by_name(layer: str) -> Callable[..., Layer]:
-    """Build the layer of this name with its defaults, but for the given options."""
+    """A function that builds the layer of this name with its defaults, except for the given options."""
     return lambda problem, **options: build_layer(problem.constraint, layer, **options)
 
 
 def published_dc3(problem: Problem) -> Layer:
-    """DC3 with the settings of the published code, its sign in pwcbox included."""
+    """DC3 with the settings of the published code, including its wrong sign in pwcbox."""
     given = problem.dc3
     if given is None:
         raise HardNetError("dc3: no published settings for this problem; use dc3-tuned")
@@ -95,7 +95,7 @@ def published_dc3(problem: Problem) -> Layer:
 
 
 def tuned_dc3(problem: Problem) -> Layer:
-    """DC3 with the right sign, the largest safe step ``1 / (2 sigma_max^2)`` and the best-conditioned completion."""
+    """DC3 with the correct sign, the largest safe step ``1 / (2 sigma_max^2)`` and the best-conditioned completion."""
     given = problem.dc3
     if given is None:
         return DC3(problem.constraint, dim=problem.output_dim, momentum=0.0)
@@ -118,15 +118,15 @@ PAPER = (
     Method("aff", "HardNet-Aff", by_name("aff"), warm=True),
     Method("projection", "HardNet-Cvx (exact projection)", by_name("projection"), warm=True),
 )
-"""The rows of the paper's tables, with DC3 put right and the exact projection beside them.
+"""The rows of the paper's tables, plus the corrected DC3 and the exact projection.
 
-The projection is captured like the closed form: the few rows of cbf by a fixed program, the hundred constant rows of
+The projection is captured like the closed form: the few rows of cbf with a fixed program, the hundred constant rows of
 opt with shared factors.
 """
 
 
 def all_methods() -> dict[str, Method]:
-    """Every method by name: those of the tables, then every other layer of the library with its defaults."""
+    """Every method by name: those of the tables, then all other layers of the library with their defaults."""
     methods = {method.name: method for method in PAPER}
     for name in LAYERS:
         if name not in methods and name != "none":
@@ -135,7 +135,7 @@ def all_methods() -> dict[str, Method]:
 
 
 def choose_methods(names: str | None) -> list[Method]:
-    """The methods of a comma-separated list; the paper's by default, every one for ``all``."""
+    """The methods of a comma-separated list; those of the tables by default, every one for ``all``."""
     known = all_methods()
     if names is None:
         return list(PAPER)
@@ -175,21 +175,21 @@ def choose_seeds(text: str) -> list[int]:
 
 
 def _seed(digits: str) -> int:
-    """One seed; PyTorch's generators take 64 bits, and Python's int a few thousand digits."""
+    """One seed, checked for length first: generators take 64 bits, and Python's int a few thousand digits."""
     if len(digits) > 19 or int(digits) > LARGEST_SEED:
         raise HardNetError(sentence("--seeds", "a range like 1-5 of numbers below 2^63", f"{digits[:25]!r}"))
     return int(digits)
 
 
 def choose_epochs(epochs: int | None, problem: str, quick: bool, usual: int | None = None) -> int:
-    """The given number of epochs, a few for a quick look, or the usual number: the published one by default."""
+    """The given number of epochs, or a few if `quick`, or the usual number (by default the published one)."""
     if epochs is not None and epochs < 1:
         raise HardNetError(sentence("--epochs", "at least 1", epochs))
     return epochs or (QUICK_EPOCHS.get(problem, 30) if quick else usual or PUBLISHED_EPOCHS)
 
 
 def refusal(method: Method, problem: Problem) -> str | None:
-    """Why a method cannot express a problem; None where it can."""
+    """Why a method cannot express a problem; None if it can."""
     try:
         method.build(problem)
     except HardNetError as error:

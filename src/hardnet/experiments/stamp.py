@@ -1,4 +1,4 @@
-"""The one stamp of a figure: command, revision, versions, device, threads, date and seed.
+"""The stamp of every recorded number: command, revision, versions, device, threads, date and seed.
 
 Called by `hardnet.experiments.limits`, `hardnet.experiments.row` and others.
 """
@@ -21,14 +21,14 @@ import torch
 import hardnet
 
 REVISION = "HARDNET_REVISION"
-"""The environment variable that tells the revision where git cannot: on a machine that got a copy of the files."""
+"""The environment variable with the revision, for machines that have a copy of the files but no git checkout."""
 
 
 def environment(device: torch.device | str, seed: int | None = None) -> dict[str, Any]:
-    """What a figure was made with.
+    """The environment in which a number was produced.
 
-    `revision` is None outside of a checkout unless the variable `REVISION` tells it; `seed` is None where a result
-    lists its own.
+    `revision` is None outside a checkout unless the environment variable `REVISION` is set; `seed` is None where a
+    result lists its own seeds.
     """
     device = torch.device(device)
     return {
@@ -43,14 +43,14 @@ def environment(device: torch.device | str, seed: int | None = None) -> dict[str
 
 
 def command() -> str:
-    """The command line, without the folders of the program."""
+    """The command line, without the path of the program."""
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     return shlex.join([*name.split(), *sys.argv[1:]])
 
 
 def revision(file: Path) -> str | None:
-    """The commit that a tracked file belongs to, with a mark where its checkout was changed since."""
+    """The commit of the checkout that tracks a file, marked if the checkout has changes; None if it is not tracked."""
     folder = file.resolve().parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None
@@ -59,7 +59,7 @@ def revision(file: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers; None where there is no git or it refuses."""
+    """The output of git; None if git is missing or fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -68,7 +68,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def processor() -> str:
-    """The name of the CPU, where the system tells it."""
+    """The name of the CPU, if the system provides it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -1,9 +1,9 @@
-"""What the unicycle's simulator itself allows: the best controls known, free in every sub-step that it takes.
+"""The best known controls for the unicycle's simulator, free in every sub-step that it takes.
 
-The simulator cuts a step of 0.02 s where a control is large: a sub-step lasts ``min(rest of the step, 2 / |u|)``, and a
-policy acts anew in each. So a policy can do what no sequence of 50 controls can. Here the sub-steps of a given run are
-kept as a pattern, and all of its controls are optimized: the outcome is a run of the same simulator, never worse than
-the one it starts from. The solver is a local one and the pattern is one of many: a best known value, not a proof.
+The simulator cuts a step of 0.02 s where a control is large: a sub-step lasts ``min(rest of the step, 2 / |u|)``, and
+the policy is evaluated again in each. So a policy can do what no sequence of 50 controls can. Here the sub-steps of a
+given run are kept as a pattern and all its controls are optimized. The result is a run of the same simulator, never
+worse than the initial one. The solver is local and the pattern is one of many: a best known value, not a proof.
 
 Called by `hardnet.experiments.limits`.
 """
@@ -22,22 +22,22 @@ from hardnet.problems.barrier import nominal_control
 from hardnet.problems.unicycle import TIME_STEP, Rollout, Unicycle
 
 AREA = CONTROL_LIMIT * TIME_STEP
-"""``|u| * length`` of a sub-step at most."""
+"""Upper bound on ``|u| * length`` of a sub-step."""
 
 
 HOLDS = 1e-8
-"""The solver's own tolerance on a barrier row, over one second."""
+"""Allowed violation of a barrier row, integrated over one second: the solver's own tolerance."""
 
 
 class Run(NamedTuple):
-    """One sample's way through the simulator, sub-step by sub-step.
+    """One sample's run through the simulator, sub-step by sub-step.
 
     Attributes:
         controls: ``(sub-steps, 2)``.
         lengths: ``(sub-steps,)``, in seconds.
         ends: ``(sub-steps,)``: whether the sub-step is the last of its step of 0.02 s.
-        cost: Of the whole second.
-        violation: The largest violation of a barrier, integrated over it.
+        cost: Cost over the whole second.
+        violation: The largest violation of a barrier, integrated over the second.
     """
 
     controls: Tensor
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 @torch.no_grad()
 def runs_of(problem: Unicycle, policy: Policy, x: Tensor) -> list[Run]:
-    """How a policy drives from each state ``(samples, 5)``."""
+    """The runs of a policy from each state ``(samples, 5)``."""
     controls: list[Tensor] = []
     clocks: list[Tensor] = []
 
@@ -72,9 +72,10 @@ def runs_of(problem: Unicycle, policy: Policy, x: Tensor) -> list[Run]:
 
 
 def improve(problem: Unicycle, x: Tensor, run: Run) -> Run:
-    """The best controls with the run's own pattern of sub-steps, from the run; the run itself where none is better.
+    """The best controls with the run's own pattern of sub-steps, starting from the run; the run if none is better.
 
-    What the solver finds counts only as the simulator replays it: its cost, and no barrier broken by more than `HOLDS`.
+    The solver's result is replayed in the simulator: its cost there counts, and no barrier may be violated by more than
+    `HOLDS`.
     """
     casadi = _casadi()
     program, bounds = _program(casadi, problem, run)
@@ -88,7 +89,7 @@ def improve(problem: Unicycle, x: Tensor, run: Run) -> Run:
 
 
 def replayed(problem: Unicycle, x: Tensor, controls: Tensor) -> Run | None:
-    """The run that these controls give in the simulator, one in each sub-step; None where a barrier breaks."""
+    """The run of these controls in the simulator, one per sub-step; None if a barrier or the pattern is violated."""
     step = iter([*controls, *controls[-1:].expand(len(controls), -1)])
     policy: Policy = lambda state: next(step).unsqueeze(0) - nominal_control(state)
     try:
@@ -99,7 +100,7 @@ def replayed(problem: Unicycle, x: Tensor, controls: Tensor) -> Run | None:
 
 
 def _program(casadi: Any, problem: Unicycle, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Unknown controls, lengths and states; a cut sub-step lasts exactly as long as its largest control allows."""
+    """The program over controls, lengths and states; a cut sub-step lasts exactly as long as its control allows."""
     count = len(run.lengths)
     controls, lengths, states = (casadi.SX.sym(name, rows, count) for name, rows in (("u", 2), ("l", 1), ("s", 5)))
     state = initial = casadi.SX.sym("x", 5)
@@ -126,7 +127,7 @@ def _program(casadi: Any, problem: Unicycle, run: Run) -> tuple[dict[str, Any], 
 
 
 def _bounds(casadi: Any, count: int, equal: int, areas: int, rows: int) -> dict[str, Any]:
-    """The bounds of as many equalities, areas of controls and barrier rows, and of the unknowns of the sub-steps."""
+    """Bounds for the given numbers of equalities, control areas and barrier rows, and for the unknowns."""
     lower = [0.0] * equal + [-AREA] * areas + [0.0] * rows
     upper = [0.0] * equal + [AREA] * areas + [casadi.inf] * rows
     least = [-casadi.inf] * (2 * count) + [0.0] * count + [-casadi.inf] * (5 * count)
@@ -139,7 +140,7 @@ def _running_cost(casadi: Any, problem: Unicycle, state: Any, control: Any) -> A
 
 
 def _guess(x: Tensor, run: Run) -> Tensor:
-    """The unknowns of the run itself: controls, lengths and the states that they lead through."""
+    """The unknowns at the run itself: controls, lengths and the resulting states."""
     states = []
     for control, length in zip(run.controls, run.lengths, strict=True):
         _, _, heading, speed, turn = x.unbind(-1)
@@ -150,9 +151,9 @@ def _guess(x: Tensor, run: Run) -> Tensor:
 
 
 def cut(run: Run, pieces: tuple[int, ...]) -> Run:
-    """The run of 50 whole steps with the first of them cut into so many sub-steps each, as a pattern to start from.
+    """A run of 50 whole steps with the first ones cut into `pieces` sub-steps each, as a pattern to start from.
 
-    A cut sub-step takes the simulator's shortest way there: equal lengths, the larger control at ``2 / length``.
+    The sub-steps of a cut step have equal lengths, and the larger control is ``2 / length`` in all but the last.
     """
     controls, lengths, ends = [], [], []
     for step, control in enumerate(run.controls):

@@ -1,4 +1,4 @@
-"""Tables beside the paper's: one model of a table, written as Markdown and as HTML.
+"""Our tables with the paper's numbers: one data model, written as Markdown and as HTML.
 
 Called by `hardnet.cli.experiments`, `hardnet.experiments.compare` and others.
 """
@@ -17,10 +17,10 @@ from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import Result
 
 HOLDS = 1e-4
-"""A method whose mean largest violation is above this does not keep the constraints."""
+"""A method whose mean largest violation is above this does not satisfy the constraints."""
 ABSENT = "-"
 OURS = "aff"
-"""The paper's own method, which the page brings out."""
+"""The paper's own method, which the page highlights."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ NAMES = {
     "optimizer": "Optimizer (IPOPT)",
     "cbf-qp-published": "CBF-QP (published objective)",
 }
-"""What a row is called that the paper has and the run has not."""
+"""Labels of rows that only the paper has."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its numbers per seed, and the paper's where it has them."""
+    """One method: its numbers per seed, and the paper's numbers if it has any."""
 
     method: str
     label: str
@@ -84,18 +84,18 @@ class Row:
     published: paper.Published
     network: bool = True
     differs: str | None = None
-    """What its recipe changes of the published training; None for the published one."""
+    """The recipe's differences from the published training; None for the published one."""
 
     @property
     def feasible(self) -> bool | None:
-        """Whether the constraints hold, or None where nothing was measured."""
+        """Whether the constraints hold; None if nothing was measured."""
         values = self.metrics.get("max_violation")
         return None if not values else statistics.fmean(values) <= HOLDS
 
 
 @dataclass(frozen=True)
 class Table:
-    """All methods of one problem, beside the paper and the limit."""
+    """All methods of one problem, with the paper's numbers and the limit."""
 
     problem: str
     columns: tuple[Column, ...]
@@ -105,17 +105,17 @@ class Table:
 
     @property
     def title(self) -> str:
-        """What the table is about."""
+        """The title of the table."""
         return self.heading or TITLES.get(self.problem, self.problem)
 
     def header(self) -> list[str]:
-        """Titles of the columns, the distance to the limit after the first where there is one."""
+        """Titles of the columns; if there is a limit, the ratio to it follows the first column."""
         titles = [column.title for column in self.columns]
         return ["method", titles[0], *(["of limit"] if self.limit else []), *titles[1:]]
 
 
 def build(problem: str, results: Sequence[Result]) -> Table:
-    """The table of a problem: limits first, then the results in order, then what only the paper has."""
+    """The table of a problem: limits, published recipe, rows that only the paper has, then other recipes."""
     known = limits.load(problem) or {"limit": None, "rows": []}
     published = paper.published(problem)
     rows = [_limit_row(row, published) for row in known["rows"]]
@@ -130,7 +130,7 @@ def build(problem: str, results: Sequence[Result]) -> Table:
 
 
 def _label(result: Result) -> str:
-    """The method, and why it gave up where it did."""
+    """The method, and why it failed if it did."""
     return f"{result.label} (gave up: {result.failure})" if result.failure else result.label
 
 
@@ -140,7 +140,7 @@ def _limit_row(row: dict[str, Any], published: dict[str, paper.Published]) -> Ro
 
 
 def _numbers(result: Result) -> dict[str, list[float]]:
-    """Metrics and times of a run under one roof."""
+    """Metrics and times of a run in one dictionary."""
     return result.metrics | {name: [value] for name, value in result.timing.items()}
 
 
@@ -149,7 +149,7 @@ def _filled(row: Row, column: Column) -> bool:
 
 
 def number(value: float) -> str:
-    """Three decimals, fewer for large values, and powers of ten for what would print as zero."""
+    """Three decimals, fewer for large values, and scientific notation for values that would print as zero."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -161,14 +161,14 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """``mean (standard deviation)`` over the seeds, population form as in the paper; the mean alone for one."""
+    """``mean (standard deviation)`` over the seeds, population form as in the paper; only the mean for one seed."""
     mean = statistics.fmean(values)
     deviation = math.sqrt(statistics.fmean((value - mean) ** 2 for value in values))
     return number(mean) if len(values) == 1 else f"{number(mean)} ({number(deviation)})"
 
 
 def ours(row: Row, column: Column) -> str:
-    """The measured cell; only means where several metrics share it."""
+    """The measured cell; only means if several metrics share it."""
     values = [row.metrics.get(name) for name in column.metrics]
     if not any(values):
         return ABSENT
@@ -178,7 +178,7 @@ def ours(row: Row, column: Column) -> str:
 
 
 def theirs(row: Row, column: Column) -> str:
-    """The paper's cell, or nothing."""
+    """The paper's cell, or an empty string."""
     pairs = [row.published.get(name) for name in column.metrics]
     if not any(pairs):
         return ""
@@ -188,12 +188,12 @@ def theirs(row: Row, column: Column) -> str:
 
 
 def _plain(value: float) -> str:
-    """As printed in the paper; seconds that were minutes there need no decimals."""
+    """A number as printed in the paper; large values need no decimals."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def of_limit(table: Table, row: Row) -> str:
-    """``value / limit``; a method that breaks the constraints may fall below what is possible."""
+    """``value / limit``; marked with a dagger for a method that violates the constraints and may beat the limit."""
     values = row.metrics.get(table.limit["metric"]) if table.limit else None
     if not values or not table.limit:
         return ABSENT
@@ -202,7 +202,7 @@ def of_limit(table: Table, row: Row) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown; the paper's numbers stand in brackets."""
+    """The table in Markdown, with the paper's numbers in brackets."""
     lines = []
     for row in table.rows:
         cells = [_with_paper(ours(row, column), theirs(row, column)) for column in table.columns]
@@ -218,7 +218,7 @@ def _with_paper(measured: str, published: str) -> str:
 
 
 def as_html(table: Table) -> str:
-    """The table in HTML; the paper's numbers stand small below ours."""
+    """The table in HTML, with the paper's numbers in small print below ours."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in table.header())
     body = "".join(_html_row(table, row) for row in table.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -241,7 +241,7 @@ def _html_cell(row: Row, column: Column) -> str:
 
 
 def _state(row: Row, column: Column) -> str:
-    """Green where a violation vanishes, red where it does not."""
+    """The cell's class: green if a violation is within `HOLDS`, red if not."""
     values = row.metrics.get(column.metrics[0])
     if not column.violation or not values:
         return ""

@@ -1,6 +1,6 @@
-"""The one way to time things: medians of calls in turns, between events on a GPU; replays of a captured graph.
+"""Timing: medians of interleaved calls, measured between events on a GPU, and replays of a captured graph.
 
-Needs torch alone, so that a benchmark can load this file beside any revision of the package.
+All timings of the package use this file. It needs only torch, so that a benchmark can load it beside any revision.
 
 Called by `hardnet.experiments.doctor`, `hardnet.experiments.measured` and `hardnet.experiments.row`.
 """
@@ -20,11 +20,11 @@ Work = Callable[[], object]
 WARM_UP = 3
 """Calls before a graph is captured."""
 REPLAYS = 10
-"""Replays of a graph between two looks at the clock, so that the first launch of a row does not count."""
+"""Replays of a graph between two clock readings, so that the cost of the first launch is spread over them."""
 
 
 class Timing(NamedTuple):
-    """Median milliseconds of a piece of work, over how many calls, and what the last call returned."""
+    """Median milliseconds of a work, the number of calls, and the result of the last call."""
 
     milliseconds: float
     rounds: int
@@ -39,15 +39,15 @@ def time_each(
     slow: float = math.inf,
     processor: bool = False,
 ) -> dict[str, Timing]:
-    """Time each piece of work, in turns, so that a disturbance meets all of them alike.
+    """Time the works in alternation, so that a disturbance affects all of them equally.
 
     Args:
-        works: What to time, by name.
+        works: The functions to time, by name.
         device: ``"cpu"`` or ``"cuda"``; on a GPU events are recorded around each call.
-        seconds: Time to spend in all, after two calls of each for warming up.
-        rounds: The most calls of each.
-        slow: Milliseconds of a first call that is the only one of its work.
-        processor: Whether a CPU's clock is the processor time of the process, which other work disturbs less.
+        seconds: Total time to spend, after two warm-up calls of each.
+        rounds: Largest number of timed calls of each; at least 5 are made.
+        slow: A work whose first call takes longer than this many milliseconds is not called again.
+        processor: Whether to measure processor time on a CPU, which other programs disturb less.
     """
     measure = measure_cuda if device.startswith("cuda") else measure_processor if processor else measure_cpu
     timings = {name: Timing(elapsed, 1, result) for name, (elapsed, result) in _once(works, measure).items()}
@@ -62,31 +62,31 @@ def time_each(
 
 
 def time_all(works: Mapping[str, Work], device: str, seconds: float = 1.0, rounds: int = 50) -> dict[str, float]:
-    """Median milliseconds of each piece of work, as `time_each` takes them."""
+    """Median milliseconds of each work, as measured by `time_each`."""
     return {name: timing.milliseconds for name, timing in time_each(works, device, seconds, rounds).items()}
 
 
 def _once(works: Mapping[str, Work], measure: Callable[[Work], tuple[float, Any]]) -> dict[str, tuple[float, Any]]:
-    """One call of each piece of work."""
+    """One call of each work."""
     return {name: measure(work) for name, work in works.items()}
 
 
 def measure_cpu(work: Work) -> tuple[float, Any]:
-    """Milliseconds of one call on the CPU, and what it returned."""
+    """Milliseconds of one call on the CPU, and its result."""
     start = time.perf_counter()
     result = work()
     return 1000 * (time.perf_counter() - start), result
 
 
 def measure_processor(work: Work) -> tuple[float, Any]:
-    """Milliseconds of processor time of one call, and what it returned."""
+    """Milliseconds of processor time of one call, and its result."""
     start = time.process_time()
     result = work()
     return 1000 * (time.process_time() - start), result
 
 
 def measure_cuda(work: Work) -> tuple[float, Any]:
-    """Milliseconds of one call between two events on the GPU, and what it returned."""
+    """Milliseconds of one call between two events on the GPU, and its result."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     result = work()
@@ -96,7 +96,7 @@ def measure_cuda(work: Work) -> tuple[float, Any]:
 
 
 def capture(work: Work) -> torch.cuda.CUDAGraph:
-    """The work as a CUDA graph, after a few calls on a stream of its own, which compile and allocate."""
+    """The work as a CUDA graph, captured after a few calls on a side stream that compile and allocate."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -110,7 +110,7 @@ def capture(work: Work) -> torch.cuda.CUDAGraph:
 
 
 def replay_time(work: Callable[..., object], sets: Sequence[Sequence[Tensor]], rounds: int = 20) -> float:
-    """Median milliseconds of one call, from replays of a graph that runs through all sets of inputs."""
+    """Median milliseconds of one call, from replays of a graph that calls the work on all sets of inputs."""
 
     def run_all() -> None:
         for inputs in sets:
@@ -127,7 +127,7 @@ def replay_time(work: Callable[..., object], sets: Sequence[Sequence[Tensor]], r
 
 
 def copy_bandwidth(device: str, megabytes: int = 256) -> float:
-    """Bytes per millisecond that a plain copy moves, reads and writes counted: the floor of memory-bound work."""
+    """Bytes per millisecond of a plain copy, reads plus writes: the bound for memory-bound work."""
     source = torch.empty(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     elapsed = time_all({"copy": lambda: target.copy_(source)}, device)["copy"]

@@ -1,6 +1,6 @@
-"""Compile the CPU kernels ahead: every shape of problem that has a kernel of its own, solved once each way.
+"""Compile the CPU kernels ahead of time by solving every kind of problem that has its own kernel.
 
-Kernels are compiled side by side, one process for each core; the problems of one kernel go to one process.
+Kernels are compiled in parallel, one process per core; all problems of a kernel go to the same process.
 
 Called by `hardnet.cli.machine` and `hardnet.experiments.doctor`.
 """
@@ -42,7 +42,7 @@ def _in_a_ball(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 class Problem(NamedTuple):
-    """What runs it, the shape of A, and which of `hardnet.kernels.cpu` it compiles; "" where torch computes."""
+    """The solving function, the shape of A, and the module of `hardnet.kernels.cpu` compiled; "" for plain torch."""
 
     solve: Callable[..., Tensor]
     shape: tuple[int, ...]
@@ -73,13 +73,13 @@ SLOWEST_FIRST = (
     "nearest_box",
     "",
 )
-"""The kernels by what they take to compile, so that no core is left with a long one at the end."""
+"""The kernels by decreasing compile time, so that no core is left with a long one at the end."""
 
 
 def warm() -> Iterator[tuple[str, float]]:
-    """Solve each problem once, forward and backward, in each dtype; what was solved, and its seconds, as they end.
+    """Solve each problem forward and backward in each dtype; yield its name and seconds as it finishes.
 
-    Nothing where nothing is compiled on this machine.
+    Yields nothing on a machine without numba.
     """
     if not HAS_NUMBA:
         return
@@ -88,19 +88,19 @@ def warm() -> Iterator[tuple[str, float]]:
         {name: problem for name, problem in PROBLEMS.items() if problem.kernel == kernel}
         for kernel in sorted(kernels, key=SLOWEST_FIRST.index)
     ]
-    fresh = get_context("spawn")  # a fork would inherit the threads of torch
+    fresh = get_context("spawn")  # a fork would inherit torch's threads
     with ProcessPoolExecutor(min(_cores(), len(groups)), fresh, _work_alone) as pool:
         for done in as_completed([pool.submit(_compile, group) for group in groups]):
             yield from done.result().items()
 
 
 def _cores() -> int:
-    """How many this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work_alone() -> None:
-    """One core for this process, and no announcement: who asked for the kernels knows."""
+    """Use one thread in this process, and do not announce compilation, since the user asked for it."""
     from hardnet.kernels.cpu import compiling
 
     compiling.announces = False
@@ -118,7 +118,7 @@ def _compile(group: dict[str, Problem]) -> dict[str, float]:
 
 
 def _seconds(solve: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> float:
-    """Seconds of one forward and backward pass over random rows; 0 is inside, so that none contradict each other."""
+    """Seconds of a forward and backward and a forward pass on random rows; feasible, since 0 satisfies them."""
     stream = torch.Generator().manual_seed(0)
     A = torch.randn(shape, generator=stream, dtype=dtype).requires_grad_()
     raw = torch.randn(4, shape[-1], generator=stream, dtype=dtype).requires_grad_()

@@ -1,4 +1,4 @@
-"""Problems: data, constraint, loss and known answer of each experiment; no method inside."""
+"""Problems: data, constraint, loss and known answer of each experiment; problems contain no method."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,6 @@ from hardnet.problems.programs import Programs, opt
 from hardnet.problems.unicycle import Unicycle, cbf
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {"pwc": pwc, "pwcfull": pwcfull, "pwcbox": pwcbox, "opt": opt, "cbf": cbf}
-"""Every problem of the paper's tables by the name that the command line takes."""
+"""Every problem of the paper's tables, by its name on the command line."""
 
 __all__ = ["PROBLEMS", "DC3Settings", "Hidden", "OwnProblem", "Piecewise", "Policy", "Problem", "Programs", "Unicycle"]

@@ -1,8 +1,8 @@
 """The barriers of the unicycle as two affine rows on its control, and its nominal controller.
 
-A rollout evaluates both some fifty times and differentiates through all of them, so their derivatives are written
-out rather than left to automatic differentiation: a third of the operations, and any order still works, because
-the backward formulas are themselves differentiable.
+A rollout evaluates both about fifty times and differentiates through every evaluation, so their derivatives are
+written out instead of left to autograd: this takes a third of the operations, and derivatives of any order still
+work, because the backward formulas are themselves differentiable.
 
 Called by `hardnet.experiments.figures`, `hardnet.experiments.limits` and others.
 """
@@ -21,30 +21,30 @@ from hardnet.sets.base import AffineRows
 OBSTACLES = ((-2.25, 0.5, 0.5, 0.75), (-0.8, 0.0, 0.5, 0.5))
 """Center and radii (c_x, c_y, r_x, r_y) of each ellipse."""
 ARM = 0.1
-"""Distance l of the body center, which must stay outside, from the axle."""
+"""Distance l from the axle to the body center, the point that must stay outside the obstacles."""
 KAPPA, ALPHA = 10.0, 20.0
 GAIN = 5.0
-"""Of the nominal accelerations, towards the goal speed and the goal turning rate."""
+"""Gain of the nominal accelerations toward the goal speed and the goal turning rate."""
 PULL = 10.0
-"""Of the goal speed and the goal turning rate, towards the origin."""
+"""Gain of the goal speed and the goal turning rate toward the origin."""
 TOP_SPEED = 5.0
 
 
 def nominal_control(x: Tensor) -> Tensor:
-    """Accelerations ``(*batch, 2)`` that drive the state ``(*batch, 5)`` to the origin, blind to obstacles."""
+    """Accelerations ``(*batch, 2)`` that drive the state ``(*batch, 5)`` to the origin, ignoring the obstacles."""
     return _Nominal.apply(x)  # pyright: ignore[reportReturnType]
 
 
 class Barriers(Affine):
     """``-∇h·g y <= ∇h·(f + g u_nom) + α h`` for each obstacle, where ``h = ḣ_e + κ h_e``.
 
-    ``h_e = (e_x/r_x)² + (e_y/r_y)² - 1`` with e from the obstacle to the body center. In closed form: let
+    ``h_e = (e_x/r_x)² + (e_y/r_y)² - 1`` with e the vector from the obstacle to the body center. In closed form: let
     ``w = 2 e / r²``, d the unit vector along the heading, n the one across it, V the velocity of the body center.
     Then ``∇h·g = (w·d, l w·n) =: G``, ``ḣ_e = G·(v, ω)``, and since ``V̇ = a d + l α n + ω J V``,
 
     ``upper = (2/r²)·V² + G·z + α κ h_e``  with  ``z = u_nom + (κ + α)(v, ω) + (-l ω², v ω / l)``,  ``A = -G``.
 
-    The two numbers are built together, because they share nearly all of their terms.
+    A and upper are computed together, because they share nearly all of their terms.
     """
 
     center: Tensor
@@ -58,19 +58,19 @@ class Barriers(Affine):
 
     @property
     def dim(self) -> int:
-        """Two controls."""
+        """The two controls."""
         return 2
 
     def matrix(self, x: Tensor) -> Tensor:
-        """A alone."""
+        """Only A."""
         return self.both(x)[0]
 
     def bound(self, x: Tensor) -> Tensor:
-        """The upper bounds alone."""
+        """Only the upper bounds."""
         return self.both(x)[1]
 
     def numbers(self, x: Any, like: Tensor) -> AffineRows:
-        """``A`` ``(*batch, 2, 2)`` and ``upper`` ``(*batch, 2)`` at the states x ``(*batch, 5)``, an obstacle a row."""
+        """``A`` ``(*batch, 2, 2)``, ``upper`` ``(*batch, 2)`` at the states x ``(*batch, 5)``; one row per obstacle."""
         A, upper = self.both(x)
         return AffineRows(A, None, upper)
 
@@ -86,7 +86,7 @@ class Barriers(Affine):
 
 
 class _Goal(NamedTuple):
-    """The origin seen from the state, each ``(*batch, 1)``: how far it is, and how far across and behind."""
+    """The origin as seen from the state, each ``(*batch, 1)``: its distance, and its offsets across and behind."""
 
     distance: Tensor
     across: Tensor
@@ -231,7 +231,7 @@ def _gather(
 
 
 def _to_state(at: _Geometry, gathered: tuple[Tensor, ...]) -> Tensor:
-    """From these to the gradient of the state ``(*batch, 5)``, the nominal control left out."""
+    """The gradient of the state ``(*batch, 5)`` from these, without the part through the nominal control."""
     to_linear, to_angular, to_px, to_py, to_heading, to_vx, to_vy = gathered
     to_vx, to_vy = 2 * to_vx * at.vx, 2 * to_vy * at.vy
     to_heading = to_heading + ARM * (to_py * at.cos - to_px * at.sin) + to_vy * at.vx - to_vx * at.vy

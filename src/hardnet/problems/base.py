@@ -1,7 +1,7 @@
-"""A problem is data, a constraint, a loss and its metrics; no method and no network lives in it.
+"""A problem is data, a constraint, a loss and its metrics; it contains no method and no network.
 
-Every tensor is float64 with any leading batch dimensions: the trainer stacks its seeds in front, so inputs are
-``(seeds, batch, input_dim)`` and what is returned per sample is ``(seeds, batch)``.
+Every tensor is float64 with any leading batch dimensions. The trainer stacks its seeds in front, so inputs are
+``(seeds, batch, input_dim)`` and results per sample are ``(seeds, batch)``.
 
 Called by `hardnet.experiments.compare`, `hardnet.experiments.inputs` and others.
 """
@@ -24,21 +24,21 @@ from hardnet.sets.base import ConstraintSet
 Policy = Callable[[Tensor], Any]
 """From inputs ``(*batch, input_dim)`` to outputs ``(*batch, output_dim)``: a network, enforced or raw.
 
-Where a loss weighs the displacement, its policy gives ``(y, raw)``.
+Where the loss has a displacement term, its policy returns ``(y, raw)``.
 """
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The hidden blocks of the backbone: Linear, then BatchNorm if asked, the activation, then Dropout if asked.
+    """The hidden blocks of the backbone: Linear, optionally BatchNorm, the activation, optionally Dropout.
 
     Attributes:
         sizes: The widths.
         batch_norm: Whether every block is normalized.
-        dropout: The share of units dropped after every block, or one share per block.
+        dropout: The share of units dropped in every block, or one share per block.
         activation: ``"relu"`` or ``"silu"``.
         skip: Whether a linear map of the input is added to the output: ``raw = W x + net(x)``.
-        kaiming: Whether weights start Kaiming-normal, as published; else as torch draws them, 2.4 times smaller.
+        kaiming: Whether weights start Kaiming-normal, as published; otherwise torch's default, 2.4 times smaller.
     """
 
     sizes: tuple[int, ...] = (200, 200)
@@ -54,14 +54,13 @@ class DC3Settings:
     """The settings of the published DC3 baseline.
 
     Attributes:
-        steps: Correction steps in training, run in testing too.
+        steps: Correction steps, in training and in testing.
         test_steps: Further steps in testing, until no residual exceeds `tolerance`.
-        step_size: Of the correction.
-        momentum: Of the correction, in heavy-ball form.
-        predicted: Outputs that the network predicts, the rest being solved from the equalities; None without
-            completion.
-        flipped_lower: Whether the published code gives the lower-bound residual's gradient the wrong sign here.
-        tolerance: Of the further steps in testing.
+        step_size: Step size of the correction.
+        momentum: Momentum of the correction, in heavy-ball form.
+        predicted: Outputs that the network predicts; the rest are solved from the equalities. None for no completion.
+        flipped_lower: Whether the published code gives the gradient of the lower-bound residual the wrong sign here.
+        tolerance: Tolerance of the further steps in testing.
     """
 
     steps: int
@@ -74,7 +73,7 @@ class DC3Settings:
 
 
 def violation_metrics(residual: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """``max, mean, #{> 1e-4}`` over the rows, then the mean over the samples, of ``(*leading, samples, rows)``."""
+    """``max, mean, #{> 1e-4}`` of ``(*leading, samples, rows)`` over the rows, then averaged over the samples."""
     names = (f"{prefix}max_violation", f"{prefix}mean_violation", f"{prefix}violated")
     return {name: value.mean(-1) for name, value in zip(names, summarize(residual), strict=True)}
 
@@ -83,22 +82,22 @@ class Problem(ABC):
     """Data, constraint, loss and metrics of one experiment.
 
     Attributes:
-        name: As the command line spells it.
-        input_dim: Numbers in one input x.
-        encoded_dim: Numbers in ``encode(x)``, which the network sees.
-        output_dim: Numbers in one output y.
+        name: The name on the command line.
+        input_dim: Length of one input x.
+        encoded_dim: Length of ``encode(x)``, the input of the network.
+        output_dim: Length of one output y.
         train: Training inputs ``(samples, input_dim)``; `validation` and `test` likewise.
         constraint: The set C(x).
         hidden: The backbone's hidden blocks.
-        batch_size: Of the published training.
+        batch_size: Batch size of the published training.
         soft_weight: Weight of the squared residuals in the loss of every method but NN.
         warm_epochs: Epochs that HardNet-Aff trains without its layer.
         dc3: The published DC3 settings; None where nothing is published.
         network: Makes the network from its numbers of inputs and outputs; None for the backbone of `hidden`.
-        capturable: Whether its loss can be captured on a GPU: it never looks at values.
-        objective: The metric that training lowers.
+        capturable: Whether the loss can be captured on a GPU, that is, never reads values.
+        objective: The metric that training minimizes.
         violation: The metric that is zero when every constraint holds.
-        loop_budget: Iterations that `bounded_loss` should be given at first; 1 where the loss has no loop.
+        loop_budget: Initial number of iterations for `bounded_loss`; 1 where the loss has no loop.
     """
 
     name: str
@@ -121,21 +120,21 @@ class Problem(ABC):
     loop_budget: ClassVar[int] = 1
 
     def encode(self, x: Tensor) -> Tensor:
-        """What the network sees of x; x itself unless the problem says otherwise."""
+        """The network's input for x; x itself by default."""
         return x
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What a policy is given of a row of data; all of it unless the problem says otherwise."""
+        """The part of a row of data that is passed to a policy; all of it by default."""
         return x
 
     def verify(self) -> None:  # noqa: B027
-        """Say what is wrong with the problem before anything runs; nothing by default."""
+        """Raise if the problem is faulty, before anything runs; does nothing by default."""
 
     @abstractmethod
     def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
         """``objective + soft_weight * sum residual^2 + displacement * |y - raw|^2``, ``(*leading, samples)``.
 
-        A weight of zero skips its term altogether; with a displacement the policy gives ``(y, raw)``.
+        A term with weight zero is not computed; with a displacement the policy returns ``(y, raw)``.
         """
 
     def bounded_loss(
@@ -151,16 +150,16 @@ class Problem(ABC):
             displacement: As in `loss`.
 
         Returns:
-            The loss, and which samples would have needed a larger budget (their loss is then too small).
+            The loss, and which samples would have needed a larger budget (their loss is too small).
         """
         loss = self.loss(policy, x, soft_weight, displacement)
         return loss, torch.zeros_like(loss, dtype=torch.bool)
 
     @abstractmethod
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The metrics of the paper's table, each ``(*leading,)``, means over the samples.
+        """The metrics of the paper's table, each ``(*leading,)``, averaged over the samples.
 
-        Those that `objective` and `violation` name are among them.
+        They include the metrics named by `objective` and `violation`.
         """
 
     def to(self, device: torch.device | str) -> Self:
@@ -173,20 +172,20 @@ class Problem(ABC):
 
 
 def both_outputs(answer: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """``(y, raw)`` of what a policy gave; y stands for raw where it gave y alone."""
+    """``(y, raw)`` of a policy's result; y also serves as raw where the policy returned only y."""
     return answer if isinstance(answer, tuple) else (answer, answer)
 
 
 def moved(y: Tensor, raw: Tensor) -> Tensor:
-    """``|y - raw|^2`` per sample; y counts as a constant, so that the term pulls on raw alone.
+    """``|y - raw|^2`` per sample; y is treated as a constant, so that the term only moves raw.
 
-    A sample without an answer (NaN, where nobody may look at the layer) is pulled nowhere.
+    A refused sample (y is NaN, where values may not be read) contributes zero.
     """
     return (y.detach() - raw).nan_to_num(0.0).square().sum(-1)
 
 
 def random_state(seed: int) -> Any:
-    """Numpy's legacy generator, which the published data sets were drawn from."""
+    """Numpy's legacy generator, from which the published data sets were drawn."""
     try:
         import numpy as np
     except ImportError:
@@ -195,15 +194,15 @@ def random_state(seed: int) -> Any:
 
 
 def random_generator(seed: int) -> Any:
-    """Numpy's present generator, which newer data sets were drawn from."""
-    random_state(seed)  # says so where numpy is missing
+    """Numpy's current generator, from which newer data sets were drawn."""
+    random_state(seed)  # raises if numpy is missing
     import numpy as np
 
     return np.random.default_rng(seed)
 
 
 def split(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Training, validation and test parts in order: 83.34, 8.33 and the rest in per cent, as published."""
+    """Training, validation and test parts in order: 83.34 %, 8.33 % and the rest, as published."""
     total = samples.shape[0]
     train, validation = int(total * 0.8334), int(total * 0.0833)
     return samples[:train], samples[train : train + validation], samples[train + validation :]

@@ -18,11 +18,11 @@ TARGETS = ((-0.5, 0.5), (0.5, 0.0))
 CEILING = 0.9
 STEPS = 100
 SEED = 12
-"""An initialization that breaks the constraint on both samples, as in the paper, whose own seed is not known."""
+"""Gives an initialization that violates the constraint on both samples, as in the paper, whose seed is not known."""
 
 
 class Case(NamedTuple):
-    """One of the four descents: how many of the two samples are trained on, and how fast."""
+    """One of the four descents: how many of the two samples are trained on, and the learning rate."""
 
     samples: int
     learning_rate: float
@@ -32,7 +32,7 @@ CASES = (Case(1, 0.01), Case(1, 0.1), Case(2, 0.01), Case(2, 0.1))
 
 
 class Path(NamedTuple):
-    """Outputs at both inputs before each step and at the end, ``(steps + 1, 2, 2)``: of the network and enforced."""
+    """Raw and enforced outputs at both inputs, before each step and at the end: ``(steps + 1, 2, 2)`` each."""
 
     raw: Tensor
     y: Tensor
@@ -57,10 +57,10 @@ def descend(enforce: Callable[[Tensor], Tensor], case: Case, *, steps: int = STE
     """Plain gradient descent on ``sum |y - target|^2`` over the first samples.
 
     Args:
-        enforce: From network outputs ``(2, 2)`` to outputs that keep the constraint.
+        enforce: Maps network outputs ``(2, 2)`` to outputs that satisfy the constraint.
         case: Samples and learning rate.
         steps: Descent steps.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
     """
     net = network(seed)
     inputs, targets = torch.tensor(INPUTS), torch.tensor(TARGETS)

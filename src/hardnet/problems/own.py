@@ -1,4 +1,4 @@
-"""A problem of the reader's own: arrays in, a constraint, a loss; every method of the library can be trained on it.
+"""A user-defined problem: data arrays, a constraint and a loss, on which every method of the library can be trained.
 
 Called by users, in Python or in a file that ``hardnet reproduce FILE.py:NAME`` reads.
 """
@@ -22,26 +22,26 @@ Loss = Callable[..., Tensor]
 Network = Callable[[int, int], nn.Module]
 """From the number of inputs and of outputs to a module that maps ``(batch, inputs)`` to ``(batch, outputs)``."""
 FLOAT64 = " (problems are trained in float64: write tensors of your own as T.to(x))"
-"""What helps where a float32 tensor of the reader meets float64 data."""
+"""Hint for errors in which a user's float32 tensor meets float64 data."""
 
 
 class OwnProblem(Problem):
-    """``min mean loss(y(x), x, target)`` with y(x) in C(x), on given data, all of it in float64.
+    """``min mean loss(y(x), x, target)`` with y(x) in C(x), on given data, all in float64.
 
     Args:
-        name: Of its folder and its table.
+        name: Names the problem's folder and table.
         x: Inputs ``(samples, inputs)``: a tensor, an array or a list.
         constraint: The set C(x).
         loss: ``loss(y, x)`` or, with targets, ``loss(y, x, target)``; one number per sample.
-        target: ``(samples, targets)``, where the loss compares with something.
-        output_dim: Numbers in y; that of the constraint where it says so.
-        validation: Share of the samples that training is watched on.
-        test: Share of the samples that the tables are made of. Both are taken from the end of the data.
+        target: ``(samples, targets)``, if the loss compares y with something.
+        output_dim: Length of y; by default the constraint's, if it has one.
+        validation: Share of the samples used for validation during training.
+        test: Share of the samples used for the tables. Both shares are taken from the end of the data.
         network: Makes the network; a ReLU network with two hidden layers of 200 by default.
         hidden: The hidden blocks of the default network.
         batch_size: Samples per step.
         soft_weight: Weight of the squared violations in the loss of methods that need one.
-        capture: Whether steps may be captured on a GPU: loss, constraint and network must not look at values.
+        capture: Whether steps may be captured on a GPU; loss, constraint and network must then not read values.
     """
 
     name: str
@@ -97,7 +97,7 @@ class OwnProblem(Problem):
         return x[..., : self.input_dim]
 
     def verify(self) -> None:
-        """Try loss and constraint on a few samples, so that what is wrong with them is said before anything runs."""
+        """Try loss and constraint on a few samples, so that errors in them are reported before anything runs."""
         x = self.train[:8]
         random = torch.Generator().manual_seed(0)
         y = torch.randn(len(x), self.output_dim, dtype=x.dtype, generator=random).to(x.device)
@@ -105,7 +105,7 @@ class OwnProblem(Problem):
             loss, violation = self.loss(lambda _: y, x), self.constraint.violation(y, self.inputs(x))
         except HardNetError as error:
             raise HardNetError(f"{self.name}: {error}") from error
-        except Exception as error:  # the loss and the constraint are code of the reader
+        except Exception as error:  # the loss and the constraint are user code
             said = f"{self.name}: its loss or constraint fails; {type(error).__name__}: {error}"
             raise HardNetError(f"{said}{FLOAT64 if 'dtype' in str(error) else ''}") from error
         for what, value in (("loss", loss), ("constraint", violation)):
@@ -122,13 +122,13 @@ class OwnProblem(Problem):
         return loss + displacement * moved(y, raw) if displacement else loss
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The mean loss, and per sample the largest, mean and number of violations, averaged."""
+        """The mean loss, and the largest, mean and number of violations per sample, averaged."""
         given = self.inputs(x)
         y = policy(given)
         return {"objective": self._value(y, x).mean(-1)} | violation_metrics(self.constraint.violation(y, given))
 
     def _value(self, y: Tensor, x: Tensor) -> Tensor:
-        """The reader's loss; refused where it is not one number per sample."""
+        """The user's loss; an error where it is not one number per sample."""
         parts = (self.inputs(x), x[..., self.input_dim :]) if self.has_target else (self.inputs(x),)
         value = self.of_sample(y, *parts)
         if not isinstance(value, Tensor) or value.shape != y.shape[:-1]:
@@ -139,7 +139,7 @@ class OwnProblem(Problem):
 
 
 def _samples(name: str, given: Any) -> Tensor:
-    """Data as float64 ``(samples, numbers)``, finite."""
+    """Data as float64 ``(samples, numbers)``, checked to be finite."""
     try:
         data = torch.as_tensor(given).detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -21,7 +21,7 @@ Piece = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pieces:
-    """One function given by its four pieces on (-inf, -1], (-1, 0], (0, 1] and (1, inf)."""
+    """A function given by its four pieces on (-inf, -1], (-1, 0], (0, 1] and (1, inf)."""
 
     far_left: Piece
     left: Piece
@@ -29,7 +29,7 @@ class Pieces:
     far_right: Piece
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The value of the piece that each entry of x falls in."""
+        """The value at each entry of x, from the piece that contains it."""
         left = torch.where(x <= -1, self.far_left(x), self.left(x))
         right = torch.where(x <= 1, self.right(x), self.far_right(x))
         return torch.where(x <= 0, left, right)
@@ -59,7 +59,7 @@ BOX_TARGET = Pieces(
 BOX_LOWER = Pieces(
     lambda x: 5 * _wave(x) ** 2 - 2,
     _constant(-2.0),
-    lambda x: _hill(x) * x - 2,  # the paper prints it without the -2, where the target itself would be infeasible
+    lambda x: _hill(x) * x - 2,  # printed without the -2 in the paper, which would make the target infeasible
     lambda x: 3 / x**3 - 2,
 )
 BOX_UPPER = Pieces(
@@ -74,14 +74,14 @@ def _one_sided_matrix(x: Tensor) -> Tensor:
 class Piecewise(Problem):
     """``min sum |y(x) - target(x)|^2`` over the training points, with y in C(x) everywhere.
 
-    The metrics are taken over the grid of 401 points on [-2, 2], whose residuals count as 401 constraints of one
-    output: the maximum, mean and number of violations are over the grid.
+    The metrics are taken over a grid of 401 points on [-2, 2], whose residuals count as the 401 rows of one
+    sample: the maximum, mean and number of violations are over the grid.
 
     Args:
-        name: As the command line spells it.
+        name: The name on the command line.
         points: Number of training points.
         span: Training points are uniform on ``[-span, span]``.
-        box: Whether every piece has a lower and an upper bound, rather than one of them.
+        box: Whether every piece has both a lower and an upper bound, instead of one of them.
     """
 
     validation: Tensor

@@ -1,4 +1,4 @@
-"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the problem opt of the paper.
+"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the paper's problem opt.
 
 Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
 """
@@ -25,7 +25,7 @@ from hardnet.sets import Affine, Equality
 
 
 class Coefficients(NamedTuple):
-    """The numbers of a family of programs, and one right-hand side per row of `X`."""
+    """The coefficients of a family of programs; every row of `X` is the right-hand side of one program."""
 
     Q: Any  # (n,), the diagonal
     p: Any  # (n,)
@@ -39,12 +39,12 @@ class Coefficients(NamedTuple):
 def draw(
     n: int, inequalities: int, equalities: int, samples: int, *, dc3_order: bool = False, seed: int = 17
 ) -> Coefficients:
-    """Draw a family of programs as published: in this paper's order, or in that of the DC3 paper.
+    """Draw a family of programs as published: in the order of this paper, or in the order of the DC3 paper.
 
     ``b = sum_j |(A C⁺)_ij|`` makes ``C⁺ x`` feasible for every x in the unit box.
     """
     random = random_state(seed)
-    import numpy as np  # random_state has said so if it is missing
+    import numpy as np  # random_state has already raised if it is missing
 
     Q, p = random.random_sample(n), random.random_sample(n)
     if dc3_order:
@@ -74,7 +74,7 @@ class Programs(Problem):
         equalities: Rows of C, the length of x.
         samples: Right-hand sides drawn, before the split.
         convex: Whether the objective is ``1/2 y'Qy + p'y``.
-        dc3_order: Whether to draw in the order of the DC3 paper, which gives other numbers.
+        dc3_order: Whether to draw in the order of the DC3 paper, which gives different numbers.
     """
 
     encoded_dim: int
@@ -132,7 +132,7 @@ class Programs(Problem):
         return (inequalities - self.b).clamp_min(0).square().sum(-1) + (equalities - x).square().sum(-1)
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The objective, the largest violation, and the violations of inequalities and equalities apart."""
+        """The objective, the largest violation, and the violations of inequalities and equalities separately."""
         y = policy(x)
         inequalities, equalities = self.inequalities.violation(y, x), self.equalities.violation(y, x)
         largest = torch.maximum(inequalities.amax(-1), equalities.amax(-1)).mean(-1)

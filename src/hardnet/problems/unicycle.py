@@ -1,4 +1,4 @@
-"""Safe control of a unicycle between two elliptical obstacles: the problem cbf of the paper.
+"""Safe control of a unicycle between two elliptical obstacles: the paper's problem cbf.
 
 Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
 """
@@ -28,21 +28,21 @@ from hardnet.problems.base import (
 TIME_STEP = 0.02
 STEPS = 50
 CONTROL_SCALE = 100.0
-"""A sub-step is cut so that ``|u| * sub-step <= CONTROL_SCALE * TIME_STEP`` in every control."""
+"""Sub-steps are shortened so that ``|u| * sub-step <= CONTROL_SCALE * TIME_STEP`` for every control."""
 MOST_SUBSTEPS = 20000
-"""Where an unbounded rollout gives up."""
+"""An unbounded rollout fails after this many sub-steps."""
 
 Integrand = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From state ``(*batch, 5)``, control, output y and raw output, all three ``(*batch, 2)``, to rates ``(*batch, k)``."""
+"""From state ``(*batch, 5)`` and control, output y and raw, each ``(*batch, 2)``, to rates ``(*batch, k)``."""
 
 
 class Rollout(NamedTuple):
-    """Where every sample stands on its own clock.
+    """The progress of every sample, each with its own clock.
 
     Attributes:
         state: ``(*batch, 5)``: position, heading, speed and turning rate.
-        remaining: Time left in the sample's present step of 0.02 s; zero when it has finished.
-        steps: Steps not yet finished, the present one included.
+        remaining: Time left in the sample's current step of 0.02 s; zero when the sample has finished.
+        steps: Steps not yet finished, including the current one.
         total: ``(*batch, k)``: the integrals so far.
     """
 
@@ -53,11 +53,11 @@ class Rollout(NamedTuple):
 
 
 class Unicycle(Problem):
-    """``min ∫ x'Qx + u'Ru dt`` over one second, where ``u = nominal(x) + y(x)`` and y keeps two barriers.
+    """``min ∫ x'Qx + u'Ru dt`` over one second, where ``u = nominal(x) + y(x)`` and y satisfies two barrier rows.
 
     The state is (p_x, p_y, heading, speed, turning rate), the controls are the two accelerations. Euler steps of
-    0.02 s are cut into sub-steps where a control is large, per sample: each has a clock of its own and stands
-    still once its second is over, so one flat loop serves the whole batch without looking at the data.
+    0.02 s are divided into sub-steps where a control is large. Every sample has its own clock and no longer changes
+    once its second is over, so a single loop handles the whole batch without reading values.
     """
 
     barriers: Barriers
@@ -86,14 +86,14 @@ class Unicycle(Problem):
         return torch.stack([px, py, heading.cos(), heading.sin(), speed, turn], -1)
 
     def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
-        """``∫ cost + soft_weight * sum residual^2 + displacement * |y - raw|^2 dt``; it stops growing at 20000."""
+        """``∫ cost + soft_weight * sum residual^2 + displacement * |y - raw|^2 dt``; a sample stops at 20000."""
         rate = self._loss_rate(soft_weight, displacement)
         return self.rollout(policy, x, rate, cap=self.loss_cap).total[..., 0]
 
     def bounded_loss(
         self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """The same in exactly `budget` sub-steps, and which samples had not finished by then."""
+        """The same in exactly `budget` sub-steps, and which samples have not finished by then."""
         rate = self._loss_rate(soft_weight, displacement)
         end = self.rollout(policy, x, rate, cap=self.loss_cap, substeps=budget)
         return end.total[..., 0], end.remaining > 0
@@ -120,15 +120,15 @@ class Unicycle(Problem):
         """Follow the policy for one second from each state.
 
         Args:
-            policy: From states ``(*batch, 5)`` to outputs y ``(*batch, 2)``, added to the nominal control.
+            policy: Maps states ``(*batch, 5)`` to outputs y ``(*batch, 2)``, which are added to the nominal control.
             x: Initial states ``(*batch, 5)``.
             integrand: The rates to integrate.
-            cap: A sample whose first integral has reached this stands still from then on.
-            substeps: Run exactly so many sub-steps and never look at the data; until all have finished by default.
-            record: Called with the rollout before each sub-step and at its end.
+            cap: A sample stops once its first integral has reached this value.
+            substeps: Run exactly this many sub-steps without reading values; by default until all have finished.
+            record: Called with the rollout before each sub-step and at the end.
 
         Returns:
-            The end; ``remaining > 0`` marks samples that a given number of sub-steps left unfinished.
+            The final rollout; ``remaining > 0`` marks samples that did not finish in the given sub-steps.
         """
         now = self._start(x, integrand)
         for count in range(MOST_SUBSTEPS if substeps is None else substeps):
@@ -145,7 +145,7 @@ class Unicycle(Problem):
         return now
 
     def substep(self, policy: Policy, now: Rollout, integrand: Integrand, cap: float | None) -> Rollout:
-        """One Euler step of each sample on its own clock; of length zero where it has finished."""
+        """One Euler step of each sample on its own clock, of length zero where the sample has finished."""
         x = now.state
         y, raw = both_outputs(policy(x))
         control = nominal_control(x) + y
@@ -159,13 +159,13 @@ class Unicycle(Problem):
         return Rollout(state, remaining, steps, total)
 
     def _start(self, x: Tensor, integrand: Integrand) -> Rollout:
-        """All clocks at zero."""
+        """The rollout with all clocks at the start."""
         clock = torch.full_like(x[..., 0], TIME_STEP)
         y = torch.zeros_like(x[..., :2])
         return Rollout(x, clock, torch.full_like(clock, STEPS), torch.zeros_like(integrand(x, y, y, y)))
 
     def _loss_rate(self, soft_weight: float, displacement: float) -> Integrand:
-        """``x'Qx + u'Ru + soft_weight * sum residual^2 + displacement * |y - raw|^2``; zero weights skip their term."""
+        """``x'Qx + u'Ru + soft_weight * sum residual^2 + displacement * |y - raw|^2``; zero weights skip the term."""
 
         def rate(x: Tensor, control: Tensor, y: Tensor, raw: Tensor) -> Tensor:
             cost = self._cost(x, control)
@@ -192,21 +192,21 @@ def _advance(now: Rollout, control: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     longest = CONTROL_SCALE * TIME_STEP / control.abs().amax(-1)
     length = torch.minimum(now.remaining, longest)
     remaining = now.remaining - length
-    ended = (remaining <= 0) & (length > 0)  # a sample that stands still ends no step
+    ended = (remaining <= 0) & (length > 0)  # a finished sample does not end another step
     steps = now.steps - ended.to(length.dtype)
     remaining = torch.where(ended & (steps > 0), TIME_STEP, remaining)
     return length, remaining, steps
 
 
 def _refuse_endless(now: Rollout) -> None:
-    """Name the samples whose controls are so large that a second needs more than `MOST_SUBSTEPS`."""
+    """Raise an error that names the samples whose controls need more than `MOST_SUBSTEPS` for one second."""
     samples = [tuple(index) for index in (now.remaining > 0).nonzero().tolist()]
     message = f"rollout: {MOST_SUBSTEPS} sub-steps did not reach one second in samples {name_samples(samples)}"
     raise ConvergenceError(f"{message}; their controls are too large", samples)
 
 
 def initial_states() -> Tensor:
-    """1000 states, uniform in a box left of the obstacles, all of them safe: ``(1000, 5)``."""
+    """1000 safe states, uniform in a box to the left of the obstacles: ``(1000, 5)``."""
     low = torch.tensor([-4.0, 0.0, -math.pi / 4, 0.0, 0.0], dtype=torch.float64)
     high = torch.tensor([-3.5, 0.5, -math.pi / 8, 0.0, 0.0], dtype=torch.float64)
     weight = torch.from_numpy(random_state(17).rand(1000, 5))

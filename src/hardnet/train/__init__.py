@@ -1,4 +1,4 @@
-"""Training: one readable loop over stacked seeds; checkpoint and resume; captured steps on a GPU."""
+"""Training: one loop over stacked seeds, with checkpoints, resume, and captured steps on a GPU."""
 
 from hardnet.train.checkpoint import load_checkpoint, save_checkpoint
 from hardnet.train.distributed import World, joined, local_device

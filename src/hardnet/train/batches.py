@@ -1,4 +1,4 @@
-"""The order of the samples and the dropout masks of one epoch, each seed's from its own stream.
+"""Sample order and dropout masks of one epoch, drawn for each seed from its own random stream.
 
 Called by `hardnet.train.loop`.
 """
@@ -17,13 +17,13 @@ from hardnet.train.stacked_module import StackedModule
 class Batches:
     """Shuffled batches ``(seeds, batch, n)``, drawn once per epoch and kept on the device.
 
-    A mask belongs to a place in the epoch, so that processes that share a batch take the same masks as one
-    process that holds it all.
+    A mask belongs to a position in the epoch, so several processes that share a batch use the same masks as a
+    single process would.
 
     Args:
         samples: ``(samples, n)``.
         streams: One CPU generator per seed.
-        net: The network whose dropout masks are to be drawn.
+        net: The network that the dropout masks are for.
     """
 
     samples: Tensor
@@ -51,16 +51,16 @@ class Batches:
                     draw_mask(mask[seed], 1 - float(dropout.rate), self._drawer)  # pyright: ignore[reportArgumentType]
 
     def take(self, rows: slice | Tensor) -> Tensor:
-        """The inputs at these places of the epoch, ``(seeds, batch, n)``; the network gets their masks."""
+        """Return the inputs at these positions of the epoch, ``(seeds, batch, n)``, and set the network's masks."""
         for mask, dropout in zip(self.masks, self.net.dropouts, strict=True):
             dropout.mask = mask[:, rows]  # pyright: ignore[reportArgumentType]
         return self.samples[self.order[:, rows]]
 
 
 def draw_mask(mask: Tensor, keep: float, generator: Generator) -> None:
-    """Fill a bool mask with ones of probability `keep`, to 2^-32, from 32 random bits each.
+    """Fill a bool mask with True with probability `keep`, exact to 2^-32, from 32 random bits per entry.
 
-    Drawing whole words and comparing is several times faster than torch's Bernoulli draws on a CPU.
+    Drawing whole words and comparing them is several times faster on a CPU than torch's Bernoulli draws.
     """
     words = torch.empty((mask.numel() + 1) // 2, dtype=torch.long, device=mask.device)
     words.random_(-(2**63), None, generator=generator)

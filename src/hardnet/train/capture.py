@@ -1,8 +1,8 @@
-"""Training steps on a GPU as CUDA graphs: forward, backward and Adam in one launch, without a look at the data.
+"""Training steps on a GPU as CUDA graphs: forward, backward and Adam in one launch, without reading values.
 
 The graph counts its own steps on the device. A step whose inner loop was too short for some sample changes
-nothing and is not counted, and neither is any step after it: at the end of the epoch the host sees how many
-steps were taken, captures a longer loop, and goes on from there. So every step that counts is exact.
+nothing and is not counted, and neither is any step after it. At the end of the epoch the host reads how many
+steps were taken, captures a longer loop, and continues from there, so every counted step is exact.
 
 Called by `hardnet.train.loop`.
 """
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from hardnet.train.settings import Policy, Task
 
 MARGIN = 1.05
-"""A loop is captured longer by this factor than the last batch needed."""
+"""Captured loop length relative to what the measured batch needed."""
 GROWTH = 1.15
-"""A loop that was too short is captured again longer by this factor."""
+"""A loop that was too short is captured again, longer by this factor."""
 LONGEST = 5000
-"""A loop that is still too short at this length is given up."""
+"""Training fails if a loop of this length is still too short."""
 WARM_UP = 2
-"""Runs before a capture, in which libraries set up and kernels compile."""
+"""Runs before a capture, in which libraries initialize and kernels compile."""
 REFIT_EPOCHS = 50
-"""Epochs after which a loop is fitted again to what the samples need by then."""
+"""Epochs between two measurements of the loop length that the samples need."""
 
 
 class Key(NamedTuple):
@@ -47,10 +47,10 @@ class CapturedSteps:
     """One epoch of captured steps: ``steps(enforce)`` returns the summed loss of each seed.
 
     Args:
-        training: The run whose model and optimizer the steps move.
+        training: The run whose model and optimizer the steps update.
 
     Attributes:
-        seconds: Spent on compiling and capturing so far.
+        seconds: Time spent on compiling and capturing so far.
     """
 
     seconds: float
@@ -66,14 +66,14 @@ class CapturedSteps:
         self.taken = torch.zeros((), dtype=torch.long, device=device)
         self.summed = torch.zeros(len(training.streams), dtype=torch.float64, device=device)
         self.skip: Tensor = torch.zeros((), dtype=torch.float32, device=device)
-        # Fused Adam leaves parameters and step counts alone where this number on the device is 1.
+        # Fused Adam skips the update of parameters and step counts where this number on the device is 1.
         training.optimizer.found_inf = self.skip  # pyright: ignore[reportAttributeAccessIssue]
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
-        # The same two objects throughout: a new one would be compiled for again.
+        # The same two objects throughout: a new one would trigger another compilation.
         self._policies = {enforce: training.policy(enforce) for enforce in (False, True)}
 
     def __call__(self, enforce: bool) -> Tensor:
-        """Take all steps of an epoch: the full batches, then what is left."""
+        """Take all steps of an epoch: the full batches, then the rest."""
         count, size = self.training.batches.samples.shape[0], self.training.settings.batch_size
         self.taken.zero_()
         self.summed.zero_()
@@ -87,11 +87,11 @@ class CapturedSteps:
         return self.summed.clone()
 
     def _rest_size(self, rest: int) -> int:
-        """A short last batch is filled up, so that one graph serves all, unless the filling would be normalized."""
+        """Size of a short last batch: padded, so one graph serves all, unless batch norm would see the padding."""
         return rest if self.training.batches.net.norms else self.training.settings.batch_size
 
     def _take(self, key: Key, until: int) -> None:
-        """Replay the step until so many are taken in this epoch, with a longer loop where one was too short."""
+        """Replay the step until `until` steps of this epoch are taken, lengthening the loop where it was too short."""
         while (missing := until - int(self.taken)) > 0:
             graph = self._graphs.get(key) or self._capture(key)
             for _ in range(missing):
@@ -100,7 +100,7 @@ class CapturedSteps:
                 self._lengthen()
 
     def _fit(self, enforce: bool) -> None:
-        """Choose the length of the inner loop by what the first batch needs now."""
+        """Set the length of the inner loop to what the first batch needs now, where that is shorter."""
         if self.task.loop_budget == 1:
             return
         count = min(self.training.settings.batch_size, self.training.batches.samples.shape[0])
@@ -111,7 +111,7 @@ class CapturedSteps:
 
     @torch.no_grad()
     def _needed(self, rows: slice, enforce: bool) -> int:
-        """How often the loss of a batch calls the policy."""
+        """Number of times the loss of a batch calls the policy."""
         calls = 0
 
         def counted(x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class CapturedSteps:
         self._graphs.clear()
 
     def _capture(self, key: Key) -> torch.cuda.CUDAGraph:
-        """Record one step; nothing of it is executed yet."""
+        """Record one step without executing it."""
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
@@ -146,7 +146,7 @@ class CapturedSteps:
         return graph
 
     def _step(self, key: Key) -> None:
-        """One step as it is recorded: gradients, then an update that counts only where every sample finished."""
+        """The recorded step: gradients, then an update that takes effect only if every sample finished."""
         loss, unfinished = self._gradients(key)
         stop = unfinished.any()
         self.skip.copy_(stop)
@@ -157,14 +157,14 @@ class CapturedSteps:
         self.taken += ~stop
 
     def _gradients(self, key: Key) -> tuple[Tensor, Tensor]:
-        """Loss and gradients of the batch that is next, picked by the counter on the device."""
+        """Loss and gradients of the next batch, selected by the counter on the device."""
         training, count = self.training, self.training.batches.samples.shape[0]
         places = self.taken * training.settings.batch_size + torch.arange(key.size, device=self.taken.device)
         x = training.batches.take(places.clamp_max(count - 1))
         policy = self._policies[key.enforce]
         penalty, pull = training.settings.penalty(key.enforce), training.settings.pull(key.enforce)
         loss, unfinished = self.task.bounded_loss(policy, x, penalty, self.budget, **pull)
-        loss = loss.where(places < count, 0.0)  # what fills up a short batch has no gradient
+        loss = loss.where(places < count, 0.0)  # the padding of a short batch has no gradient
         training.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
         return loss, unfinished
@@ -172,7 +172,7 @@ class CapturedSteps:
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Put running statistics back to what they were, so that warming up leaves no trace."""
+    """Restore running statistics on exit, so that the warm-up runs do not change them."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     yield
     for buffer, value in kept:
@@ -180,14 +180,14 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def with_compiled_loop(task: Task) -> Task:
-    """A copy of the task whose inner loop runs a compiled body, where it has a loop: the method `substep`."""
+    """A copy of the task whose loop body, the method `substep`, is compiled; the task itself if it has no loop."""
     if task.loop_budget == 1:
         return task
     plain = task.substep  # pyright: ignore[reportAttributeAccessIssue]
     fused = torch.compile(plain, dynamic=False)
 
     def body(policy: Policy, now: Any, *rest: Any) -> Any:
-        """The first pass, whose state has no gradient yet, would need a compilation of its own: it runs plainly."""
+        """Run the first pass uncompiled: its state has no gradient yet and would need a compilation of its own."""
         return (fused if now[0].requires_grad else plain)(policy, now, *rest)
 
     compiled = copy.copy(task)

@@ -18,9 +18,9 @@ from hardnet.train.loop import Training
 from hardnet.train.settings import History
 
 FORMAT, FORMAT_1 = "hardnet-checkpoint-2", "hardnet-checkpoint-1"
-"""What is written, and what version 0.1 wrote: there the digest did not cover the header."""
+"""The format that is written, and that of version 0.1, where the digest did not cover the header."""
 EXTRA = "_extra_state"
-"""How torch ends the name of what a module keeps besides tensors; absent in checkpoints of version 0.1."""
+"""Torch's suffix for module state other than parameters and buffers; absent in checkpoints of version 0.1."""
 ENTRIES = {"identity": dict, "epoch": int, "seconds": int | float, "history": dict, DIGEST: str}
 
 
@@ -29,8 +29,8 @@ def save_checkpoint(training: Training, path: Path, identity: dict[str, Any]) ->
 
     Args:
         training: The run, between two epochs.
-        path: The file; its old content stays whole until the new one is.
-        identity: What the run is (problem, method, seeds, ...); a resume must state the same.
+        path: The file; its old content stays intact until the new content is complete.
+        identity: What identifies the run (problem, method, seeds, ...); a resume must pass the same.
     """
     header = {
         "format": FORMAT,
@@ -43,7 +43,7 @@ def save_checkpoint(training: Training, path: Path, identity: dict[str, Any]) ->
 
 
 def load_checkpoint(training: Training, path: Path, identity: dict[str, Any]) -> None:
-    """Bring a fresh run to where the checkpoint was written; refuse a file that is corrupt or of another run."""
+    """Set a new run to the state in the checkpoint; refuse a file that is corrupt or belongs to another run."""
     header, tensors = _read(path)
     if header["identity"] != identity:
         differing = [key for key in identity if header["identity"].get(key) != identity[key]]
@@ -58,7 +58,7 @@ def load_checkpoint(training: Training, path: Path, identity: dict[str, Any]) ->
 
 
 def _tensors(training: Training) -> dict[str, Tensor]:
-    """Weights and statistics, Adam's state, and the streams of random numbers, all on the CPU."""
+    """Weights and statistics, Adam's state, and the random streams, all on the CPU."""
     tensors = {f"model.{name}": value for name, value in training.model.state_dict().items()}
     for index, parameter in enumerate(training.parameters):
         state = training.optimizer.state[parameter]
@@ -71,7 +71,7 @@ def _tensors(training: Training) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _restore(training: Training, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy the numbers into place; in place, so that captured graphs and the optimizer keep their tensors."""
+    """Copy the numbers in place, so that captured graphs and the optimizer keep their tensors."""
     if _shapes(_tensors(training)) != _shapes(tensors):
         raise FileError(f"{path}: a checkpoint of another network; delete it or use another output folder")
     weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
@@ -89,12 +89,12 @@ def _restore(training: Training, tensors: dict[str, Tensor], path: Path) -> None
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
-    """The shapes by name; what layers say of themselves is for `load_state_dict` to judge."""
+    """The shapes by name, without the layers' extra state, which `load_state_dict` checks."""
     return {name: value.shape for name, value in tensors.items() if not name.endswith(EXTRA)}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a checkpoint file that is whole."""
+    """Header and tensors of a checkpoint file, which must be intact."""
     try:
         header, tensors = read_tensors(path, "corrupt checkpoint")
     except FileError as error:

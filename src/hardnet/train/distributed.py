@@ -1,4 +1,4 @@
-"""Several processes share every batch: each takes its rows, and the summed gradients make the same step everywhere.
+"""Several processes share every batch: each takes its rows, and all take the same step with the summed gradients.
 
 Called by `hardnet.experiments.row`, `hardnet.experiments.run` and `hardnet.train.loop`.
 """
@@ -24,7 +24,7 @@ class World:
     size: int = 1
 
     def share(self, start: int, stop: int) -> slice:
-        """This process's rows of the batch ``start:stop``: consecutive, and at most one more than another's."""
+        """This process's rows of the batch ``start:stop``: consecutive, with counts that differ by at most one."""
         count = stop - start
         return slice(start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size)
 
@@ -47,14 +47,14 @@ class World:
             gradient.copy_(summed.view_as(gradient))
 
     def synchronize_statistics(self, model: nn.Module) -> None:
-        """Let batch normalization see the whole batch, not this process's rows alone."""
+        """Make batch normalization use the whole batch, not only this process's rows."""
         if self.size > 1:
             for module in model.modules():
                 if isinstance(module, StackedBatchNorm):
                     module.total = self.total
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set in any process, so that all of them decide alike."""
+        """Whether the flag is set in any process, so that all processes make the same decision."""
         if self.size == 1:
             return flag
         flags = torch.tensor(int(flag), device=device)
@@ -62,14 +62,14 @@ class World:
         return bool(flags)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has reached this call."""
         if self.size > 1:
             torch.distributed.barrier()
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[World]:
-    """The world that ``torchrun`` set up in the environment, or this process alone."""
+    """The process group that ``torchrun`` set up in the environment, or this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
@@ -81,7 +81,7 @@ def joined(device: torch.device) -> Iterator[World]:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """This process's own GPU where ``torchrun`` started one process per GPU."""
+    """This process's own GPU if ``torchrun`` started one process per GPU."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

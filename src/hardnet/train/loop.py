@@ -1,4 +1,4 @@
-"""One readable training loop over stacked seeds.
+"""The training loop over stacked seeds.
 
 Called by `hardnet.experiments.pictures` and `hardnet.train.checkpoint`.
 """
@@ -30,10 +30,10 @@ class InterruptedRunError(HardNetError):
 
 
 class Training:
-    """A run in progress: the model, Adam, the seeds' streams, how far it is, and what was seen on the way.
+    """A run in progress: the model, the optimizer, the seeds' random streams, the epoch, and the learning curves.
 
-    The loss is summed over the batch and over the seeds; the seeds' parameters are disjoint, so each seed's
-    gradient is its own.
+    The loss is summed over the batch and over the seeds; the seeds' parameters are disjoint, so each seed gets
+    its own gradient.
 
     Args:
         task: Data, loss and metrics.
@@ -86,7 +86,7 @@ class Training:
         return self.epoch >= self.settings.epochs
 
     def policy(self, enforce: bool) -> Policy:
-        """What the loss calls: the model, or the model with its raw output where the loss weighs the displacement."""
+        """What the loss calls: the model, which also returns raw where the loss has a displacement term."""
         asked = {"return_raw": True} if self.settings.pull(enforce) else {}
         return partial(self.model, enforce=enforce, **asked)
 
@@ -101,7 +101,7 @@ class Training:
 
     @property
     def setup_seconds(self) -> float:
-        """The part of `seconds` that went into compiling and capturing."""
+        """The part of `seconds` spent on compiling and capturing."""
         return getattr(self._steps, "seconds", 0.0)
 
     @property
@@ -129,7 +129,7 @@ class Training:
         self.history.seconds.append(round(self.seconds, 3))
 
     def _choose_steps(self) -> Callable[[bool], Tensor]:
-        """Replay captured steps on a GPU; run them one by one where graphs do not reach."""
+        """Captured steps on a single GPU if the settings allow it; eager steps otherwise."""
         if self.settings.capture and self.task.train.is_cuda and self.world.size == 1:
             from hardnet.train.capture import CapturedSteps
 
@@ -137,7 +137,7 @@ class Training:
         return self._eager_steps
 
     def _eager_steps(self, enforce: bool) -> Tensor:
-        """One epoch, step by step; the summed loss of each seed."""
+        """Run one epoch eagerly and return the summed loss of each seed."""
         count, size = self.batches.samples.shape[0], self.settings.batch_size
         summed = self.batches.samples.new_zeros(len(self.streams))
         for start in range(0, count, size):

@@ -20,7 +20,7 @@ class StackedBatchNorm(nn.Module):
     """``(x - mean) / sqrt(var + eps) * weight + bias``, with the statistics of each seed over its own batch.
 
     Attributes:
-        total: Adds a tensor up over the processes that share a batch; nothing where one process holds it all.
+        total: Sums a tensor over the processes that share a batch; None where one process has the whole batch.
     """
 
     eps: float
@@ -38,7 +38,7 @@ class StackedBatchNorm(nn.Module):
         self.running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize x ``(seeds, batch, width)``: by the batch in training, by the running statistics in testing."""
+        """Normalize x ``(seeds, batch, width)``: by the batch in training, by the running statistics in evaluation."""
         if not self.training:
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
             return torch.addcmul(self.bias - self.running_mean * scale, x, scale)
@@ -51,7 +51,7 @@ class StackedBatchNorm(nn.Module):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor, count: Tensor | int) -> None:
-        """Move the running statistics towards those of the batch, the variance unbiased."""
+        """Move the running statistics toward those of the batch, with the unbiased variance."""
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
 
@@ -59,7 +59,7 @@ class StackedBatchNorm(nn.Module):
 class _Normalize(torch.autograd.Function):
     """The normalized batch, its mean and variance, and the number of samples in it.
 
-    With z the normalized x, n the samples and g the cotangent:
+    With z the normalized x, n the number of samples and g the cotangent:
     ``g_x = (g - sum g / n - z sum(g z) / n) * weight / sqrt(var + eps)``. Autograd would take three times as many
     passes over the batch.
     """
@@ -81,7 +81,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Gradients of weight and bias are those of this process's rows; they are added up with all others."""
+        """Return the gradients; those of weight and bias cover this process's rows only and are summed later."""
         normal, inverse, weight = ctx.saved_tensors
         for_bias, for_weight = gradient.sum(1, keepdim=True), (gradient * normal).sum(1, keepdim=True)
         shared_bias, shared_weight = ctx.total(for_bias), ctx.total(for_weight)

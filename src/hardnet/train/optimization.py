@@ -1,4 +1,4 @@
-"""How weights move: Adam or AdamW for all seeds at once, a cosine schedule, gradients cut seed by seed.
+"""Optimization: Adam or AdamW for all seeds at once, a cosine schedule, and gradient clipping per seed.
 
 Everything here can be captured in a CUDA graph.
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from hardnet.train.settings import Settings
 
 MEMORY = 0.99
-"""Share of the running mean of gradient norms that one step keeps."""
+"""Decay of the running mean of gradient norms: the share that one step keeps."""
 
 
 def build_optimizer(parameters: list[nn.Parameter], settings: Settings) -> torch.optim.Adam:
-    """One fused Adam for all seeds, its state in place from the start so that a graph or a checkpoint can hold it."""
+    """One fused Adam for all seeds, with its state allocated from the start for graphs and checkpoints to refer to."""
     captured = parameters[0].is_cuda
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     rate: float | Tensor = settings.learning_rate
@@ -50,15 +50,15 @@ def set_rate(optimizer: torch.optim.Optimizer, settings: Settings, epoch: int) -
 
 
 class Clipping:
-    """``g <- g min(1, factor mean / |g|)`` for each seed, where `mean` follows the norms of the steps before.
+    """``g <- g min(1, factor mean / |g|)`` for each seed, where `mean` is a running mean of the previous norms.
 
-    One batch with a wild gradient then moves its seed no farther than `factor` ordinary steps would, and the other
-    seeds not at all. A gradient that is not finite is replaced by zeros.
+    A batch with an extreme gradient then moves its seed no farther than `factor` ordinary steps would, and does not
+    affect the other seeds. A gradient that is not finite is replaced by zeros.
 
     Args:
-        factor: How many times the running mean a norm may reach.
+        factor: Largest norm allowed, as a multiple of the running mean.
         seeds: Leading dimension of every parameter.
-        device: Of the parameters.
+        device: Device of the parameters.
 
     Attributes:
         mean: ``(seeds,)``, the running mean of the norms that were applied; zero before the first step.
@@ -72,7 +72,7 @@ class Clipping:
         self.mean: Tensor = torch.zeros(seeds, dtype=torch.float64, device=device)
 
     def __call__(self, parameters: list[nn.Parameter], skip: Tensor | None = None) -> None:
-        """Cut the gradients in place; a step that is to be skipped leaves the running mean alone."""
+        """Clip the gradients in place; a skipped step does not change the running mean."""
         gradients = [p.grad for p in parameters if p.grad is not None and p.shape[:1] == (self.seeds,)]
         squares = [gradient.flatten(1).square().sum(1) for gradient in gradients]
         norm = torch.stack(squares).sum(0).sqrt().to(self.mean.dtype)
@@ -86,7 +86,7 @@ class Clipping:
         self._follow(allowed, finite if skip is None else finite & ~skip)
 
     def _follow(self, norm: Tensor, counted: Tensor) -> None:
-        """Move the running mean towards the norms that were applied."""
+        """Move the running mean toward the norms that were applied."""
         after = torch.where(self.mean > 0, MEMORY * self.mean + (1 - MEMORY) * norm, norm)
         self.mean.copy_(torch.where(counted, after, self.mean))
 

@@ -1,4 +1,4 @@
-"""What a person sees while training: a bar per method with percent and time left; loss and violation if they fit.
+"""Progress display in training: a bar per method with percent and time left, and loss and violation if they fit.
 
 Called by `hardnet.experiments.compare`, `hardnet.experiments.demo` and others.
 """
@@ -19,15 +19,15 @@ class Display(Protocol):
     """Shows runs in progress."""
 
     def begin(self, label: str, training: Training) -> None:
-        """A run starts, or goes on."""
+        """Show that a run starts or resumes."""
         ...
 
     def update(self, training: Training) -> None:
-        """An epoch of the run has ended."""
+        """Show that an epoch of the run has ended."""
         ...
 
     def note(self, text: str) -> None:
-        """Say one line."""
+        """Show one line of text."""
         ...
 
 
@@ -35,17 +35,17 @@ class Silence:
     """Shows nothing."""
 
     def begin(self, label: str, training: Training) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def update(self, training: Training) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Bars:
-    """One bar per run on the terminal, by rich."""
+    """One bar per run on the terminal, drawn by rich."""
 
     def __init__(self) -> None:
         try:
@@ -62,7 +62,7 @@ class Bars:
         self._bar = self.progress.add_task(label, total=total, completed=training.epoch, loss="-", violation="-")
 
     def update(self, training: Training) -> None:
-        """Move the bar; the numbers are means over the seeds at the last judged epoch."""
+        """Advance the bar; the numbers are means over the seeds at the last evaluated epoch."""
         if self._bar is not None:
             loss, violation = _mean(training.history.loss), _mean(training.history.violation)
             self.progress.update(self._bar, completed=training.epoch, loss=loss, violation=violation)
@@ -73,11 +73,11 @@ class Bars:
 
 
 WIDE = 110
-"""Columns of a terminal from which on loss and violation stand behind the bar."""
+"""Terminal width, in columns, from which loss and violation are shown after the bar."""
 
 
 def _columns(progress: Any, width: int) -> list[Any]:
-    """Name, bar, percent and time left, at 80 columns too; the numbers where there is room."""
+    """Name, bar, percent and time left, which fit into 80 columns; loss and violation where there is room."""
     from rich.table import Column
 
     name = progress.TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=36))
@@ -89,7 +89,7 @@ def _columns(progress: Any, width: int) -> list[Any]:
 
 @contextmanager
 def bars() -> Iterator[Bars]:
-    """Bars that are drawn as long as the context lasts."""
+    """Bars that are drawn while the context is open."""
     shown = Bars()
     with shown.progress:
         yield shown

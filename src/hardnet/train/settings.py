@@ -1,4 +1,4 @@
-"""What a run is given and what it records: the task, the settings, and the learning curves.
+"""Inputs and record of a run: the task, the settings, and the learning curves.
 
 Called by `hardnet.train.checkpoint` and `hardnet.train.loop`.
 """
@@ -17,7 +17,7 @@ Policy = Callable[[Tensor], Any]
 
 
 class Task(Protocol):
-    """What training needs of a problem; ``hardnet.problems.Problem`` has it."""
+    """What training needs from a problem; ``hardnet.problems.Problem`` provides it."""
 
     train: Tensor
     validation: Tensor
@@ -27,17 +27,17 @@ class Task(Protocol):
     """Above 1, the loss has a loop whose body is the method `substep`, to be compiled on a GPU."""
 
     def loss(self, policy: Policy, x: Tensor, soft_weight: float, displacement: float = 0.0) -> Tensor:
-        """The loss per sample; with a displacement the policy gives ``(y, raw)``."""
+        """The loss per sample; with a displacement the policy returns ``(y, raw)``."""
         ...
 
     def bounded_loss(
         self, policy: Policy, x: Tensor, soft_weight: float, budget: int, displacement: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """The loss per sample in a fixed number of operations, and which samples needed more."""
+        """The loss per sample in a fixed number of operations, and which samples would need more."""
         ...
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The metrics, each one number per seed."""
+        """The metrics, each with one number per seed."""
         ...
 
 
@@ -50,19 +50,19 @@ class Settings:
 
     Attributes:
         epochs: Passes over the training samples.
-        batch_size: Samples per step; the last step of an epoch takes what is left.
+        batch_size: Samples per step; the last step of an epoch takes the rest.
         soft_weight: Weight of the squared residuals in the loss.
-        penalize_enforced: Whether the residuals are weighed where the layer is on, too; after an exact layer they are
-            zero up to rounding, and computing them is lost time.
+        penalize_enforced: Whether the residuals are penalized in epochs with the layer too; after an exact layer
+            they are zero up to rounding, and computing them wastes time.
         warm_epochs: Epochs before the layer is switched on (the paper's warm start).
-        learning_rate: Of Adam, in the first epoch.
+        learning_rate: Adam's learning rate in the first epoch.
         schedule: ``"constant"``, or ``"cosine"``: the rate falls to zero along half a cosine, epoch by epoch.
-        weight_decay: Above 0, AdamW with this decay.
-        clip: Cut each seed's gradient at so many times the running mean of its norm; None leaves it.
-        displacement: Weight of ``|y - raw|^2`` in the loss, where the layer is on.
+        weight_decay: If above 0, AdamW with this decay.
+        clip: Clip each seed's gradient at this multiple of the running mean of its norm; None for no clipping.
+        displacement: Weight of ``|y - raw|^2`` in the loss in epochs with the layer.
         judge_every: Epochs between two entries of the history.
-        judge_last: How many of the last epochs all enter the history.
-        capture: Whether steps may be captured on a GPU: the layer must not look at the data.
+        judge_last: Number of epochs at the end that all enter the history.
+        capture: Whether steps may be captured on a GPU; the layer must then not read values.
     """
 
     epochs: int
@@ -80,7 +80,7 @@ class Settings:
     capture: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be counted with."""
+        """Refuse counts below 1 and unknown schedules."""
         for name in ("epochs", "batch_size", "judge_every"):
             if getattr(self, name) < 1:
                 raise HardNetError(sentence(name, "at least 1", getattr(self, name)))
@@ -92,17 +92,17 @@ class Settings:
         return self.soft_weight if self.penalize_enforced or not enforce else 0.0
 
     def pull(self, enforce: bool) -> dict[str, float]:
-        """``displacement=weight`` of the loss in an epoch with the layer; nothing without it, where y is raw."""
+        """The loss argument ``displacement=weight`` in an epoch with the layer; empty without it, where y is raw."""
         return {"displacement": self.displacement} if enforce and self.displacement else {}
 
     def judged(self, epoch: int) -> bool:
-        """Whether the epoch of this index enters the history."""
+        """Whether the epoch with this index enters the history."""
         return epoch % self.judge_every == 0 or epoch >= self.epochs - max(1, self.judge_last)
 
 
 @dataclass
 class History:
-    """Learning curves: one entry per judged epoch, one number per seed in each; `seconds` of training until then."""
+    """Learning curves: one entry per evaluated epoch with one number per seed; `seconds` is training time so far."""
 
     epoch: list[int] = field(default_factory=list)
     loss: list[list[float]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Networks of several seeds as one: weights ``(seeds, in, out)``, data ``(seeds, batch, n)``.
+"""Networks of several seeds as one module: weights ``(seeds, in, out)``, data ``(seeds, batch, n)``.
 
-The seeds share nothing but the launch: each has its own weights, its own normalization statistics and its own
-stream of random numbers, so that a seed's numbers do not depend on which other seeds are stacked with it.
+The seeds share only the kernel launches: each has its own weights, its own normalization statistics and its own
+random stream, so a seed's numbers do not depend on which other seeds are stacked with it.
 
 Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
 """
@@ -25,7 +25,7 @@ WeightBias = tuple[Tensor, Tensor]
 
 
 def streams_of(seeds: Sequence[int]) -> list[Generator]:
-    """One CPU generator per seed; it initializes the seed's network and then orders its batches."""
+    """One CPU generator per seed; it initializes the seed's network and then shuffles its batches."""
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
@@ -34,9 +34,9 @@ def initial_linears(
 ) -> list[WeightBias]:
     """The weights ``(out, in)`` and biases ``(out,)`` that torch would give the Linear layers of one seed.
 
-    First every layer draws torch's default weight and bias in order, then, if `kaiming`, every weight is drawn again,
-    Kaiming-normal (fan-in, gain sqrt 2). The draws equal those after ``torch.manual_seed`` without touching
-    the global generator.
+    First every layer draws torch's default weight and bias in order; then, if `kaiming`, every weight is drawn again,
+    Kaiming-normal (fan-in, gain sqrt 2). The draws equal those after ``torch.manual_seed``, but the global generator
+    is not touched.
     """
     linears: list[WeightBias] = []
     for fan_in, fan_out in pairwise(sizes):
@@ -70,7 +70,7 @@ class StackedDropout(nn.Module):
     """``x * mask / keep`` in training; the mask ``(seeds, batch, width)`` is drawn by the training loop.
 
     Attributes:
-        mask: The samples' kept units (bool). None means that nothing is dropped.
+        mask: The units that each sample keeps (bool). None means that nothing is dropped.
     """
 
     def __init__(self, rate: float) -> None:
@@ -89,14 +89,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "silu"
 
 
 class Stacked(nn.Module):
-    """Networks of several seeds as one.
+    """Networks of several seeds as one module.
 
     Attributes:
-        seeds: How many.
+        seeds: Number of seeds.
         sizes: Widths ``(in, hidden, ..., out)``, where they are known.
         encode: Maps x to the features that the networks take.
-        norms: The normalizations, which the training loop tells how many samples count.
-        dropouts: The dropouts, which the training loop draws masks for.
+        norms: The batch normalizations; where there are any, captured steps do not pad a short last batch.
+        dropouts: The dropouts, for which the training loop draws masks.
     """
 
     seeds: int
@@ -106,13 +106,13 @@ class Stacked(nn.Module):
     dropouts: nn.ModuleList
 
     def features(self, x: Tensor) -> Tensor:
-        """``encode(x)``, ``(seeds, batch, in)``, of x ``(seeds, batch, n)`` or, for all seeds alike, ``(batch, n)``."""
+        """``encode(x)`` ``(seeds, batch, in)`` of x ``(seeds, batch, n)``, or ``(batch, n)`` shared by all seeds."""
         features = x if self.encode is None else self.encode(x)
         return features.expand(self.seeds, *features.shape) if features.dim() == 2 else features
 
     @torch.no_grad()
     def only(self, index: int) -> Self:
-        """A copy that holds one of the seeds alone."""
+        """A copy that holds only one of the seeds."""
         single = copy.deepcopy(self)
         single.seeds = 1
         for tensor in (*single.parameters(), *single.buffers()):
@@ -124,16 +124,16 @@ class StackedMLP(Stacked):
     """Linear layers with an activation between them, one network per seed; optionally BatchNorm and Dropout.
 
     Args:
-        sizes: Widths ``(in, hidden, ..., out)``; `in` counts the encoded input.
+        sizes: Widths ``(in, hidden, ..., out)``; `in` is the width of the encoded input.
         streams: One CPU generator per seed; each is advanced by the initialization of its seed.
         batch_norm: Whether hidden layers are Linear, BatchNorm, activation instead of Linear, activation.
         dropout: The share of hidden units dropped in training, after the activation; one number, or one per hidden
             layer.
         activation: ``"relu"`` or ``"silu"``.
-        skip: Whether a linear map of the features, zero at first, is added to the output.
-        kaiming: Whether weights start Kaiming-normal; else as torch draws them, 2.4 times smaller.
+        skip: Whether a linear map of the features, initialized to zero, is added to the output.
+        kaiming: Whether weights start Kaiming-normal; otherwise torch's default, 2.4 times smaller.
         encode: Maps x to the features that the first layer takes.
-        dtype: Of weights and outputs.
+        dtype: Dtype of weights and outputs.
     """
 
     activation: str
@@ -169,7 +169,7 @@ class StackedMLP(Stacked):
         self.sizes, self.seeds, self.encode, self.activation = tuple(sizes), len(streams), encode, activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
+        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` shared by all seeds, to ``(seeds, batch, out)``."""
         raw = features = self.features(x)
         for layer in range(len(self.linears) - 1):
             raw = self._hidden(layer, raw)

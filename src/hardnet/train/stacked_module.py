@@ -1,4 +1,4 @@
-"""Any network stacked over its seeds by torch.func, for problems that bring a network of their own.
+"""Any network stacked over seeds with torch.func, for problems that bring their own network.
 
 Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
 """
@@ -19,15 +19,15 @@ from hardnet.train.stacked import Encode, Stacked
 class StackedModule(Stacked):
     """``net_s(x_s)`` for every seed s at once: parameters ``(seeds, ...)``, data ``(seeds, batch, n)``.
 
-    Every seed's network is built after ``torch.manual_seed(seed)`` in a copy of the global generator, which is left as
-    it was. Random numbers that the network draws in training (dropout) come from the global generator, so that a
-    resumed run with dropout draws others.
+    Each seed's network is built after ``torch.manual_seed(seed)``; the global generator is restored afterwards.
+    Random numbers that the network draws in training (dropout) come from the global generator, so a resumed run with
+    dropout draws different ones.
 
     Args:
         build: Makes one network.
         streams: One generator per seed; its initial seed is the seed.
-        encode: Maps x to what the network takes.
-        dtype: Of weights and outputs.
+        encode: Maps x to the input of the network.
+        dtype: Dtype of weights and outputs.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class StackedModule(Stacked):
         for name, value in buffers.items():
             self.register_buffer(self._names[name], value)
         self._parameter_names, self._buffer_names = list(parameters), list(buffers)
-        self._skeleton = [copy.deepcopy(networks[0]).to("meta")]  # in a list: its tensors are not this module's
+        self._skeleton = [copy.deepcopy(networks[0]).to("meta")]  # in a list, so that it is not a submodule
         self.seeds, self.encode = len(networks), encode
         self.sizes = ()
-        self.norms, self.dropouts = nn.ModuleList(), nn.ModuleList()  # what the loop would draw masks for: nothing
+        self.norms, self.dropouts = nn.ModuleList(), nn.ModuleList()  # empty: the loop draws no masks
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` for all seeds alike, to ``(seeds, batch, out)``."""
+        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` shared by all seeds, to ``(seeds, batch, out)``."""
         skeleton = self._skeleton[0].train(self.training)
 
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
@@ -63,12 +63,12 @@ class StackedModule(Stacked):
         return torch.vmap(one, randomness="different")(parameters, buffers, self.features(x))
 
     def _state(self, names: list[str]) -> dict[str, Tensor]:
-        """The stacked tensors by the names that they have in one network."""
+        """The stacked tensors, keyed by their names in a single network."""
         return {name: getattr(self, self._names[name]) for name in names}
 
 
 def _build(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """One seed's network; the reader's code may fail in any way."""
+    """One seed's network; user code may raise anything."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -1,8 +1,8 @@
 """Other papers' benchmarks under one command: ``hardnet suite NAME``. Called by the command line and the report.
 
-A suite is data: `Suite` and its `Case`s, one file each in this folder. To add one, write its problem
-(`hardnet.problems.suites`), its file here, its published numbers (``experiments/data/suites/NAME.json``), and a line in
-`SUITES`.
+A suite is data: a `Suite` and its `Case`s, one file per suite in this folder. To add one, write its problem
+(`hardnet.problems.suites`), its file here, its published numbers (``experiments/data/suites/NAME.json``), and an entry
+in `SUITES`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SUITES = ("dc3", "pinet", "snarenet", "fsnet", "hardnetpp", "acopf")
 
 
 def known_suites() -> list[str]:
-    """The suites that are there."""
+    """The suites whose modules exist."""
     return [name for name in SUITES if find_spec(f"{PACKAGE}.{name}") is not None]
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of this name; its problems are not built yet."""
+    """The suite with this name; its problems are not built yet."""
     if name not in known_suites():
         raise HardNetError(sentence("suite", f"one of {', '.join(known_suites())}", repr(name)))
     return import_module(f"{PACKAGE}.{name}").SUITE
 
 
 def find_case(name: str) -> tuple[Suite, Case] | None:
-    """The suite and the case whose results carry this name; None where it is of no suite."""
+    """The suite and the case whose results have this name; None if no suite has such a case."""
     for suite in map(find_suite, known_suites()):
         for case in suite.cases:
             if case.name == name:

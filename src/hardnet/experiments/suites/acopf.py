@@ -15,7 +15,7 @@ from hardnet.problems.suites.acopf import PowerFlow
 
 
 def _case(grid: str, buses: int, samples: int, epochs: int, last: int) -> Case:
-    """A trained proxy: most epochs with a penalty in place of the layer, the last ones with it."""
+    """A trained proxy: a penalty instead of the layer in most epochs, the layer in the last ones."""
     recipe = Recipe(
         "flow",
         ("nonlinear",),

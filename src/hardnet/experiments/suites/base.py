@@ -1,6 +1,6 @@
-"""A suite as data: its cases, how each is trained, what its tables show, and what was published.
+"""A suite as data: its cases, their training recipes, the columns of its tables, and the published numbers.
 
-Read by the runner, the tables and the report of this folder; the files beside this one make them.
+The other files of this folder define the suites; its runner, tables and the report read them.
 
 Called by `hardnet.experiments.suites.acopf`, `hardnet.experiments.suites.dc3` and others.
 """
@@ -23,14 +23,14 @@ from hardnet.experiments.tables import Column
 from hardnet.problems.suites import SuiteProblem
 
 WITH_PENALTY = {"schedule": "cosine", "displacement": 1.0, "clip": 2.0}
-"""Settings of networks that train with a penalty in place of a layer on nonlinear rows, for most epochs or all."""
+"""Settings for training with a penalty instead of a layer on nonlinear rows, for most or all epochs."""
 METHODS = ("soft", "dc3", "aff", "projection")
-"""What is trained on rows that are affine unless a recipe says otherwise."""
+"""The methods trained on affine rows unless a recipe lists others."""
 GAP = Column("gap", ("gap",))
 GAP_MAX = Column("largest gap", ("gap_max",))
 WORST = Column("worst violation", ("worst_violation",), violation=True)
 TIMES = (Column("T_test (ms)", ("test_ms",)), Column("T_train (s)", ("train_s",)))
-"""Columns for every suite: relative gap, mean and of the worst sample; violation of the worst sample; times."""
+"""Columns for every suite: relative gap (mean and worst sample), violation of the worst sample, times."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Case:
     """One problem of a suite.
 
     Attributes:
-        name: Of the problem and of its result files; it begins with the name of the suite.
-        title: As the tables print it.
+        name: Name of the problem and of its result files; it begins with the name of the suite.
+        title: The title printed in tables.
         build: Makes the problem.
-        recipes: How it is trained; the methods that are asked for by name take the first.
+        recipes: The training recipes; methods requested by name take the first.
         solve: Finds the exact optimum of inputs ``(samples, input_dim)``; only for ``--references``.
-        sizes: What ``--size`` may call it, besides its own name without that of the suite: groups such as "small".
-        seeds: Trained unless others are asked for.
+        sizes: Groups such as "small" by which ``--size`` selects the case, besides its short name.
+        seeds: The seeds to train unless others are requested.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def short(self) -> str:
-        """Its name within the suite."""
+        """The name within the suite."""
         return self.name.split("-", 1)[1]
 
 
@@ -66,11 +66,11 @@ class Suite:
     """Cases that are compared in the same way.
 
     Attributes:
-        name: As the command line spells it.
-        title: What it is, in a few words.
-        about: What is compared, and how its metrics are defined, in a sentence or two.
-        cases: In the order of the tables.
-        columns: Of the tables; metrics are those of `hardnet.problems.suites.SuiteProblem.evaluate`.
+        name: The name on the command line.
+        title: A short title.
+        about: What is compared and how the metrics are defined, in a sentence or two.
+        cases: The cases in the order of the tables.
+        columns: Columns of the tables; the metrics are those of `hardnet.problems.suites.SuiteProblem.evaluate`.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Suite:
     columns: tuple[Column, ...]
 
     def sizes(self) -> list[str]:
-        """What ``--size`` takes: the groups, then the cases."""
+        """The values that ``--size`` accepts: the groups, then the cases."""
         groups = [name for case in self.cases for name in case.sizes]
         return list(dict.fromkeys([*groups, *(case.short for case in self.cases)]))
 
@@ -100,7 +100,7 @@ class Suite:
 def published(suite: str) -> dict[str, Any]:
     """Published numbers of a suite: ``source``, and ``cases``: rows ``{label, metrics: {name: [mean, deviation]}}``.
 
-    They are other people's measurements on other hardware, and every table marks them so.
+    They were measured by others on other hardware, and every table marks them as such.
     """
     file = resources.files("hardnet.experiments") / "data" / "suites" / f"{suite}.json"
     return json.loads(file.read_text()) if file.is_file() else {"source": "", "cases": {}}

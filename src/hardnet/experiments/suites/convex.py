@@ -1,4 +1,4 @@
-"""Convex programs by Clarabel, one instance at a time; only for ``--references``.
+"""Convex programs solved by Clarabel, one instance at a time; only for ``--references``.
 
 Called by `hardnet.experiments.suites.programs`.
 """
@@ -16,7 +16,7 @@ from hardnet.experiments.optimal import Optimum
 from hardnet.problems.suites import SuitePrograms
 
 TOLERANCE = 1e-11
-"""Of the gap and of the rows, asked of the solver."""
+"""The solver's tolerance for the gap and the rows."""
 
 
 def solve_convex(problem: SuitePrograms, x: Tensor) -> Optimum:
@@ -35,7 +35,7 @@ def solve_convex(problem: SuitePrograms, x: Tensor) -> Optimum:
 
 
 def _packages() -> tuple[Any, Any]:
-    """Clarabel, and the sparse matrices that it takes."""
+    """Clarabel, and scipy's sparse matrices, which it takes."""
     try:
         import clarabel
         from scipy import sparse

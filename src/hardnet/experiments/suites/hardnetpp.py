@@ -24,10 +24,10 @@ _PENALTY = Recipe(
     epochs=EPOCHS,
     chosen=_CHOSEN,
 )
-"""A penalty in every epoch, captured on a GPU, and the layer in testing alone.
+"""A penalty in every epoch, captured on a GPU, and the layer only in testing.
 
 No row trains through the layer: its eager steps take hundreds of milliseconds on a GPU, a run of eight such epochs did
-not end in 70 s, and the penalty alone ends at less than half of the published suboptimality.
+not finish in 70 s, and with only the penalty the suboptimality is less than half of the published one.
 """
 
 

@@ -1,4 +1,4 @@
-"""Large programs by an interior-point method of our own, all instances at once; only for ``--references``.
+"""Large programs solved by our own interior-point method, many instances at once; only for ``--references``.
 
 ``min f(y)  s.t.  C y = x, A y <= b`` with ``f = sum Q_i y_i^2 / 2 + p_i y_i`` or ``p_i sin y_i``. With y = y0 + N z,
 N a basis of the null space of C and y0 = C⁺ x, which is strictly feasible, the slacks ``s = b - A y`` stay positive,
@@ -6,9 +6,9 @@ and Newton's method follows ``N'(grad f + A'u) = 0, u s = mu`` as mu goes to zer
 
     (N'DN + G' diag(u / s) G) dz = -N' grad f - G'(mu / s),    du = (mu - u s + u G dz) / s,    G = A N,
 
-D the second derivatives of f, in absolute value for a sample whose matrix is not positive definite. Clarabel takes
-half a minute of a core for an instance of 1000 variables, this half a second, with the same value to 1e-10. Answers
-are checked by their optimality conditions; a sample that misses them has no value.
+with D the second derivatives of f, in absolute value for a sample whose matrix is not positive definite. For an
+instance of 1000 variables Clarabel takes half a minute on one core and this method half a second, with the same value
+to 1e-10. Solutions are checked by their optimality conditions; a sample that fails them gets the value infinity.
 
 Called by `hardnet.experiments.suites.programs`.
 """
@@ -25,21 +25,21 @@ from hardnet.experiments.optimal import Optimum
 from hardnet.problems.suites import SuitePrograms
 
 CHUNK = 64
-"""Instances at once on a CPU; ten times as many on a GPU."""
+"""Instances solved at once on a CPU; ten times as many on a GPU."""
 STEPS = 200
-"""Newton steps at most."""
+"""Maximum number of Newton steps."""
 LEAST = 1e-12
-"""The last barrier, in units of f: the value is then within ``LEAST * inequalities`` of a stationary one."""
+"""The last barrier parameter, in units of f: the value is then within ``LEAST * inequalities`` of a stationary one."""
 SHRINK = 0.2
-"""The next barrier, in parts of the mean complementarity."""
+"""The next barrier parameter as a fraction of the mean complementarity."""
 FRACTION = 0.995
-"""How far a step may go to the boundary."""
+"""Largest fraction of the way to the boundary that a step may go."""
 STATIONARY = 1e-7
-"""The largest gradient of the Lagrangian along the equalities that counts as zero."""
+"""Largest gradient of the Lagrangian along the equalities that counts as zero."""
 
 
 class _Reduced(NamedTuple):
-    """The programs of some inputs along their equalities."""
+    """The programs of some inputs, reduced to the null space of their equalities."""
 
     problem: SuitePrograms
     start: Tensor  # y0 (B, n)
@@ -104,7 +104,7 @@ def _errors(programs: _Reduced, state: _State) -> tuple[Tensor, Tensor]:
 
 
 def _newton(programs: _Reduced, state: _State) -> _State:
-    """One step, cut so that slacks and multipliers stay positive and the barrier function falls; then a new barrier."""
+    """One step, cut so that slacks and multipliers stay positive and the barrier function falls, and the new mu."""
     z, dual, mu = state
     slack = _slack(programs, z)
     value, gradient, curvature = programs.at(z)
@@ -126,7 +126,7 @@ def _newton(programs: _Reduced, state: _State) -> _State:
 
 
 def _direction(programs: _Reduced, curvature: Tensor, weight: Tensor, barrier: Tensor) -> Tensor:
-    """``-H^-1 barrier``; a sample whose H is not positive definite takes the absolute values of its curvature."""
+    """``-H^-1 barrier``; if H is not positive definite, it is made with the absolute values of the curvature."""
 
     def matrix(diagonal: Tensor, weight: Tensor) -> Tensor:
         root = (programs.basis.T * diagonal.unsqueeze(1)) @ programs.basis
@@ -141,7 +141,7 @@ def _direction(programs: _Reduced, curvature: Tensor, weight: Tensor, barrier: T
 
 
 def _to_boundary(value: Tensor, change: Tensor) -> Tensor:
-    """The longest step ``(B, 1)``, one at most, that keeps ``value + step change`` positive."""
+    """The longest step ``(B, 1)``, at most 1, that keeps ``value + step change`` positive."""
     ratio = torch.where(change < 0, -value / change, torch.inf)
     return (FRACTION * ratio.amin(-1, keepdim=True)).clamp_max(1.0)
 
@@ -149,7 +149,7 @@ def _to_boundary(value: Tensor, change: Tensor) -> Tensor:
 def _line_search(
     programs: _Reduced, z: Tensor, dz: Tensor, mu: Tensor, merit: Tensor, slope: Tensor, step: Tensor
 ) -> Tensor:
-    """Halve the step of each sample until ``f - mu sum log s`` falls as its slope says, or rounding hides it."""
+    """Halve the step of each sample until ``f - mu sum log s`` decreases sufficiently for its slope, up to rounding."""
     least = 1e-12 * merit.abs().clamp_min(1.0)
     for _ in range(30):
         point = z + step * dz

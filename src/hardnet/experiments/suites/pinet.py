@@ -1,4 +1,4 @@
-"""Pinet's programs (Terpin et al. 2026): DC3's data on a split of its own, and a large size that we draw ourselves.
+"""Pinet's programs (Terpin et al. 2026): DC3's data with Pinet's own split, and a large size that we draw ourselves.
 
 Called by `hardnet.experiments.suites`, by name.
 """

@@ -1,6 +1,6 @@
-"""IPOPT on AC optimal power flow, and the tables of the grids: what ``hardnet suite acopf --references`` solves with.
+"""IPOPT for AC optimal power flow, used by ``hardnet suite acopf --references``, and the recording of the grids.
 
-`record_grid` (with pypower, the extra ``power``) and `record_loads` made the files beside the problems once.
+`record_grid` (with pypower, the extra ``power``) and `record_loads` made the data files of the problems.
 
 Called by `hardnet.experiments.suites.acopf`.
 """
@@ -24,11 +24,11 @@ from hardnet.problems.suites.grid import Grid, Tables, admittance, read_grid
 
 
 def program(tables: Tables, near: bool = False) -> tuple[Any, Any]:
-    """IPOPT over (Pg, Qg, V, angle) with the loads as parameters; the balance of every bus are its rows.
+    """IPOPT over (Pg, Qg, V, angle) with the loads as parameters and the balance of every bus as rows.
 
     Args:
         tables: The grid.
-        near: Whether to look for the dispatch nearest to a point, given behind the loads, instead of the cheapest.
+        near: Whether to find the dispatch nearest to a point, passed after the loads, instead of the cheapest.
     """
     casadi = _casadi()
     G, B = admittance(tables)
@@ -53,7 +53,7 @@ def program(tables: Tables, near: bool = False) -> tuple[Any, Any]:
 
 
 def solve_with(grid: Grid, tables: Tables, parameters: Tensor, near: bool = False) -> Optimum:
-    """Dispatches ``(samples, size)`` for rows of parameters, from the nominal one."""
+    """Dispatches ``(samples, size)`` for rows of parameters, with the nominal dispatch as the start."""
     solve, rows = program(tables, near)
     bounds = {"lbx": grid.lower.tolist(), "ubx": grid.upper.tolist()}
     start = grid.nominal.expand(len(parameters), -1)
@@ -61,14 +61,14 @@ def solve_with(grid: Grid, tables: Tables, parameters: Tensor, near: bool = Fals
 
 
 def solve_dispatch(problem: Dispatch, x: Tensor) -> Optimum:
-    """The cheapest dispatch of every x, as outputs of the problem."""
+    """The cheapest dispatch for every x, as outputs of the problem."""
     grid = copy.deepcopy(problem.grid).cpu()
     best = solve_with(grid, read_grid(grid.case), x.cpu())
     return best if problem.output_dim == grid.size else best._replace(point=grid.chosen(best.point))
 
 
 def record_grid(case: str, folder: Path) -> None:
-    """Write the tables of a case of pypower with the cheapest dispatch at its own loads."""
+    """Write the tables of a pypower case with the cheapest dispatch at its own loads."""
     try:
         content = getattr(import_module(f"pypower.{case}"), case)()
     except ImportError:
@@ -105,7 +105,7 @@ def _nominal(tables: Tables) -> list[float]:
 
 
 def record_loads(case: str, folder: Path, count: int) -> None:
-    """Write which of the drawn loads have no dispatch: IPOPT does not converge on them from the nominal one."""
+    """Write which of the drawn loads have no dispatch: those on which IPOPT does not converge from the nominal one."""
     grid = Grid(case)
     best = solve_with(grid, read_grid(case), draw_loads(grid, count))
     without = (~best.value.isfinite()).nonzero().squeeze(-1).tolist()

@@ -1,4 +1,4 @@
-"""How DC3's and Pinet's programs are trained, and how their test instances are solved exactly.
+"""Training recipes for DC3's and Pinet's programs, and the solvers for their exact optima.
 
 Called by `hardnet.experiments.suites.dc3`, `hardnet.experiments.suites.pinet` and others.
 """
@@ -36,7 +36,7 @@ LONGER = replace(
     chosen="Longer training: the best of seven variants on the validation rows of the nonconvex programs, one seed.",
     label=", longer training",
 )
-"""The same network with more time."""
+"""The same network, trained longer."""
 SWEEP = replace(WIDE, methods=("dc3", "projection"))
 """For the sweeps over sizes."""
 LONGEST = replace(
@@ -44,7 +44,7 @@ LONGEST = replace(
     epochs=600,
     chosen="Four times the epochs were the best of one, two and four on validation rows; six were not tried there.",
 )
-"""For the sizes with most inequalities."""
+"""For the sizes with the most inequalities."""
 WIDER = replace(
     WIDE,
     hidden=replace(PROGRAM_NETWORK, sizes=(4096, 4096)),

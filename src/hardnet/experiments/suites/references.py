@@ -1,7 +1,7 @@
 """Exact optima of a suite's test instances, by the solvers of the extras: ``hardnet suite NAME --references``.
 
-The files stand in ``src/hardnet/problems/suites/data`` and are part of the repository, so that a machine without the
-solvers can judge.
+The files are in ``src/hardnet/problems/suites/data`` and are part of the repository, so that evaluation needs no
+solver.
 
 Called by `hardnet.cli.experiments`.
 """
@@ -22,11 +22,11 @@ from hardnet.experiments.stamp import environment
 from hardnet.experiments.suites.base import Case
 
 SOLVERS = ("numpy", "casadi", "clarabel")
-"""Packages whose versions a file tells, where they are installed."""
+"""Packages whose versions are recorded in a file, if they are installed."""
 
 
 def write_references(cases: Sequence[Case], out: Path, device: torch.device, say: Callable[[str], None]) -> list[Path]:
-    """Solve all test instances of the cases, one file each under `out`; Clarabel and IPOPT stay on the CPU."""
+    """Solve all test instances of the cases and write one file per case under `out`; Clarabel and IPOPT use the CPU."""
     paths = []
     for case in cases:
         path = out / f"{case.name}.json"
@@ -39,7 +39,7 @@ def write_references(cases: Sequence[Case], out: Path, device: torch.device, say
 
 
 def solve_case(case: Case, device: torch.device) -> dict[str, Any]:
-    """The optima of a case with what made them; refused where an instance was not solved."""
+    """The optima of a case with the environment that made them; an error if an instance was not solved."""
     problem = case.build().to(device)
     x = problem.inputs(problem.test)
     best = case.solve(problem, x)

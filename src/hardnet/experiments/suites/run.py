@@ -1,4 +1,4 @@
-"""Run a suite: its cases, recipes and methods as rows of the same machinery as the paper's experiments.
+"""Run a suite: its cases, recipes and methods as rows, with the machinery of the paper's experiments.
 
 Called by `hardnet.cli.experiments`.
 """
@@ -28,14 +28,14 @@ class SuiteRequest:
 
     Attributes:
         suite: The suite.
-        cases: Of the sizes that were asked for.
-        methods: Those that were asked for; None for those of the recipes.
-        seeds: Those that were asked for; None for those of the cases.
-        epochs: Of every run; None for those of the recipes.
-        device: Where to train.
+        cases: The cases of the requested sizes.
+        methods: The requested methods; None for those of the recipes.
+        seeds: The requested seeds; None for those of the cases.
+        epochs: Epochs of every run; None for those of the recipes.
+        device: The device to train on.
         out: The folder of the result files ``CASE.METHOD.json``.
-        resume: Whether to go on with what the folder holds.
-        recipes: Names of the recipes that were asked for; None for all of each case.
+        resume: Whether to continue from the files in the folder.
+        recipes: Names of the requested recipes; None for all recipes of each case.
     """
 
     suite: Suite
@@ -61,7 +61,7 @@ def suite_request(
     resume: bool = False,
     recipe: str | None = None,
 ) -> SuiteRequest:
-    """Check what was asked for before anything is run or written."""
+    """Check the arguments before anything is run or written."""
     suite = find_suite(name)
     specs.choose_epochs(epochs, "", quick=False)
     rows = None if methods is None else specs.choose_methods(methods)
@@ -72,7 +72,7 @@ def suite_request(
 
 
 def _choose_recipes(cases: list[Case], names: str) -> list[str]:
-    """The recipes of a comma-separated list; each is one of some case."""
+    """The recipes of a comma-separated list; each must belong to one of the cases."""
     known = list(dict.fromkeys(recipe.name for case in cases for recipe in case.recipes))
     asked = [name.strip() for name in names.split(",")]
     unknown = [name for name in asked if name not in known]
@@ -82,12 +82,12 @@ def _choose_recipes(cases: list[Case], names: str) -> list[str]:
 
 
 def run_suite(asked: SuiteRequest, display: Display | None = None) -> list[Path]:
-    """Train everything that was asked for; the paths of the result files."""
+    """Train everything in the request and return the paths of the result files."""
     return run_rows(lambda shown: _rows(asked, shown), asked.out, asked.device, display)
 
 
 def _rows(asked: SuiteRequest, display: Display) -> list[Row]:
-    """One row per case, recipe and method that can express the case; the others are named with their reasons."""
+    """One row per case, recipe and method that can express the case; the display notes why others are left out."""
     rows = []
     for case in asked.cases:
         problem = case.build().to(asked.device)
@@ -98,7 +98,11 @@ def _rows(asked: SuiteRequest, display: Display) -> list[Row]:
 
 
 def _methods(asked: SuiteRequest, case: Case, problem: Problem, recipe: Recipe, display: Display) -> list[Method]:
-    """Those that were asked for take the first recipe, and others that name them; by default each names its own."""
+    """The methods to run with a recipe, without those that cannot express the case.
+
+    By default these are the recipe's own methods. Requested methods run with the requested recipes, or else with the
+    first recipe and any other that lists them.
+    """
     own = [specs.all_methods()[name] for name in recipe.methods or ()]
     wanted = asked.methods or own
     if asked.methods is not None and asked.recipes is None and recipe is not case.recipes[0]:

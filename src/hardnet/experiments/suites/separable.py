@@ -1,6 +1,6 @@
-"""How SnareNet's and FSNet's curved rows are trained, and the exact optima of all their programs by IPOPT.
+"""Training recipes for SnareNet's and FSNet's curved rows, and the optima of their programs by IPOPT.
 
-The suites beside this file read both; the optima are for ``hardnet suite snarenet --references`` and fsnet's.
+The optima are for ``hardnet suite snarenet --references`` and ``hardnet suite fsnet --references``.
 
 Called by `hardnet.experiments.suites.fsnet` and `hardnet.experiments.suites.snarenet`.
 """
@@ -46,7 +46,7 @@ LOOSE = Recipe(
     loose="equalities",
     label="",
 )
-"""Curved rows: what a penalty is off, projected onto the rows, is of second order, so that the layer may wait."""
+"""Curved rows: the cost of projecting what a penalty leaves is of second order, so training omits the layer."""
 LONGER_LOOSE = replace(
     LOOSE,
     name="longer",
@@ -54,13 +54,13 @@ LONGER_LOOSE = replace(
     chosen="Four times the epochs of the recipe that it is made from; no other number of epochs was tried.",
     label=", longer training",
 )
-"""The same network with more time."""
+"""The same network, trained longer."""
 LONGER_CONES = replace(
     LONGER_LOOSE,
     settings=LOOSE.settings | {"learning_rate": 5e-4, "soft_weight": 1.0},
     chosen="The best of sixteen variants on the validation rows, one seed (choice-fsnet-convex-socp).",
 )
-"""Cones bend most near their tips: a lower rate and a lower penalty."""
+"""Cones are most curved near their tips: a lower learning rate and a lower penalty."""
 BOXED = replace(
     WIDE,
     name="boxed",
@@ -68,17 +68,17 @@ BOXED = replace(
     settings=WIDE.settings | {"soft_weight": 3.0, "penalize_enforced": True},
     loose="rows",
 )
-"""Affine rows and a box that is seldom active: the rows have factors of half the size without it."""
+"""Affine rows and a box that is seldom active: without the box the factors have half the size."""
 LOOSER = replace(LOOSE, settings=LOOSE.settings | {"soft_weight": 1.0})
-"""For rows that bend more."""
+"""For rows with more curvature."""
 PENALIZED = Recipe("penalized", ("soft",), _NETWORK, _SETTINGS, epochs=300, chosen=_CHOSEN, needs_gpu=True, label="")
-"""The same network with the penalty alone."""
+"""The same network with only the penalty."""
 
 
 def solve_separable(problem: Separable, x: Tensor) -> Optimum:
-    """The best run of IPOPT per sample: from ``C⁺ x``, and from zero too where the program is smooth and not convex.
+    """The best IPOPT run per sample: from ``C⁺ x``, and also from zero if the objective is smooth and not convex.
 
-    Where the program is not convex this is a local optimum: the best known one.
+    If the program is not convex, this is a local optimum: the best known one.
     """
     casadi = _casadi()
     C = problem.C
@@ -94,13 +94,13 @@ def solve_separable(problem: Separable, x: Tensor) -> Optimum:
 
 
 def _starts(problem: Separable, C: Tensor, x: Tensor) -> list[Tensor]:
-    """``C⁺ x``, and zero where another start may lead elsewhere and |y| has a derivative."""
+    """``C⁺ x``, and also zero where a second start may help and the objective is differentiable at zero."""
     start = x @ torch.linalg.pinv(C).T
     return [start] if problem.curve == "identity" or problem.weight else [start, torch.zeros_like(start)]
 
 
 def _value(casadi: Any, problem: Separable, y: Any) -> Any:
-    """The objective in symbols."""
+    """The symbolic objective."""
     value = 0.5 * casadi.dot(problem.Q.numpy(), y**2) + casadi.dot(problem.p.numpy(), _curve(casadi, problem.curve, y))
     return value + problem.weight * casadi.norm_2(y) if problem.weight else value
 
@@ -110,7 +110,7 @@ def _curve(casadi: Any, name: str, y: Any) -> Any:
 
 
 def _rows(casadi: Any, problem: Separable, y: Any, x: Any) -> Any:
-    """``rows(y) - bound(x)`` in symbols."""
+    """The symbolic ``rows(y) - bound(x)``."""
     own, bound = problem.rows, problem.bound.numpy()
     if isinstance(own, ConeRows):
         return _lengths(casadi, own, y) - casadi.mtimes(own.c.numpy(), y) - bound
@@ -121,14 +121,14 @@ def _rows(casadi: Any, problem: Separable, y: Any, x: Any) -> Any:
 
 
 def _lengths(casadi: Any, cones: ConeRows, y: Any) -> Any:
-    """``|A_i y + b_i|`` of every cone; CasADi stores matrices by columns, so that a column is a cone."""
+    """``|A_i y + b_i|`` of every cone; CasADi stores matrices by columns, so each column is a cone."""
     m, k = cones.b.shape
     inside = casadi.reshape(casadi.mtimes(cones.A.flatten(0, 1).numpy(), y) + cones.b.flatten().numpy(), k, m)
     return casadi.sqrt(casadi.sum1(inside**2)).T
 
 
 def _second_order(casadi: Any, problem: Separable, program: dict[str, Any]) -> dict[str, Any]:
-    """The second derivative of the Lagrangian, written out where CasADi's own takes a second a sample: for cones.
+    """The Hessian of the Lagrangian for cones, written out because CasADi's own takes a second per sample.
 
     ``Q + sum_i w_i (A_i'A_i - g_i g_i' / l_i²)`` with ``l_i = |A_i y + b_i|``, ``w_i = multiplier_i / l_i`` and
     ``g_i = A_i'(A_i y + b_i)``.

@@ -1,4 +1,4 @@
-"""Tables of a suite: the exact optimum, what we trained, and what was published, each marked as what it is.
+"""Tables of a suite: the exact optimum, our trained rows, and published rows, marked as such.
 
 Called by `hardnet.cli.experiments` and `hardnet.experiments.sections`.
 """
@@ -16,11 +16,11 @@ from hardnet.experiments.tables import Row, Table
 from hardnet.problems.suites import reference
 
 RUN = ".run.json"
-"""How the names of the files end that say what was asked for."""
+"""Suffix of the files that describe a run."""
 
 
 def read_suites(folder: Path) -> dict[str, list[Result]]:
-    """The results of a flat folder by case, in the order of the suites; empty where it holds none."""
+    """The results in a flat folder by case, in the order of the suites; empty if there are none."""
     files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(RUN)]
     results = [read_result(file) for file in files if _of_a_suite(file)]
     order = [case.name for name in known_suites() for case in find_suite(name).cases]
@@ -34,7 +34,7 @@ def _of_a_suite(file: Path) -> bool:
 
 
 def _place(result: Result) -> tuple[int, int]:
-    """The first recipe of the case first, and its methods in the order of the recipe."""
+    """Sort key: the order of the recipes in the case, then the order of the methods in the recipe."""
     known = find_case(result.problem)
     recipes = known[1].recipes if known else ()
     for index, recipe in enumerate(recipes):
@@ -45,7 +45,7 @@ def _place(result: Result) -> tuple[int, int]:
 
 
 def suite_table(name: str, results: Sequence[Result]) -> Table:
-    """The table of a case: the optimum, then what was trained under what its recipe is, then the published rows."""
+    """The table of a case: the optimum, then the trained rows, then the published rows."""
     known = find_case(name)
     if known is None:
         raise FileError(f"{name}: a case of no suite")
@@ -60,7 +60,7 @@ def _filled(row: Row, metrics: tuple[str, ...]) -> bool:
 
 
 def _optimum(case: Case) -> list[Row]:
-    """The mean of the recorded optima, where there are any."""
+    """The mean of the recorded optima, if there are any."""
     known = reference(case.name)
     if known is None:
         return []
@@ -80,13 +80,13 @@ def _trained(results: Sequence[Result]) -> list[Row]:
 
 
 def _published(suite: Suite, case: Case) -> list[Row]:
-    """Other people's numbers, marked so."""
+    """The numbers published by others, marked as such."""
     rows = published(suite.name)["cases"].get(case.name, [])
     return [Row(row["label"], f"{row['label']} (published)", {}, row["metrics"], network=False) for row in rows]
 
 
 def suite_note(name: str, results: Sequence[Result]) -> str:
-    """How to read the table of a case, how its rows were trained, and what they were made with."""
+    """How to read the table of a case, how its rows were trained, and in which environment."""
     first, known = results[0], find_case(name)
     stamp = first.environment
     over = f"Mean (standard deviation) over {len(first.seeds)} seeds" if len(first.seeds) > 1 else "One seed"

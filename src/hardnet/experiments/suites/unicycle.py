@@ -1,4 +1,4 @@
-"""IPOPT on the unicycle of HardNet++: optima of its test poses, and the trajectories whose poses it is trained on.
+"""IPOPT for HardNet++'s unicycle: optima of its test poses, and the trajectories that give its training poses.
 
 Called by `hardnet.experiments.suites.hardnetpp`, for ``hardnet suite hardnetpp --references``; `record_states` made the
 file of the training poses once.
@@ -30,11 +30,11 @@ from hardnet.problems.suites.hardnetpp_rows import (
 )
 
 TURNS = ((0.0, 0.0), (1.1, -0.8), (-1.1, 0.8), (0.5, 0.5), (-0.5, -0.5))
-"""Turning rates of the starts, in the first five steps and in the next five: straight on, around either side, arcs."""
+"""Turning rates of the starts in the first five and the next five steps: straight, around either side, arcs."""
 
 
 def program(steps: int) -> tuple[Any, dict[str, list[float]]]:
-    """IPOPT for a horizon of so many steps, and its bounds: unknowns are the states, then the controls."""
+    """IPOPT for a horizon of `steps` steps, and its bounds; the unknowns are the states, then the controls."""
     casadi = _casadi()
     states, controls, first = casadi.SX.sym("s", 3, steps), casadi.SX.sym("u", 2, steps), casadi.SX.sym("x", 3)
     gaps, keep, cost, before = [], [], 0, first
@@ -61,7 +61,7 @@ def program(steps: int) -> tuple[Any, dict[str, list[float]]]:
 
 
 def starts(x: Tensor, steps: int, turns: tuple[tuple[float, float], ...]) -> list[Tensor]:
-    """States and controls to start from, ``(samples, 5 steps)`` each: half speed and the given turning rates."""
+    """States and controls to start from, ``(samples, 5 steps)`` each: half speed with the given turning rates."""
     found = []
     for early, late in turns:
         rates = [early] * 5 + [late] * 5 + [0.0] * (steps - 10)
@@ -75,7 +75,7 @@ def starts(x: Tensor, steps: int, turns: tuple[tuple[float, float], ...]) -> lis
 
 
 def solve_plan(problem: UnicycleTask, x: Tensor) -> Optimum:
-    """The best of five starts for every pose, as outputs of the problem."""
+    """The best solution from five starts for every pose, as outputs of the problem."""
     solve, bounds = program(STEPS)
     x = x.cpu()
     best = _solve_all(x, starts(x, STEPS, TURNS), lambda p, guess: solve(x0=guess, p=p, **bounds), solve)

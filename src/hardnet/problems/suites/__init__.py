@@ -1,6 +1,6 @@
-"""Problems of other papers' benchmarks, each with its published recipe of data and its exact optima.
+"""Problems of other papers' benchmarks, each with its published data recipe and its exact optima.
 
-`hardnet.experiments.suites` says how they are trained and what stands beside our numbers.
+`hardnet.experiments.suites` defines how they are trained and which published numbers they are compared with.
 """
 
 from hardnet.problems.suites.base import SuiteProblem, fingerprint, reference

@@ -2,10 +2,11 @@
 
     min sum c2 Pg^2 + c1 Pg + c0   s.t.  power balance of every bus, bounds on Pg, Qg and V, no limits on lines.
 
-`PowerBalance` has the whole dispatch y = (Pg, Qg, V, angle) as outputs, two equalities a bus. `PowerFlow` has the
-controls alone, the power of all generators but one and the voltages of all of them: the rest follows by the power flow,
-so that the balance holds by construction and the bounds of what follows are the nonlinear rows. Both are measured on
-the whole dispatch. Loads are drawn by DC3's distribution from a stream of our own, since its file is not public.
+`PowerBalance` has the whole dispatch y = (Pg, Qg, V, angle) as outputs, with two equalities per bus. `PowerFlow` has
+only the controls as outputs, that is, the power of all generators but one and all generator voltages. The power flow
+gives the rest, so the balance holds by construction and the bounds of the dependent quantities are the nonlinear rows.
+Both are measured on the whole dispatch. Loads are drawn from DC3's distribution with our own random stream, since
+DC3's file is not public.
 
 Called by `hardnet.experiments.suites.acopf` and `hardnet.experiments.suites.power`.
 """
@@ -29,20 +30,20 @@ from hardnet.sets import Box, Nonlinear
 
 SEED = 2021
 SPREAD, CORRELATION, RANGE = 0.7 / 1.645, 0.5, (0.3, 1.7)
-"""Of the factors of the loads: standard deviation, correlation between buses, and where they are cut off."""
+"""Distribution of the load factors: standard deviation, correlation between buses, and allowed range."""
 LEAST_POWER_FACTOR = 0.8
 VALIDATION, TEST = 100, 100
 
 
 def draw_loads(grid: Grid, count: int, seed: int = SEED) -> Tensor:
-    """Loads ``(count, 2 buses)``: active ones by correlated factors, reactive ones by a power factor in [0.8, 1]."""
+    """Loads ``(count, 2 buses)``: active from correlated factors, reactive from a power factor in [0.8, 1]."""
     return loads_of(grid, draw_factors(grid, count, seed))
 
 
 def draw_factors(grid: Grid, count: int, seed: int = SEED) -> Tensor:
-    """The factors of the active loads and the power factors, ``(count, 2, loads)``: what is drawn, by numpy alone.
+    """The factors of the active loads and the power factors, ``(count, 2, loads)``, drawn by numpy only.
 
-    A draw with a factor outside of the range is drawn again.
+    Samples with a factor outside the range are drawn again.
     """
     random, loads = random_state(seed), int((grid.load[: grid.buses] != 0).sum())
     drawn = torch.empty(count, 2, loads, dtype=torch.float64)
@@ -65,7 +66,7 @@ def loads_of(grid: Grid, drawn: Tensor) -> Tensor:
 
 
 def _factors(random: Any, count: int) -> Tensor:
-    """``N(1, SPREAD^2 (0.5 11' + 0.5 I))``, all of them in the range."""
+    """``N(1, SPREAD^2 (0.5 11' + 0.5 I))``, conditioned on all factors being in the range."""
     while True:
         own, common = random.normal(size=count), random.normal()
         drawn = 1 + SPREAD * (math.sqrt(1 - CORRELATION) * own + math.sqrt(CORRELATION) * common)
@@ -86,10 +87,10 @@ class Balance(nn.Module):
 
 
 class Following(nn.Module):
-    """What follows from the controls and has bounds, or its derivative, as a function of controls and loads.
+    """The dependent quantities with bounds, or their derivative, as a function of controls and loads.
 
-    Controls beyond their bounds count as at them: far outside the power flow has no solution, and the layer, whose
-    iterates keep the bounds, asks for the rows of the raw output too.
+    Controls outside their bounds are clamped first: the layer's iterates keep the bounds, but the layer also evaluates
+    the rows at raw, and far outside the bounds the power flow has no solution.
     """
 
     def __init__(self, grid: Grid, *, slopes: bool = False) -> None:
@@ -104,14 +105,14 @@ class Following(nn.Module):
 
 
 class NominalNetwork(nn.Module):
-    """``nominal + spread * (W x + net(x))``: outputs around the dispatch of the grid's own loads.
+    """``nominal + spread * (W x + net(x))``: outputs around the dispatch at the grid's own loads.
 
     Args:
-        inputs: Numbers of the encoded loads.
-        outputs: Numbers of y.
+        inputs: Length of the encoded loads.
+        outputs: Length of y.
         nominal: ``(outputs,)``.
         spread: ``(outputs,)``: the unit of each output.
-        width: Of the two hidden layers.
+        width: Width of the two hidden layers.
     """
 
     nominal: Tensor
@@ -122,7 +123,7 @@ class NominalNetwork(nn.Module):
         sizes = (inputs, width, width)
         blocks = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.SiLU())]
         last, self.linear = nn.Linear(width, outputs), nn.Linear(inputs, outputs)
-        with torch.no_grad():  # begin near the nominal dispatch
+        with torch.no_grad():  # start near the nominal dispatch
             last.weight.mul_(0.1)
             self.linear.weight.mul_(0.1)
         self.body = nn.Sequential(*blocks, last)
@@ -135,11 +136,12 @@ class NominalNetwork(nn.Module):
 
 
 class Dispatch(SuiteProblem):
-    """What both spellings share: the grid, loads that have a dispatch, the price, and the rows of the whole dispatch.
+    """Base of both formulations: the grid, loads that have a feasible dispatch, the price, and the rows.
 
     Args:
-        case: Of the grid.
-        samples: Loads that are drawn; those without a dispatch (recorded with the optima) are left out.
+        name: The name of the case.
+        case: The name of the grid.
+        samples: Loads to draw; those without a feasible dispatch (recorded with the optima) are left out.
     """
 
     batch_size = 200
@@ -158,26 +160,26 @@ class Dispatch(SuiteProblem):
                 sentence("samples", f"more than {VALIDATION + TEST} loads with a dispatch", int(kept.sum()))
             )
         test, validation, rest = loads_of(self.grid, drawn[kept]).split([TEST, VALIDATION, train])
-        # of what was drawn: the last bit of torch's roots depends on the processor
+        # The checksum is of the draws, not the loads: the last bit of torch's square roots depends on the processor.
         self.take_data(rest, validation, test, fingerprint(drawn[kept][:TEST]))
         self.varied: Tensor = self.grid.load.nonzero().squeeze(-1)
         self.encoded_dim = len(self.varied)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The loads that vary, in units of their deviation from the grid's own."""
+        """The loads that vary, as relative deviations from the grid's own loads in units of SPREAD."""
         own = self.grid.load[self.varied]
         return (x[..., self.varied] / own - 1) / SPREAD
 
     @abstractmethod
     def dispatch(self, y: Tensor, x: Tensor) -> Tensor:
-        """The whole dispatch of an output."""
+        """The whole dispatch of an output y."""
 
     def value(self, y: Tensor, x: Tensor) -> Tensor:
-        """The price of the dispatch, over the square of the base power, as DC3 gives it."""
+        """The price of the dispatch, divided by the square of the base power as in DC3."""
         return self.grid.price(self.dispatch(y, x))
 
     def residuals(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``|balance|`` of the buses, then the bounds of Pg, Qg, V and of the slack's angle."""
+        """``|balance|`` of the buses, then the bound violations of Pg, Qg, V and the slack's angle."""
         return self.rows_of(self.dispatch(y, x), x)
 
     def rows_of(self, dispatch: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +188,7 @@ class Dispatch(SuiteProblem):
         return self.grid.balance(dispatch, x).abs(), outside
 
     def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
-        """``price + soft_weight * sum residual^2 + displacement * |y - raw|^2``, with one power flow."""
+        """``price + soft_weight * sum residual^2 + displacement * |y - raw|^2``, with a single power flow."""
         given = self.inputs(x)
         y, raw = both_outputs(policy(given))
         whole = self.dispatch(y, given)
@@ -197,7 +199,7 @@ class Dispatch(SuiteProblem):
 
 
 class PowerBalance(Dispatch):
-    """The whole dispatch as outputs, two equalities a bus: 24, 128 and 344 outputs for the three grids."""
+    """The whole dispatch as outputs, two equalities per bus: 24, 128 and 344 outputs for the three grids."""
 
     def __init__(self, case: str, samples: int = 1200) -> None:
         super().__init__(f"acopf-{case}-balance", case, samples)

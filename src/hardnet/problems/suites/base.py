@@ -1,9 +1,9 @@
-"""What the problems of other papers' benchmarks share: exact optima beside the data, and every suite's metrics.
+"""Base of the problems of other papers' benchmarks: exact optima beside the data, and the metrics of all suites.
 
-A row of data is an input and, behind it, the optimum of that instance (NaN where nobody solved it: only test rows have
-one). The optima come from small files beside this one, made by ``hardnet suite NAME --references``, so that a machine
-without a solver can judge. A problem is a subclass with `value` and, where its rows are not those of its set,
-`residuals`; `hardnet.experiments.suites` trains it.
+A row of data is an input followed by the optimum of that instance (NaN where it is not solved: only test rows have
+one). The optima come from small files beside this one, made by ``hardnet suite NAME --references``, so that evaluation
+needs no solver. A problem is a subclass with `value` and, where its rows are not those of its set, `residuals`;
+`hardnet.experiments.suites` trains it.
 
 Called by `hardnet.experiments.pictures`, `hardnet.experiments.sections` and others.
 """
@@ -24,21 +24,21 @@ from hardnet.metrics import equality_rows, penalty
 from hardnet.problems.base import Policy, Problem, both_outputs, moved
 
 FLOOR = 1e-16
-"""The least gap in a geometric mean."""
+"""Smallest gap counted in a geometric mean."""
 MISS = 1e-3, 0.05
-"""The violation and the relative gap above which a sample counts as missed, in Pinet's figures."""
+"""Violation and relative gap above which a sample counts as missed, as in Pinet's figures."""
 VIOLATED = 1e-4
-"""A row counts as violated above this, in HardNet's and SnareNet's tables."""
+"""Residual above which a row counts as violated, as in HardNet's and SnareNet's tables."""
 
 
 def reference(name: str) -> dict[str, Any] | None:
-    """The recorded optima of a problem: ``optimum`` per test sample, ``checksum`` of its data, what made them."""
+    """The recorded optima of a problem: ``optimum`` per test sample, ``checksum`` of its data, and their origin."""
     file = resources.files("hardnet.problems.suites") / "data" / f"{name}.json"
     return json.loads(file.read_text()) if file.is_file() else None
 
 
 def fingerprint(*arrays: Any) -> str:
-    """The first 16 digits of the SHA-256 of float64 arrays, in order: the data of a published recipe, bit for bit."""
+    """The first 16 digits of the SHA-256 of float64 arrays, in order; identifies the data of a recipe bit for bit."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(torch.as_tensor(array, dtype=torch.float64).contiguous().numpy().tobytes())
@@ -46,9 +46,9 @@ def fingerprint(*arrays: Any) -> str:
 
 
 class SuiteProblem(Problem):
-    """``min f(y, x)`` with y in C(x), judged by the gap to the exact optimum of every test instance.
+    """``min f(y, x)`` with y in C(x), evaluated by the gap to the exact optimum of every test instance.
 
-    A subclass calls `take_data` with its inputs and sets what `Problem` lists: `constraint`, `output_dim`, ...
+    A subclass calls `take_data` with its inputs and sets the attributes of `Problem`: `constraint`, `output_dim`, ...
 
     Attributes:
         checksum: `fingerprint` of the arrays as they were drawn, before anything is computed from them.
@@ -73,11 +73,11 @@ class SuiteProblem(Problem):
         return residual[..., equal], residual[..., ~equal]
 
     def penalty(self, y: Tensor, x: Tensor) -> Tensor:
-        """The sum of squared violations per sample, without a look at values."""
+        """The sum of squared violations per sample, without reading values."""
         return penalty(self.constraint, y, x)
 
     def take_data(self, train: Tensor, validation: Tensor, test: Tensor, checksum: str) -> None:
-        """Keep the inputs ``(samples, input_dim)`` with the recorded optima behind those of the test set."""
+        """Store the inputs ``(samples, input_dim)``; the test set gets the recorded optima as its last column."""
         self.input_dim = self.encoded_dim = train.shape[-1]
         self.checksum = checksum
         unknown = [torch.full_like(part[:, :1], torch.nan) for part in (train, validation)]
@@ -85,7 +85,7 @@ class SuiteProblem(Problem):
         self.test = torch.cat([test, self._optima(test)], 1)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """The inputs of a row of data, without the optimum behind them."""
+        """The inputs of a row of data, without the optimum that follows them."""
         return x[..., : self.input_dim]
 
     def loss(self, policy: Policy, x: Tensor, soft_weight: float = 0.0, displacement: float = 0.0) -> Tensor:
@@ -98,7 +98,7 @@ class SuiteProblem(Problem):
         return value + displacement * moved(y, raw) if displacement else value
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """Every suite's metrics; those that need the optimum only where it is known."""
+        """The metrics of all suites; those that need the optimum only where it is known."""
         given = self.inputs(x)
         y = policy(given)
         value, optimum = self.value(y, given), x[..., self.input_dim]
@@ -108,7 +108,7 @@ class SuiteProblem(Problem):
         return metrics if optimum.isnan().any() else metrics | gap_metrics(value, optimum, worst)
 
     def _optima(self, test: Tensor) -> Tensor:
-        """The recorded optima ``(samples, 1)``; NaN where there is no file; refused where they are of other data."""
+        """The recorded optima ``(samples, 1)``; NaN without a file; an error if they belong to other data."""
         known = reference(self.name)
         if known is None:
             return torch.full_like(test[:, :1], torch.nan)
@@ -119,10 +119,10 @@ class SuiteProblem(Problem):
 
 
 def gap_metrics(value: Tensor, optimum: Tensor, violation: Tensor) -> dict[str, Tensor]:
-    """Distances to the optimum, over the samples ``(*leading, samples)``.
+    """Distances to the optimum over the samples, from values ``(*leading, samples)``.
 
-    ``gap = (f - f*) / |f*|`` with its mean and maximum; the absolute gap ``f - f*`` with its geometric mean (nothing
-    counts below `FLOOR`) and maximum; and the share of samples that `MISS` counts as missed.
+    Mean and maximum of ``gap = (f - f*) / |f*|``; geometric mean (of gaps clamped to at least `FLOOR`) and maximum of
+    the absolute gap ``f - f*``; and the share of samples missed according to `MISS`.
     """
     absolute = value - optimum
     relative = absolute / optimum.abs()
@@ -137,11 +137,12 @@ def gap_metrics(value: Tensor, optimum: Tensor, violation: Tensor) -> dict[str, 
 
 
 def violation_metrics(equalities: Tensor, inequalities: Tensor) -> dict[str, Tensor]:
-    """Violations ``(*leading, samples, rows)``, as each suite averages them.
+    """Violations ``(*leading, samples, rows)``, averaged as in each of the suites.
 
-    ``eq_max``, ``eq_mean``: per sample the largest and the mean, averaged; ``eq_sum``: the sum over the rows, averaged;
-    ``eq_worst``, ``eq_sum_worst``: of the worst sample; the same for ``ineq``. ``max_violation``: the largest of all
-    rows of a sample, averaged; ``worst_violation``: of all samples; ``violated``: rows above 1e-4 a sample.
+    ``eq_max``, ``eq_mean``: the largest and the mean of each sample, averaged; ``eq_sum``: the sum over the rows,
+    averaged; ``eq_worst``, ``eq_sum_worst``: largest and sum of the worst sample; the same for ``ineq``.
+    ``max_violation``: the largest over all rows of a sample, averaged; ``worst_violation``: the largest over all
+    samples; ``violated``: rows above 1e-4 per sample, averaged.
     """
     metrics: dict[str, Tensor] = {}
     for name, rows in (("eq", equalities), ("ineq", inequalities)):

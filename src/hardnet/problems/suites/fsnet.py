@@ -24,18 +24,19 @@ PARTS = 7000, 1000, 2000
 """Samples for training, validation and test."""
 N, EQUALITIES, INEQUALITIES, BOX = 100, 50, 50, 5.0
 Shape = Literal["convex", "nonconvex", "nonsmooth"]
-"""Of the objective, and with it of the rows."""
+"""Shape of the objective and, with it, of the rows."""
 Rows = Literal["qp", "qcqp", "socp"]
 
 
 class FSNet(Separable):
-    """One of FSNet's nine problems; the nonconvex cones are not among them here.
+    """One of FSNet's nine problems; those with nonconvex cones are not implemented.
 
     Args:
-        shape: The objective is ``1/2 y'Qy + p'y`` (convex), ``1/2 y'Qy + p'sin y`` (nonconvex), the same
+        shape: The objective is ``1/2 y'Qy + p'y`` (convex), ``1/2 y'Qy + p'sin y`` (nonconvex), or the latter
             ``+ 0.1 |y|`` (nonsmooth).
-        rows: ``qp``: ``G y <= h``, else ``G sin y <= h cos x``; ``qcqp``: ``1/2 y'H_i y + G_i'y <= h_i``, else with
-            ``G_i'cos y``; ``socp``: ``|A_i y + b_i| <= c_i'y + d_i``.
+        rows: ``qp``: ``G y <= h`` if convex, otherwise ``G sin y <= h cos x``; ``qcqp``:
+            ``1/2 y'H_i y + G_i'y <= h_i`` if convex, otherwise with ``G_i'cos y``; ``socp``:
+            ``|A_i y + b_i| <= c_i'y + d_i``.
     """
 
     hidden = Hidden((1024, 1024, 1024, 1024), activation="silu")
@@ -57,7 +58,7 @@ class FSNet(Separable):
 
 
 def shuffled(X: Tensor) -> list[Tensor]:
-    """The samples in the published order of torch's generator, cut into training, validation and test."""
+    """The samples in the published order of torch's generator, split into training, validation and test."""
     order = torch.randperm(len(X), generator=torch.Generator().manual_seed(SEED))
     return list(X[order].split(PARTS))
 

@@ -6,8 +6,7 @@ With voltages of magnitude V and angle a, admittances G + iB, ``a_ij = a_i - a_j
     P_i = sum_j A_ij,   Q_i = sum_j C_ij,
 
 and a bus is in balance when P + load = generation, for active and reactive power. Everything is in units of the grid's
-base power. Used by `hardnet.problems.suites.acopf`; the numbers stand in ``data/grid-CASE.json``, so that neither a
-solver nor a package of cases is needed.
+base power. The data is in ``data/grid-CASE.json``, so that neither a solver nor a package of cases is needed.
 
 Called by `hardnet.experiments.suites.power` and `hardnet.problems.suites.acopf`.
 """
@@ -25,11 +24,11 @@ from torch import Tensor, nn
 from hardnet.errors import FileError
 
 CHORD_STEPS, NEWTON_STEPS = 25, 2
-"""Steps of the power flow with the factor of the nominal point, then with the factor of each sample."""
+"""Power-flow steps with the factor of the nominal point, then with each sample's own factor."""
 
 
 class Tables(NamedTuple):
-    """The tables of a case in the columns of the MATPOWER format, and the dispatch of least cost at its own loads."""
+    """The tables of a case with the columns of the MATPOWER format, and its cheapest dispatch at its own loads."""
 
     base: float
     bus: Tensor  # (buses, 13)
@@ -40,7 +39,7 @@ class Tables(NamedTuple):
 
 
 def read_grid(case: str) -> Tables:
-    """The tables of a case that this package holds."""
+    """The tables of a case that ships with this package."""
     file = resources.files("hardnet.problems.suites") / "data" / f"grid-{case}.json"
     if not file.is_file():
         raise FileError(f"{case}: expected a grid of this package (case9, case57, case118)")
@@ -50,7 +49,7 @@ def read_grid(case: str) -> Tables:
 
 
 def admittance(tables: Tables) -> tuple[Tensor, Tensor]:
-    """G and B, ``(buses, buses)``: a branch is a series impedance between half shunts, behind a transformer."""
+    """G and B, ``(buses, buses)``: a branch is a transformer and a series impedance between two half shunts."""
     count = len(tables.bus)
     Y = torch.zeros(count, count, dtype=torch.complex128)
     place = {int(number): index for index, number in enumerate(tables.bus[:, 0].tolist())}
@@ -106,7 +105,7 @@ class Grid(nn.Module):
         self.register_buffer("chord", self._nominal_inverse(), persistent=False)
 
     def _constants(self, tables: Tables, at: Tensor) -> dict[str, Tensor]:
-        """The numbers of the network, and which buses and generators play which part; `at` is each generator's bus."""
+        """The numbers of the network and the roles of buses and generators; `at` is the bus of each generator."""
         slack = int((tables.bus[:, 1] == 3).nonzero().item())
         buses, generated = torch.arange(self.buses), torch.zeros(self.buses, dtype=torch.bool)
         generated[at] = True
@@ -125,14 +124,14 @@ class Grid(nn.Module):
             "upper": torch.cat([*high, angle]),
             "nominal": tables.nominal,
             "turning": buses[buses != slack],  # buses whose angle is unknown
-            "loaded": buses[~generated],  # buses whose voltage follows
-            "free": (at != slack).nonzero().squeeze(-1),  # generators whose power is chosen
+            "loaded": buses[~generated],  # buses whose voltage is unknown
+            "free": (at != slack).nonzero().squeeze(-1),  # generators whose power is a control
             "slack": (at == slack).nonzero().squeeze(-1),
         }
 
     @property
     def size(self) -> int:
-        """Numbers in a dispatch."""
+        """Length of a dispatch."""
         return 2 * self.generators + 2 * self.buses
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
@@ -140,7 +139,7 @@ class Grid(nn.Module):
         return y.split([self.generators, self.generators, self.buses, self.buses], -1)
 
     def injections(self, v: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """P and Q, ``(*batch, buses)`` each: ``V conj(Y V)`` in real numbers."""
+        """P and Q, ``(*batch, buses)`` each: ``V conj(Y V)`` in real arithmetic."""
         e, f = v * angle.cos(), v * angle.sin()
         i, j = e @ self.G.T - f @ self.B.T, e @ self.B.T + f @ self.G.T
         return e * i + f * j, f * i - e * j
@@ -171,7 +170,7 @@ class Grid(nn.Module):
         return torch.cat([made, by_v, by_angle], -1)
 
     def spread(self, made: Tensor) -> Tensor:
-        """Numbers of the generators at their buses, zero elsewhere: ``(*batch, generators) -> (*batch, buses)``."""
+        """Generator values placed at their buses, zero elsewhere: ``(*batch, generators) -> (*batch, buses)``."""
         return made.new_zeros(*made.shape[:-1], self.buses).index_copy(-1, self.at, made)
 
     def price(self, y: Tensor) -> Tensor:
@@ -179,11 +178,11 @@ class Grid(nn.Module):
         pg = y[..., : self.generators]
         return (self.cost[:, 0] * pg.square() + self.cost[:, 1] * pg + self.cost[:, 2]).sum(-1) / self.base**2
 
-    # ---- the power flow: everything else from the free powers and the voltages of the generators
+    # ---- the power flow: everything else, computed from the free powers and the voltages of the generators
 
     @property
     def controls(self) -> int:
-        """Numbers that a dispatch follows from: all generators' power but the slack's, and their voltages."""
+        """Number of controls, which determine a dispatch: the power of all generators but the slack, all voltages."""
         return 2 * self.generators - 1
 
     def chosen(self, y: Tensor) -> Tensor:
@@ -192,23 +191,23 @@ class Grid(nn.Module):
         return torch.cat([pg[..., self.free], v[..., self.at]], -1)
 
     def state(self, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """V and angle ``(*batch, buses)`` of controls u and unknowns z = (angles, voltages of buses that follow)."""
+        """V and angle ``(*batch, buses)`` from controls u and unknowns z = (angles, voltages of loaded buses)."""
         angles, voltages = z.split([self.buses - 1, len(self.loaded)], -1)
         v = torch.cat([u[..., len(self.free) :], voltages], -1)[..., self.v_order]
         return v, torch.cat([angles, torch.zeros_like(angles[..., :1])], -1)[..., self.angle_order]
 
     def mismatch(self, u: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """The balance of the buses that z answers for, ``(*batch, unknowns)``."""
+        """The balance equations that determine z, ``(*batch, unknowns)``."""
         P, Q = self.injections(*self.state(u, z))
         made = u.new_zeros(*u.shape[:-1], self.buses).index_copy(-1, self.at[self.free], u[..., : len(self.free)])
         active, reactive = P + x[..., : self.buses] - made, Q + x[..., self.buses :]
         return torch.cat([active[..., self.turning], reactive[..., self.loaded]], -1)
 
     def flow(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """V and angle in balance for controls u and loads x; the derivative is that of the equations.
+        """V and angle in balance for controls u and loads x, with the implicit derivative of the equations.
 
-        A fixed number of steps: with the factor of the nominal point, then of each sample's own. The last one is taken
-        with the factor held fixed, so that autograd sees ``dz = -J^-1 dF``.
+        Takes a fixed number of steps, first with the factor of the nominal point, then with each sample's own. In the
+        last step the factor is held constant, so that autograd sees ``dz = -J^-1 dF``.
         """
         with torch.no_grad():
             z = self.unknowns.expand(*u.shape[:-1], -1)
@@ -220,7 +219,7 @@ class Grid(nn.Module):
         return self.state(u, z - self._newton(J, self.mismatch(u, x, z)))
 
     def complete(self, u: Tensor, x: Tensor) -> Tensor:
-        """The whole dispatch ``(*batch, size)`` of controls u at loads x: generation takes up what is missing."""
+        """The whole dispatch ``(*batch, size)`` for controls u and loads x; dependent generation closes the balance."""
         v, angle = self.flow(u, x)
         P, Q = self.injections(v, angle)
         pg = (P + x[..., : self.buses])[..., self.at]
@@ -228,12 +227,12 @@ class Grid(nn.Module):
         return torch.cat([pg, (Q + x[..., self.buses :])[..., self.at], v, angle], -1)
 
     def follows(self, y: Tensor) -> Tensor:
-        """What follows from the controls and has bounds: power of the slack, Qg, the other voltages."""
+        """The dependent quantities with bounds: the slack's power, Qg, and the voltages of loaded buses."""
         pg, qg, v, _ = self.split(y)
         return torch.cat([pg[..., self.slack], qg, v[..., self.loaded]], -1)
 
     def following_slopes(self, u: Tensor, x: Tensor) -> Tensor:
-        """``d follows(complete(u, x)) / d u``, ``(*batch, rows, controls)``: one factor and `controls` right sides."""
+        """``d follows(complete(u, x)) / d u``, ``(*batch, rows, controls)``: one solve with `controls` right sides."""
         v, angle = self.flow(u, x)
         whole = self.slopes(v, angle)
         at_voltages = whole[..., self.buses + self.at]
@@ -254,7 +253,7 @@ class Grid(nn.Module):
         return self.slopes(*self.state(u, z))[..., self.equations, :][..., self.columns]
 
     def _order(self) -> None:
-        """Where the parts of V, of the angles and of the equations stand."""
+        """Register the index tensors that order V, the angles and the equations, and the nominal unknowns."""
         bus = torch.cat([self.at, self.loaded])
         turning = torch.cat([self.turning, self.at[self.slack]])
         equations = torch.cat([self.turning, self.buses + self.loaded])

@@ -1,8 +1,8 @@
 """Model predictive control of a unicycle around an obstacle: the task of HardNet++, ``hardnet suite hardnetpp``.
 
-`UnicyclePlan` has the states and the controls as its 50 outputs, 30 equalities, 10 keep-out rows and 20 bounds, as
-published. `UnicycleControls` has the 20 controls alone: the states follow from them, so that the dynamics hold by
-construction and the keep-out rows are what is left. Both are measured on the same 50 numbers. The formulas stand in
+`UnicyclePlan` has the states and the controls as its 50 outputs, with 30 equalities, 10 keep-out rows and 20 bounds,
+as published. `UnicycleControls` outputs only the 20 controls: the states are computed from them, so the dynamics hold
+by construction and the keep-out rows and bounds remain. Both are measured on the same 50 numbers. The formulas are in
 `hardnet.problems.suites.hardnetpp_rows`.
 
 Called by `hardnet.experiments.suites.hardnetpp` and `hardnet.experiments.suites.unicycle`.
@@ -41,17 +41,17 @@ from hardnet.problems.suites.hardnetpp_rows import (
 from hardnet.sets import Box, Nonlinear
 
 START = (-4.0, -2.2), (-2.4, 2.4), (-0.45, 0.45)
-"""Where fresh poses are drawn."""
+"""Ranges of p_x, p_y and heading from which fresh poses are drawn."""
 
 CLEAR = 1.2
-"""Least keep-out value of a pose to start from."""
+"""Smallest keep-out value of an initial pose."""
 
 VALIDATION = 200
-"""Of the 2100 validation poses, those that training is watched on."""
+"""Number of poses for validation, taken from the 20 % that are not trained on."""
 
 
 def fresh_states(seed: int, count: int) -> Tensor:
-    """Poses ``(count, 3)`` before the obstacle, at least 0.2 outside of it, drawn as published."""
+    """Poses ``(count, 3)`` before the obstacle with a keep-out value above `CLEAR`, drawn as published."""
     random = random_generator(seed)
     states: list[list[float]] = []
     while len(states) < count:
@@ -64,8 +64,8 @@ def fresh_states(seed: int, count: int) -> Tensor:
 def recorded_states() -> tuple[Tensor, str]:
     """The poses of the 1000 recorded trajectories, ``(poses, 3)``, and the digest of their file.
 
-    Those that are as clear of the obstacle as fresh ones: of a pose that touches it, rounding decides whether it has a
-    plan at all, and the published recipe, which takes all 21000, does not ask for one.
+    Only poses as clear of the obstacle as fresh ones are kept: for a pose that touches it, rounding decides whether a
+    feasible plan exists. The published recipe takes all 21000 and does not need one.
     """
     path = Path(str(resources.files("hardnet.problems.suites") / "data" / "hardnetpp-states.safetensors"))
     header, tensors = read_tensors(path, "expected the recorded poses of the unicycle")
@@ -75,15 +75,15 @@ def recorded_states() -> tuple[Tensor, str]:
 
 
 class MirroredNetwork(nn.Module):
-    """From a pose ``(*batch, 3)`` to controls ``(*batch, 20)`` that mirror when the pose does, at the goal's axis.
+    """From a pose ``(*batch, 3)`` to controls ``(*batch, 20)`` that are mirrored when the pose is, at the goal's axis.
 
-    The way around the obstacle is decided by the side ``sign(p_y + heading)``, which leaves 0.02 % of the cost on the
-    table over 300 training states; the network sees the mirrored pose in which it always passes on the left.
+    The side on which to pass the obstacle is ``sign(p_y + heading)``, which costs 0.02 % over 300 training states
+    compared with the best choice; the network gets the mirrored pose, for which it always passes on the left.
 
     Args:
         inputs: 3.
-        outputs: 20, or 50 for the plan that the controls roll out to.
-        width: Of its two hidden layers.
+        outputs: 20, or 50 for the plan obtained by rolling out the controls.
+        width: Width of the two hidden layers.
     """
 
     def __init__(self, inputs: int, outputs: int, width: int = 256) -> None:
@@ -103,10 +103,10 @@ class MirroredNetwork(nn.Module):
 
 
 class UnicycleTask(SuiteProblem):
-    """What both spellings of the task share: data, cost, and the rows of the published plan.
+    """Base of both formulations of the task: data, cost, and the rows of the published plan.
 
-    The recorded poses, split at random with seed 13, are what it is trained on (0.8 of them); tests are on 100 fresh
-    poses with seed 101, as published.
+    It is trained on a random 80 % of the recorded poses (seed 13) and tested on 100 fresh poses (seed 101), as
+    published.
     """
 
     batch_size = 1000
@@ -122,21 +122,21 @@ class UnicycleTask(SuiteProblem):
 
     @abstractmethod
     def plan(self, y: Tensor, x: Tensor) -> Tensor:
-        """The published 50 numbers of an output."""
+        """The 50 numbers of the published plan for an output y."""
 
     def value(self, y: Tensor, x: Tensor) -> Tensor:
         """The cost of the plan."""
         return cost(self.plan(y, x))
 
     def residuals(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``|dynamics|``, then the keep-out rows and the bounds of the controls, on the published 50 numbers."""
+        """``|dynamics|``, and the violations of keep-out rows and control bounds, on the published 50 numbers."""
         plan = self.plan(y, x)
         controls = plan[..., STATES:]
         bounds = (controls - cut(controls)).abs()
         return dynamics(plan, x).abs(), torch.cat([(1 - keep_out(plan)).clamp_min(0), bounds], -1)
 
     def evaluate(self, policy: Policy, x: Tensor) -> dict[str, Tensor]:
-        """The metrics of every suite, and HardNet++'s suboptimality ``mean relu(f - f*) / f*``."""
+        """The metrics of all suites, and HardNet++'s suboptimality ``mean relu(f - f*) / f*``."""
         given = self.inputs(x)
         y = policy(given)
         metrics = super().evaluate(lambda _: y, x)
@@ -171,13 +171,13 @@ class UnicyclePlan(UnicycleTask):
         return y
 
     def penalty(self, y: Tensor, x: Tensor) -> Tensor:
-        """Squared violations, and a little of the keep-out violations themselves, so that few are left."""
+        """Squared violations plus 0.1 times the inequality violations themselves, so that few of these remain."""
         equalities, inequalities = self.residuals(y, x)
         return equalities.square().sum(-1) + inequalities.square().sum(-1) + 0.1 * inequalities.sum(-1)
 
 
 class UnicycleControls(UnicycleTask):
-    """Controls as outputs, their states by roll-out: 10 keep-out rows and 20 bounds are left."""
+    """Controls as outputs, the states by roll-out: 10 keep-out rows and 20 bounds remain."""
 
     name = "hardnetpp-controls"
     output_dim = CONTROLS
@@ -192,11 +192,11 @@ class UnicycleControls(UnicycleTask):
         return roll_out(y, x)
 
     def value(self, y: Tensor, x: Tensor) -> Tensor:
-        """The cost of the controls cut to their bounds, so that a raw output beyond them gains nothing by it."""
+        """The cost of the controls clamped to their bounds, so that a raw output outside them gains nothing."""
         return cost(roll_out(cut(y), x))
 
     def penalty(self, y: Tensor, x: Tensor) -> Tensor:
-        """Of the keep-out rows of the cut controls, and of the cut itself, weighed 300 times less."""
+        """Penalty of the clamped controls' keep-out rows, and of the clamping itself with 1/300 of the weight."""
         inside = cut(y)
         keep = (1 - control_rows(inside, x)).clamp_min(0)
         return keep.square().sum(-1) + 0.1 * keep.sum(-1) + (y - inside).square().sum(-1) / 300

@@ -1,4 +1,4 @@
-"""The unicycle of HardNet++ in formulas: its cost, its rows and their Jacobians, of plans and of controls.
+"""The formulas of HardNet++'s unicycle: cost, rows and Jacobians, for plans and for controls.
 
 From the pose s_0 = (p_x, p_y, heading), ten steps of 0.2 s with the speed v_k and the turning rate w_k:
 
@@ -28,7 +28,7 @@ TERMINAL = (10.0, 10.0, 1.0)
 CONTROL_WEIGHT = 0.1
 
 LARGEST = (2.0, 1.5)
-"""Speed and turning rate; the least speed is 0."""
+"""Largest speed and turning rate; the smallest speed is 0."""
 
 STATES, CONTROLS = 3 * STEPS, 2 * STEPS
 
@@ -55,7 +55,7 @@ def advance(state: Tensor, control: Tensor) -> Tensor:
 
 
 def roll_out(controls: Tensor, x: Tensor) -> Tensor:
-    """The plan ``(*batch, 50)`` of controls ``(*batch, 20)`` from x ``(*batch, 3)``: its dynamics hold to rounding."""
+    """The plan ``(*batch, 50)`` of controls ``(*batch, 20)`` from x ``(*batch, 3)``; the dynamics hold to rounding."""
     state, states = x, []
     for control in controls.unflatten(-1, (STEPS, 2)).unbind(-2):
         state = advance(state, control)
@@ -71,7 +71,7 @@ def dynamics(y: Tensor, x: Tensor) -> Tensor:
 
 
 def keep_out(y: Tensor) -> Tensor:
-    """``p_k' Q p_k`` of every step, ``(*batch, 10)``; at least 1 outside of the obstacle."""
+    """``p_k' Q p_k`` of every step, ``(*batch, 10)``; at least 1 outside the obstacle."""
     ahead, aside, _ = split_plan(y)[0].unbind(-1)
     return OBSTACLE[0] * ahead.square() + OBSTACLE[1] * aside.square()
 
@@ -103,7 +103,7 @@ def plan_jacobian(y: Tensor, x: Tensor) -> Tensor:
 
 
 def control_jacobian(u: Tensor, x: Tensor) -> Tensor:
-    """``d control_rows / d u``, ``(*batch, 10, 20)``: by sums over the steps in between, without a loop.
+    """``d control_rows / d u``, ``(*batch, 10, 20)``, by cumulative sums over the steps, without a loop.
 
     ``dp_k/dv_j = 0.2 (cos, sin) h_{j-1}`` for j <= k, ``dp_k/dw_i = 0.04 sum_{i < j <= k} v_j (-sin, cos) h_{j-1}``.
     """
@@ -133,6 +133,6 @@ def limits(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cut(controls: Tensor) -> Tensor:
-    """Controls at their bounds where they are beyond them; numbers alone, so that it can be captured on a GPU."""
+    """Controls clamped to their bounds, with Python numbers as bounds so that it can be captured on a GPU."""
     speed, turn = controls.unflatten(-1, (STEPS, 2)).unbind(-1)
     return torch.stack([speed.clamp(0.0, LARGEST[0]), turn.clamp(-LARGEST[1], LARGEST[1])], -1).flatten(-2)

@@ -2,7 +2,7 @@
 
 Numpy's legacy generator with seed 17 draws, in this order, Q = diag(random(n)), p = random(n),
 C = normal(equalities x n), X = uniform(-1, 1), A = normal(inequalities x n); ``b = sum_j |(A C⁺)_ij|``. Every size
-starts again at the seed.
+starts from the same seed.
 
 Called by `hardnet.experiments.optimal`, `hardnet.experiments.suites.convex` and others.
 """
@@ -30,7 +30,7 @@ class SuitePrograms(SuiteProblem):
     """``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x`` for x in the unit box, in DC3's order of draws.
 
     Args:
-        name: Of the case.
+        name: The name of the case.
         variables: n, the length of y.
         equalities: Rows of C, the length of x.
         inequalities: Rows of A.

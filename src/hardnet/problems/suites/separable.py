@@ -1,8 +1,8 @@
-"""Programs whose objective and rows are sums over single outputs, and second-order cones: SnareNet's and FSNet's.
+"""Programs with separable objective and rows, or with second-order cones: those of SnareNet and FSNet.
 
 ``min 1/2 y'Qy + p'φ(y) + weight |y|  s.t.  C y = x, rows(y) <= bound(x), |y_j| <= box``, with Q diagonal. The rows are
 ``H y² + G ψ(y)`` with ψ the identity, sine or cosine, or cones ``|A_i y + b_i| - c_i'y``. `snarenet.py` and `fsnet.py`
-beside this file draw their numbers.
+in this folder draw the numbers.
 
 Called by `hardnet.experiments.suites.separable`, `hardnet.problems.suites.fsnet` and
 `hardnet.problems.suites.snarenet`.
@@ -26,11 +26,11 @@ CURVES: dict[str, tuple[Curve, Curve]] = {
     "sin": (torch.sin, torch.cos),
     "cos": (torch.cos, lambda y: -y.sin()),
 }
-"""Each curve beside its derivative."""
+"""Each curve with its derivative."""
 
 
 class Objective(NamedTuple):
-    """``1/2 y'Qy + p'φ(y) + weight |y|``: Q the diagonal ``(n,)``, p ``(n,)``, φ by its name in `CURVES`."""
+    """``1/2 y'Qy + p'φ(y) + weight |y|``: Q is a diagonal ``(n,)``, p ``(n,)``, φ a name in `CURVES`."""
 
     Q: Tensor
     p: Tensor
@@ -39,7 +39,7 @@ class Objective(NamedTuple):
 
 
 class SeparableRows(nn.Module):
-    """``H y² + G ψ(y)``, ``(*batch, m)``; H and G are ``(m, n)``, and without H the rows have no squares."""
+    """``H y² + G ψ(y)``, ``(*batch, m)``; H and G are ``(m, n)``; if H is None, the rows have no squares."""
 
     G: Tensor
     H: Tensor | None
@@ -93,7 +93,7 @@ class ConeRows(nn.Module):
 
 
 class CosineBound(nn.Module):
-    """``h cos(x)``: bounds that follow the input."""
+    """``h cos(x)``: bounds that depend on the input."""
 
     h: Tensor
 
@@ -112,15 +112,15 @@ def right_hand_side(x: Tensor) -> Tensor:
 
 
 class Separable(SuiteProblem):
-    """A family of the programs above; a subclass or a function beside it draws the numbers and takes the data.
+    """A family of the programs above; a subclass draws the numbers and passes the data to `take_data`.
 
     Args:
-        name: Of the case.
-        objective: What is minimized.
-        C: Of the equalities ``C y = x``, ``(k, n)``.
-        rows: The inequality rows; they become an affine set where they are affine.
+        name: The name of the case.
+        objective: The objective to minimize.
+        C: Matrix of the equalities ``C y = x``, ``(k, n)``.
+        rows: The inequality rows; they become an affine set if they are affine.
         bound: Their bound h, ``(m,)``.
-        box: Every output lies between ``-box`` and ``box``; None where outputs are free.
+        box: Every output is between ``-box`` and ``box``; None where outputs are free.
         follows: Whether the bound is ``h cos(x)``, row by row.
     """
 
@@ -160,7 +160,7 @@ class Separable(SuiteProblem):
         return self.equalities.violation(y, x), rows
 
     def penalty(self, y: Tensor, x: Tensor) -> Tensor:
-        """The sum of squared violations per sample, in few operations and without a look at values."""
+        """The sum of squared violations per sample, in few operations and without reading values."""
         over = self.rows(y, x) - (self.bound * x.cos() if self.follows else self.bound)
         total = over.clamp_min(0).square().sum(-1) + (y @ self.C.mT - x).square().sum(-1)
         return total if self.box is None else total + (y.abs() - self.box).clamp_min(0).square().sum(-1)

@@ -1,8 +1,9 @@
 """SnareNet's programs: 100 outputs and 50 equalities ``C y = x`` beside affine or quadratic inequalities.
 
-Numpy's legacy generator with seed 2025. noncvx draws in the order of HardNet's paper; cvx_qcqp draws, in this order,
-Q = 0.5 rand(n) (diagonal), p = U(-1, 1), C = U(-1, 1), X = U(-0.5, 0.5), G = U(-1, 1), H = U(0, 0.1) (diagonals), and
-bounds ``y'H_i y + G_i'y`` by ``h_i = |C⁺'H_i C⁺|₂ r² + |G_i C⁺| r + 0.1`` with r the longest x, which C⁺ x satisfies.
+Numbers are drawn with numpy's legacy generator, seed 2025. noncvx draws in the order of HardNet's paper; cvx_qcqp
+draws, in this order, Q = 0.5 rand(n) (diagonal), p = U(-1, 1), C = U(-1, 1), X = U(-0.5, 0.5), G = U(-1, 1),
+H = U(0, 0.1) (diagonals), and bounds ``y'H_i y + G_i'y`` by ``h_i = |C⁺'H_i C⁺|₂ r² + |G_i C⁺| r + 0.1`` with r the
+largest norm of any x, so that C⁺ x is feasible.
 
 Called by `hardnet.experiments.suites.snarenet`.
 """
@@ -24,7 +25,7 @@ MARGIN = 0.1
 
 
 class Noncvx(Separable):
-    """``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: HardNet's recipe with another seed."""
+    """``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: HardNet's recipe with a different seed."""
 
     hidden = Hidden()
 
