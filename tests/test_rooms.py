@@ -158,6 +158,35 @@ def test_a_question_elsewhere_is_seen():
     assert asked((ROOT / "modes.py").read_text()) == AROUND
 
 
+QUESTIONS = {"mode", "may_look", "may_wait", "plain"}
+AFTER_THE_RECORD = [
+    path
+    for path in FILES
+    if room_of(path) == "kernels"
+    or path.parent.name == "polyhedron"
+    or (
+        path.stem in ("affine_formulas", "box_rows_gradient", "metric", "nearest_formulas", "polyhedron_fixed", "solve")
+        and path.parent.name == "functional"
+    )
+]
+
+
+def questions(source: str) -> set[str]:
+    """Which questions about the call a source takes from `hardnet.modes`."""
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports if node.module == "hardnet.modes" for alias in node.names} & QUESTIONS
+
+
+@pytest.mark.parametrize("path", AFTER_THE_RECORD, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_after_the_record_asks_again(path):
+    assert not questions(path.read_text()), "read `rows.Batch`: mode, look, memory"
+
+
+def test_a_question_after_the_record_is_seen():
+    assert questions("from hardnet.modes import HALF, may_look") == {"may_look"}
+    assert questions((ROOT / "rows.py").read_text())
+
+
 KINDS = {name for name in dir(hardnet.sets) if isinstance(getattr(hardnet.sets, name), type)} - {"ConstraintSet"}
 
 
