@@ -1,7 +1,7 @@
-"""The closed form with an A of each sample on a GPU, by every family of kernels that could serve it.
+"""The closed form with an A of each sample on a GPU, by every family of kernels and layout that could serve it.
 
-``python -m benchmarks.families_gpu [--out FILE]`` says what each size would cost by another family than its own: which
-may be dropped. Float32, replays of a captured graph; in `plan` the limits of a family decide what it serves.
+``python -m benchmarks.families_gpu [--out FILE]`` says what each size would cost by another than its own: which may be
+dropped. Float32, replays of a captured graph; in `plan` the limits decide what serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from hardnet.experiments.stamp import environment
 
 SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""
-LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 8), "affine_blocks": (0, 0, 0)}
+THREADS = "affine_few, threads"
+LIMITS = {THREADS: (64, 64, 8), "affine_few, tiles": (0, 0, 8), "affine_blocks": (0, 0, 0)}
 """To let a family serve: most numbers that a thread holds, forward and backward, and most rows that are unrolled."""
 
 
@@ -51,7 +52,7 @@ def measure() -> list[dict[str, Any]]:
     rows = []
     for batch, n, m in SIZES:
         for family in LIMITS:
-            if family == "affine_threads" and (m * n > LIMITS[family][0] or n > 16):
+            if family == THREADS and (m * n > LIMITS[family][0] or n > 16):
                 continue
             with served_by(family):
                 found = replayed(hn.functional.enforce_affine, Size(batch, n, m), torch.float32)
