@@ -1,7 +1,7 @@
-"""The closed form with an A per sample on a GPU, by every family of kernels that can compute it.
+"""The closed form with an A per sample on a GPU, by every family of kernels and layout that can compute it.
 
-``python -m benchmarks.families_gpu [--out FILE]`` shows what each size would cost with another family than its own, and
-so which family could be dropped. Float32, replays of a captured graph; `plan` chooses a family by its limits.
+``python -m benchmarks.families_gpu [--out FILE]`` shows what each size would cost with another family or layout than
+its own, and so which could be dropped. Float32, replays of a captured graph; `plan` chooses by its limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from hardnet.experiments.stamp import environment
 
 SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""
-LIMITS = {"affine_threads": (64, 64, 8), "affine_few": (0, 0, 8), "affine_blocks": (0, 0, 0)}
+THREADS = "affine_few, threads"
+LIMITS = {THREADS: (64, 64, 8), "affine_few, tiles": (0, 0, 8), "affine_blocks": (0, 0, 0)}
 """Limits that select a family: most numbers that a thread holds, forward and backward, and most unrolled rows."""
 
 
@@ -51,7 +52,7 @@ def measure() -> list[dict[str, Any]]:
     rows = []
     for batch, n, m in SIZES:
         for family in LIMITS:
-            if family == "affine_threads" and (m * n > LIMITS[family][0] or n > 16):
+            if family == THREADS and (m * n > LIMITS[family][0] or n > 16):
                 continue
             with served_by(family):
                 found = replayed(hn.functional.enforce_affine, Size(batch, n, m), torch.float32)

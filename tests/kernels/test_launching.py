@@ -7,7 +7,7 @@ import itertools
 import math
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 
-from hardnet.kernels.gpu import affine_blocks, affine_few, affine_launch, affine_threads, launching  # noqa: E402 (they import Triton)
+from hardnet.kernels.gpu import affine_blocks, affine_few, affine_launch, launching  # noqa: E402 (they import Triton)
 
 
 class Compiled(triton.compiler.CompiledKernel):
@@ -50,7 +50,7 @@ def launches(monkeypatch):
     done = []
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.compiler, "compile", lambda src, **_: Compiled(src, done))
-    for module in (affine_threads, affine_few, affine_blocks):
+    for module in (affine_few, affine_blocks):
         for name in ("forward", "backward"):
             monkeypatch.setattr(module, name, triton.jit(getattr(module, name).fn))
     affine_launch.launcher.cache_clear()
@@ -92,7 +92,25 @@ def numbers(batch, m, n, dtype=torch.float32, misaligned=()):
 
 BATCHES = (1, 2, 16, 17, 32, 100)
 SHAPES = ((2, 2), (3, 20), (9, 12))
-"""One for each of the three families of kernels."""
+"""Few rows in each layout, and blocks of rows."""
+
+
+def test_three_families_serve_the_closed_form():
+    """Few rows and blocks of rows by their shape; a shared A with its factor is the third, and there is no fourth."""
+    shapes = itertools.product((1, 2, 5, 8, 9, 16, 64), (1, 2, 10, 16, 17, 64, 256), (False, True))
+    named = {affine_launch.plan(m, n, torch.float32, backward).kernels for m, n, backward in shapes}
+    assert named == {affine_few, affine_blocks}
+    held = [value for value in vars(affine_launch).values() if isinstance(value, ModuleType)]
+    assert len([module for module in held if hasattr(module, "forward") and hasattr(module, "backward")]) == 3
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "forward", "backward"),
+    [(2, 2, True, True), (4, 4, True, True), (5, 10, True, False), (8, 16, False, False), (1, 64, False, False)],
+)
+def test_one_thread_holds_a_sample_only_where_it_is_tiny(m, n, forward, backward):
+    plans = [affine_launch.plan(m, n, torch.float32, direction) for direction in (False, True)]
+    assert [how.constants["THREADS"] for how in plans] == [forward, backward]
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.gpu.blocks import combine, combine_refined, dots, factorise, solve, solve_refined
+from hardnet.kernels.gpu.blocks import combine, combine_refined, dots, factorize, solve, solve_refined
 from hardnet.kernels.gpu.common import VERIFIED, add, split_by_side, store_from
 from hardnet.kernels.gpu.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
 
@@ -127,7 +127,7 @@ def _enforce(
     scales = row_scales(gram, m, BLOCKS)
     signed, goal, valid, moves = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     far, near = _reach(signed, goal, scales, BLOCKS)
-    factor, regular, largest = factorise(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
+    factor, regular, largest = factorize(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
     good = valid & regular
     step = solve(factor, scales, signed, BLOCKS)
     for _ in tl.static_range(REFINE):
@@ -195,7 +195,7 @@ def backward(
     gram, products, slopes = gram_and_images(A, raw, grad_y, base, m, n, BLOCKS, CHUNK, COMPUTE, True)
     signed, _, valid, _ = _violations(products, lower, upper, base, m, BLOCKS, LOWER, UPPER)
     scales = row_scales(gram, m, BLOCKS)
-    factor, regular, _ = factorise(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
+    factor, regular, _ = factorize(gram, scales, tolerance, m, BLOCKS, REFINE > 0)
     w, w_extra = solve_refined(A, base, factor, scales, slopes, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     q, q_extra = solve_refined(A, base, factor, scales, signed, m, n, BLOCKS, CHUNK, COMPUTE, REFINE)
     w_sum = w

@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.gpu import affine_blocks, affine_few, affine_shared, affine_threads
+from hardnet.kernels.gpu import affine_blocks, affine_few, affine_shared
 from hardnet.kernels.gpu.launching import Launcher
 from hardnet.kernels.limits import padded
 from hardnet.rows import dense
@@ -81,21 +81,29 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
         "REFINE": REFINEMENTS if dtype == torch.float64 else 0,
         "ROUNDING": torch.finfo(dtype).eps,
     }
-    if _power(m * n) <= (TINY_BACKWARD if backward else TINY) and n <= TINY_COLUMNS:
-        constants |= {"M": _power(m), "N": _power(n), "MN": _power(m * n), "num_warps": 4 if m * n <= 16 else 1}
-        constants["enable_fp_fusion"] = False  # the kernel says where a product is fused; elsewhere this costs 2-5 %
-        kernels, samples = affine_threads, 32 * constants["num_warps"]
-    elif m <= FEW_ROWS:
-        vector = math.gcd(n, 16 // dtype.itemsize)  # numbers that a thread can load at once
-        constants |= {"N": _power(n), "num_warps": 1}
-        kernels, samples = affine_few, max(1, 32 * vector // _power(n))
-    else:
+    tiny = _power(m * n) <= (TINY_BACKWARD if backward else TINY) and n <= TINY_COLUMNS
+    if m > FEW_ROWS and not tiny:
         light = not backward and dtype != torch.float64
         constants |= {"BLOCKS": -(-m // 16), "CHUNK": 16, "WIDE": min(64, _power(n)) if light else 16, "num_warps": 1}
         if m <= 32 and dtype != torch.float64:
             constants["maxnreg"] = FREE_REGISTERS
         return Plan(affine_blocks, 1, constants, rank_tolerance(m, n, dtype))
-    return Plan(kernels, samples, constants | {"BLOCK": samples, "EACH": int(each)}, rank_tolerance(m, n, dtype))
+    samples, layout = _threads(m, n) if tiny else _tiles(n, dtype)
+    constants |= layout | {"M": _power(m), "N": _power(n), "MN": _power(m * n), "BLOCK": samples, "EACH": int(each)}
+    return Plan(affine_few, samples, constants, rank_tolerance(m, n, dtype))
+
+
+def _threads(m: int, n: int) -> tuple[int, dict[str, Any]]:
+    """The samples of one program and its constants where each thread holds one sample."""
+    warps = 4 if m * n <= 16 else 1
+    # the kernel says where a product is fused; elsewhere than here this costs 2-5 %
+    return 32 * warps, {"THREADS": True, "num_warps": warps, "enable_fp_fusion": False}
+
+
+def _tiles(n: int, dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
+    """The samples of one program and its constants where the threads of a warp share the columns of a sample."""
+    vector = math.gcd(n, 16 // dtype.itemsize)  # numbers that a thread can load at once
+    return max(1, 32 * vector // _power(n)), {"THREADS": False, "num_warps": 1}
 
 
 def _power(size: int) -> int:

@@ -1,6 +1,6 @@
 """Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gpu.gram`: the factor of ``A A'`` and solves.
 
-The Gram matrix is scaled to a unit diagonal and factorised by blocks, ``S G S = L D L'``, the diagonal blocks of D
+The Gram matrix is scaled to a unit diagonal and factorized by blocks, ``S G S = L D L'``, the diagonal blocks of D
 inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
 
 Called by `hardnet.kernels.gpu.affine_blocks`.
@@ -137,7 +137,7 @@ def combine(tiles, weights, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def factorise(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, STABLE: tl.constexpr):
+def factorize(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, STABLE: tl.constexpr):
     """``S G S = L D L'`` by blocks, S the scales of length 1; whether it has full rank, and 1 / its least pivot.
 
     The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number

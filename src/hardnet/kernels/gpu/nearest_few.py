@@ -16,9 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hardnet.kernels.gpu.affine_threads import _combine, _dots, _largest, _load, _load_bound, _store
 from hardnet.kernels.gpu.common import bound_size, store_from
-from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalise, solve
+from hardnet.kernels.gpu.layouts import combine, dots, largest, load_bounds, load_numbers, store_numbers
+from hardnet.kernels.gpu.nearest_program import DOUBT, coordinates, orthogonalize, solve
 
 EMPTY, TOUCHES = tl.constexpr(64 * 2.0**-52), tl.constexpr(8 * 2.0**-52)
 ROUNDINGS, STATIONARY = tl.constexpr(16.0), tl.constexpr(1e-8)
@@ -113,8 +113,8 @@ def _active_rows(rows, active, m: tl.constexpr, n: tl.constexpr):
 def _correction(rows, active, goal, x, m: tl.constexpr, n: tl.constexpr):
     """``A_J^+ (A_J x - t)``, and whether any of its rows is off at all."""
     chosen = _active_rows(rows, active, m, n)
-    R, L, inverse = orthogonalise(chosen, m, n)
-    products = _dots(chosen, x, m, n)
+    R, L, inverse = orthogonalize(chosen, m, n)
+    products = dots(chosen, x, m, n)
     off = products[0] != products[0]
     left = ()
     for i in tl.static_range(m):
@@ -126,7 +126,7 @@ def _correction(rows, active, goal, x, m: tl.constexpr, n: tl.constexpr):
     steps = ()
     for i in tl.static_range(m):
         steps = steps + (left[i] * inverse[i],)
-    return _combine(R, steps, m, n), off
+    return combine(R, steps, m, n), off
 
 
 @triton.jit
@@ -147,9 +147,9 @@ def _judge(
 
     Last the rows' terms, to which their rounding is relative.
     """
-    length = _largest(point, n)
+    length = largest(point, n)
     least = rounding * tl.minimum(far, 1.0)  # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1
-    reached = _dots(rows, point, m, n)
+    reached = dots(rows, point, m, n)
     worst = far * 0.0
     totals = ()
     solved = (drift <= STATIONARY * (far + length)) & (far + length < float("inf"))
@@ -181,14 +181,13 @@ def forward(
     NARROW: tl.constexpr = y.dtype.element_ty == tl.float32
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, DTYPE)
-    given = _load(raw, samples, mask, n, n, N, BLOCK, DTYPE)
+    entries = load_numbers(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, DTYPE)
+    given = load_numbers(raw, samples, mask, n, n, N, BLOCK, DTYPE)
     f = _in_double(given, n)
-    low = _load_bound(lower, samples, mask, float("-inf"), f[0], LOWER, m, M, BLOCK)
-    high = _load_bound(upper, samples, mask, float("inf"), f[0], UPPER, m, M, BLOCK)
+    low, high = load_bounds(lower, upper, samples, mask, LOWER, UPPER, m, M, BLOCK, tl.float64, True)
     rows, sums, low, high, shrink, valid = _scale(entries, low, high, m, n)
     valid = valid & _finite_entries(given, n)
-    far = _largest(given, n).to(tl.float64)
+    far = largest(given, n).to(tl.float64)
     size = sums[0]
     bounds = bound_size(low[0], high[0], sums[0])
     for i in tl.static_range(1, m):
@@ -197,7 +196,7 @@ def forward(
     slack = EMPTY * (size * far) + ROUNDINGS * rounding * bounds
     width: tl.constexpr = min(m, n)
     weights, empty = solve(
-        coordinates(rows, m, n), _dots(rows, f, m, n), low, high, DOUBT * (size * far), slack, m, width
+        coordinates(rows, m, n), dots(rows, f, m, n), low, high, DOUBT * (size * far), slack, m, width
     )
     good = valid & (empty == 0)
     moves = good & (good == 0)
@@ -209,7 +208,7 @@ def forward(
         active = active + (((weights[i] != 0.0) | (low[i] == high[i])) & good,)
         goal = goal + (tl.where(weights[i] > 0.0, high[i], low[i]),)
     # x = raw - A_J' dual, then y = x - A_J^+ (A_J x - t)
-    image = _combine(rows, kept, m, n)
+    image = combine(rows, kept, m, n)
     x = ()
     for j in tl.static_range(n):
         x = x + (f[j] - image[j],)
@@ -221,19 +220,19 @@ def forward(
     again = mask & good
     if NARROW:  # x is right to rounding of float32 unless rows are nearly dependent or raw is far away
         again = again & (solved == 0)
-    _store(y, point, good & solved, samples, mask, n, BLOCK)
+    store_numbers(y, point, good & solved, samples, mask, n, BLOCK)
     if not ANSWER_ONLY:
         known = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
         multipliers = ()
         for i in tl.static_range(m):
             holds = (tl.abs(weights[i]) * sums[i] * sums[i] > TOUCHES * terms[i]) | empty
             multipliers = multipliers + (tl.where(valid & holds, weights[i] * shrink[i], 0.0),)
-        _store(dual, multipliers, mask, samples, mask, m, BLOCK)
+        store_numbers(dual, multipliers, mask, samples, mask, m, BLOCK)
         tl.store(status + samples, tl.where(valid, known, INVALID).to(tl.int8), mask=mask)
         store_from(residual + samples, tl.where(valid, worst, 0.0), mask)
     if tl.max(again.to(tl.int32), 0) == 1:
         step, off = _correction(rows, active, goal, x, m, n)
-        drift = _largest(step, n)
+        drift = largest(step, n)
         corrected = ()
         for j in tl.static_range(n):
             corrected = corrected + (x[j] - step[j],)
@@ -241,7 +240,7 @@ def forward(
         solved, worst, _terms = _judge(
             rows, sums, low, high, active, goal, point, far, drift, rounding, m, n, ANSWER_ONLY, NARROW
         )
-        _store(y, point, solved, samples, again, n, BLOCK)
+        store_numbers(y, point, solved, samples, again, n, BLOCK)
         if not ANSWER_ONLY:
             known = tl.where(again & solved, SOLVED, known)
             tl.store(status + samples, known.to(tl.int8), mask=again)
@@ -257,32 +256,31 @@ def backward(
     """The gradients of `forward`; zero for samples without an answer. `tangent` is 1 or 0."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = samples < batch
-    entries = _load(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, y.dtype.element_ty)
-    f = _load(raw, samples, mask, n, n, N, BLOCK, tl.float64)
-    low = _load_bound(lower, samples, mask, float("-inf"), f[0], LOWER, m, M, BLOCK)
-    high = _load_bound(upper, samples, mask, float("inf"), f[0], UPPER, m, M, BLOCK)
+    entries = load_numbers(A, samples, mask, m * n * EACH, m * n, MN, BLOCK, y.dtype.element_ty)
+    f = load_numbers(raw, samples, mask, n, n, N, BLOCK, tl.float64)
+    low, high = load_bounds(lower, upper, samples, mask, LOWER, UPPER, m, M, BLOCK, tl.float64, True)
     scaled, _sums, low, high, divisors, _valid = _scale(entries, low, high, m, n)
-    multipliers = _load(dual, samples, mask, m, m, M, BLOCK, tl.float64)
+    multipliers = load_numbers(dual, samples, mask, m, m, M, BLOCK, tl.float64)
     answered = tl.load(status + samples, mask=mask, other=3).to(tl.float64) == SOLVED
     rows, shrink = _where(answered, scaled, m * n), _where(answered, divisors, m)
-    g = _where(answered, _load(grad_y, samples, mask, n, n, N, BLOCK, tl.float64), n)
-    at = _where(answered, _load(y, samples, mask, n, n, N, BLOCK, tl.float64), n)
+    g = _where(answered, load_numbers(grad_y, samples, mask, n, n, N, BLOCK, tl.float64), n)
+    at = _where(answered, load_numbers(y, samples, mask, n, n, N, BLOCK, tl.float64), n)
     active = ()
     for i in tl.static_range(m):
         active = active + (((multipliers[i] != 0.0) | (low[i] == high[i])) & answered,)
-    R, L, inverse = orthogonalise(_active_rows(rows, active, m, n), m, n)
-    inside = _dots(R, g, m, n)
+    R, L, inverse = orthogonalize(_active_rows(rows, active, m, n), m, n)
+    inside = dots(R, g, m, n)
     parts = ()
     for i in tl.static_range(m):
         parts = parts + (inside[i] * inverse[i],)
-    across = _combine(R, parts, m, n)
+    across = combine(R, parts, m, n)
     w = ()
     for back in tl.static_range(m):  # L^-T, from the last row
         entry = parts[m - 1 - back]
         for row in tl.static_range(m - back, m):
             entry = tl.fma(-L[row * (row - 1) // 2 + m - 1 - back], w[row + back - m], entry)
         w = (entry,) + w
-    value = _dots(rows, f, m, n)
+    value = dots(rows, f, m, n)
     below = ()
     above = ()
     through = ()
@@ -296,19 +294,19 @@ def backward(
             (multipliers[i] < 0.0) & (value[i] < low[i]) & (w[i] < 0.0)
         )
         through = through + (tl.where(outside & (equal == 0) & answered & (tangent == 1), w[i], 0.0),)
-    back_inside = _combine(rows, through, m, n)
+    back_inside = combine(rows, through, m, n)
     kept = ()
     u = ()
     for j in tl.static_range(n):
         u = u + (g[j] - across[j],)
         kept = kept + (u[j] + back_inside[j],)
-    _store(grad_raw, kept, mask, samples, mask, n, BLOCK)
-    _store(grad_lower, below, mask, samples, mask, m, BLOCK)
-    _store(grad_upper, above, mask, samples, mask, m, BLOCK)
+    store_numbers(grad_raw, kept, mask, samples, mask, n, BLOCK)
+    store_numbers(grad_lower, below, mask, samples, mask, m, BLOCK)
+    store_numbers(grad_upper, above, mask, samples, mask, m, BLOCK)
     if MATRIX:
         slopes = ()
         for i in tl.static_range(m):
             for j in tl.static_range(n):
                 factor = tl.where(answered, multipliers[i], 0.0)
                 slopes = slopes + (-factor * u[j] - w[i] * shrink[i] * at[j],)
-        _store(grad_A, slopes, mask, samples, mask, m * n, BLOCK)
+        store_numbers(grad_A, slopes, mask, samples, mask, m * n, BLOCK)

@@ -156,7 +156,7 @@ def solve(rows, value, low, high, noise, slack, m: tl.constexpr, d: tl.constexpr
 
 
 @triton.jit
-def orthogonalise(rows, m: tl.constexpr, n: tl.constexpr):
+def orthogonalize(rows, m: tl.constexpr, n: tl.constexpr):
     """``A = L R`` by Gram-Schmidt: R, L below its diagonal (packed), and 1 / diag(R R'), zero where a row depends."""
     R = ()
     L = ()
@@ -189,7 +189,7 @@ def coordinates(rows, m: tl.constexpr, n: tl.constexpr):
     if n <= m:
         out = rows
     else:
-        R, L, inverse = orthogonalise(rows, m, n)
+        R, L, inverse = orthogonalize(rows, m, n)
         length = ()
         for k in tl.static_range(m):
             length = length + (tl.where(inverse[k] > 0.0, tl.sqrt(_product(R, k, k, n)), 0.0),)
