@@ -31,19 +31,19 @@ LIMITS = {THREADS: (64, 64, 8), "affine_few, tiles": (0, 0, 8), "affine_blocks":
 @contextmanager
 def served_by(family: str) -> Iterator[None]:
     """Inside the block, any A that fits this family is handled by it."""
-    from hardnet.kernels.gpu import affine_launch
+    from hardnet.kernels.gpu import affine_plan
 
     names = "TINY", "TINY_BACKWARD", "FEW_ROWS"
-    usual = [getattr(affine_launch, name) for name in names]
-    forget = lambda: (affine_launch.plan.cache_clear(), affine_launch.launcher.cache_clear())
+    usual = [getattr(affine_plan, name) for name in names]
+    forget = lambda: (affine_plan.plan.cache_clear(), affine_plan.launcher.cache_clear())
     for name, limit in zip(names, LIMITS[family], strict=True):
-        setattr(affine_launch, name, limit)
+        setattr(affine_plan, name, limit)
     forget()
     try:
         yield
     finally:
         for name, limit in zip(names, usual, strict=True):
-            setattr(affine_launch, name, limit)
+            setattr(affine_plan, name, limit)
         forget()
 
 

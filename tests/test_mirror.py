@@ -46,8 +46,8 @@ ELSEWHERE = {
     "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/compiling kernels/cpu/gram_schmidt kernels/cpu/tiles modes",
     "kernels/test_definite.py": "kernels/gpu/definite",
-    "kernels/test_launching.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_launch "
-    "kernels/gpu/launching kernels/gpu/layouts",
+    "kernels/test_launch.py": "kernels/gpu/affine_blocks kernels/gpu/affine_few kernels/gpu/affine_plan "
+    "kernels/gpu/launch kernels/gpu/layouts",
     "kernels/test_nearest_box.py": "kernels/cpu/nearest_box",
     "kernels/test_nearest_box_gpu.py": "kernels/gpu/nearest_box kernels/gpu/nearest_box_short",
     "kernels/test_nearest_box_rows.py": "kernels/cpu/nearest_box_rows kernels/cpu/box_interior",

@@ -70,7 +70,11 @@ class Batch(NamedTuple):
     @property
     def learned(self) -> bool:
         """Whether a derivative is asked for."""
-        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self[:7])
+        if torch.is_grad_enabled():
+            for part in self[:7]:  # a generator takes longer than the question
+                if part is not None and part.requires_grad:
+                    return True
+        return False
 
     @property
     def transformed(self) -> bool:
@@ -175,14 +179,13 @@ def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any, low: Any, high
     for bound in (lower, upper):
         if bound is not None and bound.shape != own and bound.shape != (m,):
             return False
-    for bound in (low, high):
-        if bound is not None and bound.shape != size and bound.shape != size[1:]:
-            return False
     on_cpu = raw.is_cpu
     for part in (A, lower, upper, factor, low, high):
         if part is not None and (part.dtype != dtype or not (part.is_cpu if on_cpu else part.device == raw.device)):
             return False
-    return True
+    if low is high:  # both are None
+        return True
+    return all(bound is None or bound.shape in (size, size[1:]) for bound in (low, high))
 
 
 def _flat(tensor: Tensor, batch: torch.Size, core: int, *, share: bool, eager: bool) -> Tensor:

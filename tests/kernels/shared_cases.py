@@ -9,7 +9,7 @@ from hardnet.certificate import check
 from hardnet.functional.affine import ClosedForm
 from hardnet.functional.affine_factors import by_qr
 from hardnet.kernels.checking import check_kernel
-from hardnet.kernels.gpu import affine, affine_launch, affine_reference
+from hardnet.kernels.gpu import affine, affine_plan, affine_reference
 from hardnet.sets import Affine
 from tests.bounds import assert_within, of_factor
 from tests.functional.affine_problems import by_operations
@@ -32,11 +32,11 @@ def shared_problem(seed, samples, m, n, dtype, device, bounds="both"):
 
 
 def run_forward(raw, A, P, lower, upper, gradient):
-    return affine_launch.launch_shared_forward(raw, A, P, lower, upper)
+    return affine_plan.launch_shared_forward(raw, A, P, lower, upper)
 
 
 def run_backward(raw, A, P, lower, upper, gradient):
-    return affine_launch.launch_shared_backward(gradient, raw, A, P, lower, upper)
+    return affine_plan.launch_shared_backward(gradient, raw, A, P, lower, upper)
 
 
 def reference_forward(raw, A, P, lower, upper, gradient):

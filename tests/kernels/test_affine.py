@@ -53,7 +53,7 @@ def test_shared_rows_give_the_bits_of_rows_per_sample():
 
 
 def test_the_gradient_of_shared_rows_is_summed_in_parts():
-    small = "from hardnet.kernels.gpu import affine_launch; affine_launch.LARGEST_PART = 70; "
+    small = "from hardnet.kernels.gpu import affine_plan; affine_plan.LARGEST_PART = 70; "
     interpret("affine_cases", small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
 
 

@@ -141,9 +141,9 @@ def _backward_shared(
 @cache
 def _launches() -> ModuleType:
     """The launches; Triton is imported at the first call."""
-    from hardnet.kernels.gpu import affine_launch
+    from hardnet.kernels.gpu import affine_plan
 
-    return affine_launch
+    return affine_plan
 
 
 def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

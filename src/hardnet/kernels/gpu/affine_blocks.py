@@ -2,7 +2,7 @@
 
 A is read from memory once, for the Gram matrix; when its columns are needed again they come from the cache.
 
-Called by `hardnet.kernels.gpu.affine_launch`.
+Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -6,7 +6,7 @@ one thread; of larger ones, row i of all samples is one tile. The text is the sa
 products are summed in ``COMPUTE``; no scaling of rows is needed because every pivot is judged against its own diagonal
 entry, and ``L D L'`` is otherwise indifferent to it.
 
-Called by `hardnet.kernels.gpu.affine_launch`.
+Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

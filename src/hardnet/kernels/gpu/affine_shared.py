@@ -4,7 +4,7 @@ A program takes some samples as the rows of a tile. The products with A' and wit
 over chunks of columns: A is read for ``A raw``, then A and P for y and, at once, ``A y``. P is rounded to its dtype, so
 a sample that it leaves farther from its bounds than the rounding of y would is corrected with P again, from y.
 
-Called by `hardnet.kernels.gpu.affine_launch`.
+Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.gpu.launch import Launcher
 
 NUMBERS_OF_A_WARP = 512
 """Numbers of a system that one warp holds in its registers."""

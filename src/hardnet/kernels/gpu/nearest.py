@@ -105,7 +105,7 @@ def _launch(
 def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int) -> tuple[Any, int]:
     """The kernel for samples of this shape and bounds of these kinds, and the samples of one program."""
     from hardnet.kernels.gpu import nearest_few
-    from hardnet.kernels.gpu.launching import Launcher
+    from hardnet.kernels.gpu.launch import Launcher
 
     forward = kernel in (Kernel.ANSWER, Kernel.FORWARD)
     warps = 2 if m * n <= 4 else 1
@@ -199,7 +199,7 @@ def box_launcher(what: str, n: int, kinds: tuple[int, ...], option: int) -> Any:
         option: Whether y alone is wanted, the numbers moved at a time, or the samples of a program.
     """
     from hardnet.kernels.gpu import nearest_box, nearest_box_short
-    from hardnet.kernels.gpu.launching import Launcher
+    from hardnet.kernels.gpu.launch import Launcher
 
     kernel, name = {
         "forward": (nearest_box.forward, "ANSWER_ONLY"),

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels.gpu.common import CORRECTIONS, bound_size
-from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.gpu.launch import Launcher
 from hardnet.kernels.gpu.pivoting import bound_of, pivot_rows, step_of
 from hardnet.kernels.limits import CLOSE as NEAR
 from hardnet.kernels.limits import Tolerances, padded

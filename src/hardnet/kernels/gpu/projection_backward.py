@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels.gpu.common import load_as, store_from
-from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.gpu.launch import Launcher
 from hardnet.kernels.limits import padded
 from hardnet.rows import dense
 

@@ -3,7 +3,7 @@
 An ordinary launch looks at every argument to find the compiled kernel that suits them, which takes the host three times
 as long as a small batch takes the device. Here the look is short, since most arguments are fixed once and for all.
 
-Called by `hardnet.kernels.gpu.affine_launch`, `hardnet.kernels.gpu.nearest` and others.
+Called by `hardnet.kernels.gpu.affine_plan`, `hardnet.kernels.gpu.nearest` and others.
 """
 
 from __future__ import annotations

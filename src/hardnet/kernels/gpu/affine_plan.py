@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardnet.kernels.gpu import affine_blocks, affine_few, affine_shared
-from hardnet.kernels.gpu.launching import Launcher
+from hardnet.kernels.gpu.launch import Launcher
 from hardnet.kernels.limits import padded
 from hardnet.rows import dense
 
