@@ -113,11 +113,12 @@ def main(arguments: list[str] | None = None) -> None:
     optimum = solve_interior(problem, problem.inputs(problem.validation)).value if affine else None
     names = list(VARIANTS) if asked.only is None else asked.only.split(";")
     rows: list[dict[str, Any]] = []
-    told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, int(asked.seeds))}
+    seeds = specs.choose_seeds(asked.seeds)
+    told = {"case": asked.case, "recipe": recipe.differs, "environment": environment(device, seeds[0])}
     for name in names:
         torch.compiler.reset()
         try:
-            found = trained(problem, varied(recipe, VARIANTS[name]), optimum, specs.choose_seeds(asked.seeds))
+            found = trained(problem, varied(recipe, VARIANTS[name]), optimum, seeds)
         except RuntimeError as error:  # a failing variant must not stop the others
             found = {"failure": str(error).splitlines()[0]}
         rows.append({"variant": name} | found)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.problems import Size, size_of
+from benchmarks.problems import size_of
 from benchmarks.tools import KEPT, LAST, OURS
 from hardnet.experiments.markdown import table_text
 from hardnet.experiments.results import read_json
@@ -34,11 +34,6 @@ def ratios(content: Content, shared: bool | None = None) -> str:
         [named.get(tool, tool), *(_ratio(cells.get((tool, size)), base[size]) for size in sizes)] for tool in tools
     ]
     return table_text(["B, rows x outputs", *map(str, sizes)], lines)
-
-
-def _short(size: Size, shared: bool | None) -> str:
-    """A size, without the word that is in the title of its table."""
-    return str(size) if shared is None else str(size).removesuffix(" shared")
 
 
 def _ratio(row: Content | None, base: Content) -> str:

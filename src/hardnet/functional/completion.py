@@ -153,12 +153,6 @@ def gradient(function: Function, y: Tensor, x: Any) -> Tensor:
     return _per_sample(torch.func.grad(function), y, x)
 
 
-def join(predicted: Tensor, completed: Tensor, partition: Partition) -> Tensor:
-    """The two groups of coordinates as one vector in the original order."""
-    order = torch.cat([partition.predicted, partition.completed]).argsort()
-    return torch.cat([predicted, completed], dim=-1).index_select(-1, order)
-
-
 def complete_smooth(
     z: Tensor, x: Any, equality: Function, partition: Partition, start: Tensor, tolerance: float, iterations: int
 ) -> Completed:
@@ -170,18 +164,18 @@ def complete_smooth(
     with torch.no_grad():
         completed = start
         for _ in range(iterations):
-            y = join(z, completed, partition)
+            y = in_order(z, completed, partition)
             residual = equality(y, x)
             active = residual.abs().amax(dim=-1, keepdim=True) > tolerance
             if may_look(active) and not bool(active.any()):
                 break
             step = solve_square(jacobian(equality, y, x).index_select(-1, partition.completed), residual)
             completed = torch.where(active, completed - step, completed)
-        y = join(z, completed, partition)
+        y = in_order(z, completed, partition)
         converged = equality(y, x).abs().amax(dim=-1) <= tolerance
         J = jacobian(equality, y, x).index_select(-1, partition.completed)
-    implicit = completed - solve_square(J, equality(join(z, completed, partition), x))
-    return Completed(join(z, implicit, partition), converged)
+    implicit = completed - solve_square(J, equality(in_order(z, completed, partition), x))
+    return Completed(in_order(z, implicit, partition), converged)
 
 
 def reduce_gradient(full: Tensor, J: Tensor, partition: Partition) -> Tensor:

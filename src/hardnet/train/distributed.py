@@ -37,14 +37,20 @@ class World:
         return summed
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the processes, in one transfer."""
+        """Replace every gradient by its sum over the processes, in one transfer.
+
+        A parameter that some process used has a gradient in all of them, or they would take different steps.
+        """
         if self.size == 1:
             return
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        owners = list(parameters)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in owners]
+        known = torch.tensor([p.grad is not None for p in owners]).to(gradients[0])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), known])
         torch.distributed.all_reduce(flat)
-        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(summed.view_as(gradient))
+        *sums, known = flat.split([*(gradient.numel() for gradient in gradients), len(owners)])
+        for owner, summed, count in zip(owners, sums, known.tolist(), strict=True):
+            owner.grad = summed.view_as(owner).clone() if count else None
 
     def synchronize_statistics(self, model: nn.Module) -> None:
         """Make batch normalization use the whole batch, not only this process's rows."""
