@@ -96,6 +96,7 @@ ELSEWHERE = {
     "test_contract.py": "testing/poison testing/promise",
     "test_gradients.py": "functional/derivatives",
     "test_public.py": "errors",
+    "test_rows.py": "structure",
     "test_storage_functions.py": "sets/fingerprint",
     "test_transforms.py": "solvers/algebra/square",
     "train/test_stacked.py": "train/normalization train/stacked_module",

@@ -15,6 +15,7 @@ ORDER = [
     {"files"},
     {"modes", "products"},
     {"shapes"},
+    {"structure"},
     {"rows"},
     {"kernels"},
     {"solvers"},

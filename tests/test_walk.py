@@ -1,7 +1,7 @@
 """What one call ``model(x)`` visits, against the table in CONTRIBUTING: a reader can follow a call by that list.
 
-The hall (`modes`, `shapes`, `rows`, `products`, `errors`) may be asked from everywhere, and a backend that is only
-asked whether it takes the rows does not count; every other room is left once.
+The hall (`modes`, `shapes`, `structure`, `rows`, `products`, `errors`) may be asked from everywhere, and a backend that
+is only asked whether it takes the rows does not count; every other room is left once.
 """
 
 import re
@@ -17,7 +17,7 @@ from hardnet.solvers.polyhedron import projection_steps
 
 ROOT = Path(hn.__file__).parent
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-HALL = ("errors.py", "modes.py", "products.py", "shapes.py", "rows.py")
+HALL = ("errors.py", "modes.py", "products.py", "shapes.py", "structure.py", "rows.py")
 SAMPLES = 16
 
 pytestmark = pytest.mark.skipif(

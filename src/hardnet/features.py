@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.products import length, times
-from hardnet.rows import BoxedRows, join
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.judgment import members
 from hardnet.solvers.conic.blocks import Intervals
+from hardnet.structure import BoxedRows, join
 
 FAR = 1e6
 """Distances are cut off at this many units, also those to absent bounds."""

@@ -1,8 +1,7 @@
 """The record of a batch of affine rows: checked, flattened and classified once, where arguments enter.
 
 `Batch` is a flat batch of raw outputs with their rows. It also says where the call runs and what transforms it, so that
-functions, solvers and kernels ask the record and never torch. `BoxedRows` is what polyhedral sets hand out: general
-rows beside a box, whose n rows are written as a matrix only by `dense`.
+functions, solvers and kernels ask the record and never torch.
 
 Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
@@ -10,25 +9,18 @@ Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.modes import HALF, may_look, mode, plain
-from hardnet.shapes import broadcast_batch, check_affine, check_bound, joint_batch, require_like
+from hardnet.shapes import broadcast_batch, check_affine, check_bound, require_like
+from hardnet.structure import BoxedRows
 
 REALS = (torch.float64, torch.float32)
-MOST_FEW_ROWS = 4
-"""The most rows of the fixed program for the nearest point; each further row doubles it."""
-MOST_BOX_ROWS = 8
-"""The most rows beside a box that are solved in their multipliers."""
-
-Structure = Literal["few rows in a box", "box and few rows", "few rows", "rows"]
-"""What decides who projects onto a polyhedron: `hardnet.functional.nearest.PROJECTIONS`."""
 
 
 class Batch(NamedTuple):
@@ -253,55 +245,6 @@ def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
-class BoxedRows(NamedTuple):
-    """``lower <= A y <= upper`` and ``box_lower <= y <= box_upper``; an absent bound is None.
-
-    Attributes:
-        A: ``(m, n)`` or ``(*batch, m, n)``; m may be 0.
-        lower: ``(m,)`` or ``(*batch, m)`` or None.
-        upper: Like `lower`; ``lower == upper`` is an equality.
-        box_lower: ``(n,)`` or ``(*batch, n)`` or None.
-        box_upper: Like `box_lower`.
-        equality: For each general row whether it was declared an equality, whatever its numbers; None: not known.
-        weight: For each general row what a unit of its slack costs where it may give way, ``(m,)``; 0 where it may not.
-            None: no row may.
-    """
-
-    A: Tensor
-    lower: Tensor | None
-    upper: Tensor | None
-    box_lower: Tensor | None = None
-    box_upper: Tensor | None = None
-    equality: tuple[bool, ...] | None = None
-    weight: Tensor | None = None
-
-    @property
-    def boxed(self) -> bool:
-        """Whether some coordinate may have a bound of its own."""
-        return self.box_lower is not None or self.box_upper is not None
-
-    def classify(self) -> tuple[Structure, tuple[Tensor | None, ...]]:
-        """Which structure this is, and its numbers as that takes them: with the box beside the rows, or as rows."""
-        m = self.A.shape[-2]
-        if self.boxed and m <= MOST_BOX_ROWS:
-            few = m > 0 and m + self.A.shape[-1] <= MOST_FEW_ROWS
-            return "few rows in a box" if few else "box and few rows", self[:5]
-        return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
-
-    def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """``A, lower, upper`` with the box as n more rows of the identity below."""
-        if not self.boxed:
-            return self.A, self.lower, self.upper
-        eye = torch.eye(self.A.shape[-1], dtype=self.A.dtype, device=self.A.device)
-        return join_rows([self._replace(box_lower=None, box_upper=None), BoxedRows(eye, *self[3:5])])[:3]
-
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> BoxedRows:
-        """Every number through ``function(number, core)``, where core counts its dimensions after the batch."""
-        names = ("lower", "upper", "box_lower", "box_upper")
-        given = {name: number for name in names if (number := getattr(self, name)) is not None}
-        return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
-
-
 BoxedBatch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, of the box ``(1 or B, n)``."""
 
@@ -332,53 +275,3 @@ def in_double(rows: Batch) -> Batch:
         for bound, absent in ((rows.lower, -torch.inf), (rows.upper, torch.inf))
     )
     return rows._replace(raw=raw, A=A, lower=lower, upper=upper)
-
-
-def join_rows(parts: list[BoxedRows]) -> BoxedRows:
-    """The intersection: general rows one below the other, boxes clipped to each other."""
-    A = join([part.A for part in parts], dim=-2)
-    lower = _join_bounds(parts, "lower", -torch.inf)
-    upper = _join_bounds(parts, "upper", torch.inf)
-    box_lower = _tightest([part.box_lower for part in parts], torch.maximum)
-    box_upper = _tightest([part.box_upper for part in parts], torch.minimum)
-    declared = [part.equality for part in parts]
-    equality = None if None in declared else tuple(row for rows in declared if rows is not None for row in rows)
-    return BoxedRows(A, lower, upper, box_lower, box_upper, equality, _join_weights(parts))
-
-
-def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
-    """The weights of all parts' rows, 0 for those that may not give way; None where no part has any."""
-    if all(part.weight is None for part in parts):
-        return None
-    return torch.cat([part.A.new_zeros(part.A.shape[-2]) if part.weight is None else part.weight for part in parts])
-
-
-def join(pieces: list[Tensor], dim: int = -1) -> Tensor:
-    """Concatenate along `dim` (-1 or -2) after broadcasting the batch dimensions, which constants lack.
-
-    A piece without rows tells nothing, such as the matrix of a box.
-    """
-    core = -dim
-    pieces = [piece for piece in pieces if piece.shape[dim] or len(piece.shape) > core] or pieces[:1]
-    if len(pieces) == 1:
-        return pieces[0]
-    batch = joint_batch(*(piece.shape[:-core] for piece in pieces))
-    return torch.cat([piece.expand(*batch, *piece.shape[-core:]) for piece in pieces], dim=dim)
-
-
-def _join_bounds(parts: list[BoxedRows], side: str, absent: float) -> Tensor | None:
-    """One side's bounds of all parts; None where no part has one."""
-    bounds = [getattr(part, side) for part in parts]
-    if all(bound is None for bound in bounds):
-        return None
-    full = [
-        part.A.new_full((part.A.shape[-2],), absent) if bound is None else bound
-        for part, bound in zip(parts, bounds, strict=True)
-    ]
-    return join(full)
-
-
-def _tightest(bounds: list[Tensor | None], pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    """The tightest of several bounds of the coordinates; None where there is none."""
-    given = [bound for bound in bounds if bound is not None]
-    return reduce(pick, given) if given else None

@@ -17,8 +17,8 @@ from hardnet.errors import (
 )
 from hardnet.functional import project_affine, project_box_rows, rounding_bound, solve_rows
 from hardnet.kernels.cpu import launch
-from hardnet.rows import BoxedRows
 from hardnet.solvers import Status
+from hardnet.structure import BoxedRows
 from tests.solvers.box_families import KINDS, D, box_family, dense_rows
 
 

@@ -11,7 +11,7 @@ from hardnet.functional import project_box_rows
 from hardnet.functional.nearest import project_few_in_box, project_rows
 from hardnet.kernels.cpu import launch
 from hardnet.layers.auto import structure_of
-from hardnet.rows import BoxedRows
+from hardnet.structure import BoxedRows
 from tests.draws import F64, draw
 from tests.solvers.box_families import KINDS, box_family
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hardnet.functional import project_affine, project_rows
-from hardnet.rows import BoxedRows
+from hardnet.structure import BoxedRows
 from tests.draws import draw
 
 

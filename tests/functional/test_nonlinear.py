@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import hardnet as hn
 from hardnet.functional import project_nonlinear, solve_nonlinear
-from hardnet.rows import BoxedRows
+from hardnet.structure import BoxedRows
 from tests.nonlinear_problems import KNOWN, ellipse, equality, parabola, real, sphere, torus
 
 

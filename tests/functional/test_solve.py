@@ -5,8 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.functional import solve_rows
-from hardnet.rows import BoxedRows
 from hardnet.solvers import Status
+from hardnet.structure import BoxedRows
 from tests.cases import ball_of_x, cone, many_rows, moving_rows, quadratic
 from tests.draws import draw
 from tests.waiting import NoWait

@@ -37,9 +37,10 @@ from hardnet.functional.samples import (
 from hardnet.functional.strict import refuse_half_precision, refuse_without_room, tighten
 from hardnet.kernels.backends import find
 from hardnet.modes import full_precision, may_wait, narrow, refuse_forward_tangent
-from hardnet.rows import MOST_BOX_ROWS, Batch, BoxedBatch, boxed, take_rows
+from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
 from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve
 from hardnet.solvers.solution import Status
+from hardnet.structure import MOST_BOX_ROWS
 
 
 @full_precision

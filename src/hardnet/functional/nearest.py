@@ -32,8 +32,9 @@ from hardnet.functional.strict import refuse_half_precision
 from hardnet.kernels.backends import find
 from hardnet.modes import HALF, full_precision, narrow, plain, refuse_forward_tangent
 from hardnet.products import times
-from hardnet.rows import MOST_FEW_ROWS, Batch, BoxedRows, Structure, take_rows
+from hardnet.rows import Batch, take_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.structure import MOST_FEW_ROWS, BoxedRows, Structure
 
 
 @full_precision

@@ -19,11 +19,11 @@ from hardnet.functional.nonlinear_call import Call, bound, count, dense, flat_bo
 from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
-from hardnet.rows import BoxedRows
 from hardnet.solvers.nonlinear.derivatives import Function
 from hardnet.solvers.nonlinear.input import Input
 from hardnet.solvers.nonlinear.iterate import Mode
 from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
+from hardnet.structure import BoxedRows
 
 OnFailure = Literal["raise", "nan", "best", "raw"]
 FAILURES: dict[NonlinearStatus, tuple[type[SampleError], str]] = {

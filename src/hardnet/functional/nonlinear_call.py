@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.rows import BoxedRows
 from hardnet.solvers.nonlinear.derivatives import Function, require_differentiable
 from hardnet.solvers.nonlinear.derivatives import jacobian as differentiate
 from hardnet.solvers.nonlinear.input import Input
@@ -25,6 +24,7 @@ from hardnet.solvers.nonlinear.measure import FINE, relative_error
 from hardnet.solvers.nonlinear.rows import Rows
 from hardnet.solvers.nonlinear.solve import solve_nonlinear
 from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
+from hardnet.structure import BoxedRows
 
 ROUNDINGS = 16
 """Roundings of y's dtype, relative to a row's scale, by which the row may be violated after y is rounded to it."""

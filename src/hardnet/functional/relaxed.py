@@ -21,9 +21,10 @@ from hardnet.functional.nearest import project_rows
 from hardnet.functional.samples import Policy, refuse
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.products import times_aligned
-from hardnet.rows import BoxedRows, ordered
+from hardnet.rows import ordered
 from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
 from hardnet.solvers.solution import Status
+from hardnet.structure import BoxedRows
 
 
 @outside_compiler  # looks at values: a compiled graph calls it as it is

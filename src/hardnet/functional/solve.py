@@ -21,10 +21,11 @@ from hardnet.functional.samples import Options
 from hardnet.functional.strict import hold_exactly
 from hardnet.modes import full_precision, narrow
 from hardnet.products import times_columnwise
-from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, Batch, BoxedRows, boxed, take_rows
+from hardnet.rows import Batch, boxed, take_rows
 from hardnet.solvers.polyhedron.box_rows import steps
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
+from hardnet.structure import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
 
 
 @full_precision

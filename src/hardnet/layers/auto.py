@@ -23,9 +23,9 @@ from hardnet.layers.costs import recorded
 from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
 from hardnet.layers.registry import LAYERS
-from hardnet.rows import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
+from hardnet.structure import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)

@@ -17,10 +17,10 @@ from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, count, number, vector
 from hardnet.modes import may_look, outside_compiler
-from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
 from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
+from hardnet.structure import BoxedRows, join, join_rows
 
 MOST_NEAREST = 200
 """Largest number of outputs for which ``mode="auto"`` computes the nearest point."""

@@ -20,11 +20,11 @@ from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
-from hardnet.rows import MOST_BOX_ROWS, BoxedRows
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
+from hardnet.structure import MOST_BOX_ROWS, BoxedRows
 
 
 class Projection(Layer):

@@ -14,8 +14,9 @@ from hardnet.errors import EMPTY, InfeasibleError, ShapeError, name_samples, sen
 from hardnet.functional.elementary import project_box
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.rows import BoxedRows, bound_size
+from hardnet.rows import bound_size
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.structure import BoxedRows
 
 
 def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import CROSSED, DTypeError, UnsupportedSetError, sentence
-from hardnet.rows import BoxedRows
 from hardnet.sets.arguments import Arguments, Number
+from hardnet.structure import BoxedRows
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection

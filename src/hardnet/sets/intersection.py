@@ -16,11 +16,11 @@ from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
-from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
+from hardnet.structure import BoxedRows, join, join_rows
 
 
 class Intersection(ConstraintSet):

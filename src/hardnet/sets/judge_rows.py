@@ -14,10 +14,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from hardnet.rows import BoxedRows, bound_size
+from hardnet.rows import bound_size
 from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.solvers.algebra.compensated import Excess, largest, long_excess, plain_excess
 from hardnet.solvers.algebra.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
+from hardnet.structure import BoxedRows
 
 CACHE = 1 << 16
 """Entries of y that fit into the cache of a CPU: a box is judged in such blocks."""

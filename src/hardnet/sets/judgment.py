@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.rows import BoxedRows
 from hardnet.sets.affine import Affine, Box
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
@@ -23,6 +22,7 @@ from hardnet.sets.judge_sparse import judge_sparse
 from hardnet.sets.relaxed import loosened
 from hardnet.sets.simplex import Simplex
 from hardnet.solvers.algebra.compensated import UNIT, Excess
+from hardnet.structure import BoxedRows
 
 ROUNDINGS = 16
 """How many eps of y's dtype, relative to the size of its terms, a row may be off and still count as satisfied.

@@ -13,8 +13,8 @@ from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.relaxed import least_slack, project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.modes import widen
-from hardnet.rows import BoxedRows
 from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.structure import BoxedRows
 
 
 class RelaxedNumbers(NamedTuple):

@@ -15,12 +15,12 @@ from hardnet.functional.conic import project_intersection
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.rows import BoxedRows, join, join_rows
 from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.simplex import Simplex
 from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.structure import BoxedRows, join, join_rows
 
 
 class ScaledNumbers(NamedTuple):

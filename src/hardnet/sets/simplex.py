@@ -13,8 +13,8 @@ from torch import Tensor
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.elementary import project_simplex
 from hardnet.functional.samples import Policy
-from hardnet.rows import BoxedRows
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.structure import BoxedRows
 
 
 class SimplexNumbers(NamedTuple):

@@ -14,10 +14,10 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.rows import BoxedRows
 from hardnet.sets.base import Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import SecondOrder
+from hardnet.structure import BoxedRows
 
 
 class SecondOrderCone(CurvedSet):

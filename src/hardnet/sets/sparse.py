@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_affine
-from hardnet.rows import join
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows, prepare_sparse
 from hardnet.solvers.solution import Solution
+from hardnet.structure import join
 
 
 class SparseNumbers(NamedTuple):

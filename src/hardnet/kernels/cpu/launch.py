@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS_TO_AN_OUTPUT, Tolerances
-from hardnet.rows import MOST_BOX_ROWS, REALS, Batch, BoxedBatch, dense
+from hardnet.rows import REALS, Batch, BoxedBatch, dense
+from hardnet.structure import MOST_BOX_ROWS
 
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
 """Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
