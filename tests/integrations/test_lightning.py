@@ -44,6 +44,9 @@ def fit(models, **options):
 
 def test_what_is_logged_is_what_happened():
     model = hn.HardNet(torch.nn.Linear(2, 2).double(), constraint())
+    with torch.no_grad():  # some samples are moved, whatever the weights of other tests were
+        model.net.weight.copy_(2 * torch.eye(2))
+        model.net.bias.zero_()
     x, logged = fit({"only": model}, every_n_steps=1)
     y, raw = model(x, return_raw=True)
     certificate = hn.check(model.constraint, y, x)
@@ -53,6 +56,7 @@ def test_what_is_logged_is_what_happened():
     distance = (y - raw).norm(dim=-1)
     assert logged["hardnet/displacement"] == pytest.approx(distance.mean().item(), rel=1e-6)
     assert logged["hardnet/moved"] == pytest.approx((distance > 0).double().mean().item())
+    assert 0 < logged["hardnet/moved"] < 1
     flow = hn.gradient_flow(model, x, lambda y: (y - 3).square().mean())
     assert logged["hardnet/gradient_kept"] == pytest.approx(flow.kept[flow.moved].mean().item(), abs=1e-6)
     assert logged["val_hardnet/displacement"] == pytest.approx(logged["hardnet/displacement"])
