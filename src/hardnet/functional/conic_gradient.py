@@ -16,7 +16,7 @@ Called by `hardnet.functional.conic`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,11 @@ from torch import Tensor
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.modes import may_look
 from hardnet.products import power_above, times_tiled
-from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite, gather, images
+from hardnet.solvers.conic.blocks import (
+    Block,
+    gather,
+    images,
+)
 from hardnet.solvers.conic.distance import local_unit
 from hardnet.solvers.conic.saddle import StiffSaddle
 from hardnet.solvers.conic.solve import project_intersection as solve
@@ -117,7 +121,7 @@ def _number_grads(
     return [gradient.to(fields[i].dtype) for i, gradient in zip(needed, found, strict=True)]
 
 
-KINDS: dict[str, type[Block]] = {kind.__name__: kind for kind in (Intervals, SecondOrder, SemiDefinite, Quadratics)}
+KINDS: dict[str, type[Block]] = {kind.__name__: kind for kind in get_args(Block)}
 
 
 def project_compiled(raw: Tensor, fields: Sequence[Tensor], kinds: Sequence[type[Block]], tolerance: float) -> Tensor:

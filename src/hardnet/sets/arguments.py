@@ -55,6 +55,12 @@ class Arguments(Constants):
     empty: frozenset[str]
     stored_as: ClassVar[dict[str, str]] = {}
     """Constructor arguments that are stored under another attribute."""
+    record: ClassVar[Any] = None
+    """The NamedTuple of the set's numbers, whose fields are the names of its arguments: `numbers` fills it."""
+    repeated: ClassVar[dict[str, str]] = {}
+    """Fields of the record that are another field once more, as both bounds of an equality are."""
+    nonzero: ClassVar[dict[str, str]] = {}
+    """Letters that may not stand for zero, each with what is said of one that does."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
@@ -120,6 +126,37 @@ class Arguments(Constants):
         """The shape of an argument known at construction, else None."""
         value = None if name in self._functions else getattr(self, name, None)
         return value.shape if isinstance(value, Tensor) else None
+
+    def numbers(self, x: Any, like: Tensor) -> Any:
+        """The numbers of C(x) as the `record` of the set, None for what was not given.
+
+        A letter of a core stands for the size that the first field with it has.
+
+        Args:
+            x: The input of the set's functions.
+            like: ``(*batch, n)``, gives batch, n, dtype and device.
+        """
+        found: dict[str, Tensor | None] = {}
+        sizes: dict[str, int] = {}
+        for name in self.record._fields:
+            if name in self.repeated:
+                found[name] = found[self.repeated[name]]
+            elif self.has(name):
+                found[name] = value = self.number(name, x, like, **sizes)
+                self._measure(name, value, sizes)
+            else:
+                found[name] = None
+        return self.record(**found)
+
+    def _measure(self, name: str, value: Tensor, sizes: dict[str, int]) -> None:
+        """Note what the letters of a number stand for; refuse two sizes for one, or zero where that is none."""
+        core = self._cores.get(name, ())
+        for letter, size in zip(core, value.shape[value.dim() - len(core) :], strict=True):
+            if size == 0 and letter in self.nonzero:
+                raise ShapeError(self.nonzero[str(letter)])
+            if sizes.setdefault(str(letter), size) != size:
+                expected = spell(("*batch", *(size if other == letter else other for other in core)))
+                raise ShapeError(sentence(self._spoken(name), f"shape {expected}", tuple(value.shape)))
 
     def number(self, name: str, x: Any, like: Tensor, **sizes: int) -> Tensor:
         """The argument at x, with the shape that the rule asks for beside `like` ``(*batch, n)``.
