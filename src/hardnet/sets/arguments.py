@@ -109,7 +109,7 @@ class Arguments(Constants):
 
     def has(self, name: str) -> bool:
         """Whether the argument was given at all."""
-        return name in self._functions or getattr(self, name, None) is not None
+        return name in self._functions or name in self._constants or getattr(self, name, None) is not None
 
     def source(self, name: str) -> Any:
         """The argument as it was given, so that a set like this one can be built from it; None for nothing."""
@@ -136,21 +136,22 @@ class Arguments(Constants):
             x: The input of the set's functions.
             like: ``(*batch, n)``, gives batch, n, dtype and device.
         """
-        found: dict[str, Tensor | None] = {}
-        sizes: dict[str, int] = {}
-        for name in self.record._fields:
-            if name in self.repeated:
-                found[name] = found[self.repeated[name]]
-            elif self.has(name):
-                found[name] = value = self.number(name, x, like, **sizes)
-                self._measure(name, value, sizes)
-            else:
-                found[name] = None
-        return self.record(**found)
+        record, sizes, found = self.record, {"n": like.shape[-1]}, []
+        for name in record._fields:
+            if not self.has(name):
+                same = self.repeated.get(name)
+                found.append(None if same is None else found[record._fields.index(same)])
+                continue
+            value, core = self.number(name, x, like, **sizes), self._cores.get(name, ())
+            for letter in core:
+                if letter not in sizes:  # else it was checked
+                    self._measure(name, value, core, sizes)
+                    break
+            found.append(value)
+        return record(*found)
 
-    def _measure(self, name: str, value: Tensor, sizes: dict[str, int]) -> None:
+    def _measure(self, name: str, value: Tensor, core: Core, sizes: dict[str, int]) -> None:
         """Note what the letters of a number stand for; refuse two sizes for one, or zero where that is none."""
-        core = self._cores.get(name, ())
         for letter, size in zip(core, value.shape[value.dim() - len(core) :], strict=True):
             if size == 0 and letter in self.nonzero:
                 raise ShapeError(self.nonzero[str(letter)])
