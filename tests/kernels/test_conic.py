@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from hardnet.functional import conic_gradient
+from hardnet.functional import conic, conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.kernels.cpu.conic import takes
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER
 from hardnet.solvers import SemiDefinite, Status
-from hardnet.solvers.conic import distance as conic_distance
-from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic import stack
 from hardnet.solvers.conic.blocks import gather
 from tests.draws import draw
 from tests.solvers.convex import D, ball, cone, families, half_plane, matrix, quadratic, rows
@@ -26,7 +24,7 @@ FAMILIES = families(BATCH, N) | {
 @pytest.fixture
 def without_compiled_code(monkeypatch):
     def switch():
-        for module in (conic, conic_distance, conic_gradient):
+        for module in (conic, conic_gradient):
             monkeypatch.setattr(module, "takes", lambda *_: False)
 
     return switch
@@ -120,10 +118,12 @@ def test_an_invalid_sample_leaves_its_mates_alone():
     assert torch.equal(found.y[kept], expected.y[kept])
 
 
-def test_what_is_large_or_not_float64_memory_is_left_to_tensor_operations():
-    small = stack.Stack(conic.images(FAMILIES["all"]), N)
-    assert stack.takes(small, draw(BATCH, N))
-    assert not stack.takes(small, draw(BATCH, N).float())
-    assert not stack.takes(small, draw(0, N))
-    wide = stack.Stack(conic.images([rows(1, 40, 40)]), 40)
-    assert not stack.takes(wide, draw(2, 40))
+def test_what_is_large_or_no_memory_is_left_to_tensor_operations():
+    asked = lambda raw, blocks: takes(raw, [type(own) for own in blocks], [field for own in blocks for field in own])
+    small, wide = FAMILIES["all"], [rows(1, 40, 40)]
+    assert asked(draw(BATCH, N), small)
+    assert asked(draw(BATCH, N).float(), small)
+    assert not asked(draw(BATCH, N).half(), small)
+    assert not asked(draw(0, N), small)
+    assert not asked(draw(2, 40), wide)
+    assert not asked(draw(BATCH, N).to("meta"), small)

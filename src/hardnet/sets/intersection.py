@@ -17,6 +17,7 @@ from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.rows import BoxedRows, join, join_rows
+from hardnet.sets.affine import BoxNumbers
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
@@ -234,6 +235,9 @@ def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
     stated = type(numbers) is part.record
     if part.curved:
         return numbers if stated and part.record in BLOCKS else part.block(numbers)  # pyright: ignore[reportCallIssue]
-    A, lower, upper = numbers if stated and part.record is AffineRows else part.rows(numbers, like)
+    if stated and part.record is BoxNumbers:
+        A, (lower, upper) = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device), numbers
+    else:
+        A, lower, upper = numbers if stated and part.record is AffineRows else part.rows(numbers, like)
     absent = A.new_full(A.shape[-2:-1], torch.inf) if lower is None or upper is None else A
     return Intervals(A, -absent if lower is None else lower, absent if upper is None else upper)

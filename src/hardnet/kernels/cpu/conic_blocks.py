@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from hardnet.kernels.cpu.compiling import Tile, inner
 from hardnet.kernels.cpu.small_eigen import eigen
 from hardnet.kernels.cpu.tiles import bound_size
@@ -80,6 +82,34 @@ def block(rows: Rows, b: int) -> tuple[int, int, int, int]:
 
 
 @inner
+def largest(v: Tile) -> float:
+    """The largest absolute entry; infinite for NaN."""
+    size = 0.0
+    for i in range(v.size):
+        size = max(size, abs(v[i]) if v[i] == v[i] else np.inf)
+    return size
+
+
+@inner
+def norm(v: Tile) -> float:
+    """``|v|`` of numbers of any size: their squares neither overflow nor vanish."""
+    size, square = largest(v), 0.0
+    if not 0.0 < size < np.inf:
+        return size
+    for i in range(v.size):
+        square += (v[i] / size) * (v[i] / size)
+    return size * math.sqrt(square)
+
+
+@inner
+def power_above(size: float) -> float:
+    """The power of two above a size, which is exact to divide by; one where it is zero or not finite."""
+    if not 0.0 < size < np.inf:
+        return 1.0
+    return math.ldexp(1.0, min(math.frexp(size)[1], 1023))
+
+
+@inner
 def evaluate(rows: Rows, y: Tile, z: Tile) -> None:
     """``G(y)`` into z, and the Jacobian of curved rows there."""
     n, R = rows.J.shape
@@ -129,16 +159,26 @@ def measure(rows: Rows, y: Tile, size: Tile) -> None:
             size[row] += (0.5 * rows.bend[c] * turned + abs(rows.q[c, j])) * abs(y[j])
     for b in range(rows.blocks.shape[0]):
         kind, first, count, _ = block(rows, b)
-        square = 0.0
+        if kind != INTERVALS:
+            size[first : first + count] = norm(size[first : first + count])
+            continue
         for i in range(first, first + count):
-            if kind == INTERVALS:
-                weight = 0.0
-                for j in range(n):
-                    weight += abs(rows.J[j, i])
-                size[i] += bound_size(rows.lower[i], rows.upper[i], weight)
-            square += size[i] * size[i]
-        for i in range(first, first + count if kind != INTERVALS else first):
-            size[i] = math.sqrt(square)
+            weight = 0.0
+            for j in range(n):
+                weight += abs(rows.J[j, i])
+            size[i] += bound_size(rows.lower[i], rows.upper[i], weight)
+
+
+@inner
+def miss(rows: Rows, excess: Tile, out: Tile) -> None:
+    """At least the violation of each row as it is written, where ``z - P_K(z)`` is `excess`; one for a whole cone."""
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        if kind != INTERVALS:
+            out[first : first + count] = ROOT * norm(excess[first : first + count])
+            continue
+        for i in range(first, first + count):
+            out[i] = abs(excess[i])
 
 
 @inner
@@ -214,6 +254,21 @@ def find_foot(rows: Rows, at: Foot) -> None:
             leave_cone(z, excess)
         else:
             leave_matrix(z, at.X, at.vectors[b], at.values[first : first + order], excess)
+
+
+@inner
+def find_foot_of_any_size(rows: Rows, at: Foot) -> None:
+    """The same for z of any size, whose squares may overflow or vanish: each cone in the unit of its own z."""
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        at.delta[first] = 1.0 if kind == INTERVALS else power_above(largest(at.z[first : first + count]))
+        for i in range(first, first + count if kind != INTERVALS else first):
+            at.z[i] /= at.delta[first]
+    find_foot(rows, at)
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        for i in range(first, first + count if kind != INTERVALS else first):
+            at.excess[i] *= at.delta[first]
 
 
 @inner

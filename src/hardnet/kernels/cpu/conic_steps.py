@@ -3,7 +3,7 @@
 ``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.lagrangian` and
 `hardnet.solvers.conic.newton`, where they are derived; what is not solved here goes on there.
 
-Called by `hardnet.kernels.cpu.conic`.
+Called by `hardnet.kernels.cpu.conic_sample`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import TINY, Foot, Rows, evaluate, find_foot, measure, pull, tighten, turn_rows
+from hardnet.kernels.cpu.conic_blocks import (
+    TINY,
+    Foot,
+    Rows,
+    evaluate,
+    find_foot,
+    largest,
+    measure,
+    miss,
+    pull,
+    tighten,
+    turn_rows,
+)
 from hardnet.kernels.cpu.conic_system import (
     FLOOR,
     System,
@@ -26,8 +38,8 @@ from hardnet.kernels.cpu.conic_system import (
 )
 from hardnet.kernels.cpu.small_eigen import EPS
 
-FIRST_ACCURACY, FACTOR, ROUNDS = 1e-2, 1e-2, 5
-"""The accuracy at which Newton is tried first, what it is multiplied by each time, and how often."""
+FIRST_ACCURACY, FACTOR, FINEST, ROUNDS = 1e-2, 1e-2, 1e-11, 12
+"""The accuracy at which Newton is tried first, what it is multiplied by each time, down to which, and how often."""
 STEPS, TRIALS, NEWTON = 32, 12, 12
 """Steps of the augmented Lagrangian in one round, points of a line search, and Newton steps, at most."""
 FIRST_PENALTY, LARGEST_PENALTY = 10.0, 1e9
@@ -67,15 +79,6 @@ class Sample(NamedTuple):
     second: Tile
     shift: Tile
     kept: Tile
-
-
-@inner
-def largest(v: Tile) -> float:
-    """The largest absolute entry; infinite for NaN."""
-    size = 0.0
-    for i in range(v.size):
-        size = max(size, abs(v[i]) if v[i] == v[i] else np.inf)
-    return size
 
 
 @inner
@@ -216,14 +219,15 @@ def polish(sample: Sample, weight: float, target: float) -> tuple[float, int]:
 @inner
 def overshoot(sample: Sample) -> tuple[float, float]:
     """The worst miss of G(y) in units of eight roundings of its row's terms, and the largest miss."""
-    at, worst, missed = sample.at, 0.0, 0.0
+    at, missed, worst, most = sample.at, sample.shift[0], 0.0, 0.0
     measure(sample.rows, sample.y, sample.second)
     evaluate(sample.rows, sample.y, at.z)
     find_foot(sample.rows, at)
-    for i in range(at.excess.size):
-        missed = max(missed, abs(at.excess[i]))
-        worst = max(worst, abs(at.excess[i]) / (8.0 * EPS * sample.second[i] + TINY))
-    return worst, missed
+    miss(sample.rows, at.excess, missed)
+    for i in range(missed.size):
+        most = max(most, missed[i])
+        worst = max(worst, missed[i] / (8.0 * EPS * sample.second[i] + TINY))
+    return worst, most
 
 
 @inner
@@ -244,13 +248,20 @@ def repair(sample: Sample, weight: float) -> bool:
         sample.dual[i] *= share
     if share < 1.0:
         polish(sample, weight * share, TARGET * size)
-    over, missed = overshoot(sample)
-    moved = share < 1.0 or over > ROUGH
-    for _ in range(REPAIRS):
-        if over > ROUGH:
-            over, missed = move_inwards(sample, weight * share, over, missed)
+    moved = go_inside(sample, weight * share)
     for i in range(sample.dual.size):
         sample.dual[i] /= share
+    return moved or share < 1.0
+
+
+@inner
+def go_inside(sample: Sample, weight: float) -> bool:
+    """Steps inwards as long as a row is missed by more than rounding; whether there was one."""
+    over, missed = overshoot(sample)
+    moved = over > ROUGH
+    for _ in range(REPAIRS):
+        if over > ROUGH:
+            over, missed = move_inwards(sample, weight, over, missed)
     return moved
 
 
@@ -281,12 +292,11 @@ def settle(sample: Sample, weight: float, known: bool) -> tuple[float, int]:
     for _ in range(ROUNDS):
         if residual <= SOLVED:
             break
-        penalty, near, steps = approach(sample, weight, penalty, accuracy)
+        penalty, residual, steps = approach(sample, weight, penalty, accuracy)
         spent += steps
-        if not near <= accuracy:
-            break
-        residual, steps = polish(sample, weight, TARGET)
-        spent, accuracy = spent + steps, accuracy * FACTOR
+        if residual <= accuracy:
+            residual, steps = polish(sample, weight, TARGET)
+            spent, accuracy = spent + steps, max(accuracy * FACTOR, FINEST)
     if residual <= LOOSE and repair(sample, weight):
         residual = conditions(sample, weight)
     return residual, spent
