@@ -21,6 +21,8 @@ INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks: rows between bounds, one second-order cone (the height last), one packed semidefinite matrix."""
 ROOT = math.sqrt(2.0)
 TINY = 2.0**-1022
+SMALLEST = 2.0**-900
+"""Below it, and above its inverse, a sum of squares is not trusted."""
 
 
 class Rows(NamedTuple):
@@ -92,7 +94,12 @@ def largest(v: Tile) -> float:
 
 @inner
 def norm(v: Tile) -> float:
-    """``|v|`` of numbers of any size: their squares neither overflow nor vanish."""
+    """``|v|`` of numbers of any size: where their squares overflow or vanish, in the unit of the largest."""
+    square = 0.0
+    for i in range(v.size):
+        square += v[i] * v[i]
+    if SMALLEST < square < 1.0 / SMALLEST:
+        return math.sqrt(square)
     size, square = largest(v), 0.0
     if not 0.0 < size < np.inf:
         return size

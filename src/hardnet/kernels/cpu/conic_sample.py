@@ -18,13 +18,16 @@ from hardnet.kernels.cpu.conic_blocks import evaluate, find_foot_of_any_size, la
 from hardnet.kernels.cpu.conic_layout import clamp, find_factors, lay_out, rescale, sound
 from hardnet.kernels.cpu.conic_steps import TARGET, Sample, derive, go_inside, polish, settle
 from hardnet.kernels.cpu.conic_system import down, factorize, up
-from hardnet.kernels.cpu.small_eigen import EPS
+from hardnet.kernels.cpu.small_eigen import EPS, identity
 from hardnet.kernels.limits import FAINT, FAR_AWAY, HALFWAY, PASSES, TIGHT
 
 LOOSE = 1e-6
 """The residual of an answer from which a point on the way is found: that of the last one alone decides."""
-CLIMB, NEAR = 64, 0.02
-"""Newton steps towards one quadratic at most, and the last part of its multiplier that is not worth one."""
+CLIMB, NEAR = 64, 0.25
+"""Newton steps towards one quadratic at most, and the part of its multiplier from which on they are left to others.
+
+From far away a step makes the multiplier half as large again, a third of what it is then.
+"""
 
 
 class Case(NamedTuple):
@@ -83,13 +86,19 @@ def exceed(case: Case) -> float:
 
 
 @inner
+def measure_slopes(case: Case) -> None:
+    """The factors of plain rows at y; only those of curved rows move with it."""
+    if case.sample.rows.curved.size > 0:
+        evaluate(case.sample.rows, case.y, case.sample.at.z)
+        find_factors(case.sample.rows, case.sample.at.z, case.factor)
+
+
+@inner
 def enter(case: Case, target: Tile, unit: float, weight: float) -> None:
     """The projection of `target` from y and dual in a unit of length, with the distance weighted."""
     sample = case.sample
     lay_out(sample.rows, case.numbers, case.place)
-    if sample.rows.curved.size > 0:
-        evaluate(sample.rows, case.y, sample.at.z)
-    find_factors(sample.rows, sample.at.z, case.factor)
+    measure_slopes(case)
     rescale(sample.rows, case.factor, unit)
     for j in range(target.size):
         sample.raw[j], sample.y[j] = target[j] / unit, case.y[j] / unit
@@ -120,9 +129,7 @@ def local_unit(case: Case, target: Tile) -> float:
     """The power of two above y and above the terms of the rows that hold it, over their slopes; leaves plain rows."""
     sample, force, size = case.sample, case.sample.shift[0], case.sample.second
     lay_out(sample.rows, case.numbers, case.place)
-    if sample.rows.curved.size > 0:
-        evaluate(sample.rows, case.y, sample.at.z)
-    find_factors(sample.rows, sample.at.z, case.factor)
+    measure_slopes(case)
     measure(sample.rows, case.y, size)
     for i in range(force.size):
         force[i] = case.dual[i] * case.factor[i]
@@ -184,7 +191,7 @@ def start_near_quadratics(case: Case) -> None:
     for c in range(rows.curved.size):
         row, mu, step = int(rows.curved[c]), 0.0, np.inf
         system.T[:], system.weight[:], dual[:], y[:] = 0.0, 0.0, 0.0, case.y
-        factorize(rows, 1.0, dual, system)
+        identity(system.L, y.size)
         for _ in range(CLIMB):
             evaluate(rows, y, sample.at.z)
             if not (sample.at.z[row] > 0.0 and step > NEAR * mu):
@@ -221,12 +228,12 @@ def first_unit(case: Case) -> float:
 
 @inner
 def approach(case: Case) -> tuple[float, int]:
-    """From raw, outside, to the nearest point: residual and steps."""
+    """From raw, outside, to the nearest point: residual and steps; leaves plain rows."""
     unit = first_unit(case)
     residual, spent = settle_in(case, case.raw, unit, 1.0)
-    for _ in range(PASSES):
+    for left in range(PASSES, -1, -1):
         local = local_unit(case, case.raw)
-        if not (residual <= LOOSE and unit > FAR_AWAY * local):
+        if not (left > 0 and residual <= LOOSE and unit > FAR_AWAY * local):
             break
         residual, steps, unit = come_closer(case, local)
         spent += steps
@@ -246,7 +253,6 @@ def project_sample(case: Case, limits: Limits) -> tuple[float, int, bool]:
     residual, spent = approach(case)
     if not residual <= min(limits.open, limits.solved):
         return residual, spent, True
-    lay_out(rows, case.numbers, case.place)
     if exceed(case) > 8.0 * EPS:
         spent += tidy(case)
         lay_out(rows, case.numbers, case.place)
@@ -261,6 +267,8 @@ def derive_sample(case: Case, grad: Tile) -> None:
     Lengths are taken in the unit of y, and the distance is weighted so that the multipliers are of size one too.
     """
     sample = case.sample
+    lay_out(sample.rows, case.numbers, case.place)
+    find_factors(sample.rows, sample.at.z, case.factor)
     enter(case, case.y, local_unit(case, case.y), 1.0)
     size = largest(sample.dual)
     weight = power_above(1.0 / max(size, FAINT))
