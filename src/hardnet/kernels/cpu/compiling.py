@@ -30,6 +30,9 @@ _ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inner = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
 """The same, called by compiled code alone: no time goes into entries for Python, long where records are handed over."""
 
+bare = njit(error_model="numpy", fastmath={"contract"}, nogil=True, _nrt=False, **_ALONE)
+"""The same for code that makes no array: numba then counts no references to those that it is given."""
+
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:
     """A compiled function of addresses of numbers of this dtype and of counts, to be called from Python.

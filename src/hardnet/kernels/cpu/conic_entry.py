@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray
 
-from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import Foot, Rows
+from hardnet.kernels.cpu.compiling import Tile, bare, inner
+from hardnet.kernels.cpu.conic_blocks import Foot, Rows, copy
 from hardnet.kernels.cpu.conic_sample import Case, Limits, derive_sample, project_sample
 from hardnet.kernels.cpu.conic_steps import Sample
 from hardnet.kernels.cpu.conic_system import System
@@ -62,7 +62,7 @@ def furnish(room: Tile, used: Counter, n: int, R: int, order: int, table: Tile, 
     )  # fmt: skip
 
 
-@inner
+@bare
 def run(
     y: Tile, dual: Tile, found: Tile, raw: Tile, limits: Tile, numbers: Tile, sample: Sample, way: Tile, factor: Tile,
     checked: Tile, back: int, begin: int, end: int,
@@ -75,7 +75,8 @@ def run(
         if back:
             derive_sample(case, raw[b])
             continue
-        y[b], dual[b] = raw[b], 0.0
+        copy(raw[b], y[b])
+        dual[b] = 0.0
         residual, spent, is_open = project_sample(case, allowed)
         found[b, 0], found[b, 1], found[b, 2] = residual, spent, is_open
         left += is_open

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from hardnet.kernels.cpu.compiling import Tile, inner
+from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.conic_blocks import INTERVALS, ROOT, TINY, Rows, block, norm, power_above
 
 ROWS, SECOND_ORDER, BALL, SEMIDEFINITE, QUADRATIC = 0, 1, 2, 3, 4
@@ -21,21 +21,21 @@ FORM, OFFSETS, STRIDES, FIELDS = 4, 5, 9, 4
 """Columns of the table behind kind, first row, number of rows and order; the most fields of a block."""
 
 
-@inner
-def field(rows: Rows, part: int, which: int, numbers: Tile, sample: int) -> Tile:
-    """The numbers of a sample from the first one of a field on."""
-    return numbers[int(rows.blocks[part, OFFSETS + which] + sample * rows.blocks[part, STRIDES + which]) :]
+@bare
+def start(rows: Rows, part: int, which: int, sample: int) -> int:
+    """Where a field of a sample begins among all numbers."""
+    return int(rows.blocks[part, OFFSETS + which] + sample * rows.blocks[part, STRIDES + which])
 
 
-@inner
+@bare
 def lay_out(rows: Rows, numbers: Tile, sample: int) -> None:
     """All blocks of a sample as they are given, in plain numbers."""
     curve = 0
     for part in range(rows.blocks.shape[0]):
         _, first, count, order = block(rows, part)
         form, own = int(rows.blocks[part, FORM]), slice(first, first + count)
-        one, two = field(rows, part, 0, numbers, sample), field(rows, part, 1, numbers, sample)
-        three, four = field(rows, part, 2, numbers, sample), field(rows, part, 3, numbers, sample)
+        one, two = numbers[start(rows, part, 0, sample) :], numbers[start(rows, part, 1, sample) :]
+        three, four = numbers[start(rows, part, 2, sample) :], numbers[start(rows, part, 3, sample) :]
         rows.lower[own], rows.upper[own] = -np.inf, 0.0
         if form == ROWS:
             lay_rows(rows, first, count, one, two, three)
@@ -50,7 +50,7 @@ def lay_out(rows: Rows, numbers: Tile, sample: int) -> None:
             curve += 1
 
 
-@inner
+@bare
 def lay_rows(rows: Rows, first: int, m: int, A: Tile, lower: Tile, upper: Tile) -> None:
     """``lower <= A y <= upper``."""
     n = rows.J.shape[0]
@@ -60,7 +60,7 @@ def lay_rows(rows: Rows, first: int, m: int, A: Tile, lower: Tile, upper: Tile) 
             rows.J[j, first + i] = A[i * n + j]
 
 
-@inner
+@bare
 def lay_cone(rows: Rows, first: int, m: int, A: Tile, b: Tile, c: Tile, d: float) -> None:
     """``|A y + b| <= c'y + d``."""
     n = rows.J.shape[0]
@@ -73,7 +73,7 @@ def lay_cone(rows: Rows, first: int, m: int, A: Tile, b: Tile, c: Tile, d: float
         rows.J[j, first + m] = c[j]
 
 
-@inner
+@bare
 def lay_ball(rows: Rows, first: int, center: Tile, radius: float) -> None:
     """``|y - center| <= radius``."""
     n = rows.J.shape[0]
@@ -84,7 +84,7 @@ def lay_ball(rows: Rows, first: int, center: Tile, radius: float) -> None:
             rows.J[j, first + i] = 1.0 if i == j else 0.0
 
 
-@inner
+@bare
 def lay_matrix(rows: Rows, first: int, order: int, F0: Tile, F: Tile) -> None:
     """``F0 + sum_i y_i F_i`` positive semidefinite: the symmetric parts, packed."""
     at = first
@@ -98,7 +98,7 @@ def lay_matrix(rows: Rows, first: int, order: int, F0: Tile, F: Tile) -> None:
             at += 1
 
 
-@inner
+@bare
 def lay_quadratic(rows: Rows, row: int, curve: int, P: Tile, q: Tile, r: float) -> None:
     """``1/2 y'Py + q'y + r <= 0``, with entries of P of size one."""
     n, size = rows.J.shape[0], 0.0
@@ -112,7 +112,7 @@ def lay_quadratic(rows: Rows, row: int, curve: int, P: Tile, q: Tile, r: float) 
             rows.P[curve, j * n + i] = 0.5 * (P[j * n + i] / bend + P[i * n + j] / bend)
 
 
-@inner
+@bare
 def sound(rows: Rows, checked: Tile, L: Tile, rounding: float) -> bool:
     """Whether the numbers describe a convex set; what all samples share is looked at once: `checked`."""
     curve, good = 0, True
@@ -129,7 +129,7 @@ def sound(rows: Rows, checked: Tile, L: Tile, rounding: float) -> bool:
     return good
 
 
-@inner
+@bare
 def sound_rows(rows: Rows, part: int) -> bool:
     """Whether all numbers of a block are finite, and bounds in order."""
     kind, first, count, _ = block(rows, part)
@@ -142,7 +142,7 @@ def sound_rows(rows: Rows, part: int) -> bool:
     return good
 
 
-@inner
+@bare
 def convex(rows: Rows, curve: int, L: Tile, rounding: float) -> bool:
     """Whether P has a Cholesky factor once a part of its largest row sum is added to its diagonal."""
     n, P, most = L.shape[0], rows.P[curve], 0.0
@@ -164,7 +164,7 @@ def convex(rows: Rows, curve: int, L: Tile, rounding: float) -> bool:
     return True
 
 
-@inner
+@bare
 def clamp(rows: Rows, y: Tile) -> None:
     """Every coordinate that has bounds of its own, by a row ``y_j`` or ``-y_j``, exactly inside them."""
     n = y.size
@@ -181,7 +181,7 @@ def clamp(rows: Rows, y: Tile) -> None:
                 y[place] = min(max(y[place], lower), upper)
 
 
-@inner
+@bare
 def find_factors(rows: Rows, value: Tile, factor: Tile) -> None:
     """What to divide each row by so that it has unit size at the last point, where G has the `value`."""
     curve, n = 0, rows.J.shape[0]
@@ -202,7 +202,7 @@ def find_factors(rows: Rows, value: Tile, factor: Tile) -> None:
         factor[i] = power_above(factor[i] if factor[i] > 0.0 else 1.0)
 
 
-@inner
+@bare
 def rescale(rows: Rows, factor: Tile, unit: float) -> None:
     """The same set in lengths of a unit, with rows divided by the factors."""
     n = rows.J.shape[0]

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import evaluate, find_foot_of_any_size, largest, measure, miss, power_above
+from hardnet.kernels.cpu.compiling import Tile, bare
+from hardnet.kernels.cpu.conic_blocks import copy, evaluate, find_foot_of_any_size, largest, measure, miss, power_above
 from hardnet.kernels.cpu.conic_layout import clamp, find_factors, lay_out, rescale, sound
 from hardnet.kernels.cpu.conic_steps import TARGET, Sample, derive, go_inside, polish, settle
 from hardnet.kernels.cpu.conic_system import down, factorize, up
@@ -69,7 +69,7 @@ class Limits(NamedTuple):
     rounding: float
 
 
-@inner
+@bare
 def exceed(case: Case) -> float:
     """How far y misses its worst row, in parts of the terms that the row adds up; infinite for NaN. Rows are plain."""
     rows, at, worst = case.sample.rows, case.sample.at, 0.0
@@ -85,7 +85,7 @@ def exceed(case: Case) -> float:
     return worst
 
 
-@inner
+@bare
 def measure_slopes(case: Case) -> None:
     """The factors of plain rows at y; only those of curved rows move with it."""
     if case.sample.rows.curved.size > 0:
@@ -93,7 +93,7 @@ def measure_slopes(case: Case) -> None:
         find_factors(case.sample.rows, case.sample.at.z, case.factor)
 
 
-@inner
+@bare
 def enter(case: Case, target: Tile, unit: float, weight: float) -> None:
     """The projection of `target` from y and dual in a unit of length, with the distance weighted."""
     sample = case.sample
@@ -106,7 +106,7 @@ def enter(case: Case, target: Tile, unit: float, weight: float) -> None:
         sample.dual[i] = case.dual[i] * (case.factor[i] * weight / unit)
 
 
-@inner
+@bare
 def leave(case: Case, unit: float, weight: float, moved: bool) -> None:
     """Back to plain numbers; y as it was where it has not moved."""
     for j in range(case.y.size if moved else 0):
@@ -115,7 +115,7 @@ def leave(case: Case, unit: float, weight: float, moved: bool) -> None:
         case.dual[i] = case.sample.dual[i] / (case.factor[i] * weight / unit)
 
 
-@inner
+@bare
 def settle_in(case: Case, target: Tile, unit: float, weight: float) -> tuple[float, int]:
     """The projection of `target` in a unit; residual and steps."""
     enter(case, target, unit, weight)
@@ -124,7 +124,7 @@ def settle_in(case: Case, target: Tile, unit: float, weight: float) -> tuple[flo
     return residual, spent
 
 
-@inner
+@bare
 def local_unit(case: Case, target: Tile) -> float:
     """The power of two above y and above the terms of the rows that hold it, over their slopes; leaves plain rows."""
     sample, force, size = case.sample, case.sample.shift[0], case.sample.second
@@ -140,7 +140,7 @@ def local_unit(case: Case, target: Tile) -> float:
     return power_above(most)
 
 
-@inner
+@bare
 def distance(one: Tile, other: Tile) -> float:
     """The largest difference; one for none, so that it divides."""
     size = 0.0
@@ -149,7 +149,7 @@ def distance(one: Tile, other: Tile) -> float:
     return size if size > 0.0 else 1.0
 
 
-@inner
+@bare
 def come_closer(case: Case, unit: float) -> tuple[float, int, float]:
     """The answer at the accuracy of y, by the projection of a point on the way: residual, steps and its unit."""
     near, part = case.way, min(HALFWAY * unit / distance(case.raw, case.y), 1.0)
@@ -168,7 +168,7 @@ def come_closer(case: Case, unit: float) -> tuple[float, int, float]:
     return residual, spent + steps, unit
 
 
-@inner
+@bare
 def tidy(case: Case) -> int:
     """Newton with rows of unit size at y, and steps inwards where a row is still missed by more than rounding."""
     unit, sample = local_unit(case, case.raw), case.sample
@@ -183,14 +183,15 @@ def tidy(case: Case) -> int:
     return spent
 
 
-@inner
+@bare
 def start_near_quadratics(case: Case) -> None:
     """One pass of projections onto the curved rows, each alone and roughly: from far away Newton would be slow."""
     rows, system, sample = case.sample.rows, case.sample.system, case.sample
     y, dual = system.move, sample.shift[0]
     for c in range(rows.curved.size):
         row, mu, step = int(rows.curved[c]), 0.0, np.inf
-        system.T[:], system.weight[:], dual[:], y[:] = 0.0, 0.0, 0.0, case.y
+        system.T[:], system.weight[:], dual[:] = 0.0, 0.0, 0.0
+        copy(case.y, y)
         identity(system.L, y.size)
         for _ in range(CLIMB):
             evaluate(rows, y, sample.at.z)
@@ -211,10 +212,10 @@ def start_near_quadratics(case: Case) -> None:
             down(system.L, y)
             up(system.L, y)
         if largest(y) < np.inf:
-            case.y[:] = y
+            copy(y, case.y)
 
 
-@inner
+@bare
 def first_unit(case: Case) -> float:
     """The power of two above raw, the first point y and the distance to the furthest row; rows are plain, as at raw."""
     at, size = case.sample.at, largest(case.raw)
@@ -226,7 +227,7 @@ def first_unit(case: Case) -> float:
     return power_above(max(size, largest(case.y)))
 
 
-@inner
+@bare
 def approach(case: Case) -> tuple[float, int]:
     """From raw, outside, to the nearest point: residual and steps; leaves plain rows."""
     unit = first_unit(case)
@@ -240,7 +241,7 @@ def approach(case: Case) -> tuple[float, int]:
     return residual, spent
 
 
-@inner
+@bare
 def project_sample(case: Case, limits: Limits) -> tuple[float, int, bool]:
     """The nearest point into y and dual, from ``y = raw`` and zero: residual, steps, and whether it is left open."""
     rows = case.sample.rows
@@ -260,7 +261,7 @@ def project_sample(case: Case, limits: Limits) -> tuple[float, int, bool]:
     return residual, spent, not exceed(case) <= limits.holds
 
 
-@inner
+@bare
 def derive_sample(case: Case, grad: Tile) -> None:
     """The cotangents of raw and of the values G at a solution, in place of y and dual.
 
