@@ -21,6 +21,7 @@ from hardnet.errors import (
     Defect,
     DTypeError,
     ShapeError,
+    UnsupportedSetError,
     sentence,
 )
 from hardnet.modes import HALF, working
@@ -137,6 +138,9 @@ class Arguments(Constants):
             like: ``(*batch, n)``, gives batch, n, dtype and device.
         """
         record, sizes, found = self.record, {"n": like.shape[-1]}, []
+        if record is None:
+            got = f"{type(self).__name__} with neither"
+            raise UnsupportedSetError(sentence("constraint", "a set with a `record` or with `numbers` of its own", got))
         for name in record._fields:
             if not self.has(name):
                 same = self.repeated.get(name)

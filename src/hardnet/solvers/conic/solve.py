@@ -70,6 +70,8 @@ def project_intersection(
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, limits)
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
+        if index.numel() == 0:  # what all samples share may be unsound
+            break
         part = _solve(raw[index], stack.select(index), limits)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
