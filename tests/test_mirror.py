@@ -28,7 +28,7 @@ ELSEWHERE = {
     "functional/test_affine_strict.py": "functional/strict",
     "functional/test_box_rows.py": "functional/box_rows_gradient",
     "functional/test_cones.py": "solvers/conic/cones solvers/conic/semidefinite",
-    "functional/test_intersection.py": "functional/conic functional/conic_gradient",
+    "functional/test_intersection.py": "functional/conic functional/conic_gradient functional/conic_report",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/polyhedron/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_call functional/nonlinear_gradient solvers/nonlinear/kkt",
     "functional/test_polyhedron.py": "functional/samples",
@@ -41,8 +41,9 @@ ELSEWHERE = {
     "kernels/test_affine.py": "kernels/checking kernels/gpu/affine kernels/gpu/affine_reference kernels/gpu/blocks "
     "kernels/gpu/common kernels/gpu/gram kernels/limits",
     "kernels/test_affine_shared.py": "kernels/gpu/affine_shared",
-    "kernels/test_conic.py": "kernels/cpu/conic kernels/cpu/conic_blocks kernels/cpu/conic_steps "
-    "kernels/cpu/conic_system kernels/cpu/small_eigen",
+    "kernels/test_conic.py": "kernels/cpu/conic kernels/cpu/conic_blocks kernels/cpu/conic_entry "
+    "kernels/cpu/conic_layout kernels/cpu/conic_sample kernels/cpu/conic_steps kernels/cpu/conic_system "
+    "kernels/cpu/small_eigen",
     "kernels/test_cpu.py": "kernels/cpu/affine kernels/cpu/affine_few kernels/cpu/affine_shared kernels/cpu/launch",
     "kernels/test_cpu_modes.py": "kernels/cpu/compiling kernels/cpu/gram_schmidt kernels/cpu/tiles modes",
     "kernels/test_definite.py": "kernels/gpu/definite",

@@ -155,3 +155,10 @@ def test_every_error_message():
         project_intersection(raw, [block._replace(b=torch.zeros(3, 2, dtype=D))])
     with pytest.raises(ShapeError, match="output dimension"):
         project_intersection(torch.tensor(1.0, dtype=D), [block])
+
+
+def test_a_batch_of_one_bad_sample_is_nan():
+    """The solver has no sample left then, and must not look at the numbers, which are all bad."""
+    bowl = Quadratics(torch.full((1, 2, 2), torch.nan, dtype=D), torch.zeros(1, 2, dtype=D), -torch.ones(1, dtype=D))
+    y = project_intersection(draw(1, 2), [bowl, half_plane([1.0, 0.0], 0.0)], on_invalid="nan")
+    assert y.isnan().all()

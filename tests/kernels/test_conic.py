@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from hardnet.functional import conic_gradient
+from hardnet.functional import conic, conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.kernels.cpu.conic import project, takes
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER
-from hardnet.solvers import SemiDefinite, Status
-from hardnet.solvers.conic import distance as conic_distance
-from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic import stack
-from hardnet.solvers.conic.blocks import gather
+from hardnet.solvers import Quadratics, SemiDefinite, Status
+from hardnet.solvers.conic.blocks import Balls, gather
 from tests.draws import draw
 from tests.solvers.convex import D, ball, cone, families, half_plane, matrix, quadratic, rows
 
@@ -19,6 +17,11 @@ pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba compiles these")
 BATCH, N = 16, 5
 FAMILIES = families(BATCH, N) | {
     "two cones and two matrices": [cone(1, N, 2), cone(1, N, 4), matrix(BATCH, N, 2), matrix(1, N, 4, seed=7)],
+    "balls and rows": [
+        Balls(torch.zeros(1, N, dtype=D), torch.ones(1, dtype=D)),
+        Balls(0.1 * draw(BATCH, N, seed=11), torch.full((BATCH,), 1.2, dtype=D)),
+        rows(BATCH, N, 2),
+    ],
     "constants beside samples": [quadratic(1, N, 2), rows(BATCH, N, 3), quadratic(BATCH, N, N, seed=9)],
 }
 
@@ -26,7 +29,7 @@ FAMILIES = families(BATCH, N) | {
 @pytest.fixture
 def without_compiled_code(monkeypatch):
     def switch():
-        for module in (conic, conic_distance, conic_gradient):
+        for module in (conic, conic_gradient):
             monkeypatch.setattr(module, "takes", lambda *_: False)
 
     return switch
@@ -120,10 +123,42 @@ def test_an_invalid_sample_leaves_its_mates_alone():
     assert torch.equal(found.y[kept], expected.y[kept])
 
 
-def test_what_is_large_or_not_float64_memory_is_left_to_tensor_operations():
-    small = stack.Stack(conic.images(FAMILIES["all"]), N)
-    assert stack.takes(small, draw(BATCH, N))
-    assert not stack.takes(small, draw(BATCH, N).float())
-    assert not stack.takes(small, draw(0, N))
-    wide = stack.Stack(conic.images([rows(1, 40, 40)]), 40)
-    assert not stack.takes(wide, draw(2, 40))
+def parts(blocks):
+    """What compiled code takes: the kinds of the blocks and their fields."""
+    return [type(block) for block in blocks], [field for block in blocks for field in block]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_sample_is_left_to_the_solver(name):
+    left = project(3 * draw(BATCH, N, seed=3), *parts(FAMILIES[name]), 1e-9)[-1]
+    assert left is None
+
+
+def test_an_empty_set_bad_numbers_and_an_indefinite_matrix_are_left_to_the_solver():
+    disc = Balls(torch.zeros(3, 2, dtype=D), torch.tensor([1.0, -1.0, torch.nan], dtype=D))
+    assert project(draw(3, 2) + 5, *parts([disc]), 1e-9)[-1].tolist() == [1, 2]
+    bowl = Quadratics(torch.diag_embed(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=D)), torch.zeros(2, 2, dtype=D),
+                      -torch.ones(2, dtype=D))  # fmt: skip
+    assert project(draw(2, 2) + 5, *parts([bowl]), 1e-9)[-1].tolist() == [1]
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-160, 1e160, 1e250])
+def test_numbers_whose_squares_overflow_or_vanish(size):
+    disc = Balls(torch.zeros(1, 2, dtype=D), torch.full((1,), size, dtype=D))
+    line = half_plane([1.0, 0.0], 0.5 * size)
+    inside, outside = torch.tensor([[0.6, 0.1]], dtype=D), torch.tensor([[3.0, 4.0]], dtype=D)
+    found = solve_intersection(size * torch.cat([inside, outside]), [disc, line])
+    assert found.status.tolist() == [Status.SOLVED] * 2
+    assert torch.equal(found.y[0], size * inside[0])
+    assert (found.y[1] / size - torch.tensor([0.6, 0.8], dtype=D)).abs().max().item() < 1e-14
+
+
+def test_what_is_large_or_no_memory_is_left_to_tensor_operations():
+    asked = lambda raw, blocks: takes(raw, *parts(blocks))
+    small, wide = FAMILIES["all"], [rows(1, 40, 40)]
+    assert asked(draw(BATCH, N), small)
+    assert asked(draw(BATCH, N).float(), small)
+    assert not asked(draw(BATCH, N).half(), small)
+    assert not asked(draw(0, N), small)
+    assert not asked(draw(2, 40), wide)
+    assert not asked(draw(BATCH, N).to("meta"), small)

@@ -1,6 +1,7 @@
 """Constants of sets: judged when the set is built, copied, and in the dtype of the network where they were written."""
 
 import copy
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -232,3 +233,53 @@ def test_a_matrix_of_scipy_is_told_how_to_become_a_tensor():
     sparse = pytest.importorskip("scipy.sparse").eye(3, format="csr")
     with pytest.raises(errors.DTypeError, match=r"A: .*torch\.sparse_csr_tensor\(A\.indptr, A\.indices"):
         hn.Affine(sparse, upper=1.0)
+
+
+class Slab(hn.sets.ConstraintSet):
+    """``|normal' y| <= width``, whose numbers are its arguments."""
+
+    polyhedral = True
+    record = namedtuple("SlabNumbers", ["normal", "width"])
+
+    def __init__(self, normal, width):
+        super().__init__()
+        self.take("normal", normal, ("n",), "finite")
+        self.take("width", width, (), "size")
+
+    def rows(self, numbers, like):
+        width = numbers.width.unsqueeze(-1)
+        return hn.sets.AffineRows(numbers.normal.unsqueeze(-2), -width, width)
+
+    def residual(self, numbers, y):
+        return ((numbers.normal * y).sum(-1, keepdim=True).abs() - numbers.width.unsqueeze(-1)).clamp_min(0)
+
+    def scale(self, numbers, y):
+        return (numbers.normal * y).abs().sum(-1, keepdim=True) + numbers.width.unsqueeze(-1)
+
+
+def test_a_set_that_states_its_record_needs_no_numbers_of_its_own():
+    x, y = torch.rand(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    slab = Slab([1.0, 1.0, 1.0], lambda x: x[..., 0])
+    assert torch.equal(slab.numbers(x, y).width, x[:, 0])
+    hn.testing.check_set(slab, y, x)
+    both = slab & hn.Ball([0.0] * 3, 1.0)
+    assert hn.check(both, hn.layers.HardNetCvx(both)(3 * y, x), x).ok
+
+
+def test_numbers_of_its_own_count_also_where_a_record_is_inherited():
+    class Half(hn.Ball):
+        def numbers(self, x, like):
+            center, radius = super().numbers(x, like)
+            return center, radius / 2
+
+        def block(self, numbers):
+            return self.record(*numbers)
+
+    ball = Half([0.0, 0.0], 1.0) & hn.Affine([[1.0, 0.0]], upper=[9.0])
+    y = ball.project(ball.numbers(None, torch.ones(2).double()), torch.tensor([3.0, 4.0]).double())
+    assert (y - torch.tensor([0.3, 0.4], dtype=D)).abs().max() < 1e-14
+
+
+def test_neither_a_record_nor_numbers_is_an_error():
+    with pytest.raises(hn.errors.UnsupportedSetError, match="record"):
+        hn.sets.ConstraintSet().numbers(None, torch.zeros(2))

@@ -1,39 +1,33 @@
 """The exact projection onto any intersection of blocks, and what happens to samples that have no answer.
 
-Eager code calls the solver in a function of autograd, compiled code as one operator; both have the
-derivative of `conic_gradient`.
+Small sets on a CPU are projected by compiled code, sample by sample; the solver takes the others, and samples that
+compiled code leaves open. Eager code calls both in a function of autograd, a compiled graph as one operator, since
+iterations would be thousands of operations of the graph; nothing is raised there, and a sample that is not solved is
+NaN. All have the derivative of `conic_gradient`.
 
 Called by `hardnet.sets.curved`, `hardnet.sets.intersection` and others.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import (
-    INDEFINITE,
-    NOT_FINITE,
-    InfeasibleError,
-    NotConvergedWarning,
-    OptionError,
-    ShapeError,
-    sentence,
-)
-from hardnet.functional.conic_gradient import cotangents, project_compiled, solve_compiled
+from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.functional.conic_gradient import cotangents
+from hardnet.functional.conic_report import report
 from hardnet.functional.derivatives import last_derivative
-from hardnet.functional.samples import Policy, find_invalid, refuse, reject
+from hardnet.functional.samples import Policy
+from hardnet.kernels.cpu.conic import project, takes
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
 from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
-from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, gather, images
+from hardnet.solvers.conic.blocks import Block, gather
 from hardnet.solvers.conic.solve import project_intersection as solve
-from hardnet.solvers.conic.stack import Stack
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Solution, Status, place
 
 
 def project_intersection(
@@ -65,7 +59,8 @@ def project_intersection(
         on_infeasible = "raise" if may_look(raw) else "nan"
     batch, flat, kinds = _flatten(raw, blocks)
     if mode() in GRAPHS:  # which raise nothing
-        return project_compiled(_spread(raw, batch), flat, kinds, tolerance).reshape(*batch, raw.shape[-1])
+        y = _operator(_spread(raw, batch), flat, _names(kinds), tolerance)[0]  # pyright: ignore[reportCallIssue]
+        return y.reshape(*batch, raw.shape[-1])
     if on_infeasible == "raise" and not may_wait():
         remedy = "use 'auto' or 'nan', and constraint.solve for the status"
         raise OptionError(sentence("on_infeasible", "no error inside a capture", "'raise'", remedy))
@@ -73,29 +68,8 @@ def project_intersection(
     y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, looks, *flat)
     if looks and bool((status != int(Status.SOLVED)).any()):
         found = y, status.reshape(batch), residual.reshape(batch)
-        _answer(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
+        report(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
     return y.reshape(*batch, raw.shape[-1])
-
-
-def _answer(
-    raw: Tensor,
-    blocks: Sequence[Block],
-    found: tuple[Tensor, Tensor, Tensor],
-    flat: list[Block],
-    tolerance: float,
-    policies: tuple[str, str],
-) -> None:
-    """Raise or warn about samples that are not solved, as far as the policies ask."""
-    (y, status, residual), (on_infeasible, on_invalid) = found, policies
-    if on_invalid == "raise":
-        _raise_invalid(raw, blocks, status == int(Status.INVALID))
-    if on_infeasible == "raise":
-        text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
-        refuse(status == int(Status.INFEASIBLE), InfeasibleError, text)
-    stopped = status == int(Status.NOT_CONVERGED)
-    if bool(stopped.any()):
-        violation = _violation(flat, y).reshape(stopped.shape)
-        _warn(residual[stopped].max().item(), violation[stopped].max().item(), stopped, tolerance)
 
 
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
@@ -103,9 +77,10 @@ def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float
     refuse_transforms("the projection onto a convex set")
     batch, flat, kinds = _flatten(raw, blocks)
     if mode() in GRAPHS:
-        found = solve_compiled(_spread(raw, batch), flat, kinds, tolerance)
+        y, _, *rest = _operator(_spread(raw, batch), flat, _names(kinds), tolerance)  # pyright: ignore[reportCallIssue]
+        found = Solution(y, *rest)
     else:
-        found = solve(_spread(raw, batch), gather(kinds, flat), tolerance=tolerance, dtype=raw.dtype)
+        found = _find(_spread(raw, batch), kinds, flat, tolerance)
     return Solution(*(field.reshape(batch + field.shape[1:]) for field in found))
 
 
@@ -132,36 +107,16 @@ def _spread(raw: Tensor, batch: torch.Size) -> Tensor:
     return raw.expand(*batch, raw.shape[-1]).reshape(batch.numel(), raw.shape[-1])
 
 
-def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
-    """Say which of the three reasons makes the samples invalid."""
-    if not bool(bad.any()):
-        return
-    reject(bad & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
-    for block in blocks:
-        if isinstance(block, Intervals):
-            for finding in find_invalid(raw, None, block.lower, block.upper):
-                reject(bad & finding.bad, finding.defect, finding.name, finding.got)
-        if isinstance(block, Quadratics) and bool(block.P.isfinite().all()):
-            least = torch.linalg.eigvalsh((block.P + block.P.mT).double() / 2)[..., 0]
-            reject(bad & (least < 0).expand(bad.shape), INDEFINITE, "P", f"the eigenvalue {least.min().item():.3g}")
-    reject(bad, NOT_FINITE, "the numbers of the set")
-
-
-@torch.no_grad()
-def _violation(blocks: Sequence[Block], y: Tensor) -> Tensor:
-    """The largest distance of any row from its cone, in the units of the row: ``(B,)``."""
-    y = y.double()
-    return Stack(images(blocks), y.shape[-1]).miss(y).amax(-1)
-
-
-def _warn(residual: float, violation: float, stopped: Tensor, tolerance: float) -> None:
-    """One warning for all samples that stopped early."""
-    text = (
-        f"{int(stopped.sum())} of {stopped.numel()} projections stopped at residual {residual:.2g} "
-        f"(tolerance {tolerance:g}) and violate a row by up to {violation:.2g}"
-    )
-    remedy = "the set may be empty, or have an empty interior"
-    warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)
+def _find(raw: Tensor, kinds: Sequence[type[Block]], fields: Sequence[Tensor], tolerance: float) -> Solution:
+    """The projection of a flat batch: by compiled code where it takes the blocks, and the rest by the solver."""
+    if not (may_look(raw) and takes(raw, kinds, fields)):
+        return solve(raw, gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
+    y, dual, steps, residual, left = project(raw, kinds, fields, tolerance)
+    found = Solution(y, dual, torch.full_like(steps, Status.SOLVED, dtype=torch.int8), steps, residual)
+    if left is None:
+        return found
+    own = [field if field.shape[0] == 1 else field[left] for field in fields]
+    return place(found, left, solve(raw[left], gather(kinds, own), tolerance=tolerance, dtype=raw.dtype))
 
 
 class _Project(torch.autograd.Function):
@@ -172,7 +127,7 @@ class _Project(torch.autograd.Function):
         ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, looks: bool, *fields: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """``(y, status, residual)``; samples without an answer are NaN, unfinished ones too where none is warned of."""
-        found = solve(raw, gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
+        found = _find(raw, kinds, fields, tolerance)
         answered = found.status == int(Status.SOLVED)
         if looks:
             answered = answered | (found.status == int(Status.NOT_CONVERGED))
@@ -195,3 +150,64 @@ class _Project(torch.autograd.Function):
             grads[i] = gradient
         u, *grads = last_derivative("a projection onto curved sets", [u, *grads], [grad, raw, *fields])
         return u, None, None, None, *grads
+
+
+KINDS: dict[str, type[Block]] = {kind.__name__: kind for kind in get_args(Block)}
+
+
+def _names(kinds: Sequence[type[Block]]) -> str:
+    """The blocks in words, which an operator takes."""
+    return " ".join(kind.__name__ for kind in kinds)
+
+
+def _kinds(names: str) -> list[type[Block]]:
+    return [KINDS[name] for name in names.split()]
+
+
+@torch.library.custom_op("hardnet::project_blocks", mutates_args=())
+def _operator(
+    raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    found = _find(raw, _kinds(kinds), fields, tolerance)
+    y = torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
+    return y.to(raw.dtype, copy=True), y, found.dual, found.status, found.iterations, found.residual
+
+
+@_operator.register_fake  # pyright: ignore[reportFunctionMemberAccess]
+def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[Tensor, ...]:
+    rows = sum(block.rows for block in gather(_kinds(kinds), fields))
+    wide = torch.empty_like(raw, dtype=torch.float64)
+    status, iterations = (torch.empty_like(wide[:, 0], dtype=kind) for kind in (torch.int8, torch.int64))
+    dual, residual = wide.new_empty(raw.shape[0], rows), torch.empty_like(wide[:, 0])
+    return torch.empty_like(raw), wide, dual, status, iterations, residual
+
+
+@torch.library.custom_op("hardnet::project_blocks_backward", mutates_args=())
+def _backward(
+    grad: Tensor, y: Tensor, dual: Tensor, fields: list[Tensor], kinds: str, needed: list[int]
+) -> list[Tensor]:
+    u, found = cotangents(grad, y, dual, _kinds(kinds), fields, needed)
+    return [u.to(grad.dtype, copy=True), *found]
+
+
+@_backward.register_fake  # pyright: ignore[reportFunctionMemberAccess]
+def _(grad: Tensor, y: Tensor, dual: Tensor, fields: list[Tensor], kinds: str, needed: list[int]) -> list[Tensor]:
+    return [torch.empty_like(grad), *(torch.empty_like(fields[i]) for i in needed)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, fields, kinds, _ = inputs
+    ctx.save_for_backward(*output[1:3], *fields)
+    ctx.kinds, ctx.needed = kinds, [i for i, field in enumerate(fields) if field.requires_grad]
+
+
+def _derive(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    y, dual, *fields = ctx.saved_tensors
+    u, *found = _backward(grad, y, dual, fields, ctx.kinds, ctx.needed)  # pyright: ignore[reportCallIssue]
+    grads: list[Tensor | None] = [None] * len(fields)
+    for i, gradient in zip(ctx.needed, found, strict=True):
+        grads[i] = gradient
+    return u, grads, None, None
+
+
+_operator.register_autograd(_derive, setup_context=_keep)  # pyright: ignore[reportFunctionMemberAccess]

@@ -20,6 +20,15 @@ MOST_STEP_ROWS = 128
 """CPU: the most rows of the nonlinear solver, and outputs of its Hessian, whose steps are found sample by sample."""
 MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8
 """CPU: outputs times rows of a curved set, and the order of its matrices, up to which samples are solved one by one."""
+INSIDE, ROUNDINGS, FEASIBLE = 4, 16, 1e-12
+"""Curved sets: roundings of raw's dtype by which a raw output that counts as inside may miss a row, and by which a
+solved sample may, relative to the row's terms, as certificates allow; and the second where the dtype allows more."""
+FAR_AWAY, PASSES, HALFWAY = 16.0, 3, 128.0
+"""From so many sizes of y on, a projection is found once more in the unit of y; how often, since each pass gains about
+twelve digits of distance; and how many sizes of the set the point on the way lies from y."""
+TIGHT, FAINT = 1e-10, 1e-3
+"""Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight in the derivative;
+and multipliers are scaled up to size one from here: below it their own rounding would count as tight."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8

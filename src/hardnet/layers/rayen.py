@@ -31,7 +31,7 @@ from hardnet.products import times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import block_of
 from hardnet.shapes import require_like
-from hardnet.solvers.conic.blocks import Block, Intervals
+from hardnet.solvers.conic.blocks import Balls, Block, Intervals
 from hardnet.solvers.offline.interior import (
     THIN,
     Halfspaces,
@@ -209,7 +209,8 @@ class Rayen(Layer):
     def _blocks(self) -> tuple[list[Intervals], list[Block]]:
         """The linear and the curved pieces of the set, on the CPU in float64."""
         like = self._like()
-        blocks = [block_of(part, part.numbers(None, like), like) for part in self.constraint.parts]
+        found = [block_of(part, part.numbers(None, like), like) for part in self.constraint.parts]
+        blocks = [block.cone() if isinstance(block, Balls) else block for block in found]
         exact = [type(block)(*(field.detach().to("cpu", torch.float64) for field in block)) for block in blocks]
         return [own for own in exact if isinstance(own, Intervals)], [
             own for own in exact if not isinstance(own, Intervals)

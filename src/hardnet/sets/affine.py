@@ -74,6 +74,7 @@ class Affine(ConstraintSet):
     """
 
     polyhedral = True
+    record = AffineRows
 
     def __new__(cls, A: Any = None, *rest: Any, **named: Any) -> Any:
         """A set of its own for a sparse A; copies and pickles come without arguments."""
@@ -94,13 +95,6 @@ class Affine(ConstraintSet):
         self.take("upper", upper, ("m",), "upper")
         self._check_bounds()
         self._check_zero_rows()
-
-    def numbers(self, x: Any, like: Tensor) -> AffineRows:
-        """``A(x), lower(x), upper(x)``, with bounds of one entry per row."""
-        A = self.number("A", x, like)
-        m = A.shape[-2]
-        bounds = (self.number(name, x, like, m=m) if self.has(name) else None for name in ("lower", "upper"))
-        return AffineRows(A, *bounds)
 
     @property
     def same_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -163,16 +157,11 @@ class Equality(Affine):
     """
 
     stored_as: ClassVar[dict[str, str]] = {"b": "lower"}
+    repeated: ClassVar[dict[str, str]] = {"upper": "lower"}
     declares_equalities = True
 
     def __init__(self, A: Number, b: Number, *, name: str | None = None) -> None:
         super().__init__(A, lower=b, name=name)
-
-    def numbers(self, x: Any, like: Tensor) -> AffineRows:
-        """``A(x), b(x), b(x)``, with b evaluated once."""
-        A = self.number("A", x, like)
-        b = self.number("lower", x, like, m=A.shape[-2])
-        return AffineRows(A, b, b)
 
     def equality_rows(self, numbers: AffineRows, like: Tensor) -> list[int]:
         """All of them."""
@@ -207,6 +196,7 @@ class Box(ConstraintSet):
     polyhedral = True
     projectable = True
     same_rows = True
+    record = BoxNumbers
 
     def __init__(self, lower: Number | None = None, upper: Number | None = None, *, name: str | None = None) -> None:
         super().__init__(name)
@@ -215,10 +205,6 @@ class Box(ConstraintSet):
         self.take("lower", lower, ("n",), "lower")
         self.take("upper", upper, ("n",), "upper")
         self._check_bounds()
-
-    def numbers(self, x: Any, like: Tensor) -> BoxNumbers:
-        """``lower(x), upper(x)``, each ``(*batch, n)`` or ``(n,)`` or None."""
-        return BoxNumbers(*(self.number(name, x, like) if self.has(name) else None for name in ("lower", "upper")))
 
     def row_count(self, numbers: BoxNumbers, like: Tensor) -> int:
         """N."""

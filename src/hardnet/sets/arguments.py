@@ -21,6 +21,7 @@ from hardnet.errors import (
     Defect,
     DTypeError,
     ShapeError,
+    UnsupportedSetError,
     sentence,
 )
 from hardnet.modes import HALF, working
@@ -55,6 +56,12 @@ class Arguments(Constants):
     empty: frozenset[str]
     stored_as: ClassVar[dict[str, str]] = {}
     """Constructor arguments that are stored under another attribute."""
+    record: ClassVar[Any] = None
+    """The NamedTuple of the set's numbers, whose fields are the names of its arguments: `numbers` fills it."""
+    repeated: ClassVar[dict[str, str]] = {}
+    """Fields of the record that are another field once more, as both bounds of an equality are."""
+    nonzero: ClassVar[dict[str, str]] = {}
+    """Letters that may not stand for zero, each with what is said of one that does."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
@@ -103,7 +110,7 @@ class Arguments(Constants):
 
     def has(self, name: str) -> bool:
         """Whether the argument was given at all."""
-        return name in self._functions or getattr(self, name, None) is not None
+        return name in self._functions or name in self._constants or getattr(self, name, None) is not None
 
     def source(self, name: str) -> Any:
         """The argument as it was given, so that a set like this one can be built from it; None for nothing."""
@@ -120,6 +127,41 @@ class Arguments(Constants):
         """The shape of an argument known at construction, else None."""
         value = None if name in self._functions else getattr(self, name, None)
         return value.shape if isinstance(value, Tensor) else None
+
+    def numbers(self, x: Any, like: Tensor) -> Any:
+        """The numbers of C(x) as the `record` of the set, None for what was not given.
+
+        A letter of a core stands for the size that the first field with it has.
+
+        Args:
+            x: The input of the set's functions.
+            like: ``(*batch, n)``, gives batch, n, dtype and device.
+        """
+        record, sizes, found = self.record, {"n": like.shape[-1]}, []
+        if record is None:
+            got = f"{type(self).__name__} with neither"
+            raise UnsupportedSetError(sentence("constraint", "a set with a `record` or with `numbers` of its own", got))
+        for name in record._fields:
+            if not self.has(name):
+                same = self.repeated.get(name)
+                found.append(None if same is None else found[record._fields.index(same)])
+                continue
+            value, core = self.number(name, x, like, **sizes), self._cores.get(name, ())
+            for letter in core:
+                if letter not in sizes:  # else it was checked
+                    self._measure(name, value, core, sizes)
+                    break
+            found.append(value)
+        return record(*found)
+
+    def _measure(self, name: str, value: Tensor, core: Core, sizes: dict[str, int]) -> None:
+        """Note what the letters of a number stand for; refuse two sizes for one, or zero where that is none."""
+        for letter, size in zip(core, value.shape[value.dim() - len(core) :], strict=True):
+            if size == 0 and letter in self.nonzero:
+                raise ShapeError(self.nonzero[str(letter)])
+            if sizes.setdefault(str(letter), size) != size:
+                expected = spell(("*batch", *(size if other == letter else other for other in core)))
+                raise ShapeError(sentence(self._spoken(name), f"shape {expected}", tuple(value.shape)))
 
     def number(self, name: str, x: Any, like: Tensor, **sizes: int) -> Tensor:
         """The argument at x, with the shape that the rule asks for beside `like` ``(*batch, n)``.

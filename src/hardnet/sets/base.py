@@ -38,10 +38,10 @@ class AffineRows(NamedTuple):
 class ConstraintSet(Arguments):
     """C(x), a subset of R^n whose numbers may depend on the input x.
 
-    A set implements `numbers` (evaluate at x), `residual` (how far each row of these numbers is violated)
-    and `scale` (the size of the terms of each row, which rounding is relative to). A polyhedral set adds
-    `rows`; a set with a projection of its own adds `project`. Numbers and points are plain tensors, so that
-    a certificate can evaluate the same formulas in float64 whatever the model's dtype.
+    A set states the `record` of its numbers (or evaluates them itself, in `numbers`) and implements `residual` (how
+    far each row of these numbers is violated) and `scale` (the size of the terms of each row, which rounding is
+    relative to). A polyhedral set adds `rows`; a set with a projection of its own adds `project`. Numbers and points
+    are plain tensors, so that a certificate can evaluate the same formulas in float64 whatever the model's dtype.
     """
 
     polyhedral: bool = False
@@ -108,10 +108,6 @@ class ConstraintSet(Arguments):
         """Whether no number depends on x, on the sample or on training, so that factors may be kept."""
         learned = self._functions or list(self.parameters(recurse=False)) or list(self.children())
         return not learned and all(self._shared(name) for name in self._constants)
-
-    @abstractmethod
-    def numbers(self, x: Any, like: Tensor) -> Any:
-        """The numbers of C(x) as a NamedTuple of tensors; `like` ``(*batch, n)`` gives n, dtype and device."""
 
     @abstractmethod
     def residual(self, numbers: Any, y: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ Called by `hardnet.sets.ball`, `hardnet.sets.lmi` and others.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -20,14 +19,17 @@ from hardnet.solvers.solution import Solution, Status
 
 
 class CurvedSet(ConstraintSet):
-    """A convex set with a block: it adds `block` to what every set has, and always has a projection of its own."""
+    """A convex set with a block: it adds `block` to what every set has, and always has a projection of its own.
+
+    Where the `record` of its numbers is a block, the numbers are the block.
+    """
 
     projectable = True
     curved = True
 
-    @abstractmethod
     def block(self, numbers: Any) -> Block:
         """The set as one block of the solver, from its numbers at x."""
+        return numbers
 
     def row_count(self, numbers: Any, like: Tensor) -> int:
         """One row."""

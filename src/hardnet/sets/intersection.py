@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,15 @@ from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
+from hardnet.sets.affine import BoxNumbers
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
 from hardnet.structure import BoxedRows, join, join_rows
+
+BLOCKS: tuple[Any, ...] = get_args(Block)
+"""The numbers of a set that states one of these as its record are its block."""
 
 
 class Intersection(ConstraintSet):
@@ -228,10 +232,12 @@ def stack_rows(stack: list[AffineRows]) -> AffineRows:
 
 def block_of(part: ConstraintSet, numbers: Any, like: Tensor) -> Block:
     """The block of any curved or polyhedral set; absent bounds become infinite."""
+    stated = type(numbers) is part.record
     if part.curved:
-        return part.block(numbers)  # pyright: ignore[reportCallIssue]
-    rows = part.rows(numbers, like)
-    m = rows.A.shape[-2]
-    lower = rows.A.new_full((m,), -torch.inf) if rows.lower is None else rows.lower
-    upper = rows.A.new_full((m,), torch.inf) if rows.upper is None else rows.upper
-    return Intervals(rows.A, lower, upper)
+        return numbers if stated and part.record in BLOCKS else part.block(numbers)  # pyright: ignore[reportCallIssue]
+    if stated and part.record is BoxNumbers:
+        A, (lower, upper) = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device), numbers
+    else:
+        A, lower, upper = numbers if stated and part.record is AffineRows else part.rows(numbers, like)
+    absent = A.new_full(A.shape[-2:-1], torch.inf) if lower is None or upper is None else A
+    return Intervals(A, -absent if lower is None else lower, absent if upper is None else upper)

@@ -5,11 +5,11 @@ Called by users and `hardnet.experiments.measured`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor
 
-from hardnet.errors import ASYMMETRIC, ShapeError, sentence
+from hardnet.errors import ASYMMETRIC, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
@@ -27,6 +27,9 @@ class LMI(CurvedSet):
         name: What errors and certificates call it.
     """
 
+    record = SemiDefinite
+    nonzero: ClassVar[dict[str, str]] = {"k": sentence("F0", "a matrix of order 1 or more", "one without entries")}
+
     def __init__(self, F0: Number, F: Number, *, name: str | None = None) -> None:
         super().__init__(name)
         self.take("F0", F0, ("k", "k"), "finite")
@@ -37,16 +40,6 @@ class LMI(CurvedSet):
                 _require_symmetric(matrix, fixed)
         self._require_nonempty()
 
-    def numbers(self, x: Any, like: Tensor) -> SemiDefinite:
-        """``F0(x), F(x)``."""
-        F0 = self.number("F0", x, like)
-        k = F0.shape[-1]
-        if k == 0:
-            raise ShapeError(sentence("F0", "a matrix of order 1 or more", "one without entries"))
-        if F0.shape[-2] != k:
-            raise ShapeError(sentence("F0", f"shape (*batch, {k}, {k})", tuple(F0.shape), "it must be square"))
-        return SemiDefinite(F0, self.number("F", x, like, k=k))
-
     def residual(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """``relu(-lambda_min)``, one row; NaN where y is."""
         return numbers.residual(y)
@@ -54,10 +47,6 @@ class LMI(CurvedSet):
     def scale(self, numbers: SemiDefinite, y: Tensor) -> Tensor:
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
         return numbers.scale(y)
-
-    def block(self, numbers: SemiDefinite) -> SemiDefinite:
-        """The numbers themselves."""
-        return numbers
 
     def project(
         self, numbers: SemiDefinite, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

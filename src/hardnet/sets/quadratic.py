@@ -5,8 +5,6 @@ Called by users.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -29,6 +27,7 @@ class Quadratic(CurvedSet):
     """
 
     smooth = True
+    record = Quadratics
 
     def __init__(self, P: Number, q: Number, r: Number, *, name: str | None = None) -> None:
         super().__init__(name)
@@ -39,10 +38,6 @@ class Quadratic(CurvedSet):
         if fixed is not None and not fixed.is_meta:
             _require_convex(fixed)
         self._require_nonempty()
-
-    def numbers(self, x: Any, like: Tensor) -> Quadratics:
-        """``P(x), q(x), r(x)``."""
-        return Quadratics(*(self.number(name, x, like) for name in ("P", "q", "r")))
 
     def residual(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """``relu(1/2 y'Py + q'y + r)``, one row."""
@@ -55,10 +50,6 @@ class Quadratic(CurvedSet):
     def scale(self, numbers: Quadratics, y: Tensor) -> Tensor:
         """The same sum over absolute values, one row."""
         return numbers.scale(y)
-
-    def block(self, numbers: Quadratics) -> Quadratics:
-        """The numbers themselves."""
-        return numbers
 
     def factorize(self) -> Spectrum | None:
         """The eigendecomposition of a constant P, to be kept; None where P depends on x."""

@@ -19,7 +19,7 @@ from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, inte
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.simplex import Simplex
-from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.structure import BoxedRows, join, join_rows
 
 
@@ -230,6 +230,8 @@ def scale_block(block: Block, mean: Tensor, std: Tensor) -> Block:
         slope = times(P, mean) + block.q
         value = ((slope + block.q) * mean).sum(-1) / 2 + block.r
         return Quadratics(std.unsqueeze(-1) * P * std.unsqueeze(-2), std * slope, value)
+    if isinstance(block, Balls):
+        block = block.cone()  # an ellipsoid
     if isinstance(block, SecondOrder):
         offset = (block.c * mean).sum(-1) + block.d
         return SecondOrder(block.A * std.unsqueeze(-2), block.b + times(block.A, mean), block.c * std, offset)

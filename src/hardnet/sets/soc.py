@@ -5,12 +5,12 @@ Called by users and `hardnet.experiments.measured`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.products import times
@@ -32,6 +32,10 @@ class SecondOrderCone(CurvedSet):
     """
 
     smooth = True
+    record = SecondOrder
+    nonzero: ClassVar[dict[str, str]] = {
+        "k": sentence("A", "at least one row", "none", "write c'y + d >= 0 as hn.Affine")
+    }
 
     def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: str | None = None) -> None:
         super().__init__(name)
@@ -40,14 +44,6 @@ class SecondOrderCone(CurvedSet):
         self.take("c", c, ("n",), "finite")
         self.take("d", d, (), "finite")
         self._require_nonempty()
-
-    def numbers(self, x: Any, like: Tensor) -> SecondOrder:
-        """``A(x), b(x), c(x), d(x)``."""
-        A = self.number("A", x, like)
-        if A.shape[-2] == 0:
-            raise ShapeError(sentence("A", "at least one row", "none", "write c'y + d >= 0 as hn.Affine"))
-        b = self.number("b", x, like, k=A.shape[-2])
-        return SecondOrder(A, b, self.number("c", x, like), self.number("d", x, like))
 
     def residual(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """``relu(|A y + b| - c'y - d)``, one row."""
@@ -70,10 +66,6 @@ class SecondOrderCone(CurvedSet):
     def scale(self, numbers: SecondOrder, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
         return numbers.scale(y)
-
-    def block(self, numbers: SecondOrder) -> SecondOrder:
-        """The numbers themselves."""
-        return numbers
 
     def project(
         self, numbers: SecondOrder, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

@@ -31,6 +31,10 @@ inner = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
 """Like `compiled`, for functions called only by compiled code: without the Python entry points, which take long to
 compile for functions of records."""
 
+_BARE: dict[str, Any] = {**_ALONE, "_nrt": False}
+bare = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_BARE)
+"""The same for code that makes no array: numba then counts no references to those that it is given."""
+
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:
     """Compile a function of counts and of addresses of numbers of this dtype, to be called from Python.

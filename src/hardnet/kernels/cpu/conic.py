@@ -1,191 +1,150 @@
-"""Entry points of the compiled projection onto small curved sets and of its derivative.
+"""The compiled projection onto small curved sets and its derivative: which sets it takes, and its launch.
 
-Called by `hardnet.functional.conic_gradient` and `hardnet.solvers.conic.distance`.
+The fields of all blocks are laid one after the other in memory, beside a table that says where each one begins. Blocks
+are known by the names of `hardnet.solvers.conic.blocks`.
+
+Called by `hardnet.functional.conic` and `hardnet.functional.conic_gradient`; numba is imported at the first launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, inner
-from hardnet.kernels.cpu.conic_blocks import Foot, Rows
-from hardnet.kernels.cpu.conic_steps import Sample, derive, settle
-from hardnet.kernels.cpu.conic_system import System
-from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
+from hardnet.kernels.limits import FEASIBLE, INSIDE, MOST_CONIC_NUMBERS, MOST_CONIC_ORDER, ROUNDINGS
+from hardnet.modes import plain
+from hardnet.rows import REALS
 
-Counter = npt.NDArray[np.int64]
+FORMS = {
+    "Intervals": (0, 0, 3),
+    "SecondOrder": (1, 1, 4),
+    "Balls": (2, 1, 2),
+    "SemiDefinite": (3, 2, 2),
+    "Quadratics": (4, 0, 3),
+}
+"""How each block is written, which cone its rows lie in, and how many fields it has: `conic_layout`, `conic_blocks`."""
+LEAST = 1e-13
+"""A residual that is always small enough."""
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
-class Numbers(NamedTuple):
-    """The numbers of a set for all samples, as `conic_blocks.Rows` has them for one; b is B, or 1 for all samples.
+class Plan(NamedTuple):
+    """How the numbers of some blocks lie in memory.
 
     Attributes:
-        J: ``(b, n R)``.
-        k: ``(b, R)``.
-        lower: ``(b, R)``.
-        upper: ``(b, R)``.
-        P: ``(b, C n n)``.
-        bend: ``(b, C)``.
-        q: ``(b, C n)``.
-        curved: ``(C,)``.
-        blocks: ``(blocks, 4)``.
+        table: Kind, first row, rows, order, form, places and steps of four fields of each block, ``(blocks, 13)``.
+        curved: The rows of quadratics, ``(C,)``.
+        rows: R of all blocks.
+        order: Of the largest matrix.
+        small: Whether compiled code takes such blocks.
+        room: How many numbers a thread needs to work in.
     """
 
-    J: Tensor
-    k: Tensor
-    lower: Tensor
-    upper: Tensor
-    P: Tensor
-    bend: Tensor
-    q: Tensor
+    table: Tensor
     curved: Tensor
-    blocks: Tensor
+    rows: int
+    order: int
+    small: bool
+    room: int
 
 
-@inner
-def vector(room: Tile, used: Counter, size: int) -> Tile:
-    """The next numbers of the room."""
-    first = used[0]
-    used[0] += size
-    return room[first : first + size]
+@lru_cache(maxsize=256)
+def plan(kinds: tuple[str, ...], shapes: Shapes, n: int) -> Plan:
+    """The plan of blocks whose fields have these shapes, each led by B or 1."""
+    table, curved, row, place, rest = [], [], 0, 0, iter(shapes)
+    for kind in kinds:
+        form, cone, count = FORMS[kind]
+        own = [next(rest) for _ in range(count)]
+        order = own[0][-1] if kind == "SemiDefinite" else 0
+        size = {"Intervals": own[0][-2], "SecondOrder": own[0][-2] + 1, "Balls": n + 1, "Quadratics": 1}.get(kind)
+        size = order * (order + 1) // 2 if size is None else size
+        sizes = [torch.Size(shape).numel() for shape in own]
+        steps = [0 if shape[0] == 1 else whole // shape[0] for shape, whole in zip(own, sizes, strict=True)]
+        places = [place + sum(sizes[:i]) for i in range(count)]
+        unused = [0] * (4 - count)
+        if size:
+            table.append([cone, row, size, order, form, *places, *unused, *steps, *unused])
+        curved += [row] if kind == "Quadratics" else []
+        row, place = row + size, place + sum(sizes)
+    return _planned(table, curved, row, n)
 
 
-@inner
-def matrix(room: Tile, used: Counter, rows: int, columns: int) -> Tile:
-    """The same as a matrix."""
-    return vector(room, used, rows * columns).reshape((rows, columns))
+def _planned(table: list[list[int]], curved: list[int], R: int, n: int) -> Plan:
+    """The plan with its sizes."""
+    parts, order, C = len(table), max((line[3] for line in table), default=0), len(curved)
+    room = 7 * n + 20 * R + (3 * n + 1 + R) * R + n * n + C * (n * n + n + 1) + (parts + 2) * order * order + parts
+    small = 0 < n * R <= MOST_CONIC_NUMBERS and order <= MOST_CONIC_ORDER
+    small = small and all(line[2] > 1 for line in table if line[0] == 1)  # a cone of a height alone is an interval
+    exact = {"dtype": torch.float64, "device": "cpu"}
+    return Plan(torch.tensor(table, **exact), torch.tensor(curved, **exact), R, order, small, room)
 
 
-@inner
-def furnish(room: Tile, source: Rows, n: int, R: int, order: int) -> Sample:
-    """The arrays of one sample, cut out of one piece of memory.
+def _plan_of(raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]) -> Plan:
+    return plan(tuple(kind.__name__ for kind in kinds), tuple(tuple(field.shape) for field in fields), raw.shape[-1])
 
-    It comes from outside, so that numba counts no references to it: that would cost more than the arithmetic.
+
+def takes(raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]) -> bool:
+    """Whether compiled code takes these blocks: small, on a CPU, in plain memory, and not empty."""
+    if not (HAS_NUMBA and raw.is_cpu and raw.dtype in REALS and raw.numel() and plain(raw, *fields)):
+        return False
+    return _plan_of(raw, kinds, fields).small
+
+
+def project(
+    raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor], tolerance: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """``argmin |y - raw|`` subject to every block, in float64.
+
+    Args:
+        raw: ``(B, n)``.
+        kinds: The blocks that the fields make up.
+        fields: Each led by B or 1.
+        tolerance: Residual of a solved sample.
+
+    Returns:
+        y ``(B, n)``, multipliers ``(B, R)``, the steps and the residual ``(B,)``, and the samples that are left open:
+        ``(k,)``, None for none.
     """
-    used, C, parts = np.zeros(1, dtype=np.int64), source.curved.size, source.blocks.shape[0]
-    rows = Rows(
-        matrix(room, used, n, R), vector(room, used, R), vector(room, used, R), vector(room, used, R),
-        matrix(room, used, C, n * n), vector(room, used, C), matrix(room, used, C, n), source.curved, source.blocks,
-    )  # fmt: skip
-    at = Foot(
-        vector(room, used, R), vector(room, used, R), vector(room, used, R), vector(room, used, R),
-        vector(room, used, parts * order * order).reshape((parts, order, order)), vector(room, used, R),
-        vector(room, used, R), matrix(room, used, order, order), matrix(room, used, order, order),
-    )  # fmt: skip
-    system = System(
-        matrix(room, used, n + 1, R), vector(room, used, R), matrix(room, used, n, n), matrix(room, used, R, n),
-        matrix(room, used, R, R), vector(room, used, R), vector(room, used, n), vector(room, used, n),
-        vector(room, used, R),
-    )  # fmt: skip
-    return Sample(
-        rows, vector(room, used, n), vector(room, used, n), vector(room, used, R), at, system, vector(room, used, n),
-        vector(room, used, n), vector(room, used, R), vector(room, used, R), matrix(room, used, 1, R),
-        matrix(room, used, 3, R),
-    )  # fmt: skip
+    eps, exact = torch.finfo(raw.dtype).eps, raw.detach().double()
+    holds, rounding = min(ROUNDINGS * eps, FEASIBLE), 8 * raw.shape[-1] * eps
+    limits = exact.new_tensor([INSIDE * eps, holds, max(tolerance * 1e-3, LEAST), tolerance, rounding])
+    y, dual = torch.empty_like(exact), exact.new_empty(len(raw), _plan_of(raw, kinds, fields).rows)
+    found = exact.new_empty(len(raw), 3)
+    left = _launch([y, dual, found], exact, limits, kinds, fields, False)
+    residual, steps, is_open = found.unbind(-1)
+    return y, dual, steps.long(), residual, is_open.nonzero().squeeze(-1) if left else None
 
 
-def room_of(n: int, R: int, C: int, parts: int, order: int) -> int:
-    """How many numbers `furnish` takes."""
-    return 6 * n + 19 * R + (3 * n + 1 + R) * R + n * n + C * (n * n + n + 1) + (parts + 2) * order * order
+def project_back(
+    grad: Tensor, y: Tensor, dual: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The cotangents of raw ``(B, n)`` and of the values G of the blocks ``(B, R)``, all in float64."""
+    u, weight = y.clone(), dual.clone()
+    _launch([u, weight, y.new_empty(len(y), 3)], grad, grad.new_zeros(5), kinds, fields, True)
+    return u, weight
 
 
-@inner
-def fetch(rows: Rows, source: Rows, b: int) -> None:
-    """The numbers of sample b out of those of all, each array with one entry for each sample or one for all."""
-    _copy(source.J, b, rows.J.reshape(rows.J.size))
-    _copy(source.k, b, rows.k)
-    _copy(source.lower, b, rows.lower)
-    _copy(source.upper, b, rows.upper)
-    _copy(source.P, b, rows.P.reshape(rows.P.size))
-    _copy(source.bend, b, rows.bend)
-    _copy(source.q, b, rows.q.reshape(rows.q.size))
-
-
-@inner
-def _copy(source: Tile, b: int, target: Tile) -> None:
-    own = source[b % source.shape[0]]
-    for i in range(target.size):
-        target[i] = own[i]
-
-
-@inner
-def run(
-    y: Tile, dual: Tile, found: Tile, raw: Tile, options: Tile, source: Rows, room: Tile, order: int, back: int,
-    begin: int, end: int,
-) -> int:  # fmt: skip
-    """Samples `begin` to `end`: the projection, or (`back`) its derivative at y and dual for the gradient in raw."""
-    sample = furnish(room, source, y.shape[1], dual.shape[1], order)
-    for b in range(begin, end):
-        fetch(sample.rows, source, b)
-        sample.raw[:], sample.y[:], sample.dual[:] = raw[b], y[b], dual[b]
-        if back:
-            derive(sample, options[b, 0], options[b, 1], sample.raw)
-            y[b], dual[b] = sample.system.move, sample.shift[0]
-        else:
-            found[b, 0], found[b, 1] = settle(sample, options[b, 0], options[b, 1] != 0.0)
-            y[b], dual[b] = sample.y, sample.dual
-    return 0
-
-
-def _run(
-    y: Any, dual: Any, found: Any, raw: Any, options: Any, curved: Any, blocks: Any, rooms: Any, J: Any, k: Any,
-    lower: Any, upper: Any, P: Any, bend: Any, q: Any, back: int, curves: int, parts: int, order: int, threads: int,
-    size: int, samples: int, R: int, n: int, Js: int, ks: int, lowers: int, uppers: int, Ps: int, bends: int, qs: int,
-    begin: int, end: int,
-) -> int:  # fmt: skip
-    """`run` of addresses; each thread has its own room."""
-    source = Rows(
-        carray(J, (Js, n * R)), carray(k, (ks, R)), carray(lower, (lowers, R)), carray(upper, (uppers, R)),
-        carray(P, (Ps, curves * n * n)), carray(bend, (bends, curves)), carray(q, (qs, curves * n)),
-        carray(curved, (curves,)), carray(blocks, (parts, 4)),
-    )  # fmt: skip
-    return run(
-        carray(y, (samples, n)), carray(dual, (samples, R)), carray(found, (samples, 2)), carray(raw, (samples, n)),
-        carray(options, (samples, 2)), source, carray(rooms, (threads, size))[begin * threads // samples], order, back,
-        begin, end,
-    )  # fmt: skip
+def _launch(
+    outputs: list[Tensor], raw: Tensor, limits: Tensor, kinds: Sequence[type], fields: Sequence[Tensor], back: bool
+) -> int:
+    """Run the kernel; how many samples it leaves open."""
+    own, threads = _plan_of(raw, kinds, fields), torch.get_num_threads()
+    numbers = torch.cat([field.detach().reshape(-1) for field in fields]).double()
+    inputs = [raw, limits, numbers, own.table, own.curved, raw.new_empty(threads, own.room)]
+    counts = (int(back), len(numbers), own.table.shape[-1], len(own.table), len(own.curved), own.order)
+    shape = torch.Size((len(raw), own.rows, raw.shape[-1]))
+    return launch(_kernel(), outputs, inputs, (), shape, *counts, threads, own.room, tile=1)
 
 
 @cache
 def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses."""
-    return compile_addresses(_run, torch.float64)
+    """The compiled kernel of addresses; numba is imported and at work at the first call."""
+    from hardnet.kernels.cpu import compiling, conic_entry
 
-
-def _launch(numbers: Numbers, outputs: list[Tensor], inputs: list[Tensor], back: bool) -> None:
-    (samples, n), R, C = outputs[0].shape, outputs[1].shape[-1], numbers.curved.numel()
-    parts, order, threads = numbers.blocks.shape[0], int(numbers.blocks[:, 3].max()), torch.get_num_threads()
-    size = room_of(n, R, C, parts, order)
-    inputs = [*inputs, numbers.curved, numbers.blocks, outputs[0].new_empty(threads, size)]
-    counts = (int(back), C, parts, order, threads, size)
-    launch(_kernel(), outputs, inputs, numbers[:7], torch.Size((samples, R, n)), *counts, tile=1)
-
-
-def project(
-    raw: Tensor, weight: Tensor, y: Tensor, dual: Tensor, numbers: Numbers
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """``min weight/2 |y - raw|^2`` over the set, from y ``(B, n)`` and multipliers ``(B, R)``.
-
-    Returns y, multipliers, and two ``(B,)``: the residual, and the steps spent.
-    """
-    y, dual, found = y.clone(), dual.clone(), raw.new_empty(raw.shape[0], 2)
-    known = (dual != 0).any(-1, keepdim=True).to(raw)
-    _launch(numbers, [y, dual, found], [raw, torch.cat([weight, known], -1)], False)
-    return y, dual, found.unbind(-1)
-
-
-def project_back(
-    grad: Tensor, weight: Tensor, tolerance: Tensor, y: Tensor, dual: Tensor, numbers: Numbers
-) -> tuple[Tensor, Tensor]:
-    """The cotangents of raw ``(B, n)`` and of the rows ``(B, R)``, of a weighted distance; see `conic_steps.derive`."""
-    u, force, unused = y.clone(), dual.clone(), grad.new_empty(grad.shape[0], 2)
-    _launch(numbers, [u, force, unused], [grad, torch.cat([weight, tolerance], -1)], True)
-    return u, force
+    return compiling.compile_addresses(conic_entry.ENTRIES[0], torch.float64)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hardnet.kernels.cpu.compiling import Tile, inner
+import numpy as np
+
+from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.small_eigen import eigen
 from hardnet.kernels.cpu.tiles import bound_size
 
@@ -19,6 +21,8 @@ INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks: rows between bounds, one second-order cone (the height last), one packed semidefinite matrix."""
 ROOT = math.sqrt(2.0)
 TINY = 2.0**-1022
+SMALLEST = 2.0**-900
+"""Below it, and above its inverse, a sum of squares is not trusted."""
 
 
 class Rows(NamedTuple):
@@ -73,13 +77,53 @@ class Foot(NamedTuple):
     Y: Tile
 
 
-@inner
+@bare
 def block(rows: Rows, b: int) -> tuple[int, int, int, int]:
     """Kind, first row, number of rows and order of one block."""
     return int(rows.blocks[b, 0]), int(rows.blocks[b, 1]), int(rows.blocks[b, 2]), int(rows.blocks[b, 3])
 
 
-@inner
+@bare
+def copy(source: Tile, target: Tile) -> None:
+    """All numbers of a vector; an assignment would look for an overlap first."""
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@bare
+def largest(v: Tile) -> float:
+    """The largest absolute entry; infinite for NaN."""
+    size = 0.0
+    for i in range(v.size):
+        size = max(size, abs(v[i]) if v[i] == v[i] else np.inf)
+    return size
+
+
+@bare
+def norm(v: Tile) -> float:
+    """``|v|`` of numbers of any size: where their squares overflow or vanish, in the unit of the largest."""
+    square = 0.0
+    for i in range(v.size):
+        square += v[i] * v[i]
+    if SMALLEST < square < 1.0 / SMALLEST:
+        return math.sqrt(square)
+    size, square = largest(v), 0.0
+    if not 0.0 < size < np.inf:
+        return size
+    for i in range(v.size):
+        square += (v[i] / size) * (v[i] / size)
+    return size * math.sqrt(square)
+
+
+@bare
+def power_above(size: float) -> float:
+    """The power of two above a size, which is exact to divide by; one where it is zero or not finite."""
+    if not 0.0 < size < np.inf:
+        return 1.0
+    return math.ldexp(1.0, min(math.frexp(size)[1], 1023))
+
+
+@bare
 def evaluate(rows: Rows, y: Tile, z: Tile) -> None:
     """``G(y)`` into z, and the Jacobian of curved rows there."""
     n, R = rows.J.shape
@@ -101,7 +145,7 @@ def evaluate(rows: Rows, y: Tile, z: Tile) -> None:
         z[row] = total
 
 
-@inner
+@bare
 def pull(rows: Rows, dual: Tile, out: Tile) -> None:
     """``out += DG'dual``."""
     for j in range(out.size):
@@ -111,7 +155,7 @@ def pull(rows: Rows, dual: Tile, out: Tile) -> None:
         out[j] += total
 
 
-@inner
+@bare
 def measure(rows: Rows, y: Tile, size: Tile) -> None:
     """The terms that each row adds up at y: what rounding is relative to; a cone has one size for all its rows."""
     n, R = rows.J.shape
@@ -129,19 +173,29 @@ def measure(rows: Rows, y: Tile, size: Tile) -> None:
             size[row] += (0.5 * rows.bend[c] * turned + abs(rows.q[c, j])) * abs(y[j])
     for b in range(rows.blocks.shape[0]):
         kind, first, count, _ = block(rows, b)
-        square = 0.0
+        if kind != INTERVALS:
+            size[first : first + count] = norm(size[first : first + count])
+            continue
         for i in range(first, first + count):
-            if kind == INTERVALS:
-                weight = 0.0
-                for j in range(n):
-                    weight += abs(rows.J[j, i])
-                size[i] += bound_size(rows.lower[i], rows.upper[i], weight)
-            square += size[i] * size[i]
-        for i in range(first, first + count if kind != INTERVALS else first):
-            size[i] = math.sqrt(square)
+            weight = 0.0
+            for j in range(n):
+                weight += abs(rows.J[j, i])
+            size[i] += bound_size(rows.lower[i], rows.upper[i], weight)
 
 
-@inner
+@bare
+def miss(rows: Rows, excess: Tile, out: Tile) -> None:
+    """At least the violation of each row as it is written, where ``z - P_K(z)`` is `excess`; one for a whole cone."""
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        if kind != INTERVALS:
+            out[first : first + count] = ROOT * norm(excess[first : first + count])
+            continue
+        for i in range(first, first + count):
+            out[i] = abs(excess[i])
+
+
+@bare
 def tighten(rows: Rows, margin: float) -> None:
     """Every inequality moved inwards by the margin, where there is room for it."""
     for b in range(rows.blocks.shape[0]):
@@ -158,7 +212,7 @@ def tighten(rows: Rows, margin: float) -> None:
                 rows.k[first + (i * (i + 3)) // 2] -= margin
 
 
-@inner
+@bare
 def unpack(packed: Tile, X: Tile, k: int) -> None:
     """The symmetric matrix of order k of its packed entries."""
     at = 0
@@ -169,7 +223,7 @@ def unpack(packed: Tile, X: Tile, k: int) -> None:
         at += i + 1
 
 
-@inner
+@bare
 def leave_cone(z: Tile, excess: Tile) -> None:
     """``z - P_K(z)`` for a second-order cone."""
     last, square = z.size - 1, 0.0
@@ -183,7 +237,7 @@ def leave_cone(z: Tile, excess: Tile) -> None:
     excess[last] = 0.0 if size <= t else t if size <= -t else -over
 
 
-@inner
+@bare
 def leave_matrix(z: Tile, X: Tile, V: Tile, values: Tile, excess: Tile) -> None:
     """``V' min(Lambda, 0) V``, packed."""
     unpack(z, X, values.size)
@@ -201,7 +255,7 @@ def leave_matrix(z: Tile, X: Tile, V: Tile, values: Tile, excess: Tile) -> None:
                 at += i + 1
 
 
-@inner
+@bare
 def find_foot(rows: Rows, at: Foot) -> None:
     """The distance of z from the cones."""
     for b in range(rows.blocks.shape[0]):
@@ -216,7 +270,22 @@ def find_foot(rows: Rows, at: Foot) -> None:
             leave_matrix(z, at.X, at.vectors[b], at.values[first : first + order], excess)
 
 
-@inner
+@bare
+def find_foot_of_any_size(rows: Rows, at: Foot) -> None:
+    """The same for z of any size, whose squares may overflow or vanish: each cone in the unit of its own z."""
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        at.delta[first] = 1.0 if kind == INTERVALS else power_above(largest(at.z[first : first + count]))
+        for i in range(first, first + count if kind != INTERVALS else first):
+            at.z[i] /= at.delta[first]
+    find_foot(rows, at)
+    for b in range(rows.blocks.shape[0]):
+        kind, first, count, _ = block(rows, b)
+        for i in range(first, first + count if kind != INTERVALS else first):
+            at.excess[i] *= at.delta[first]
+
+
+@bare
 def frame_cone(z: Tile, tolerance: float, e: Tile, mirror: Tile, delta: Tile) -> None:
     """The axis e, the mirror that takes it to the first coordinate, and delta."""
     last, square = z.size - 1, 0.0
@@ -236,7 +305,7 @@ def frame_cone(z: Tile, tolerance: float, e: Tile, mirror: Tile, delta: Tile) ->
         delta[i] = 1.0 if free else 0.0 if apex else curved
 
 
-@inner
+@bare
 def frame_matrix(values: Tile, tolerance: float, delta: Tile) -> None:
     """Ratios of eigenvalues across the sign."""
     at = 0
@@ -249,7 +318,7 @@ def frame_matrix(values: Tile, tolerance: float, delta: Tile) -> None:
             at += 1
 
 
-@inner
+@bare
 def frame(rows: Rows, at: Foot, tolerance: float) -> None:
     """The eigenvalues of the derivative of P_K, and its eigenbasis; within `tolerance` a point counts as inside."""
     for b in range(rows.blocks.shape[0]):
@@ -266,7 +335,7 @@ def frame(rows: Rows, at: Foot, tolerance: float) -> None:
             frame_matrix(at.values[first : first + order], tolerance, delta)
 
 
-@inner
+@bare
 def turn_cone(v: Tile, e: Tile, mirror: Tile, back: bool) -> None:
     """A vector in the eigenbasis of a second-order cone, or `back`."""
     last = v.size - 1
@@ -294,7 +363,7 @@ def turn_cone(v: Tile, e: Tile, mirror: Tile, back: bool) -> None:
         v[0], v[1] = (along + t) / ROOT, (along - t) / ROOT
 
 
-@inner
+@bare
 def turn_matrix(v: Tile, V: Tile, X: Tile, Y: Tile, k: int, back: bool) -> None:
     """``V X V'`` of a packed X of order k, or ``V'X V``: `back`."""
     unpack(v, X, k)
@@ -314,7 +383,7 @@ def turn_matrix(v: Tile, V: Tile, X: Tile, Y: Tile, k: int, back: bool) -> None:
             at += 1
 
 
-@inner
+@bare
 def turn_rows(rows: Rows, at: Foot, vectors: Tile, back: bool) -> None:
     """``Q'v`` in place of each v of the vectors ``(count, R)``, or ``Q v``: `back`."""
     for b in range(rows.blocks.shape[0]):

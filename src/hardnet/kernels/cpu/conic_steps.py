@@ -3,7 +3,7 @@
 ``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.lagrangian` and
 `hardnet.solvers.conic.newton`, where they are derived; what is not solved here goes on there.
 
-Called by `hardnet.kernels.cpu.conic`.
+Called by `hardnet.kernels.cpu.conic_sample`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hardnet.kernels.cpu.compiling import Tile, inner
-from hardnet.kernels.cpu.conic_blocks import TINY, Foot, Rows, evaluate, find_foot, measure, pull, tighten, turn_rows
+from hardnet.kernels.cpu.compiling import Tile, bare
+from hardnet.kernels.cpu.conic_blocks import (
+    TINY,
+    Foot,
+    Rows,
+    copy,
+    evaluate,
+    find_foot,
+    largest,
+    measure,
+    miss,
+    pull,
+    tighten,
+    turn_rows,
+)
 from hardnet.kernels.cpu.conic_system import (
     FLOOR,
     System,
@@ -26,8 +39,8 @@ from hardnet.kernels.cpu.conic_system import (
 )
 from hardnet.kernels.cpu.small_eigen import EPS
 
-FIRST_ACCURACY, FACTOR, ROUNDS = 1e-2, 1e-2, 5
-"""The accuracy at which Newton is tried first, what it is multiplied by each time, and how often."""
+FIRST_ACCURACY, FACTOR, FINEST, ROUNDS = 1e-2, 1e-2, 1e-11, 12
+"""The accuracy at which Newton is tried first, what it is multiplied by each time, down to which, and how often."""
 STEPS, TRIALS, NEWTON = 32, 12, 12
 """Steps of the augmented Lagrangian in one round, points of a line search, and Newton steps, at most."""
 FIRST_PENALTY, LARGEST_PENALTY = 10.0, 1e9
@@ -69,16 +82,7 @@ class Sample(NamedTuple):
     kept: Tile
 
 
-@inner
-def largest(v: Tile) -> float:
-    """The largest absolute entry; infinite for NaN."""
-    size = 0.0
-    for i in range(v.size):
-        size = max(size, abs(v[i]) if v[i] == v[i] else np.inf)
-    return size
-
-
-@inner
+@bare
 def lean(sample: Sample, weight: float, penalty: float) -> None:
     """The augmented Lagrangian at y: the foot of ``G(y) + dual / penalty``, and the slope."""
     at, slope = sample.at, sample.slope
@@ -93,7 +97,7 @@ def lean(sample: Sample, weight: float, penalty: float) -> None:
     pull(sample.rows, sample.shift[0], slope)
 
 
-@inner
+@bare
 def descend(sample: Sample, weight: float, penalty: float) -> None:
     """One Newton step of the augmented Lagrangian from the last foot, with a line search on the slope along it."""
     at, system, y = sample.at, sample.system, sample.y
@@ -123,7 +127,7 @@ def descend(sample: Sample, weight: float, penalty: float) -> None:
         step *= max(first / (first + along), 0.1)
 
 
-@inner
+@bare
 def approach(sample: Sample, weight: float, penalty: float, accuracy: float) -> tuple[float, float, int]:
     """The augmented Lagrangian until its residual is below `accuracy`; penalty, residual and steps."""
     at, dual, residual = sample.at, sample.dual, np.inf
@@ -147,7 +151,7 @@ def approach(sample: Sample, weight: float, penalty: float, accuracy: float) -> 
     return penalty, residual, STEPS
 
 
-@inner
+@bare
 def conditions(sample: Sample, weight: float) -> float:
     """``weight (y - raw) + DG'dual`` and ``G - P_K(G + dual)``, into `slope` and `second`; the largest entry."""
     at, dual = sample.at, sample.dual
@@ -163,7 +167,7 @@ def conditions(sample: Sample, weight: float) -> float:
     return max(largest(sample.slope), largest(sample.second))
 
 
-@inner
+@bare
 def newton_step(sample: Sample, weight: float, noise: float) -> None:
     """One semismooth Newton step of y and dual, from the conditions at both; a multiplier below `noise` is none."""
     at, system, n = sample.at, sample.system, sample.y.size
@@ -193,18 +197,20 @@ def newton_step(sample: Sample, weight: float, noise: float) -> None:
         sample.dual[i] += shift[i]
 
 
-@inner
+@bare
 def polish(sample: Sample, weight: float, target: float) -> tuple[float, int]:
     """Newton steps, kept only where they lower the residual, down to the target; the residual, and how many."""
     residual, kept = conditions(sample, weight), 0
     for _ in range(NEWTON):
         if residual <= target:
             break
-        sample.old_y[:], sample.old_dual[:] = sample.y, sample.dual
+        copy(sample.y, sample.old_y)
+        copy(sample.dual, sample.old_dual)
         newton_step(sample, weight, 0.0)
         found = conditions(sample, weight)
         if not found < residual:
-            sample.y[:], sample.dual[:] = sample.old_y, sample.old_dual
+            copy(sample.old_y, sample.y)
+            copy(sample.old_dual, sample.dual)
             break
         slow = found >= 0.5 * residual
         residual, kept = found, kept + 1
@@ -213,20 +219,21 @@ def polish(sample: Sample, weight: float, target: float) -> tuple[float, int]:
     return residual, kept
 
 
-@inner
+@bare
 def overshoot(sample: Sample) -> tuple[float, float]:
     """The worst miss of G(y) in units of eight roundings of its row's terms, and the largest miss."""
-    at, worst, missed = sample.at, 0.0, 0.0
+    at, missed, worst, most = sample.at, sample.shift[0], 0.0, 0.0
     measure(sample.rows, sample.y, sample.second)
     evaluate(sample.rows, sample.y, at.z)
     find_foot(sample.rows, at)
-    for i in range(at.excess.size):
-        missed = max(missed, abs(at.excess[i]))
-        worst = max(worst, abs(at.excess[i]) / (8.0 * EPS * sample.second[i] + TINY))
-    return worst, missed
+    miss(sample.rows, at.excess, missed)
+    for i in range(missed.size):
+        most = max(most, missed[i])
+        worst = max(worst, missed[i] / (8.0 * EPS * sample.second[i] + TINY))
+    return worst, most
 
 
-@inner
+@bare
 def repair(sample: Sample, weight: float) -> bool:
     """Newton at the accuracy of y, then steps towards a tightened set where y misses a row by more than rounding.
 
@@ -244,35 +251,47 @@ def repair(sample: Sample, weight: float) -> bool:
         sample.dual[i] *= share
     if share < 1.0:
         polish(sample, weight * share, TARGET * size)
-    over, missed = overshoot(sample)
-    moved = share < 1.0 or over > ROUGH
-    for _ in range(REPAIRS):
-        if over > ROUGH:
-            over, missed = move_inwards(sample, weight * share, over, missed)
+    moved = go_inside(sample, weight * share)
     for i in range(sample.dual.size):
         sample.dual[i] /= share
+    return moved or share < 1.0
+
+
+@bare
+def go_inside(sample: Sample, weight: float) -> bool:
+    """Steps inwards as long as a row is missed by more than rounding; whether there was one."""
+    over, missed = overshoot(sample)
+    moved = over > ROUGH
+    for _ in range(REPAIRS):
+        if over > ROUGH:
+            over, missed = move_inwards(sample, weight, over, missed)
     return moved
 
 
-@inner
+@bare
 def move_inwards(sample: Sample, weight: float, over: float, missed: float) -> tuple[float, float]:
     """One Newton step of y to the set tightened by what it misses, kept where it helps; the overshoot there."""
     rows, y, dual = sample.rows, sample.y, sample.dual
-    sample.old_y[:], sample.old_dual[:] = y, dual
-    sample.kept[0], sample.kept[1], sample.kept[2] = rows.k, rows.lower, rows.upper
+    copy(y, sample.old_y)
+    copy(dual, sample.old_dual)
+    copy(rows.k, sample.kept[0])
+    copy(rows.lower, sample.kept[1])
+    copy(rows.upper, sample.kept[2])
     tighten(rows, missed + 4.0 * EPS * largest(y))
     conditions(sample, weight)
     newton_step(sample, weight, 1e-10 * (1.0 + largest(dual)))
-    rows.k[:], rows.lower[:], rows.upper[:] = sample.kept[0], sample.kept[1], sample.kept[2]
-    dual[:] = sample.old_dual
+    copy(sample.kept[0], rows.k)
+    copy(sample.kept[1], rows.lower)
+    copy(sample.kept[2], rows.upper)
+    copy(sample.old_dual, dual)
     found, miss = overshoot(sample)
     if found < over:
         return found, miss
-    y[:] = sample.old_y
+    copy(sample.old_y, y)
     return over, missed
 
 
-@inner
+@bare
 def settle(sample: Sample, weight: float, known: bool) -> tuple[float, int]:
     """Newton first where multipliers are known, both phases in turn, then the repair; the residual and the steps."""
     residual, spent, penalty, accuracy = np.inf, 0, FIRST_PENALTY, FIRST_ACCURACY
@@ -281,18 +300,17 @@ def settle(sample: Sample, weight: float, known: bool) -> tuple[float, int]:
     for _ in range(ROUNDS):
         if residual <= SOLVED:
             break
-        penalty, near, steps = approach(sample, weight, penalty, accuracy)
+        penalty, residual, steps = approach(sample, weight, penalty, accuracy)
         spent += steps
-        if not near <= accuracy:
-            break
-        residual, steps = polish(sample, weight, TARGET)
-        spent, accuracy = spent + steps, accuracy * FACTOR
+        if residual <= accuracy:
+            residual, steps = polish(sample, weight, TARGET)
+            spent, accuracy = spent + steps, max(accuracy * FACTOR, FINEST)
     if residual <= LOOSE and repair(sample, weight):
         residual = conditions(sample, weight)
     return residual, spent
 
 
-@inner
+@bare
 def derive(sample: Sample, weight: float, tolerance: float, grad: Tile) -> None:
     """The cotangents of raw and of G at a solution: into `system.move` and `shift`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hardnet.kernels.cpu.compiling import Tile, inner
+from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.conic_blocks import Foot, Rows, frame, turn_rows
 from hardnet.kernels.cpu.small_eigen import EPS, orthogonalize
 
@@ -44,7 +44,7 @@ class System(NamedTuple):
     force: Tile
 
 
-@inner
+@bare
 def turned(rows: Rows, at: Foot, tolerance: float, beside: Tile, system: System) -> None:
     """The Jacobian in the eigenbasis where `at` was taken, and the vector `beside` ``(R,)`` in the last row of T."""
     frame(rows, at, tolerance)
@@ -57,7 +57,7 @@ def turned(rows: Rows, at: Foot, tolerance: float, beside: Tile, system: System)
     turn_rows(rows, at, system.T, False)
 
 
-@inner
+@bare
 def factorize(rows: Rows, base: float, dual: Tile, system: System) -> None:
     """``base I + sum dual_i D2G_i + T diag(weight) T'`` as ``L L'``; NaN where it is not positive."""
     n, R = rows.J.shape
@@ -86,7 +86,7 @@ def factorize(rows: Rows, base: float, dual: Tile, system: System) -> None:
             L[a, b] = math.sqrt(total) if a == b else total / L[b, b]
 
 
-@inner
+@bare
 def down(L: Tile, v: Tile) -> None:
     """``L^-1 v`` in place."""
     for a in range(v.size):
@@ -96,7 +96,7 @@ def down(L: Tile, v: Tile) -> None:
         v[a] = total / L[a, a]
 
 
-@inner
+@bare
 def up(L: Tile, v: Tile) -> None:
     """``L^-T v`` in place."""
     for a in range(v.size - 1, -1, -1):
@@ -106,7 +106,7 @@ def up(L: Tile, v: Tile) -> None:
         v[a] = total / L[a, a]
 
 
-@inner
+@bare
 def solve_saddle(at: Foot, right: Tile, tight: Tile, system: System) -> None:
     """``[H C'; C 0] (move, force) = (right, tight)`` for the tight rows C, of any rank; force is zero on the others."""
     n, R, count = right.size, tight.size, 0
@@ -135,7 +135,7 @@ def solve_saddle(at: Foot, right: Tile, tight: Tile, system: System) -> None:
     up(system.L, move)
 
 
-@inner
+@bare
 def _along(at: Foot, u: Tile, v: Tile, size: float, tight: Tile, system: System) -> None:
     """Take one singular direction out of the move, and put what the tight rows ask for in its place."""
     asked, along, s = 0.0, 0.0, 0
@@ -154,7 +154,7 @@ def _along(at: Foot, u: Tile, v: Tile, size: float, tight: Tile, system: System)
             s += 1
 
 
-@inner
+@bare
 def weigh_bends(at: Foot, tight: float, system: System) -> None:
     """``(1 - delta) / delta`` for rows that bend; `tight` for tight ones."""
     for i in range(at.delta.size):

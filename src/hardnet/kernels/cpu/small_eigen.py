@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 
-from hardnet.kernels.cpu.compiling import Tile, inner
+from hardnet.kernels.cpu.compiling import Tile, bare
 
 SWEEPS = 40
 """Maximum number of sweeps over all pairs: convergence is quadratic and takes three to six."""
 EPS = 2.0**-52
 
 
-@inner
+@bare
 def rotation(p: float, q: float, off: float) -> tuple[float, float]:
     """Cosine and sine of the smaller angle that makes ``[p off; off q]`` diagonal."""
     half = 0.5 * (q - p)
@@ -26,7 +26,7 @@ def rotation(p: float, q: float, off: float) -> tuple[float, float]:
     return cosine, tangent * cosine
 
 
-@inner
+@bare
 def turn(X: Tile, i: int, j: int, cosine: float, sine: float, columns: int) -> None:
     """Rows i and j of X become ``cosine X_i - sine X_j`` and ``sine X_i + cosine X_j``."""
     for column in range(columns):
@@ -35,7 +35,7 @@ def turn(X: Tile, i: int, j: int, cosine: float, sine: float, columns: int) -> N
         X[j, column] = sine * one + cosine * other
 
 
-@inner
+@bare
 def identity(X: Tile, k: int) -> None:
     """Set X to the identity of order k."""
     for i in range(k):
@@ -43,7 +43,7 @@ def identity(X: Tile, k: int) -> None:
             X[i, j] = 1.0 if i == j else 0.0
 
 
-@inner
+@bare
 def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
     """``X = V' diag(values) V`` for symmetric X of order k, which is overwritten; eigenvectors are the rows of V."""
     identity(V, k)
@@ -69,7 +69,7 @@ def eigen(X: Tile, V: Tile, values: Tile, k: int) -> None:
         values[i] = X[i, i]
 
 
-@inner
+@bare
 def orthogonalize(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
     """``M = V' G`` with orthogonal rows G in place of the first t rows of M; their norms are the singular values.
 

@@ -160,6 +160,47 @@ class SecondOrder(NamedTuple):
         return self.image().size(y)[..., :1]
 
 
+class Balls(NamedTuple):
+    """``|y - center| <= radius``: center ``(n,)``, radius ``()``."""
+
+    center: Tensor
+    radius: Tensor
+    cores = (1, 0)
+
+    @property
+    def rows(self) -> int:
+        """Those of its cone."""
+        return self.center.shape[-1] + 1
+
+    def cone(self) -> SecondOrder:
+        """``|I y - center| <= 0'y + radius``, with a batch of 1 for I where the center has one."""
+        center, n = self.center, self.center.shape[-1]
+        eye = torch.eye(n, dtype=center.dtype, device=center.device).expand(*(1 for _ in center.shape[:-1]), n, n)
+        return SecondOrder(eye, -center, torch.zeros_like(eye[..., 0, :]), self.radius)
+
+    @classmethod
+    def sound(cls, blocks: Sequence[Balls]) -> Tensor:
+        """All finite, ``(b,)``."""
+        return _all_finite(*_stacked(cls.cores, blocks))
+
+    @classmethod
+    def together(cls, blocks: Sequence[Balls], dtype: torch.dtype | None = None) -> Image:
+        """Their cones as one image."""
+        return SecondOrder.together([block.cone() for block in blocks], dtype)
+
+    def excess(self, y: Tensor) -> Tensor:
+        """``|y - center| - radius``, one row."""
+        return length(y - self.center) - self.radius.unsqueeze(-1)
+
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu(|y - center| - radius)``, one row."""
+        return self.excess(y).clamp_min(0)
+
+    def scale(self, y: Tensor) -> Tensor:
+        """``|y| + |center| + radius``, one row."""
+        return length(y) + length(self.center) + self.radius.abs().unsqueeze(-1)
+
+
 class SemiDefinite(NamedTuple):
     """``F0 + sum_i y_i F_i`` positive semidefinite: F0 ``(k, k)``, F ``(n, k, k)``; only symmetric parts count."""
 
@@ -253,7 +294,7 @@ class Quadratics(NamedTuple):
         return self.image().size(y)
 
 
-Block = Intervals | SecondOrder | SemiDefinite | Quadratics
+Block = Intervals | SecondOrder | Balls | SemiDefinite | Quadratics
 """What a convex set is made of."""
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import length, times_tiled
-from hardnet.solvers.conic.images import CONE, Foot, Frame, Image, Part, positive
+from hardnet.solvers.conic.images import Foot, Frame, Image, positive
 
 
 def project_second_order(z: Tensor) -> Tensor:
@@ -109,11 +109,6 @@ class ConeImage(Image):
         parts = self.each(excess)
         return (sqrt(2) * length(parts)).expand_as(parts).flatten(-2)
 
-    def _part(self, kind: int, order: int = 0) -> Part:
-        """One block for each cone; bounds are not read."""
-        k = self.k.flatten(-2)
-        return Part(self.jacobian(k), k, k, k, kind, self.K.shape[-2], order)
-
     def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:
         """The frames of all cones as one, on rows that follow one another."""
         found, shape = frame(tolerance.unsqueeze(-1)), self.K.shape[-3:-1]
@@ -124,15 +119,6 @@ class ConeImage(Image):
 
 class SecondOrderImage(ConeImage):
     """In second-order cones, the height last."""
-
-    @property
-    def small(self) -> bool:
-        """A cone of a height alone is an interval, which compiled code does not see."""
-        return self.K.shape[-2] > 1
-
-    def part(self) -> Part:
-        """Cones, one after the other."""
-        return self._part(CONE)
 
     def foot(self, z: Tensor) -> Foot:
         """On the second-order cones."""

@@ -15,22 +15,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import HALFWAY
 from hardnet.modes import may_look
 from hardnet.products import power_above
-from hardnet.solvers.conic.iterate import FIRST_PENALTY, State, Task, start
+from hardnet.solvers.conic.iterate import State, Task, start
 from hardnet.solvers.conic.lagrangian import BEYOND_REACH, approach, proved_empty
 from hardnet.solvers.conic.newton import finish, repair
-from hardnet.solvers.conic.stack import Stack, takes
+from hardnet.solvers.conic.stack import Stack
 from hardnet.solvers.solution import place, take
 
 ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-11) for _ in range(4))
 """Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
 STEPS = 8
 """Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
-HALFWAY = 128.0
-"""How many sizes of the set the point on the way lies from y."""
-LOOSE = 1e-9
-"""A sample that compiled code leaves above this residual starts anew."""
 
 
 class Guess(NamedTuple):
@@ -65,24 +62,11 @@ def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: f
     """The projection in `guess.unit`, with the distance weighted by ``(B, 1)`` numbers: Newton first, then all."""
     task, factor = scaled_task(raw, stack, guess, weight)
     first, lean = guess.y / guess.unit, guess.dual * factor
-    small = takes(task.stack, first)
-    state, steps = _by_compiled_code(task, first, lean) if small else _recall(task, start(task, first, lean))
+    state, steps = _recall(task, start(task, first, lean))
     state, iterations, lost = _alternate(task, state, tolerance)
     iterations = iterations + steps
     y = torch.where((iterations > 0).unsqueeze(-1), state.y * guess.unit, guess.y)
     return Answer(y, state.dual / factor, guess.unit, state.residual, iterations, lost)
-
-
-def _by_compiled_code(task: Task, y: Tensor, dual: Tensor) -> tuple[State, Tensor]:
-    """The projection from y and multipliers, and the steps ``(B,)``; a sample that is not solved starts anew."""
-    from hardnet.kernels.cpu.conic import Numbers, project
-
-    found_y, found_dual, (residual, steps) = project(task.raw, task.weight, y, dual, Numbers(*task.stack.numbers()))
-    state = State(found_y, found_dual, torch.full_like(task.weight, FIRST_PENALTY), residual)
-    failed = (~(residual <= LOOSE)).nonzero().squeeze(-1)
-    if failed.numel() > 0:
-        state = place(state, failed, start(task.select(failed), y[failed], dual[failed]))
-    return state, steps.long()
 
 
 def _recall(task: Task, state: State) -> tuple[State, Tensor]:

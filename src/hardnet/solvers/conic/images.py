@@ -24,9 +24,6 @@ from torch import Tensor
 from hardnet.products import times_tiled
 from hardnet.rows import bound_size
 
-INTERVALS, CONE, MATRIX = 0, 1, 2
-"""Kinds of blocks, as `hardnet.kernels.cpu.conic_blocks` numbers them."""
-
 
 def positive(size: Tensor) -> Tensor:
     """A divisor: zero sizes become one."""
@@ -66,30 +63,6 @@ class Foot(NamedTuple):
     frame: Callable[[Tensor], Frame]
 
 
-class Part(NamedTuple):
-    """An image as compiled code reads it: rows ``J y + k``, some of them bent, in blocks of one kind and size.
-
-    Attributes:
-        J: The Jacobian at zero, ``(b, r, n)``.
-        k: The value at zero, ``(b, r)``.
-        lower: ``(b, r)``; read for intervals alone.
-        upper: Likewise.
-        kind: `INTERVALS`, `CONE` or `MATRIX`.
-        rows: Of each block.
-        order: Of the matrix that a block packs, or 0.
-        curves: Second derivatives ``(b, r, n, n)`` and their factors ``(b, r)`` where the rows are bent.
-    """
-
-    J: Tensor
-    k: Tensor
-    lower: Tensor
-    upper: Tensor
-    kind: int
-    rows: int
-    order: int = 0
-    curves: tuple[Tensor, Tensor] | None = None
-
-
 class Image(ABC):
     """A map G and a closed convex K; a frozen dataclass of tensors that lead with the same batch (or with 1)."""
 
@@ -109,15 +82,6 @@ class Image(ABC):
     @abstractmethod
     def foot(self, z: Tensor) -> Foot:
         """The nearest point of K to z ``(B, r)``, and the derivative of the projection onto K there."""
-
-    @abstractmethod
-    def part(self) -> Part:
-        """The image as compiled code reads it."""
-
-    @property
-    def small(self) -> bool:
-        """Whether its blocks are such as compiled code knows."""
-        return True
 
     @abstractmethod
     def factor(self, y: Tensor) -> Tensor:
@@ -195,10 +159,6 @@ class IntervalImage(Image):
             return Frame((~tight).to(z), same, same)
 
         return Foot(onto, excess, frame)
-
-    def part(self) -> Part:
-        """The rows as they are."""
-        return Part(self.A, torch.zeros_like(self.upper), self.lower, self.upper, INTERVALS, self.rows)
 
     def factor(self, y: Tensor) -> Tensor:
         """The norm of each row."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.products import tiled_product, times_tiled
 from hardnet.solvers.algebra.eigen import ascending
-from hardnet.solvers.conic.images import INTERVALS, Foot, Frame, Image, Part, positive, same
+from hardnet.solvers.conic.images import Foot, Frame, Image, positive, same
 from hardnet.solvers.conic.quadratic_root import nearest_root
 
 
@@ -70,11 +70,6 @@ class QuadraticImage(Image):
     def foot(self, z: Tensor) -> Foot:
         """``max(z, 0)``; tight where positive."""
         return Foot(z.clamp_max(0), z.clamp_min(0), lambda slack: Frame((z <= slack).to(z), same, same))
-
-    def part(self) -> Part:
-        """Rows below zero with second derivatives."""
-        free = torch.full_like(self.r, -torch.inf)
-        return Part(self.q, self.r, free, torch.zeros_like(self.r), INTERVALS, self.rows, 0, (self.P, self.bend))
 
     def factor(self, y: Tensor) -> Tensor:
         """The size of the gradient near y, so that the scaled value is a length."""

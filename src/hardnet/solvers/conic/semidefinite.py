@@ -12,11 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import MOST_CONIC_ORDER
 from hardnet.products import product_each
 from hardnet.solvers.algebra.eigen import ascending, eigh
 from hardnet.solvers.conic.cones import ConeImage
-from hardnet.solvers.conic.images import MATRIX, Foot, Frame, Part
+from hardnet.solvers.conic.images import Foot, Frame
 
 
 class Layout(NamedTuple):
@@ -111,15 +110,6 @@ def _congruence(X: Tensor, V: Tensor) -> Tensor:
 
 class SemiDefiniteImage(ConeImage):
     """In cones of positive semidefinite matrices, packed."""
-
-    @property
-    def small(self) -> bool:
-        """Matrices up to an order."""
-        return order(self.K.shape[-2]) <= MOST_CONIC_ORDER
-
-    def part(self) -> Part:
-        """Packed matrices, one after the other."""
-        return self._part(MATRIX, order(self.K.shape[-2]))
 
     def foot(self, z: Tensor) -> Foot:
         """On the semidefinite cones, with one eigendecomposition."""

@@ -5,7 +5,7 @@ in graphs that is all. Where a look is free, the samples that it leaves (sets wi
 an augmented Lagrangian that gets near from anywhere (`lagrangian`) and to Newton steps that are kept only where
 they lower the residual (`newton`).
 
-Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and `hardnet.sets.curved`.
+Called by `hardnet.functional.conic` and `hardnet.sets.curved`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import FAR_AWAY, FEASIBLE, INSIDE, PASSES, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import power_above
 from hardnet.solvers.conic.blocks import Block, images, valid
 from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic.fixed import follow_and_polish
 from hardnet.solvers.conic.semidefinite import SemiDefiniteImage
-from hardnet.solvers.conic.stack import Stack, takes
+from hardnet.solvers.conic.stack import Stack
 from hardnet.solvers.solution import Solution, Status, choose, place, take
 
-FAR_AWAY = 16.0
-"""From so many sizes of y on, the answer is found once more in the unit of y."""
-PASSES = 3
-"""How often: each pass gains about twelve digits of distance."""
 LOOSE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
 SMALL = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
-ROUNDINGS = 16
-"""Roundings of raw's dtype by which a solved sample may miss a row, relative to its terms: as certificates do."""
-FEASIBLE = 1e-12
-"""The same where the dtype allows more."""
 
 
 class Limits(NamedTuple):
@@ -71,12 +64,14 @@ def project_intersection(
     status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (stack.outside(raw) <= 4 * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
+    inside = (stack.outside(raw) <= INSIDE * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
     limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, FEASIBLE))
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, limits)
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
+        if index.numel() == 0:  # what all samples share may be unsound
+            break
         part = _solve(raw[index], stack.select(index), limits)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     return Solution(y, dual, status, iterations, residual)
@@ -102,7 +97,7 @@ def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     Small sets without a matrix go to the alternating solver at once, which then takes fewer operations.
     """
     plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
-    if takes(stack, raw) or (plain and raw.shape[-1] * sum(stack.sizes) <= SMALL):
+    if plain and raw.shape[-1] * sum(stack.sizes) <= SMALL:
         return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, limits)

@@ -1,6 +1,6 @@
 """Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share.
 
-Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and others.
+Called by `hardnet.functional.conic_report`, `hardnet.functional.conic_gradient` and others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.kernels.limits import MOST_CONIC_NUMBERS
-from hardnet.modes import plain
 from hardnet.products import gram, power_above
-from hardnet.solvers.conic.images import Frame, Image, Part
+from hardnet.solvers.conic.images import Frame, Image
 
 FLOOR = 1e-11
 """Below this eigenvalue of the projection's derivative a direction counts as tight."""
@@ -187,42 +184,3 @@ class Stack:
     def split(self, v: Tensor) -> list[Tensor]:
         """Cut ``(B, r)`` at the images."""
         return list(v.split(self.sizes, dim=-1))
-
-    def numbers(self) -> tuple[Tensor, ...]:
-        """The numbers of all images, one after the other, in the order of `hardnet.kernels.cpu.conic.Numbers`."""
-        parts, row = [image.part() for image in self.images], 0
-        J, k, lower, upper = (_join_rows(list(fields)) for fields in zip(*(part[:4] for part in parts), strict=True))
-        blocks, curved = [], []
-        for part, size in zip(parts, self.sizes, strict=True):
-            blocks += [(part.kind, first, part.rows, part.order) for first in range(row, row + size, max(part.rows, 1))]
-            curved += range(row, row + size) if part.curves is not None else ()
-            row += size
-        P, bend, q = _curves(parts, J)
-        table = lambda rows, width: torch.tensor(rows, dtype=J.dtype).reshape(-1, width)
-        rows = J.mT.flatten(1), k, lower, upper, P.flatten(1), bend, q.flatten(1)
-        return *rows, table(curved, 1), table(blocks, 4)
-
-
-def _curves(parts: list[Part], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Second derivatives ``(b, C, n, n)``, their factors ``(b, C)`` and gradients at zero ``(b, C, n)``."""
-    bent = [(*part.curves, part.J) for part in parts if part.curves is not None]
-    if not bent:
-        n = like.shape[-1]
-        return like.new_empty(1, 0, n, n), like.new_empty(1, 0), like.new_empty(1, 0, n)
-    P, bend, q = (_join_rows(list(fields)) for fields in zip(*bent, strict=True))
-    return P, bend, q
-
-
-def _join_rows(fields: list[Tensor]) -> Tensor:
-    """Fields ``(b, r, ...)`` along r, constants spread over the batch where others are not constant."""
-    batch = max(field.shape[0] for field in fields)
-    return _join([field.expand(batch, *field.shape[1:]) for field in fields], 1)
-
-
-def takes(stack: Stack, like: Tensor) -> bool:
-    """Whether compiled code takes this set: small, on a CPU, in plain memory."""
-    if not (HAS_NUMBA and like.is_cpu and like.dtype == torch.float64 and plain(like)):
-        return False
-    if not 0 < like.numel() * sum(stack.sizes) <= MOST_CONIC_NUMBERS * like.shape[0]:
-        return False
-    return all(image.small for image in stack.images)
