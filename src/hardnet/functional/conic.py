@@ -22,7 +22,7 @@ from hardnet.functional.conic_report import report
 from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import Policy
 from hardnet.kernels.cpu.conic import project, takes
-from hardnet.modes import GRAPHS, may_look, may_wait, mode, refuse_transforms
+from hardnet.modes import GRAPHS, may_look, may_wait, mode, plain, refuse_transforms
 from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
 from hardnet.solvers.conic.blocks import Block, gather
@@ -109,7 +109,7 @@ def _spread(raw: Tensor, batch: torch.Size) -> Tensor:
 
 def _find(raw: Tensor, kinds: Sequence[type[Block]], fields: Sequence[Tensor], tolerance: float) -> Solution:
     """The projection of a flat batch: by compiled code where it takes the blocks, and the rest by the solver."""
-    if not (may_look(raw) and takes(raw, kinds, fields)):
+    if not (may_look(raw) and plain(raw, *fields) and takes(raw, kinds, fields)):
         return solve(raw, gather(kinds, fields), tolerance=tolerance, dtype=raw.dtype)
     y, dual, steps, residual, left = project(raw, kinds, fields, tolerance)
     found = Solution(y, dual, torch.full_like(steps, Status.SOLVED, dtype=torch.int8), steps, residual)

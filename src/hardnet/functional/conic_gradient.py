@@ -21,7 +21,7 @@ from torch import Tensor
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.kernels.cpu.conic import project_back, takes
 from hardnet.kernels.limits import FAINT, TIGHT
-from hardnet.modes import may_look
+from hardnet.modes import may_look, plain
 from hardnet.products import power_above, times_tiled
 from hardnet.solvers.conic.blocks import (
     Block,
@@ -50,7 +50,7 @@ def cotangents(
     y, dual = torch.where(bad, 0.0, y), torch.where(bad, 0.0, dual)
     clean = [_sound(field.detach()) for field in fields]
     exact = torch.where(bad, 0.0, grad.double())
-    if takes(y, kinds, clean):
+    if plain(y, *clean) and takes(y, kinds, clean):
         u, weight = project_back(exact, y, dual, kinds, clean)
     else:
         u, weight = _adjoint(gather(kinds, clean), y, dual, exact)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
 from hardnet.kernels.limits import FEASIBLE, INSIDE, MOST_CONIC_NUMBERS, MOST_CONIC_ORDER, ROUNDINGS
-from hardnet.modes import plain
 from hardnet.rows import REALS
 
 FORMS = {
@@ -90,8 +89,8 @@ def _plan_of(raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]) -> Pl
 
 
 def takes(raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]) -> bool:
-    """Whether compiled code takes these blocks: small, on a CPU, in plain memory, and not empty."""
-    if not (HAS_NUMBA and raw.is_cpu and raw.dtype in REALS and raw.numel() and plain(raw, *fields)):
+    """Whether compiled code takes these blocks, in plain memory: small, on a CPU, and not empty."""
+    if not (HAS_NUMBA and raw.is_cpu and raw.dtype in REALS and raw.numel()):
         return False
     return _plan_of(raw, kinds, fields).small
 
