@@ -4,8 +4,8 @@ With J the active rows, U their unit rows ``S A_J``, and g the cotangent of y,
 
     v = (U U')^-1 U g,   u = g - U'v,   w = S v:     raw receives u,  A  -dual u' - w y',  the active bounds w.
 
-Everything is computed on chip in float64. A sample whose active rows are nearly dependent, or whose status is
-``Rules.refused``, is flagged for the general path of `hardnet.functional.polyhedron_gradient`.
+Everything is computed on chip in float64. A sample whose active rows are nearly dependent, or whose set is empty while
+the gradient of A is wanted, is flagged for the general path of `hardnet.functional.polyhedron_gradient`.
 
 Called by `hardnet.functional.polyhedron_gradient`.
 """
