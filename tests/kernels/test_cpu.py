@@ -1,4 +1,4 @@
-"""The code compiled for a CPU: against the reference, sample by sample, thread by thread, and on hard numbers."""
+"""Code compiled for a CPU: against the reference, for any batch, any number of threads, and difficult numbers."""
 
 import itertools
 from functools import partial
@@ -38,11 +38,11 @@ ANY = pytest.mark.parametrize(
     ("m", "n", "shared"), [*((m, n, False) for m, n in PER_SAMPLE), *((m, n, True) for m, n in SHARED)]
 )
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
-"""Where the library multiplies in the dtype itself."""
+"""For shapes where torch multiplies in the dtype itself."""
 
 
 def one_pass(m, n, shared):
-    """Whether a single compiled pass computes everything, with sums in float64."""
+    """Whether one compiled pass computes everything, with sums in float64."""
     return m * n <= 64 if shared else True
 
 

@@ -1,6 +1,6 @@
-"""Kept kernels are those that Triton would take, and launches go to the device of their tensors.
+"""Cached kernels are those that Triton would choose, and launches go to the device of their tensors.
 
-No GPU is needed: Triton chooses and launches for a driver that only writes down what it is given.
+No GPU is needed: Triton chooses and launches for a fake driver that only records its calls.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from hardnet.kernels.gpu import launch as launching  # noqa: E402
 
 
 class Compiled(triton.compiler.CompiledKernel):
-    """A compiled kernel under Triton's own interface that writes down its launches."""
+    """A fake compiled kernel with Triton's interface that records its launches."""
 
     def __init__(self, src, launches):
         self.src, self.name, self.module, self.function, self.packed_metadata = src, "kernel", 1, 2, ()
@@ -31,7 +31,7 @@ class Compiled(triton.compiler.CompiledKernel):
 
 
 class Driver:
-    """What Triton asks of a driver when it launches."""
+    """A fake driver with the methods that Triton calls at a launch."""
 
     device, stream = 0, 7
 
@@ -47,7 +47,7 @@ class Driver:
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Every launch so far, for kernels that nobody has compiled yet."""
+    """All launches so far, starting from kernels that are not compiled yet."""
     done = []
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.compiler, "compile", lambda src, **_: Compiled(src, done))
@@ -61,7 +61,7 @@ def launches(monkeypatch):
 
 @pytest.fixture
 def compared(monkeypatch, launches):
-    """Every launch is followed by Triton's ordinary one, which must take the same kernel and the same arguments."""
+    """Repeat every launch the ordinary way, which must choose the same kernel and the same arguments."""
     compare, launch = [], launching.Launcher.launch
 
     def both(self, grid, tensors, numbers):
@@ -79,7 +79,7 @@ def compared(monkeypatch, launches):
 
 
 def numbers(batch, m, n, dtype=torch.float32, misaligned=()):
-    """(gradient, raw, A, lower, upper); those named start one number after a multiple of 16 bytes."""
+    """(gradient, raw, A, lower, upper); the named ones start one number past a multiple of 16 bytes."""
     shapes = {"gradient": (batch, n), "raw": (batch, n), "A": (batch, m, n), "lower": (batch, m), "upper": (batch, m)}
     parts = []
     for name, shape in shapes.items():
@@ -171,12 +171,12 @@ def test_numbers_without_order_in_memory_are_put_in_order(compared):
 
 
 def on_device(device: int, dtype: torch.dtype = torch.float32) -> Any:
-    """What a launch asks of a tensor on some device."""
+    """A fake tensor on a given device, with what a launch reads of it."""
     return SimpleNamespace(dtype=dtype, get_device=lambda: device, data_ptr=lambda: 256)
 
 
 class Kernel:
-    """A kernel that writes down the current device of each launch, ordinary or not, and returns what it is told to."""
+    """A fake kernel that records the current device of each launch, ordinary or cached, and returns a given result."""
 
     arg_names, pre_run_hooks = ("tensor", "batch", "SECOND", "FIRST"), ()
 
@@ -192,7 +192,7 @@ class Kernel:
 
 
 class Direct:
-    """What such a kernel was compiled to."""
+    """The compiled form of such a kernel."""
 
     def __init__(self, kernel):
         self.kernel = kernel
@@ -209,7 +209,7 @@ def kernel_and_launcher(keeps=True):
 
 @pytest.fixture
 def current(monkeypatch):
-    """The current device, and the devices that were made current for a while."""
+    """The current device, and the devices that were made current temporarily."""
     state = SimpleNamespace(device=0, entered=[])
 
     class Guard:

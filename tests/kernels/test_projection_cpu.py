@@ -1,4 +1,4 @@
-"""General projections by compiled code on a CPU: those of the steps, or left open."""
+"""General projections by compiled code on a CPU: they agree with the general path, or are left open."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ TOLERANCES = Tolerances(
     projection.INSIDE, projection.FEASIBLE, projection.SOLVED, projection.STRICT, projection.CERTAIN, torch.inf
 )
 CLEAN = [(10, 5, 0), (10, 20, 0), (10, 20, 2), (7, 7, 7), (50, 50, 10), (100, 100, 50), (25, 100, 0), (1, 4, 0)]
-"""Outputs, rows and equalities of families without ties."""
+"""Numbers of outputs, rows and equalities of families without ties."""
 
 
 def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
@@ -28,7 +28,7 @@ def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
 
 
 def held(A, lower, upper, side):
-    """The rows of each sample that hold its y, ``(k, n)`` each."""
+    """The equalities and active rows of each sample, ``(k, n)`` each."""
     holds = (side != 0) | (lower == upper)
     return [rows[own] for rows, own in zip(A.expand(len(side), *A.shape[-2:]), holds, strict=True)]
 
