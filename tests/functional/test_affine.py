@@ -270,7 +270,7 @@ def test_shared_rows_that_come_close_are_certified_for_raws_far_away(n, m, dtype
 
 
 def exactly(raw, A, lower, upper):
-    """The formula of one sample in 100 digits, and the condition of its unit rows."""
+    """The formula for one sample with 100 digits, and the condition number of its unit rows."""
     with mpmath.workdps(100):
         rows, point = mpmath.matrix(A.tolist()), mpmath.matrix(raw.tolist())
         product, bounds = rows * point, zip(lower.tolist(), upper.tolist(), strict=True)

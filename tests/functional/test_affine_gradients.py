@@ -1,4 +1,4 @@
-"""Gradients of the closed form three ways, second derivatives, transforms, compilation."""
+"""Gradients of the closed form computed in three ways, second derivatives, transforms, compilation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""strict=True: inequality rows hold in exact arithmetic for the very numbers returned, judged with fractions."""
+"""strict=True: inequality rows hold exactly for the returned numbers, checked with fractions."""
 
 from fractions import Fraction
 

@@ -23,7 +23,7 @@ from tests.solvers.box_families import KINDS, D, box_family, dense_rows
 
 
 def joined(raw, A, lower, width, low, high):
-    """Equalities stay equalities where a bound is moved."""
+    """The projection with ``upper = lower + width``, so that equalities stay equalities when a bound is moved."""
     return project_box_rows(raw, A, lower, lower + width, low, high)
 
 

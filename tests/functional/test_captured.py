@@ -1,7 +1,7 @@
-"""What a CUDA graph can hold: no option of `projection` and `aff` makes the host wait for a value.
+"""CUDA graph capture: no option of `projection` and `aff` makes the host wait for a value.
 
-On a CPU the library is told that no look is free, and every operation that waits on a GPU (reading a value, counting
-non-zeros, and factorizations that check themselves or iterate on the host) is refused, forward and backward.
+On a CPU the library is told that it may not read values, and every operation that would wait on a GPU (reading a value,
+counting non-zeros, factorizations that check themselves or iterate on the host) fails, forward and backward.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ TWO, EIGHT = draw(2, 6, seed=1), draw(8, 6, seed=2)
 
 @cache
 def placed(rows, device):
-    """A constant where it is needed: a capture copies nothing from the host."""
+    """A constant on the given device, because a capture cannot copy from the host."""
     return {"two": TWO, "eight": EIGHT}[rows].to(device)
 
 
@@ -41,7 +41,7 @@ def general():
 
 
 def shared():
-    """Constant rows with factors that are kept."""
+    """Constant rows, whose factors are kept."""
     A = torch.cat([draw(16, 6, seed=3), draw(1, 6, seed=3)])  # one of them twice
     return hn.Affine(A, lower=-1.0, upper=1.0)
 

@@ -1,4 +1,4 @@
-"""A box and rows that are four rows together: the fixed program, exactly inside the box, against the multipliers."""
+"""A box and rows, four in total: the fixed program, exactly inside the box, compared with the multiplier method."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from tests.draws import F64, draw
 from tests.solvers.box_families import KINDS, box_family
 
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
-"""Rows and coordinates."""
+"""Numbers of rows and coordinates."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The nearest point in a metric, however badly scaled: rows hold to the certificate, and no nearer point is left."""
+"""The nearest point in a metric, however badly scaled: rows pass the certificate, and no feasible point is nearer."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ N = 5
 
 
 def spread(kind, samples, n, decades, seed):
-    """W for each sample with eigenvalues from 1 to ``10^decades``: on the diagonal, or in directions of their own."""
+    """W for each sample with eigenvalues from 1 to ``10^decades``: on the diagonal, or in random directions."""
     values = 10 ** torch.linspace(0, decades, n, dtype=D).expand(samples, n)
     if kind == "diagonal":
         return values
@@ -27,7 +27,7 @@ def spread(kind, samples, n, decades, seed):
 
 
 def members(seed):
-    """Polyhedra around one point, with room inside or none."""
+    """Polyhedra around one point, with or without an interior."""
     A, center = draw(9, N, seed=seed), draw(N, seed=seed + 1)
     value = A @ center
     return {

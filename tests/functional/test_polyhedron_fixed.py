@@ -1,4 +1,4 @@
-"""The fixed program: the same answers as the solver under every transform, without a look at any value."""
+"""The fixed program: the same answers as the solver under every transform, without reading any value."""
 
 import pytest
 import torch
@@ -120,7 +120,7 @@ def test_compiled_in_one_graph_with_any_batch():
 
 
 class Exported(torch.nn.Module):
-    """The answer and what is known about it."""
+    """`solve_affine` as a module."""
 
     def forward(self, raw, A, lower, upper):
         return solve_affine(raw, A, lower, upper, steps=4)
@@ -191,7 +191,7 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
 
 
 def _blind(monkeypatch):
-    """Stands for a GPU, where no value is looked at."""
+    """Act as on a GPU, where no value may be read."""
     monkeypatch.setattr("hardnet.rows.may_look", lambda tensor: False)
     return project_affine
 

@@ -1,4 +1,4 @@
-"""Metric, tangent gradient and strict rows of the projection."""
+"""Options of the projection: metric, tangent gradient and strict rows."""
 
 from fractions import Fraction
 

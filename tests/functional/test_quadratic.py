@@ -1,4 +1,4 @@
-"""One convex quadratic: known answers, gradients to every number, emptiness and convexity."""
+"""One convex quadratic: known answers, gradients of every number, empty sets and convexity."""
 
 import warnings
 
