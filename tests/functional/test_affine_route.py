@@ -22,7 +22,7 @@ def launched(monkeypatch):
     """The arguments of every launch; numbers on the CPU are treated as if on a GPU."""
     calls = []
 
-    @torch.no_grad()  # like a kernel, which no graph sees
+    @torch.no_grad()  # like a kernel, which autograd does not see
     def forward(*parts):
         calls.append(parts)
         return affine_reference.forward(parts[0], per_sample(*parts[:2]), *parts[2:])

@@ -75,7 +75,7 @@ def test_it_maps_and_compiles():
 @pytest.mark.parametrize("unit", [1e-100, 1.0, 1e20])
 @pytest.mark.parametrize("far", [1e8, 1e16, 1e18, 1e25, 1e50, 1e100])
 def test_from_far_away_rows_hold_or_a_warning_says_so(far, unit, numba, monkeypatch):
-    """Rounding of raw is no accuracy at y: what is returned in silence passes the certificate, or is NaN."""
+    """Accuracy relative to raw is not enough at y: without a warning, samples pass the certificate or are NaN."""
     if not numba:
         monkeypatch.setattr(launch.FewRows, "takes", lambda self, rows: False)
     ones, n = torch.ones(1, 3, dtype=F64), 3

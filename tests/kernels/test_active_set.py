@@ -97,7 +97,7 @@ def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
 
 @pytest.mark.parametrize("m", [1, 3, 6, 40])
 def test_equalities_alone_and_beside_a_row_that_does_not_count_have_the_same_steps(m):
-    """Rows without an inequality are eliminated without an order of theirs."""
+    """Equalities alone are eliminated without ordering the rows."""
     from hardnet.kernels.cpu.active_set import solve
 
     J, low = draw(50, m, m + 3, seed=m), draw(50, m, seed=m + 1)

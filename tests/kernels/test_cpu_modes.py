@@ -122,7 +122,7 @@ def test_a_trace_computes_new_numbers(m, n, shared, taken):
 
 @ANY
 def test_who_records_or_fakes_operations_meets_the_formulas(m, n, shared, taken):
-    """The formulas look at a value, which ends in an error: loud, where numbers baked into a graph would be silent."""
+    """The formulas read a value, which raises an error; a kernel would silently bake its numbers into the graph."""
     numbers = problem(n, m, shared=shared)
     with pytest.raises(RuntimeError, match="value out of a tracing tensor"):
         make_fx(lambda *parts: enforce_affine(*parts))(*numbers)

@@ -97,7 +97,7 @@ SHAPES = ((2, 2), (3, 20), (9, 12))
 
 
 def test_three_families_serve_the_closed_form():
-    """Few rows and blocks of rows by their shape; a shared A with its factor is the third, and there is no fourth."""
+    """Few rows and blocks of rows, chosen by shape, and a shared A with its factor; there is no fourth family."""
     shapes = itertools.product((1, 2, 5, 8, 9, 16, 64), (1, 2, 10, 16, 17, 64, 256), (False, True))
     named = {affine_plan.plan(m, n, torch.float32, backward).kernels for m, n, backward in shapes}
     assert named == {affine_few, affine_blocks}
@@ -131,7 +131,7 @@ def test_kept_kernels_are_those_that_triton_takes(m, n, dtype, compared, monkeyp
         affine_plan.launch_backward(gradient, raw, A, lower, upper, True)
         affine_plan.launch_backward(gradient, raw, A, lower, upper, False)
     taken = len(compared)
-    assert len(ordinary) <= taken + len({id(launch["compiled"]) for launch in compared})  # theirs, and one of ours each
+    assert len(ordinary) <= taken + len({id(launch["compiled"]) for launch in compared})  # comparisons, compilations
     assert {launch["raw"].dtype for launch in compared} == {dtype}
 
 
@@ -160,7 +160,7 @@ def test_every_argument_arrives_in_its_place(compared):
 
 def test_numbers_without_order_in_memory_are_put_in_order(compared):
     gradient, raw, A, lower, _ = numbers(4, 2, 2)
-    negative = torch._neg_view(raw)  # the same memory, read with another sign
+    negative = torch._neg_view(raw)  # the same memory, read with the opposite sign
     affine_plan.launch_forward(negative, A.mT, lower.t().contiguous().t(), None)
     affine_plan.launch_backward(torch._neg_view(gradient), negative, A.mT, None, lower, False)
     for launch in compared:
@@ -232,7 +232,7 @@ def test_a_launch_goes_to_the_device_of_its_tensors(current):
     kernel, launcher = kernel_and_launcher()
     for device in (0, 1, 0, 1):
         launcher.launch((3, 1, 1), (on_device(device),), (5,))
-    assert [launch[0] for launch in kernel.ordinary] == [0, 1]  # each device has a compiled kernel of its own
+    assert [launch[0] for launch in kernel.ordinary] == [0, 1]  # each device has its own compiled kernel
     assert [launch[0] for launch in kernel.kept] == [0, 1]
     assert current.entered == [1, 1]
     assert current.device == 0
@@ -288,7 +288,7 @@ def test_who_watches_launches_sees_ordinary_ones(current, monkeypatch):
         (runtime, "debug", True),
         (runtime, "launch_enter_hook", chain),
         (runtime, "launch_exit_hook", chain),
-        (runtime, "launch_enter_hook", print),  # a hook alone, as in older versions
+        (runtime, "launch_enter_hook", print),  # a plain hook, as in older versions
     ):
         before = len(kernel.ordinary)
         with monkeypatch.context() as patch:
@@ -302,14 +302,14 @@ def test_who_watches_launches_sees_ordinary_ones(current, monkeypatch):
         patch.setattr(runtime, "debug", True)
         launch()
     launch()
-    assert len(kernel.ordinary) == 8  # what was compiled for a debugger is not for others
-    monkeypatch.setattr(runtime, "launch_enter_hook", None)  # nobody, as in older versions
+    assert len(kernel.ordinary) == 8  # a kernel compiled for a debugger is not reused
+    monkeypatch.setattr(runtime, "launch_enter_hook", None)  # no hook, as in older versions
     launch()
     assert len(kernel.ordinary) == 8
 
 
 def test_no_kernel_reads_a_global_that_differs_from_itself():
-    """Triton compares the globals of a kernel with those it was compiled for at every launch: NaN never is the same."""
+    """At every launch Triton compares a kernel's globals with those it was compiled for, and NaN is never equal."""
     for path in Path(launching.__file__).parent.glob("[a-z]*.py"):
         module = import_module(f"hardnet.kernels.gpu.{path.stem}")
         held = [value.value for value in vars(module).values() if isinstance(value, triton.language.constexpr)]

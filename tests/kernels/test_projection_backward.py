@@ -80,7 +80,7 @@ def compare_sharing():
     compare((raw.view(2, 2, 3), A.expand(2, 1, 5, 3), wide[0].expand(1, 2, 5), upper.view(2, 2, 5)))
     compare((raw[0], A.expand(4, 5, 3), *wide))
     own = gaussian(3, 5, 3)
-    own[2][1, 0], own[2][2, 1:] = own[3][1, 0], own[3][2, 1:]  # every sample has other equalities
+    own[2][1, 0], own[2][2, 1:] = own[3][1, 0], own[3][2, 1:]  # every sample has different equalities
     compare(own)
     for missing in range(4):
         compare(gaussian(2, 3, 5), needed=tuple(place != missing for place in range(4)))
@@ -98,7 +98,7 @@ def compare_odd_samples():
     for part in compare((raw, A, lower, upper)):
         assert not part[:3].any()
         assert part[3].any()
-    for part in compare((raw[3:], A[1], lower[3:], upper[3:])):  # nobody's answer: zeros
+    for part in compare((raw[3:], A[1], lower[3:], upper[3:])):  # no sample has an answer: zeros
         assert not part.any()
     weight = draw(4, 3)
     weight[0, 1] = torch.nan
