@@ -79,7 +79,7 @@ SHORTEST = 1e-12
 ELASTIC = 1e-4
 """Least elasticity of a row of length one: of a violation v, a step leaves about ``ELASTIC^2 v / sigma^2``.
 
-This limits a step to about 1e4 times the size of the sample, however small the gradient."""
+A gradient so small that its step would be longer than 1e4 times the sample's size gives a shorter step."""
 FLATTEST = 1e-4
 """Least curvature that the Hessian of the Lagrangian may have; a smaller or negative one is replaced."""
 SMALL_STEP = 3e-11
