@@ -1,4 +1,4 @@
-"""Random problems for the tests of the closed form, one shape per path, and the plain formula to compare with."""
+"""Random problems for the tests of the closed form, one shape per path, and the plain formula for comparison."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ SHAPES = {
     "square": (12, 12),
     "gram": (20, 12),
 }
-"""(n, m) that takes each path."""
+"""The (n, m) that selects each path."""
 
 
 def problem(n, m, samples=16, dtype=torch.float64, seed=0, shared=False):
@@ -34,7 +34,7 @@ def multiply(A: Tensor, y: Tensor) -> Tensor:
 
 
 def formula(raw, A, lower, upper):
-    """The paper's formula, by the pseudo-inverse of torch and autograd."""
+    """The paper's formula, by torch's pseudo-inverse and autograd."""
     product = multiply(A, raw)
     return raw + multiply(torch.linalg.pinv(A), (lower - product).relu() - (product - upper).relu())
 
@@ -48,5 +48,5 @@ def relative_violation(y, A, lower, upper):
 
 
 def by_operations(raw, A, lower, upper):
-    """The closed form in differentiable operations alone, of a flat batch."""
+    """The closed form of a flat batch, in differentiable operations alone."""
     return by_formula(Batch(raw, A, lower, upper))

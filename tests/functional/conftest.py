@@ -1,4 +1,4 @@
-"""Who computes the closed form on a CPU: tests that use the fixture `path` run once for either."""
+"""The fixture `path`: tests that use it run once with compiled code and once with plain torch."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hardnet.kernels.cpu import launch as cpu
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
 def path(request):
-    """The code that numba compiles, or the formulas in torch, as where numba is not installed."""
+    """Use the code compiled by numba, or the torch formulas, as if numba were not installed."""
     if request.param == "compiled" and not cpu.HAS_NUMBA:
         pytest.skip("numba is not installed")
     with pytest.MonkeyPatch.context() as patch:

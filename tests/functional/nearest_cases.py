@@ -1,4 +1,4 @@
-"""Small problems with exact answers, and random ones, for the nearest point of few rows."""
+"""Small problems with exact answers, and random problems, for the nearest point of few rows."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def solve_exactly(M, right):
 
 
 def nearest_exactly(raw, A, lower, upper):
-    """The nearest point in rational numbers, by trying every active set on every side; None for an empty set."""
+    """The nearest point in rational numbers, by trying every active set and side; None for an empty set."""
     for sides in itertools.product((0, 1, -1), repeat=len(A)):
         J = [i for i, side in enumerate(sides) if side]
         targets = [upper[i] if sides[i] > 0 else lower[i] for i in J]
@@ -81,7 +81,7 @@ def tensors(cases, dtype=torch.float64):
 
 
 def random_problem(seed, samples, m, n, *, far=1.0, dtype=torch.float64, equalities=0.1):
-    """(raw, A, lower, upper) around a point that all rows share (to rounding of the dtype where m > n)."""
+    """(raw, A, lower, upper) around a point that satisfies all rows (to rounding of the dtype if m > n)."""
     source = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
     uniform = lambda *shape: torch.rand(*shape, generator=source, dtype=torch.float64)
@@ -95,5 +95,5 @@ def random_problem(seed, samples, m, n, *, far=1.0, dtype=torch.float64, equalit
 
 
 def nearest_few(raw, A, lower=None, upper=None, gradient="exact"):
-    """What the fixed program for few rows finds for raw ``(B, n)``: y, dual, status and residual."""
+    """Y, dual, status and residual of the fixed program for few rows, for raw ``(B, n)``."""
     return fixed_program(take_rows(raw, A, lower, upper), gradient)

@@ -258,7 +258,7 @@ def test_raw_outputs_far_outside_are_certified(n, m, samples, dtype, size):
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (5, 4), (8, 8), (20, 12)])
 @pytest.mark.parametrize(("dtype", "condition"), [(torch.float32, 5e4), (torch.float64, 2e8)])
 def test_shared_rows_that_come_close_are_certified_for_raws_far_away(n, m, dtype, condition):
-    """The factor's error squared, of a long way, is more than rounding of a short y."""
+    """For a far raw, the square of the factor's error times the distance exceeds the rounding of a small y."""
     for seed in range(40):
         source = torch.Generator().manual_seed(seed)
         A = matrices(n, m, condition, 1, source)[0].to(dtype)
@@ -270,7 +270,7 @@ def test_shared_rows_that_come_close_are_certified_for_raws_far_away(n, m, dtype
 
 
 def exactly(raw, A, lower, upper):
-    """The formula of one sample in 100 digits, and the condition of its unit rows."""
+    """The formula for one sample with 100 digits, and the condition number of its unit rows."""
     with mpmath.workdps(100):
         rows, point = mpmath.matrix(A.tolist()), mpmath.matrix(raw.tolist())
         product, bounds = rows * point, zip(lower.tolist(), upper.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Gradients of the closed form three ways, second derivatives, transforms, compilation."""
+"""Gradients of the closed form computed in three ways, second derivatives, transforms, compilation."""
 
 import pytest
 import torch
@@ -194,9 +194,9 @@ def test_forward_mode_answers_dependent_rows_with_nan():
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("m", "n"), [(2, 3), (5, 22), (8, 11), (12, 30)])
 def test_samples_that_the_kernel_gave_up_have_the_gradients_of_the_formulas(m, n, shared):
-    """Nearly dependent rows: y comes from a second try in float64, and so must its gradients, to raw and to A.
+    """Nearly dependent rows: y comes from a second attempt in float64, and so must its gradients for raw and A.
 
-    Both factorize A anew, so they differ by its condition times roundings of the largest gradient.
+    Both factorize A again, so they differ by its condition number times roundings of the largest gradient.
     """
     answered = 0
     for seed, angle in enumerate([1e-3, 1e-8, 1e-9, 1e-10, 1e-11]):

@@ -1,4 +1,4 @@
-"""Bad input: the type and the words of every error, and the other samples' bits."""
+"""Invalid input: the type and message of every error, and the bits of the other samples."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def refused(kind, words, *arguments, **options):
 
 
 def spoil(what, numbers):
-    """Spoil sample 3 of raw, A, lower or upper in one way; return the error that this is."""
+    """Make sample 3 of raw, A, lower or upper invalid in one way; return the expected error."""
     raw, A, lower, upper = numbers
     if what == "raw":
         raw[3, 0] = NAN

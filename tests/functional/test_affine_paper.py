@@ -149,7 +149,7 @@ numbers = st.integers(-8, 8).map(float)
 
 @st.composite
 def sets(draw):
-    """A full-rank A of small integers with bounds open, closed, equal or one-sided, and any raw output."""
+    """A full-rank A of small integers with equal, two-sided or one-sided bounds, and any raw."""
     n = draw(st.integers(1, 4))
     m = draw(st.integers(1, n))
     matrix = lambda rows, columns: torch.tensor(

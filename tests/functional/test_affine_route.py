@@ -1,6 +1,6 @@
-"""The short route of well-formed arguments on a GPU: the same answers, gradients and refusals as the long one.
+"""The short route for well-formed arguments on a GPU: the same answers, gradients and errors as the long route.
 
-No GPU is needed: numbers on a CPU are taken for a device's, and the reference computes what a kernel would.
+No GPU is needed: numbers on the CPU are treated as if on a GPU, and the reference computes in place of a kernel.
 """
 
 from types import SimpleNamespace
@@ -19,10 +19,10 @@ from tests.functional.affine_problems import by_operations, problem
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The arguments of every launch; what is on a CPU counts as a device's."""
+    """The arguments of every launch; numbers on the CPU are treated as if on a GPU."""
     calls = []
 
-    @torch.no_grad()  # like a kernel, which no graph sees
+    @torch.no_grad()  # like a kernel, which autograd does not see
     def forward(*parts):
         calls.append(parts)
         return affine_reference.forward(parts[0], per_sample(*parts[:2]), *parts[2:])
@@ -44,7 +44,7 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def short(monkeypatch, launched):
-    """The same, and the checks of the long route are out of reach."""
+    """The same, with the checks of the long route disabled: reaching them fails the test."""
     monkeypatch.setattr(rows, "check_affine", lambda *_: pytest.fail("the long route"))
     return launched
 
@@ -54,7 +54,7 @@ def per_sample(raw, A):
 
 
 def cases(samples, dtype=torch.float64):
-    """Bounds of every kind, and an A of each sample or of all."""
+    """Bounds of every kind, and an A per sample or shared."""
     raw, A, lower, upper = problem(5, 3, samples=samples, dtype=dtype)
     for matrix in (A, A[0]):
         for low, high in ((lower, upper), (None, upper), (lower[0], None), (lower[0] - 9, upper), (lower[:1], None)):
@@ -122,7 +122,7 @@ def test_transforms_and_second_derivatives_take_the_formulas(launched):
 
 
 def malformed():
-    """(arguments, options) that are refused."""
+    """(arguments, options) that must raise an error."""
     raw, A, lower, upper = problem(5, 3)
     wide = torch.randn(len(raw), 6, 5, dtype=raw.dtype)
     yield from (
@@ -146,7 +146,7 @@ def malformed():
 
 
 def refusal(arguments, options):
-    """The type and the words of an error."""
+    """The type and message of an error."""
     with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
         enforce_affine(*arguments, **options)
     return type(caught.value), str(caught.value)
@@ -169,7 +169,7 @@ def test_empty_and_unbounded_batches_are_returned(launched):
 
 
 def reference_gradients(raw, A, lower, upper, cotangent):
-    """By autograd through the plain formulas."""
+    """Gradients by autograd through the plain formulas."""
     leaves = [part.detach().requires_grad_() for part in (raw, A, lower, upper)]
     return torch.autograd.grad(by_operations(*leaves), leaves, cotangent)
 

@@ -1,4 +1,4 @@
-"""strict=True: inequality rows hold in exact arithmetic for the very numbers returned, judged with fractions."""
+"""strict=True: inequality rows hold exactly for the returned numbers, checked with fractions."""
 
 from fractions import Fraction
 
@@ -111,7 +111,7 @@ def in_a_wide_box(*numbers, **options):
 @pytest.mark.parametrize("enforce", [enforce_affine, project_affine, in_a_wide_box])
 @pytest.mark.parametrize("roundings", [1, 8, 64, 512])
 def test_an_inequality_too_narrow_to_be_certain_of_is_refused(enforce, roundings, dtype):
-    """``upper = lower + a few roundings``: what comes back holds in exact arithmetic, the others are named."""
+    """``upper = lower + a few roundings``: returned samples hold in exact arithmetic, the error names the others."""
     raw, A, _, upper = problem(6, 3, samples=100, dtype=dtype)
     lower = upper - 1
     upper[:, 0] = lower[:, 0] + roundings * torch.finfo(dtype).eps * lower[:, 0].abs()

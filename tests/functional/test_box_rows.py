@@ -23,7 +23,7 @@ from tests.solvers.box_families import KINDS, D, box_family, dense_rows
 
 
 def joined(raw, A, lower, width, low, high):
-    """Equalities stay equalities where a bound is moved."""
+    """The projection with ``upper = lower + width``, so that equalities stay equalities when a bound is moved."""
     return project_box_rows(raw, A, lower, lower + width, low, high)
 
 
@@ -186,7 +186,7 @@ def test_a_point_that_float16_cannot_hold_is_an_error_and_a_box_from_zero_gives_
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("k", [2, 3])
 def test_nearly_dependent_equalities_hold_or_are_not_answered(dtype, k):
-    """At a condition of 1e8 to 1e13 multipliers round to more than rows may be off: what misses them is no answer."""
+    """With a condition number of 1e8 to 1e13, the rounding of multipliers may violate rows: such samples are NaN."""
     source = torch.Generator().manual_seed(k)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=D)
     answered = 0
@@ -201,7 +201,7 @@ def test_nearly_dependent_equalities_hold_or_are_not_answered(dtype, k):
                 warnings.simplefilter("ignore", NotConvergedWarning)
                 try:
                     y = project_box_rows(raw, A, value, value, low, high)
-                except InfeasibleError:  # in float32 rounded values of dependent rows may contradict each other
+                except InfeasibleError:  # in float32, rounded bounds of dependent rows may contradict each other
                     assert dtype == torch.float32
                     continue
             found = ~y.isnan().any(-1)
@@ -211,7 +211,7 @@ def test_nearly_dependent_equalities_hold_or_are_not_answered(dtype, k):
 
 
 def test_a_point_that_is_not_proved_nearest_is_said_to_be_so():
-    """Two equalities at an angle of 1e-12: points that meet them, of which most leave a residual of the optimality."""
+    """Two equalities at an angle of 1e-12: y satisfies them, but often not the optimality conditions."""
     source = torch.Generator().manual_seed(0)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
     inside, a = normal(300, 7), normal(300, 1, 7)
@@ -220,7 +220,7 @@ def test_a_point_that_is_not_proved_nearest_is_said_to_be_so():
     box = inside - normal(300, 7).abs(), inside + normal(300, 7).abs()
     found = solve_rows(raw, BoxedRows(A, value, value, *box))
     doubted = (found.status == int(Status.SOLVED)) & (found.residual > 1e-6)
-    assert doubted.sum() > 30  # or the family shows nothing
+    assert doubted.sum() > 30  # otherwise the family tests nothing
     with pytest.warns(NotConvergedWarning, match="stopped at residual"):
         project_box_rows(raw[doubted], A[doubted], value[doubted], value[doubted], *(side[doubted] for side in box))
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""What a CUDA graph can hold: no option of `projection` and `aff` makes the host wait for a value.
+"""CUDA graph capture: no option of `projection` and `aff` makes the host wait for a value.
 
-On a CPU the library is told that no look is free, and every operation that waits on a GPU (reading a value, counting
-non-zeros, and factorizations that check themselves or iterate on the host) is refused, forward and backward.
+On a CPU the library is told that it may not read values, and every operation that would wait on a GPU (reading a value,
+counting non-zeros, factorizations that check themselves or iterate on the host) fails, forward and backward.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ TWO, EIGHT = draw(2, 6, seed=1), draw(8, 6, seed=2)
 
 @cache
 def placed(rows, device):
-    """A constant where it is needed: a capture copies nothing from the host."""
+    """A constant on the given device, because a capture cannot copy from the host."""
     return {"two": TWO, "eight": EIGHT}[rows].to(device)
 
 
@@ -41,7 +41,7 @@ def general():
 
 
 def shared():
-    """Constant rows with factors that are kept."""
+    """Constant rows, whose factors are kept."""
     A = torch.cat([draw(16, 6, seed=3), draw(1, 6, seed=3)])  # one of them twice
     return hn.Affine(A, lower=-1.0, upper=1.0)
 
@@ -67,12 +67,12 @@ CASES += [("aff", option, name) for option in ("default", "tangent", "strict") f
 def test_nothing_waits_for_the_device(method, option, name, blind):
     layer = hn.layers.LAYERS[method]((SETS | {"constant": constant})[name](), **OPTIONS[option])
     raw, x = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=7).abs()
-    layer(raw, x)  # what is made once, at the first call, may wait
+    layer(raw, x)  # the first call may wait, since it computes what is kept
     with NoWait():
         y = layer(raw, x)
         (gradient,) = torch.autograd.grad(y.square().sum(), raw)
         found = layer.solve(raw, x) if method == "projection" else None
-    if found is not None:  # two ways to one point, each off by a rounding of raw for each of its steps
+    if found is not None:  # two methods for the same point, each off by a rounding of raw per step
         steps = 100 * torch.finfo(F64).eps * raw.detach().abs().max().item()
         torch.testing.assert_close(found.y, y.detach(), rtol=0, atol=steps)
     assert hn.check(layer.constraint, y.detach(), x).ok
@@ -106,14 +106,14 @@ def test_a_graph_captures_every_option(method, option, name):
 
 
 def test_equalities_that_repeat_each_other_have_the_gradient_of_one_of_them(blind):
-    """Also without a look: ``(I - A^+ A) g`` to raw, and the pull on the right-hand sides shared by the copies."""
+    """Without reading values: ``(I - A^+ A) g`` for raw, and the copies share the gradient of the right-hand side."""
     A, x, g = draw(5, 12, seed=1), draw(7, 5, seed=2), draw(7, 12, seed=3)
     twice = torch.cat([A, -3 * A[:2]])
     raw, right = draw(7, 12, seed=4).requires_grad_(), torch.cat([x, -3 * x[:, :2]], -1).requires_grad_()
     y = hn.functional.project_affine(raw, twice, lower=right, upper=right)
     to_raw, to_right = torch.autograd.grad(y, (raw, right), g)
     inverse = torch.linalg.pinv(A)
-    # the copies are dependent to rounding, which the ridge of 1e-10 keeps from growing beyond eps / ridge
+    # the copies are dependent to rounding, which the ridge of 1e-10 limits to eps / ridge
     close = {"rtol": 0, "atol": 100 * torch.finfo(F64).eps / 1e-10}
     torch.testing.assert_close(to_raw, g - g @ (inverse @ A), **close)
     whole = to_right[:, :5].clone()
@@ -124,7 +124,7 @@ def test_equalities_that_repeat_each_other_have_the_gradient_of_one_of_them(blin
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_the_shares_of_dependent_rows_are_those_of_the_pseudo_inverse(twice):
-    """What a raw output gets back inside: ``w = (A_J')^+ g`` on the violated rows, where w pulls inwards."""
+    """The tangent gradient adds ``w = (A_J')^+ g`` on the violated rows where w pulls raw back inside."""
     A = draw(17, 6, seed=3)
     A = torch.cat([A, 3 * A[:4]]) if twice else A
     raw, g = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=8)
@@ -144,7 +144,7 @@ def test_the_shares_of_dependent_rows_are_those_of_the_pseudo_inverse(twice):
 
 
 def test_the_closed_form_lets_through_what_pulls_a_violated_row_back_inside():
-    """Exact: ``g - A'Dw``, ``w = (A A')^-1 A g``, D the violated rows; those whose w pulls inwards are left alone."""
+    """Exact: ``g - A'Dw``, ``w = (A A')^-1 A g``, D the violated rows; tangent omits rows whose w pulls inward."""
     constraint = constant()
     raw, g = (3 * draw(20, 6, seed=6)).requires_grad_(), draw(20, 6, seed=8)
     layers = {name: hn.layers.HardNetAff(constraint, gradient=name) for name in ("exact", "tangent")}

@@ -1,4 +1,4 @@
-"""The closed form reaches its rows or refuses them: any conditioning, any unit, every path on a CPU."""
+"""The closed form satisfies its rows or raises an error: any conditioning, any unit, every path on a CPU."""
 
 import math
 
@@ -26,7 +26,7 @@ def ill_conditioned(m, n, condition, samples, dtype, generator, unit=1.0):
 
 
 def right_or_refused(raw, A, lower, upper, factor=None):
-    """How many samples were refused; the others satisfy the certificate."""
+    """Check that the answered samples pass the certificate; return how many were refused."""
     y = enforce_affine(raw, A, lower, upper, factor=factor, on_invalid="nan")
     refused = y.isnan().any(-1)
     own = [part if part.dim() == core else part[~refused] for part, core in ((A, 2), (lower, 1), (upper, 1))]

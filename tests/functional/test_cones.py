@@ -1,4 +1,4 @@
-"""The two cones: known answers, derivatives that survive repeated eigenvalues, and the eigenbasis they come from."""
+"""The two cones: known answers, derivatives at repeated eigenvalues, and the eigenbasis they are computed from."""
 
 import pytest
 import torch

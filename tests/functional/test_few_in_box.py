@@ -1,4 +1,4 @@
-"""A box and rows that are four rows together: the fixed program, exactly inside the box, against the multipliers."""
+"""A box and rows, four in total: the fixed program, exactly inside the box, compared with the multiplier method."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from tests.draws import F64, draw
 from tests.solvers.box_families import KINDS, box_family
 
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
-"""Rows and coordinates."""
+"""Numbers of rows and coordinates."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +75,7 @@ def test_it_maps_and_compiles():
 @pytest.mark.parametrize("unit", [1e-100, 1.0, 1e20])
 @pytest.mark.parametrize("far", [1e8, 1e16, 1e18, 1e25, 1e50, 1e100])
 def test_from_far_away_rows_hold_or_a_warning_says_so(far, unit, numba, monkeypatch):
-    """Rounding of raw is no accuracy at y: what is returned in silence passes the certificate, or is NaN."""
+    """Accuracy relative to raw is not enough at y: without a warning, samples pass the certificate or are NaN."""
     if not numba:
         monkeypatch.setattr(launch.FewRows, "takes", lambda self, rows: False)
     ones, n = torch.ones(1, 3, dtype=F64), 3

@@ -1,4 +1,4 @@
-"""Gauges: the known answers of every piece, safe gradients, and the definition itself."""
+"""Gauges: known answers for every kind of set, finite gradients, and the definition itself."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def triangle():
 
 
 def disc(center=(0.5, 0.0)):
-    """The unit disc about a point of it."""
+    """The unit disc about a point inside it."""
     return quadratic_gauge(2 * EYE, tensor(0.0, 0.0), tensor(-1.0).squeeze(), tensor(*center), EYE)
 
 
@@ -103,7 +103,7 @@ def test_gradients_are_finite_at_double_roots_repeated_eigenvalues_and_zero():
 
 
 def matrix_box():
-    """diag(1 + y1, 1 - y1, 1 + y2) >= 0: of an order at which LAPACK refuses NaN."""
+    """diag(1 + y1, 1 - y1, 1 + y2) >= 0: of an order for which LAPACK rejects NaN."""
     F = torch.stack([torch.diag(tensor(1.0, -1.0, 0.0)), torch.diag(tensor(0.0, 0.0, 1.0))])
     return spectral_gauge(torch.eye(3, dtype=F64), F, tensor(0.0, 0.0), EYE)
 

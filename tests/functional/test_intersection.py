@@ -1,4 +1,4 @@
-"""The differentiable projection onto intersections: gradients to raw and every number, policies, dtypes."""
+"""The differentiable projection onto intersections: gradients of raw and every number, policies, dtypes."""
 
 import re
 
@@ -21,7 +21,7 @@ from tests.solvers.convex import D, ball, families, half_plane
 
 
 def bowl(block):
-    """The same block, with a P that stays positive semidefinite when finite differences move it."""
+    """The same block, with a P that stays positive semidefinite under finite differences."""
     return block._replace(P=block.P + 0.1 * torch.eye(block.P.shape[-1], dtype=D)) if "P" in block._fields else block
 
 
@@ -35,7 +35,7 @@ def slope(function, leaf, direction, step=1e-6):
 
 
 def direction_for(key, leaf):
-    """A random direction in which the number stays valid; an equality's bounds move only as a whole (see below)."""
+    """A random direction in which the number stays valid; the bounds of an equality move together (see below)."""
     step = draw(*leaf.shape, seed=6)
     return step + step.mT if key in ("P", "F", "F0") else step
 

@@ -1,4 +1,4 @@
-"""LinSAT as a function: known fixed points of every variant and solver, derivatives, peers, and failures."""
+"""LinSAT as a function: fixed points of every variant and solver, derivatives, the published package, and failures."""
 
 import pytest
 import torch

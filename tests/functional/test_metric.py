@@ -1,4 +1,4 @@
-"""The nearest point in a metric, however badly scaled: rows hold to the certificate, and no nearer point is left."""
+"""The nearest point in a metric, however badly scaled: rows pass the certificate, and no feasible point is nearer."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ N = 5
 
 
 def spread(kind, samples, n, decades, seed):
-    """W for each sample with eigenvalues from 1 to ``10^decades``: on the diagonal, or in directions of their own."""
+    """W for each sample with eigenvalues from 1 to ``10^decades``: on the diagonal, or in random directions."""
     values = 10 ** torch.linspace(0, decades, n, dtype=D).expand(samples, n)
     if kind == "diagonal":
         return values
@@ -27,7 +27,7 @@ def spread(kind, samples, n, decades, seed):
 
 
 def members(seed):
-    """Polyhedra around one point, with room inside or none."""
+    """Polyhedra around one point, with or without an interior."""
     A, center = draw(9, N, seed=seed), draw(N, seed=seed + 1)
     value = A @ center
     return {
@@ -86,7 +86,7 @@ def test_a_number_that_no_metric_has_is_refused_for_its_sample_alone(wrong, kind
 
 
 def test_numbers_near_the_largest_are_a_metric():
-    """A matrix of 1e308 has no sum with its transpose."""
+    """The sum of a matrix of 1e308 and its transpose overflows."""
     W = torch.diag(torch.tensor([1.0, 1e308], dtype=D))
     raw, A = draw(8, 2, seed=5), torch.ones(1, 2, dtype=D)
     y = project_affine(raw, A, *(torch.zeros(1, dtype=D),) * 2, metric=W)
@@ -95,7 +95,7 @@ def test_numbers_near_the_largest_are_a_metric():
 
 
 def test_what_is_not_met_is_said():
-    """Beyond float64 a metric may leave rows violated: never in silence, and NaN where no value is looked at."""
+    """A metric beyond float64 may leave rows violated: with a warning, or as NaN where no value may be read."""
     A, raw = draw(7, 4, seed=6), 3 * draw(64, 4, seed=7)
     upper = torch.ones(7, dtype=D)
     W = torch.tensor([1.0, 1e-300, 1.0, 1.0], dtype=D)

@@ -1,4 +1,4 @@
-"""The nearest point for few rows: exact answers, promises and derivatives of the plain formulas."""
+"""The nearest point for few rows: exact answers, guarantees and derivatives of the plain formulas."""
 
 import math
 from fractions import Fraction
@@ -42,7 +42,7 @@ def test_brute_force_in_rational_numbers_agrees(m, n):
 
 
 def check_contradiction(case, dual):
-    """``A' dual = 0`` while the bounds ask for less than zero."""
+    """Check the proof of an empty set: ``A' dual = 0`` while dual times the bounds is negative."""
     _, A, lower, upper = case
     for column in zip(*A, strict=True):
         assert abs(sum(entry * value for entry, value in zip(column, dual, strict=True))) < 1e3 * EPS
@@ -144,7 +144,7 @@ def test_derivatives_of_every_kind_agree_with_differences(m, n):
 
 
 def bounded_problem(m, n, samples=3):
-    """Finite bounds a width apart: differences of an equality's bounds would leave the set."""
+    """Finite bounds with a gap, because finite differences in the bounds of an equality would empty the set."""
     source = torch.Generator().manual_seed(7)
     uniform = lambda *shape: torch.rand(*shape, generator=source, dtype=torch.float64)
     raw, A = 6 * uniform(samples, n) - 3, 4 * uniform(samples, m, n) - 2
@@ -228,7 +228,7 @@ def test_an_absent_bound_is_an_infinite_one(m, n, side):
 
 
 def one_sided(raw, A, bounds, side, *absent):
-    """All that the formulas know with one bound alone, the other `absent` or infinite."""
+    """All results of the formulas for one bound, with the other one `absent` or infinite."""
     infinite = torch.full_like(bounds[side], -math.inf if side else math.inf)
     kept = [*absent, infinite][0]
     return nearest_formulas.nearest(raw, A, *((kept, bounds[1]) if side else (bounds[0], kept)))

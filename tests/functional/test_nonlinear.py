@@ -1,4 +1,4 @@
-"""The derivative of nonlinear rows: closed forms, finite differences, second order, every number that asks for one."""
+"""Derivatives of nonlinear rows: closed forms, finite differences, second order, every number that requires one."""
 
 import pytest
 import torch

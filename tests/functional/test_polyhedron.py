@@ -1,4 +1,4 @@
-"""The projection as a function: geometry of a projection, invariances, errors, dtypes and transforms."""
+"""The projection as a function: its geometry, invariances, errors, dtypes and transforms."""
 
 import pytest
 import torch
@@ -184,7 +184,7 @@ def test_constants_and_numbers_broadcast():
 
 
 def rounding_of_routes(y, raw, A, lower, upper):
-    """How far two routes may be apart: both hold the same rows to 16 eps of their terms, over their singular value."""
+    """How far two methods may differ: both meet the same rows to 16 eps of their terms, over their singular value."""
     value, worst = (A @ y.unsqueeze(-1)).squeeze(-1), 0.0
     held = ((value - lower).abs() < 1e-9) | ((value - upper).abs() < 1e-9)
     for rows, point, start, active in zip(A, y, raw, held, strict=True):

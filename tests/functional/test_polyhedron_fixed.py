@@ -1,4 +1,4 @@
-"""The fixed program: the same answers as the solver under every transform, without a look at any value."""
+"""The fixed program: the same answers as the solver under every transform, without reading any value."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_inside_is_kept_bit_for_bit():
 
 @pytest.mark.parametrize("roundings", [1, 10, 30, 100, 300, 1000, 3000, 10_000])
 def test_a_raw_a_few_roundings_outside_comes_to_the_set(roundings):
-    """What a certificate calls violated is not inside, however close: 16 roundings of the terms of a row."""
+    """A row violated by more than 16 roundings of its terms, which a certificate rejects, does not count as inside."""
     raw, A, lower, upper = gaussian(64, 5, 9, shared=True, seed=3)
     off = roundings * torch.finfo(F64).eps * draw(64, 5, seed=4)
     near = project_affine(raw, A, lower, upper) + off
@@ -70,7 +70,7 @@ def test_a_raw_a_few_roundings_outside_comes_to_the_set(roundings):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("distance", [1.0, 1e8, 1e12, 1e14, 1e16, 1e20, 1e60, 1e150])
 def test_what_is_finite_satisfies_its_rows_however_far_raw_is(distance, weighted):
-    """A violation that is small beside raw is none beside the set; under vmap nobody could be warned of it."""
+    """A violation that is small relative to raw may be large relative to the set; under vmap no warning is possible."""
     raw, A, lower, upper = gaussian(40, 4, 9)
     W = torch.tensor([1.0, 2.0, 30.0, 0.1], dtype=F64) if weighted else None
     y = torch.func.vmap(lambda *numbers: project_affine(*numbers, metric=W))(distance * raw, A, lower, upper)
@@ -120,7 +120,7 @@ def test_compiled_in_one_graph_with_any_batch():
 
 
 class Exported(torch.nn.Module):
-    """The answer and what is known about it."""
+    """`solve_affine` as a module."""
 
     def forward(self, raw, A, lower, upper):
         return solve_affine(raw, A, lower, upper, steps=4)
@@ -163,7 +163,7 @@ def test_a_compromise_is_refused_in_a_fixed_program():
 
 @pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 6), (12, 5)])
 def test_nobody_looks_where_a_look_is_not_free(monkeypatch, n, m):
-    """Stands for a GPU: there `may_look` is False, and forward and backward run without a value for the host."""
+    """Simulates a GPU: `may_look` is False, and forward and backward run without reading values on the host."""
     expected, ours = ([part.clone().requires_grad_() for part in gaussian(6, n, m)] for _ in range(2))
     y = project_affine(*expected)
     y.square().sum().backward()
@@ -191,7 +191,7 @@ def test_outputs_bounded_by_a_row_of_their_own_are_exactly_inside():
 
 
 def _blind(monkeypatch):
-    """Stands for a GPU, where no value is looked at."""
+    """Act as on a GPU, where no value may be read."""
     monkeypatch.setattr("hardnet.rows.may_look", lambda tensor: False)
     return project_affine
 
@@ -207,7 +207,7 @@ def _compiled(_):
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("route", [_blind, _mapped, _compiled])
 def test_what_nobody_looks_at_meets_the_certificate_or_is_nan(route, dtype, monkeypatch):
-    """However far raw is: a residual relative to raw says nothing of rows near zero."""
+    """This holds however far raw is: a residual relative to raw says nothing about rows near zero."""
     project = route(monkeypatch)
     for seed, far in enumerate([1.0, 1e2, 1e4, 1e8, 1e12, 1e16, 1e30]):
         raw, A, lower, upper = (part.to(dtype) for part in gaussian(128, 10, 40, seed=seed))
@@ -222,7 +222,7 @@ def test_what_nobody_looks_at_meets_the_certificate_or_is_nan(route, dtype, monk
 @pytest.mark.parametrize("route", [_blind, _mapped, _compiled])
 @pytest.mark.parametrize("m", [2, 4, 6])
 def test_an_empty_set_is_nan_where_nobody_looks(m, route, monkeypatch):
-    """A comparison of a tensor with an enumeration is False to the compiler, whatever the tensor holds."""
+    """The compiler evaluates a comparison of a tensor with an enum member as False, whatever the tensor holds."""
     A = draw(8, m, 4)
     A[:, 1] = A[:, 0]
     lower, upper = torch.full((8, m), -5.0, dtype=F64), torch.full((8, m), 5.0, dtype=F64)

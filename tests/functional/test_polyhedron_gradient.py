@@ -91,7 +91,7 @@ def test_rows_that_touch_without_a_multiplier_are_inactive():
 
 @pytest.mark.parametrize("project", [project_affine, general])
 def test_duplicates_share_the_gradient(project):
-    """Evenly in the general solver; of up to four rows the first takes it, which is a derivative just as well."""
+    """Evenly in the general solver; with up to four rows the first takes it all, which is a valid derivative too."""
     A = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=F64)
     upper = torch.tensor([1.0, 2.0, 9.0], dtype=F64, requires_grad=True)
     raw = torch.tensor([3.0, 0.0], dtype=F64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Metric, tangent gradient and strict rows of the projection."""
+"""Options of the projection: metric, tangent gradient and strict rows."""
 
 from fractions import Fraction
 
@@ -69,7 +69,7 @@ def test_a_metric_that_is_none_is_refused():
 
 
 def test_the_tangent_gradient_pulls_back_and_drops_what_pushes_out():
-    """A box: raw above its bound receives the cotangents that lower it, and those alone; others as they are."""
+    """A box: raw above its bound receives only cotangents that lower it; coordinates inside receive all."""
     raw = torch.tensor([[3.0, 3.0, 0.5, -4.0, -4.0]], dtype=F64, requires_grad=True)
     weight = torch.tensor([[1.0, -1.0, 2.0, 1.0, -1.0]], dtype=F64)
     y = project_affine(raw, torch.eye(5, dtype=F64), -1.0, 1.0, gradient="tangent")

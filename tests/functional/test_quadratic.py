@@ -1,4 +1,4 @@
-"""One convex quadratic: known answers, gradients to every number, emptiness and convexity."""
+"""One convex quadratic: known answers, gradients of every number, empty sets and convexity."""
 
 import warnings
 
@@ -240,7 +240,7 @@ def test_mapped_compiled_and_exported_give_the_eager_answer():
 
 @pytest.mark.parametrize("n", [2, 6])
 def test_curvatures_of_every_size_from_every_distance(n):
-    """Newton's multiplier grows by half a step at a time where small curvatures count last: it is given the time."""
+    """Where small curvatures matter last, Newton's multiplier grows slowly, half a step at a time, but converges."""
     values = 10.0 ** (-14 * draw_uniform(400, n, seed=1))
     raw = draw(400, n, seed=2) * 10.0 ** (14 * draw_uniform(400, 1, seed=3))
     q, r = torch.zeros(n, dtype=D), -(10.0 ** (-8 * draw_uniform(400, seed=4)))

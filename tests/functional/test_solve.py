@@ -1,4 +1,4 @@
-"""The solution of a layer: its point, multipliers that show it is the nearest, and a status for every sample."""
+"""The solution of a layer: its point, multipliers that prove it nearest, and a status for every sample."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ WIDE = torch.ones(4, dtype=F64)
 
 
 def shared():
-    """Twenty constant rows beside a box, and eight equalities of twelve outputs: factors are kept."""
+    """Twenty constant rows beside a box, and eight equalities in twelve outputs, whose factors are kept."""
     A, b = draw(20, 12, seed=3), draw(8, seed=4)
     inside = hn.Affine(A, lower=-20.0, upper=20.0)
     return hn.Equality(draw(8, 12, seed=5), b) & inside & hn.Box(-50 * torch.ones(12, dtype=F64), 50.0)
@@ -48,7 +48,7 @@ def data(constraint, samples=24):
 
 
 def expected_step(constraint, found, raw, x):
-    """``A'dual`` of the general rows and the multipliers of the box."""
+    """``A'dual`` of the general rows plus the multipliers of the box."""
     rows = constraint.structure(constraint.numbers(x, raw), raw)
     m = rows.A.shape[-2]
     assert found.dual.shape[-1] == (m + raw.shape[-1] if rows.boxed else m)
@@ -57,7 +57,7 @@ def expected_step(constraint, found, raw, x):
 
 
 def assert_signs(constraint, found, x):
-    """A positive multiplier stands at an upper bound, a negative one at a lower."""
+    """Check that positive multipliers belong to upper bounds and negative ones to lower bounds."""
     A, lower, upper = constraint.structure(constraint.numbers(x, found.y), found.y).dense()
     value = (A @ found.y.unsqueeze(-1)).squeeze(-1)
     for bound, sign in ((lower, -1), (upper, 1)):

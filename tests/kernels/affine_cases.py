@@ -1,4 +1,4 @@
-"""Inputs for the kernels of the closed form, random and degenerate, and what must hold for them on any device."""
+"""Random and degenerate inputs for the kernels of the closed form, and the checks they must pass on any device."""
 
 import itertools
 from functools import partial
@@ -15,7 +15,7 @@ BOUNDS = ("both", "lower", "upper", "shared")
 
 
 def problem(seed, samples, m, n, dtype, device, bounds="both"):
-    """(raw, A, lower, upper, gradient): rows of many lengths, infinite bounds, equalities, one bad sample of a kind."""
+    """(raw, A, lower, upper, gradient): rows of many lengths, infinite bounds, equalities, bad samples of each kind."""
     source = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
     A = 0.3 * normal(samples, m, n) / n**0.5
@@ -36,7 +36,7 @@ def problem(seed, samples, m, n, dtype, device, bounds="both"):
 
 
 def spoil(raw, A, lower, upper):
-    """One bad sample of each kind, after a good first one; and one inside its bounds with a negative zero."""
+    """Insert one bad sample of each kind after a good first one, and one inside its bounds with a negative zero."""
     if len(raw) < 8:
         return
     A[1, 0] = 0.0
@@ -49,7 +49,7 @@ def spoil(raw, A, lower, upper):
 
 
 def kernel_forward(raw, A, lower, upper):
-    """y, and the bounds as `kernel_backward` takes them; compiled code sees an operator."""
+    """y, and the bounds in the form `kernel_backward` takes; an operator to compiled code."""
     run = affine.forward_operator if torch.compiler.is_compiling() else affine._launches().launch_forward
     return run(raw, A, lower, upper), (lower, upper)
 
@@ -87,7 +87,7 @@ def compare(shapes, dtypes, device, samples, seeds=(0,), kinds=BOUNDS):
 
 
 def compare_promises(shapes, device, samples):
-    """Inside stays bit for bit, bad samples harm nobody, a sample is alone in its batch, and no matrix unasked."""
+    """Samples inside keep their bits, no sample affects another, and the gradient of A is computed only on request."""
     for m, n in shapes:
         raw, A, lower, upper, gradient = problem(3, samples, m, n, torch.float32, device)
         y, saved = kernel_forward(raw, A, lower, upper)
@@ -108,7 +108,7 @@ def compare_promises(shapes, device, samples):
 
 
 def compare_shared(shapes, dtypes, device, samples):
-    """An A that all samples share gives the bits of the same A for each of them, and the sum of its gradients."""
+    """A shared A gives the same bits as that A repeated for every sample, and the sum of its gradients."""
     for (m, n), dtype in itertools.product(shapes, dtypes):
         raw, A, lower, upper, gradient = problem(5, samples, m, n, dtype, device)
         y, saved = kernel_forward(raw, A[0], lower, upper)
@@ -132,7 +132,7 @@ def compare_shared(shapes, dtypes, device, samples):
 
 
 def compare_compiled(device):
-    """Compiled code meets the kernels as two operators, forward and backward, and gives the same numbers."""
+    """Compiled code calls the kernels as two operators, forward and backward, and gives the same numbers."""
     raw, A, lower, upper, gradient = problem(0, 4, 2, 3, torch.float64, device)
 
     def both(*parts):
@@ -148,7 +148,7 @@ def compare_compiled(device):
 
 
 def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.float64)):
-    """Raw outputs up to a million times farther than their set is wide satisfy the certificate, sample by sample."""
+    """Raws up to a million times farther away than their set is wide pass the certificate, sample by sample."""
     for (m, n), dtype, size in itertools.product(shapes, dtypes, (3.0, 1e3, 1e6)):
         source = torch.Generator().manual_seed(m)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)
@@ -163,7 +163,7 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
 
 
 def compare_close_rows(shapes, device):
-    """Far float32 outputs beside two rows at small angles: answered, and within the certificate."""
+    """Far float32 raws and two rows at a small angle: answered, and within the certificate."""
     for (m, n), angle in itertools.product(shapes, (1e-2, 1e-4, 1e-5)):
         source = torch.Generator().manual_seed(n)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)
@@ -176,7 +176,7 @@ def compare_close_rows(shapes, device):
 
 
 def compare_conditioning(shapes, device):
-    """Violations stay at rounding of the output while cond(A) grows to 1e4 (float32) and 1e6 (float64)."""
+    """Violations stay within the rounding of y while cond(A) grows to 1e4 (float32) and 1e6 (float64)."""
     for (m, n), (dtype, decades) in itertools.product(shapes, ((torch.float32, 4), (torch.float64, 6))):
         source = torch.Generator().manual_seed(m)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the kernel of a box and one row on a GPU must agree with, for the interpreter and for a device."""
+"""Checks for the GPU kernel of a box and one row, run by the interpreter and on a device."""
 
 import torch
 
@@ -14,14 +14,14 @@ def outcome(flat, rounding=EPS):
 
 
 def agree(flat, rounding=EPS):
-    """Status of every sample, and y to the condition of the projection, which moves no farther than raw does."""
+    """Compare status, and y to the conditioning of the projection, which moves no farther than raw does."""
     found, plain = outcome(flat, rounding), solve(*flat, rounding=rounding)
     assert torch.equal(found.status, plain.status), (found.status, plain.status)
     good = plain.status == 0
     size = flat[0].abs().amax(-1).clamp_min(1.0)[good]
     assert ((found.y - plain.y).abs().amax(-1)[good] <= 1e-10 * size).all()
     assert torch.equal(found.y.isnan(), plain.y.isnan())
-    # a coordinate or a row may be on either side of its bound by the rounding of raw - a t
+    # the rounding of raw - a t may put a coordinate or a row on either side of its bound
     assert (found.place != plain.place)[good].any(-1).sum() <= 3
     assert (found.side != plain.side)[good].any(-1).sum() <= 3
     assert (found.residual[good] <= 8 * EPS).all()
@@ -31,9 +31,9 @@ def agree(flat, rounding=EPS):
 
 
 def agree_in_short(short):
-    """The answer to float32 numbers, to rounding.
+    """Compare the answer for float32 numbers, to rounding.
 
-    A coordinate is rounded twice on its way and once in what is expected; the row misses its bound by at most
+    A coordinate is rounded twice in the kernel and once in the expected answer; the row misses its bound by at most
     ``eps sum |a_i y_i|`` over the free coordinates, which moves them by ``eps |y|_2`` in all.
     """
     rounding = 2.0**-23
@@ -51,7 +51,7 @@ def compare(device, sizes, samples, kinds=KINDS):
 
 
 def compare_shared(device, samples):
-    """One number of each for all samples, absent bounds, one-sided rows, and each kind beside numbers per sample."""
+    """Shared numbers, absent bounds, one-sided rows, and each of these together with numbers per sample."""
     raw, A, lower, upper, low, high = (part.to(device) for part in box_family("plain", samples, 1, 5))
     agree(flat_box(raw, A[0], lower[0], upper[0], low[0], high[0]))
     agree(flat_box(raw, A[0], lower, None, low, high[0]))
@@ -61,10 +61,10 @@ def compare_shared(device, samples):
 
 
 def compare_one_number(device, samples):
-    """One number for all coordinates gives the bits of the same number written n times, zero inside the box or not."""
+    """One number for all coordinates gives the same bits as n copies of it, with or without 0 in the box."""
     raw, A, *_ = (part.to(device) for part in box_family("plain", samples, 1, 5))
     middle = torch.full((1, 5), 0.75, dtype=D, device=device)
-    total = (middle * A[0]).sum(-1, keepdim=True)  # a point of every one of these boxes is on the row
+    total = (middle * A[0]).sum(-1, keepdim=True)  # the row passes through a point of each of these boxes
     infinite = torch.full_like(middle, torch.inf)
     for low, high in ((-infinite, middle), (middle, infinite), (-middle, 2 * middle), (0.5 * middle, 2 * middle)):
         for dtype in (torch.float64, torch.float32):
@@ -92,7 +92,7 @@ def compare_bad_samples(device):
 
 
 def compare_units(device):
-    """Powers of two change no bit, up to the largest numbers."""
+    """Scaling by powers of two changes no bit, up to the largest numbers."""
     flat = tuple(part.to(device) for part in flat_box(*box_family("plain", 6, 1, 6)))
     raw, A, lower, upper, low, high = flat
     y = outcome(flat).y
@@ -115,7 +115,7 @@ def compare_inside(device):
 
 
 def compare_short_numbers(device, samples):
-    """Float32 numbers that float32 alone would get wrong: units, far raws, small entries of free coordinates."""
+    """Float32 numbers that float32 alone would get wrong: units, far raws, small entries at free coordinates."""
     raw, A, lower, upper, low, high = (
         part.to(device).float() for part in flat_box(*box_family("plain", samples, 1, 6))
     )
@@ -137,7 +137,7 @@ def compare_short_numbers(device, samples):
 
 
 def compare_one_sided(device):
-    """A raw whose row is above its bound, and below it once the box holds: the multiplier has the other sign."""
+    """A row above its bound at raw, but below it after clamping to the box: the multiplier has the other sign."""
     raw, A, lower, _, low, high = (part.to(device) for part in box_family("plain", 60, 1, 5))
     flat = flat_box(raw[20:26], A[0], lower[20:26], None, low[20:26], high[0])
     agree_in_short(tuple(part.float() for part in flat))

@@ -1,4 +1,4 @@
-"""Inputs for the compiled code on a CPU, and the closed form with all its gradients as one function to compare."""
+"""Inputs for the compiled code on a CPU, and the closed form with all its gradients as one function for comparison."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]
 SHARED = [(1, 1), (2, 2), (5, 10), (8, 8), (12, 12), (20, 50), (50, 100)]
-"""(m, n): one pass up to (8, 8), the library's products beyond."""
+"""(m, n): one compiled pass up to (8, 8), torch's products beyond."""
 DTYPES = (torch.float64, torch.float32)
 SIZES = (1, 63, 64, 65, 511, 512, 513, 1000)
-"""Around the edges of the narrow and of the wide tiles."""
+"""Batch sizes around the edges of narrow and wide tiles."""
 
 
 def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=True) -> Any:
@@ -31,13 +31,13 @@ def numbers_of(seed, samples, m, n, dtype, bounds="both", shared=False, spoiled=
 
 
 def enforce(raw, A, lower, upper, **options):
-    """`enforce_affine` for numbers that the compiled code must take."""
+    """`enforce_affine`, for numbers that the compiled code must accept."""
     assert choose(take_rows(raw, A, lower, upper)) == "cpu"
     return enforce_affine(raw, A, lower, upper, on_invalid="nan", **options)
 
 
 def outputs(raw, A, lower, upper, gradient, **options):
-    """Y and the gradients of raw, A and the bounds that there are; that of a shared A as a mean over the samples."""
+    """Y and the gradients of raw, A and the given bounds; the gradient of a shared A as a mean over the samples."""
     leaves = [part if part is None else part.detach().requires_grad_() for part in (raw, A, lower, upper)]
     y = enforce(*leaves, **options)
     grad_raw, grad_A, *grads = torch.autograd.grad(y, [leaf for leaf in leaves if leaf is not None], gradient)
@@ -45,7 +45,7 @@ def outputs(raw, A, lower, upper, gradient, **options):
 
 
 def reference(raw, A, lower, upper, gradient):
-    """The same from `affine_reference`, with sums over the samples in float64 where a number is shared."""
+    """The same from `affine_reference`, with float64 sums over the samples for shared numbers."""
     copies = A.expand(len(raw), *A.shape[-2:])
     y = affine_reference.forward(raw, copies, lower, upper)
     wide: Any = [part if part is None else part.double() for part in (gradient, raw, copies, lower, upper)]
@@ -60,7 +60,7 @@ def reference(raw, A, lower, upper, gradient):
 
 
 def bits(tensor):
-    """The numbers as integers: NaN equals NaN, and the two zeros differ."""
+    """The bits as integers, so that NaN equals NaN and the two zeros differ."""
     return tensor.contiguous().view(torch.int64 if tensor.dtype == torch.float64 else torch.int32)
 
 
@@ -70,7 +70,7 @@ def same_bits(first, second):
 
 
 def take(parts, index):
-    """The chosen samples of (raw, A, lower, upper, gradient); what is shared stays."""
+    """The chosen samples of (raw, A, lower, upper, gradient); shared numbers stay whole."""
     cores = (1, 2, 1, 1, 1)
     return tuple(
         part if part is None or part.dim() == core else part[index] for part, core in zip(parts, cores, strict=True)

@@ -1,7 +1,7 @@
-"""Statements on the CPU, where Triton interprets its kernels; it must know before it is imported.
+"""Run statements on the CPU with Triton's interpreter, which must be switched on before Triton is imported.
 
-So a process of its own imports torch and Triton once, and a fork of it runs the statements of each call: they see
-nothing of one another, and no call waits for imports.
+A separate process therefore imports torch and Triton once, and a fork of it runs the statements of each call: calls
+do not affect each other, and none waits for imports.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 
 
 def interpret(module, *statements):
-    """Run statements after ``from tests.kernels.<module> import *``; what they raise fails the test that calls this."""
+    """Run statements after ``from tests.kernels.<module> import *``; an error in them fails the calling test."""
     pytest.importorskip("triton")
     server = _server()
     code = "\n".join(["import torch", f"from tests.kernels.{module} import *", *statements])
@@ -29,14 +29,14 @@ def interpret(module, *statements):
 
 @cache
 def _server():
-    """The process, which ends with this one: then its input is closed."""
+    """The separate process; it ends when this process closes its input."""
     command = [sys.executable, "-W", "ignore", "-c", f"from {__name__} import serve; serve()"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def serve():
-    """Run the code in each line of the input, as JSON; answer with its exit status and the end of what it printed."""
+    """Run the code in each line of the input, as JSON; reply with its exit status and the end of its output."""
     for name in ("triton.language", "hardnet.testing", "tests.kernels.affine_cases"):
         import_module(name)
     for line in sys.stdin:
@@ -52,7 +52,7 @@ def serve():
 
 
 def _run(code):
-    """The whole life of a fork."""
+    """Run the code in a fork, from start to exit."""
     try:
         exec(code, {"__name__": "interpreted"})
         os._exit(0)

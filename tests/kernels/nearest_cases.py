@@ -11,11 +11,11 @@ from hardnet.rows import Batch
 from tests.functional.nearest_cases import random_problem, small_integers, tensors
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Roundings of the answer for rows of a condition of 1e5, whose sums all are formed in float64."""
+"""Roundings of the answer for rows with a condition number of 1e5, with all sums in float64."""
 
 
 def outputs(function):
-    """y, dual, status and residual in the shapes of the formulas."""
+    """y, dual, status and residual, shaped as the formulas return them."""
 
     def run(*numbers):
         y, dual, status, residual = function(*numbers)
@@ -30,7 +30,7 @@ def on_batch(backend):
 
 
 def degenerate(seed, m, n, dtype, random=30, integers=99):
-    """Random problems, one of each kind of bad numbers, and small integers with vertices where many rows meet."""
+    """Random problems, one of each kind of invalid numbers, and small integers with vertices where many rows meet."""
     numbers = random_problem(seed, random, m, n, dtype=dtype)
     whole = tensors(list(small_integers(seed, integers, m, n)), dtype)
     raw, A, lower, upper = (torch.cat(pair) for pair in zip(numbers, whole, strict=True))
@@ -40,7 +40,7 @@ def degenerate(seed, m, n, dtype, random=30, integers=99):
 
 
 def gradients(backend, numbers, tangent):
-    """Gradients of all numbers from fixed cotangents; by the formulas where the backend is None."""
+    """Gradients of all numbers for fixed cotangents; by the formulas if the backend is None."""
     leaves = [part.clone().requires_grad_() for part in numbers]
     if backend is None:
         y = nearest_formulas.nearest(*leaves, tangent).y
@@ -51,7 +51,7 @@ def gradients(backend, numbers, tangent):
 
 
 def compare_gradients(backend, m, n, dtype, *, shared=False, tangent=False, device="cpu", samples=30):
-    """Kernel and formulas agree on the gradients of all four, to rounding relative to the largest."""
+    """Kernel and formulas agree on all four gradients, to rounding relative to the largest entry."""
     raw, A, lower, upper = (part.to(device) for part in degenerate(m, m, n, dtype, 9, samples))
     numbers = (raw, A[9], lower[9], upper) if shared else (raw, A, lower, upper)
     for one, other in zip(gradients(backend, numbers, tangent), gradients(None, numbers, tangent), strict=True):
@@ -60,7 +60,7 @@ def compare_gradients(backend, m, n, dtype, *, shared=False, tangent=False, devi
 
 
 def compare(backend, shapes, dtypes, *, device="cpu", samples=20, seeds=(0,)):
-    """Kernel and formulas agree on all shapes and dtypes, both ways."""
+    """Kernel and formulas agree on all shapes and dtypes, forward and backward."""
     for m, n in shapes:
         for dtype in dtypes:
             make = lambda seed: [part.to(device) for part in degenerate(seed, m, n, dtype, 9, samples)]  # noqa: B023
@@ -70,7 +70,7 @@ def compare(backend, shapes, dtypes, *, device="cpu", samples=20, seeds=(0,)):
 
 
 def compare_promises(backend, device="cpu"):
-    """A raw output inside keeps its bits; absent and shared bounds and a shared A agree; tangent too."""
+    """A raw inside keeps its bits; absent and shared bounds, a shared A and `tangent` agree with the formulas."""
     raw, A = torch.tensor([[-0.0, 0.0], [0.5, -0.0]], device=device), torch.eye(2, device=device)
     one = torch.ones(2, device=device)
     for lower, upper in ((-one, one), (None, one), (-one, None)):
@@ -81,7 +81,7 @@ def compare_promises(backend, device="cpu"):
 
 
 def compare_answers(backend, device="cpu"):
-    """Y alone is bit for bit the y that comes with the rest."""
+    """Computing y alone gives the same bits as computing it with the other results."""
     for dtype in (torch.float64, torch.float32):
         rows = Batch(*(part.to(device) for part in degenerate(4, 3, 4, dtype)))
         torch.testing.assert_close(backend.answer(rows), backend.forward(rows)[0], rtol=0, atol=0, equal_nan=True)

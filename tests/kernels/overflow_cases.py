@@ -1,4 +1,4 @@
-"""Raws so large that sums of them overflow, for every kernel of a GPU that judges its own answer."""
+"""Raws so large that their sums overflow, for every GPU kernel that checks its own answer."""
 
 import torch
 
@@ -12,20 +12,20 @@ from tests.solvers.box_families import flat_box
 
 
 def raws(n, dtype, samples=30):
-    """Random raws up to the largest number of the dtype, and up to smaller ones whose squares overflow too."""
+    """Random raws up to the largest number of the dtype, and smaller ones whose squares still overflow."""
     generator, largest = torch.Generator().manual_seed(1), torch.finfo(dtype).max
     for part in (0.95, 0.5, 0.05, 1e-3, largest**-0.3, largest**-0.49):
         yield (2 * torch.rand(samples, n, generator=generator, dtype=torch.float64) - 1).to(dtype) * (part * largest)
 
 
 def assert_in_rows(y, A, lower, upper):
-    """What is finite satisfies its rows."""
+    """Check that every finite y satisfies its rows."""
     holds = check(Affine(A, lower=lower, upper=upper), y).holds.all(-1)
     assert (holds | ~y.isfinite().all(-1)).all(), y[~holds]
 
 
 def compare_answers(device, samples):
-    """Few rows and a box with a row to the nearest point, and the closed form of each family."""
+    """The nearest point for few rows and for a box with a row, and the closed form of each kernel family."""
     for dtype in (torch.float64, torch.float32):
         A = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype).to(device)
         one = torch.ones(2, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What must hold for small projections by one launch, on any device: they are those of the steps, or left open."""
+"""Checks for small projections in one launch, on any device: they agree with the general path, or are left open."""
 
 import torch
 
@@ -23,13 +23,13 @@ TOLERANCES = Tolerances(
 
 
 def answer(raw, A, lower, upper):
-    """The fused answer and which samples it leaves open."""
+    """The result of the fused kernel, and which samples it leaves open."""
     *found, unsolved, _ = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
     return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
 
 
 def compare(family, device, most_open=0):
-    """The same y, multipliers, sides and steps as the launches over all samples, where the kernel has an answer."""
+    """The same y, multipliers, sides and steps as the general path, where the kernel has an answer."""
     raw, A, lower, upper = (part.to(device) for part in family)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     found, unsolved = answer(raw, A, lower, upper)
@@ -45,7 +45,7 @@ def compare(family, device, most_open=0):
 
 
 def compare_whole(family, device):
-    """With its open samples settled in steps, every sample has the status and the answer of the steps alone."""
+    """With its open samples solved by the general path, every sample has the status and answer of that path alone."""
     raw, A, lower, upper = (part.to(device) for part in family)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "auto")
     found = projection._by_kernel(AnyRows(), Batch(raw, A, lower, upper, look=True), None, None)
@@ -56,7 +56,7 @@ def compare_whole(family, device):
 
 
 def compare_promises(device):
-    """Inside is returned bit for bit, bad samples are open and alone, and a sample has its bits in any batch."""
+    """Samples inside keep their bits, bad ones are open and affect no others, and bits do not depend on the batch."""
     raw, A, lower, upper = (part.to(device) for part in families.gaussian(10, 5, 7))
     lower[0], upper[0], raw[0], A[0] = -1e3, 1e3, -0.0, -A[0].abs()  # products of zeros that are all negative
     raw[1, 0], A[2, 0, 0], lower[3, 0], upper[4, 0] = torch.nan, torch.inf, torch.nan, -torch.inf
@@ -74,7 +74,7 @@ def compare_promises(device):
 
 
 def compare_shared(device):
-    """A shared A gives the bits of the same A for each sample."""
+    """A shared A gives the same bits as that A repeated for every sample."""
     raw, A, lower, upper = (part.to(device) for part in families.gaussian(8, 6, 9, shared=True))
     got, right = answer(raw, A, lower, upper), answer(raw, A.expand(8, 9, 6).contiguous(), lower, upper)
     assert got[1].equal(right[1])
@@ -82,7 +82,7 @@ def compare_shared(device):
 
 
 def compare_far(device):
-    """A row that is violated makes the residual infinite, however small it is beside a raw far away."""
+    """A violated row makes the residual infinite, however small the violation is relative to a far raw."""
     for distance in (1.0, 1e12, 1e16, 1e60, 1e150):
         raw, A, lower, upper = far_away(distance, 8, 6, 20)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
@@ -92,7 +92,7 @@ def compare_far(device):
 
 
 def compare_near(device):
-    """A raw that is outside by 10 to 10^5 roundings is brought inside, and the status is right."""
+    """A raw outside by 10 to 10^5 roundings is brought inside, and the status is right."""
     for roundings in (2.0, 40.0, 200.0, 2e3, 2e4, 1e5):
         raw, A, lower, upper = just_outside(roundings, 8, 6, 9)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)

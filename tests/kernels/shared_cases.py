@@ -1,4 +1,4 @@
-"""What must hold for one A that all samples share, with its factor at hand, on any device."""
+"""Checks for one A that all samples share, given its factor, on any device."""
 
 import itertools
 from functools import partial
@@ -26,7 +26,7 @@ BAD = [4, 5, 6]
 
 
 def shared_problem(seed, samples, m, n, dtype, device, bounds="both"):
-    """(raw, A, P, lower, upper, gradient) with the A of the first sample for all."""
+    """(raw, A, P, lower, upper, gradient), with the A of the first sample for all samples."""
     raw, A, *rest = problem(seed, samples, m, n, dtype, device, bounds)
     return raw, A[0], pseudo_inverse(A[0]), *rest
 
@@ -57,7 +57,7 @@ def compare(shapes, dtypes, device, samples, seeds=(0,), kinds=BOUNDS):
 
 
 def compare_promises(shapes, dtypes, device, samples):
-    """Inside stays bit for bit, bad samples harm nobody, and a sample alone has the bits it has among others."""
+    """Samples inside keep their bits, bad samples affect no others, and bits do not depend on the batch."""
     for (m, n), dtype in itertools.product(shapes, dtypes):
         parts = raw, A, P, lower, upper, gradient = shared_problem(3, samples, m, n, dtype, device)
         gradient[7, 0] = -0.0
@@ -80,7 +80,7 @@ def same_bits(first, second):
 
 
 def compare_alone(m, n, device, samples):
-    """A sample that needs no correction keeps its bits beside samples that need some."""
+    """A sample that needs no correction has the same bits whether or not other samples need one."""
     raw, A, P, lower, upper, gradient = shared_problem(4, samples, m, n, torch.float32, device)
     calm = run_forward(raw, A, P, lower, upper, gradient)
     wild = raw.clone()
@@ -89,7 +89,7 @@ def compare_alone(m, n, device, samples):
 
 
 def compare_dependent(m, n, dtype, device):
-    """A NaN factor, which dependent rows have, makes NaN of every sample, moved or not."""
+    """A NaN factor, as dependent rows have, makes every sample NaN, whether it moves or not."""
     raw, A, P, lower, upper, gradient = shared_problem(0, 20, m, n, dtype, device)
     parts = raw, A, P * torch.nan, lower, upper, gradient
     for result in (run_forward(*parts), *run_backward(*parts)):
@@ -99,7 +99,7 @@ def compare_dependent(m, n, dtype, device):
 
 
 def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.float64), sizes=(3.0, 1e3, 1e6)):
-    """Raw outputs up to a million times farther than their set is wide satisfy the certificate, sample by sample."""
+    """Raws up to a million times farther away than their set is wide pass the certificate, sample by sample."""
     for (m, n), dtype, size in itertools.product(shapes, dtypes, sizes):
         source = torch.Generator().manual_seed(m)
         normal = partial(torch.randn, generator=source, dtype=torch.float64)
@@ -113,7 +113,7 @@ def compare_certificates(shapes, device, samples, dtypes=(torch.float32, torch.f
 
 
 def compare_factors(shapes, device):
-    """The float32 factor that the fused kernel makes is the one of QR, up to rounding."""
+    """The float32 factor computed by the fused kernel agrees with QR, up to rounding."""
     for m, n in shapes:
         A = shared_problem(1, 1, m, n, torch.float32, device)[1]
         expected = pseudo_inverse(A)
@@ -122,7 +122,7 @@ def compare_factors(shapes, device):
 
 
 def learned(m, n, device):
-    """(raw, A, lower, upper) in float64, of which all are learned, and no row stands at a kink."""
+    """(raw, A, lower, upper) in float64, all with gradients, and no row at a kink."""
     raw, A, _, lower, upper, _ = shared_problem(2, 3, m, n, torch.float64, device)
     lower, upper = ((bound + side).clamp(-50, 50) for bound, side in ((lower, -0.5), (upper, 0.5)))
     assert ((raw @ A.mT - lower).abs().min() > 1e-3) & ((raw @ A.mT - upper).abs().min() > 1e-3)
@@ -130,7 +130,7 @@ def learned(m, n, device):
 
 
 def compare_learned(shapes, device):
-    """The gradients of a learned A, and of all else, are those of autograd through the plain formulas."""
+    """The gradients of a learned A and of all other numbers agree with autograd through the plain formulas."""
     for (m, n), shared_bounds in itertools.product(shapes, (False, True)):
         leaves = learned(m, n, device)
         if shared_bounds:

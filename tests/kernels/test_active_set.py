@@ -43,7 +43,7 @@ def test_elimination_agrees_with_plain_torch(n):
 
 
 def in_torch(monkeypatch):
-    """Leave everything to plain torch."""
+    """Switch compiled code off, so that plain torch computes everything."""
     for module in (small, nonlinear_step, nonlinear_retract, nonlinear_nearest, nonlinear_nearest_step, nonlinear_kkt):
         monkeypatch.setattr(module, "compiles", lambda A, most=0: False)
 
@@ -97,7 +97,7 @@ def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
 
 @pytest.mark.parametrize("m", [1, 3, 6, 40])
 def test_equalities_alone_and_beside_a_row_that_does_not_count_have_the_same_steps(m):
-    """Rows without an inequality are eliminated without an order of theirs."""
+    """Equalities alone are eliminated without ordering the rows."""
     from hardnet.kernels.cpu.active_set import solve
 
     J, low = draw(50, m, m + 3, seed=m), draw(50, m, seed=m + 1)
@@ -153,7 +153,7 @@ def test_the_solver_without_compiled_code_finds_the_same_points(known, monkeypat
 
 
 def mixed(seed=0):
-    """Samples around quadratic rows of every kind beside affine ones, some of which contradict each other."""
+    """Samples near quadratic and affine rows of every kind, some of which contradict each other."""
     y, A = draw(200, 4, seed=seed), draw(2, 4, seed=seed + 1)
     S, c = draw(3, 4, 4, seed=seed + 2) / 4, draw(3, 4, seed=seed + 3)
     g = lambda y, x: torch.einsum("bi,mij,bj->bm", y, (S + S.mT).to(y), y) + y @ c.to(y).mT

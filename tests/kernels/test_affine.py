@@ -1,4 +1,4 @@
-"""The kernels of the closed form against their reference: on the interpreter here, on a device where there is one."""
+"""The kernels of the closed form against their reference: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_many_rows_agree_with_the_reference():
 
 
 def test_a_block_without_rows_to_spare_agrees_with_the_reference():
-    """Fifteen rows leave a place for raw, but not for the gradient as well; sixteen leave none."""
+    """Fifteen rows leave space for raw but not for the gradient too; sixteen leave none."""
     interpret("affine_cases", "compare([(15, 17), (16, 16)], (torch.float32,), 'cpu', 8, kinds=('both',))")
 
 
@@ -170,7 +170,7 @@ def test_far_outputs_satisfy_the_certificate_on_the_device():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 6), (8, 9), (17, 18)])
 def test_gradients_of_any_order_agree_with_differences_on_the_device(m, n):
-    """Wide inequalities with raw away from every kink; equalities without the gradients of their bounds."""
+    """Wide inequalities with raw away from every kink, and equalities without gradients of their bounds."""
     source = torch.Generator().manual_seed(m)
     normal = lambda *shape: torch.randn(*shape, generator=source, dtype=torch.float64)
     A, center = normal(2, m, n) + 2 * torch.eye(m, n, dtype=torch.float64), normal(2, n)

@@ -1,4 +1,4 @@
-"""The kernels for a shared A and its factor: on the interpreter here, on a device where there is one."""
+"""The kernels for a shared A and its factor: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The first compilation of a process says so in one line; code from numba's cache is not announced."""
+"""The first compilation in a process prints one line; code loaded from numba's cache is not announced."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""One rule finds who computes: the same operations in every backend, and none for what kernels may not read."""
+"""Selection of a backend: every backend has the same operations, and none takes what kernels may not read."""
 
 import pytest
 import torch

@@ -36,7 +36,7 @@ def without_compiled_code(monkeypatch):
 
 
 def gradients(raw, blocks):
-    """``d (y . w)`` to raw and to every number."""
+    """Gradients of ``y . w`` with respect to raw and every number."""
     kinds = [type(block) for block in blocks]
     leaves = [field.detach().clone().requires_grad_() for block in blocks for field in block]
     raw = raw.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""The code compiled for a CPU: against the reference, sample by sample, thread by thread, and on hard numbers."""
+"""Code compiled for a CPU: against the reference, for any batch, any number of threads, and difficult numbers."""
 
 import itertools
 from functools import partial
@@ -38,11 +38,11 @@ ANY = pytest.mark.parametrize(
     ("m", "n", "shared"), [*((m, n, False) for m, n in PER_SAMPLE), *((m, n, True) for m, n in SHARED)]
 )
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
-"""Where the library multiplies in the dtype itself."""
+"""For shapes where torch multiplies in the dtype itself."""
 
 
 def one_pass(m, n, shared):
-    """Whether a single compiled pass computes everything, with sums in float64."""
+    """Whether one compiled pass computes everything, with sums in float64."""
     return m * n <= 64 if shared else True
 
 
@@ -129,7 +129,7 @@ def test_rows_of_very_different_size_stand_together(m, n, shared, dtype):
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float64, 2.0**-498), (torch.float32, 2.0**-60)])
 @ANY
 def test_small_rows_and_small_raws_stand_together(m, n, shared, dtype, unit):
-    """Terms of a row that its dtype cannot hold, as small as 2^-180 in float32: the answer has the unit of raw."""
+    """Terms of a row that underflow its dtype, down to 2^-180 in float32: the answer scales with raw."""
     raw, A, lower, *_ = numbers_of(0, 65, m, n, dtype, shared=shared, spoiled=False)
     for low, high in ((torch.zeros_like(lower), torch.zeros_like(lower)), (None, torch.zeros_like(lower))):
         expected = enforce(raw, A, low, high)
@@ -163,7 +163,7 @@ def test_a_sample_inside_keeps_its_bits(m, n, shared, dtype):
         assert torch.equal(grad_raw, gradient)
         assert all((other == 0).all() for other in others)
     neighbor = far_per_sample.clone()
-    neighbor[1] = -1e4  # one that moves, among the others
+    neighbor[1] = -1e4  # one sample that moves, among others that do not
     assert torch.equal(bits(enforce(raw, A, -2 * far, neighbor))[2:], bits(raw)[2:])
 
 
@@ -178,7 +178,7 @@ def test_any_layout_in_memory_is_read_right(m, n, shared, dtype):
     for change in (turn, stride, negate):
         parts = [change(part) for part in (raw, A, lower, upper, gradient)]
         assert change is not negate or all(part.is_neg() for part in parts)
-        if not one_pass(m, n, shared):  # the library multiplies, in an order of its own for every layout
+        if not one_pass(m, n, shared):  # torch multiplies, in an order that depends on the layout
             for one, other in zip(outputs(*parts), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE[dtype] * (1 + float(other.abs().max())))
         else:

@@ -1,4 +1,4 @@
-"""Where the compiled code on a CPU must stand back, and derivatives of every kind where it computes the forward."""
+"""Modes in which compiled CPU code must not be used, and derivatives of every kind where it computes the forward."""
 
 import os
 import shutil
@@ -28,12 +28,12 @@ ANY = pytest.mark.parametrize(
     ("m", "n", "shared"),
     [(1, 1, False), (2, 2, False), (3, 5, False), (2, 3, True), (7, 10, True)],
 )
-"""Few rows per sample, a small shared A, and one for which the library multiplies."""
+"""Few rows per sample, a small shared A, and a shared A for which torch multiplies."""
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """How often compiled code computed a forward: a list with an entry for each."""
+    """A list with one entry for each forward that compiled code computed."""
     calls, compute = [], CompiledPath.forward
     monkeypatch.setattr(CompiledPath, "forward", lambda *parts: calls.append(1) or compute(*parts))
     return calls
@@ -122,7 +122,7 @@ def test_a_trace_computes_new_numbers(m, n, shared, taken):
 
 @ANY
 def test_who_records_or_fakes_operations_meets_the_formulas(m, n, shared, taken):
-    """The formulas look at a value, which ends in an error: loud, where numbers baked into a graph would be silent."""
+    """The formulas read a value, which raises an error; a kernel would silently bake its numbers into the graph."""
     numbers = problem(n, m, shared=shared)
     with pytest.raises(RuntimeError, match="value out of a tracing tensor"):
         make_fx(lambda *parts: enforce_affine(*parts))(*numbers)
@@ -145,7 +145,7 @@ def test_compiled_graphs_and_eager_code_agree(m, n, taken):
 
 
 class Labeled(torch.Tensor):
-    """A subclass with nothing of its own."""
+    """A tensor subclass that adds nothing."""
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -227,7 +227,7 @@ def test_a_forked_process_can_call_it_after_threads_ran():
 
 
 def twice(numbers, count: int):
-    """A kernel of addresses: every number doubled."""
+    """A kernel called with addresses that doubles every number."""
     array = carray(numbers, (count,))
     for index in range(count):
         array[index] *= 2.0

@@ -1,4 +1,4 @@
-"""Small symmetric systems in one launch against plain elimination: on the interpreter here, on a device there."""
+"""Small symmetric systems in one launch against plain elimination: in Triton's interpreter, and on a GPU if any."""
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ def compare(device, batch, n, k):
 
 
 def _growth(matrix):
-    """Gauss-Jordan's error may exceed that of plain elimination by the condition, here of the scaled matrix."""
+    """The error of Gauss-Jordan may exceed that of plain elimination by the condition number of the scaled matrix."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).rsqrt()
     return torch.linalg.cond(matrix * scale.unsqueeze(-1) * scale.unsqueeze(-2))
 
 
 def compare_bad(device):
-    """A pivot that is not positive is told, NaN stays with its sample, and mates keep their bits."""
+    """A pivot that is not positive is reported, NaN stays in its sample, and the other samples keep their bits."""
     from hardnet.kernels.gpu.definite import solve
 
     matrix, right = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1), draw(3, 4, 2)

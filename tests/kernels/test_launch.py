@@ -1,6 +1,6 @@
-"""Kept kernels are those that Triton would take, and launches go to the device of their tensors.
+"""Cached kernels are those that Triton would choose, and launches go to the device of their tensors.
 
-No GPU is needed: Triton chooses and launches for a driver that only writes down what it is given.
+No GPU is needed: Triton chooses and launches for a fake driver that only records its calls.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from hardnet.kernels.gpu import launch as launching  # noqa: E402
 
 
 class Compiled(triton.compiler.CompiledKernel):
-    """A compiled kernel under Triton's own interface that writes down its launches."""
+    """A fake compiled kernel with Triton's interface that records its launches."""
 
     def __init__(self, src, launches):
         self.src, self.name, self.module, self.function, self.packed_metadata = src, "kernel", 1, 2, ()
@@ -31,7 +31,7 @@ class Compiled(triton.compiler.CompiledKernel):
 
 
 class Driver:
-    """What Triton asks of a driver when it launches."""
+    """A fake driver with the methods that Triton calls at a launch."""
 
     device, stream = 0, 7
 
@@ -47,7 +47,7 @@ class Driver:
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Every launch so far, for kernels that nobody has compiled yet."""
+    """All launches so far, starting from kernels that are not compiled yet."""
     done = []
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.compiler, "compile", lambda src, **_: Compiled(src, done))
@@ -61,7 +61,7 @@ def launches(monkeypatch):
 
 @pytest.fixture
 def compared(monkeypatch, launches):
-    """Every launch is followed by Triton's ordinary one, which must take the same kernel and the same arguments."""
+    """Repeat every launch the ordinary way, which must choose the same kernel and the same arguments."""
     compare, launch = [], launching.Launcher.launch
 
     def both(self, grid, tensors, numbers):
@@ -79,7 +79,7 @@ def compared(monkeypatch, launches):
 
 
 def numbers(batch, m, n, dtype=torch.float32, misaligned=()):
-    """(gradient, raw, A, lower, upper); those named start one number after a multiple of 16 bytes."""
+    """(gradient, raw, A, lower, upper); the named ones start one number past a multiple of 16 bytes."""
     shapes = {"gradient": (batch, n), "raw": (batch, n), "A": (batch, m, n), "lower": (batch, m), "upper": (batch, m)}
     parts = []
     for name, shape in shapes.items():
@@ -97,7 +97,7 @@ SHAPES = ((2, 2), (3, 20), (9, 12))
 
 
 def test_three_families_serve_the_closed_form():
-    """Few rows and blocks of rows by their shape; a shared A with its factor is the third, and there is no fourth."""
+    """Few rows and blocks of rows, chosen by shape, and a shared A with its factor; there is no fourth family."""
     shapes = itertools.product((1, 2, 5, 8, 9, 16, 64), (1, 2, 10, 16, 17, 64, 256), (False, True))
     named = {affine_plan.plan(m, n, torch.float32, backward).kernels for m, n, backward in shapes}
     assert named == {affine_few, affine_blocks}
@@ -131,7 +131,7 @@ def test_kept_kernels_are_those_that_triton_takes(m, n, dtype, compared, monkeyp
         affine_plan.launch_backward(gradient, raw, A, lower, upper, True)
         affine_plan.launch_backward(gradient, raw, A, lower, upper, False)
     taken = len(compared)
-    assert len(ordinary) <= taken + len({id(launch["compiled"]) for launch in compared})  # theirs, and one of ours each
+    assert len(ordinary) <= taken + len({id(launch["compiled"]) for launch in compared})  # comparisons, compilations
     assert {launch["raw"].dtype for launch in compared} == {dtype}
 
 
@@ -160,7 +160,7 @@ def test_every_argument_arrives_in_its_place(compared):
 
 def test_numbers_without_order_in_memory_are_put_in_order(compared):
     gradient, raw, A, lower, _ = numbers(4, 2, 2)
-    negative = torch._neg_view(raw)  # the same memory, read with another sign
+    negative = torch._neg_view(raw)  # the same memory, read with the opposite sign
     affine_plan.launch_forward(negative, A.mT, lower.t().contiguous().t(), None)
     affine_plan.launch_backward(torch._neg_view(gradient), negative, A.mT, None, lower, False)
     for launch in compared:
@@ -171,12 +171,12 @@ def test_numbers_without_order_in_memory_are_put_in_order(compared):
 
 
 def on_device(device: int, dtype: torch.dtype = torch.float32) -> Any:
-    """What a launch asks of a tensor on some device."""
+    """A fake tensor on a given device, with what a launch reads of it."""
     return SimpleNamespace(dtype=dtype, get_device=lambda: device, data_ptr=lambda: 256)
 
 
 class Kernel:
-    """A kernel that writes down the current device of each launch, ordinary or not, and returns what it is told to."""
+    """A fake kernel that records the current device of each launch, ordinary or cached, and returns a given result."""
 
     arg_names, pre_run_hooks = ("tensor", "batch", "SECOND", "FIRST"), ()
 
@@ -192,7 +192,7 @@ class Kernel:
 
 
 class Direct:
-    """What such a kernel was compiled to."""
+    """The compiled form of such a kernel."""
 
     def __init__(self, kernel):
         self.kernel = kernel
@@ -209,7 +209,7 @@ def kernel_and_launcher(keeps=True):
 
 @pytest.fixture
 def current(monkeypatch):
-    """The current device, and the devices that were made current for a while."""
+    """The current device, and the devices that were made current temporarily."""
     state = SimpleNamespace(device=0, entered=[])
 
     class Guard:
@@ -232,7 +232,7 @@ def test_a_launch_goes_to_the_device_of_its_tensors(current):
     kernel, launcher = kernel_and_launcher()
     for device in (0, 1, 0, 1):
         launcher.launch((3, 1, 1), (on_device(device),), (5,))
-    assert [launch[0] for launch in kernel.ordinary] == [0, 1]  # each device has a compiled kernel of its own
+    assert [launch[0] for launch in kernel.ordinary] == [0, 1]  # each device has its own compiled kernel
     assert [launch[0] for launch in kernel.kept] == [0, 1]
     assert current.entered == [1, 1]
     assert current.device == 0
@@ -288,7 +288,7 @@ def test_who_watches_launches_sees_ordinary_ones(current, monkeypatch):
         (runtime, "debug", True),
         (runtime, "launch_enter_hook", chain),
         (runtime, "launch_exit_hook", chain),
-        (runtime, "launch_enter_hook", print),  # a hook alone, as in older versions
+        (runtime, "launch_enter_hook", print),  # a plain hook, as in older versions
     ):
         before = len(kernel.ordinary)
         with monkeypatch.context() as patch:
@@ -302,14 +302,14 @@ def test_who_watches_launches_sees_ordinary_ones(current, monkeypatch):
         patch.setattr(runtime, "debug", True)
         launch()
     launch()
-    assert len(kernel.ordinary) == 8  # what was compiled for a debugger is not for others
-    monkeypatch.setattr(runtime, "launch_enter_hook", None)  # nobody, as in older versions
+    assert len(kernel.ordinary) == 8  # a kernel compiled for a debugger is not reused
+    monkeypatch.setattr(runtime, "launch_enter_hook", None)  # no hook, as in older versions
     launch()
     assert len(kernel.ordinary) == 8
 
 
 def test_no_kernel_reads_a_global_that_differs_from_itself():
-    """Triton compares the globals of a kernel with those it was compiled for at every launch: NaN never is the same."""
+    """At every launch Triton compares a kernel's globals with those it was compiled for, and NaN is never equal."""
     for path in Path(launching.__file__).parent.glob("[a-z]*.py"):
         module = import_module(f"hardnet.kernels.gpu.{path.stem}")
         held = [value.value for value in vars(module).values() if isinstance(value, triton.language.constexpr)]

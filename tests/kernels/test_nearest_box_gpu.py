@@ -1,4 +1,4 @@
-"""The kernel of a box and one row on a GPU: on the interpreter here, on a device where there is one."""
+"""The GPU kernel of a box and one row: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ EPS = torch.finfo(D).eps
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_agrees_with_plain_torch(kind, k):
-    """To the condition of the projection; what is left open here is settled by plain torch afterwards."""
+    """They agree to the conditioning of the projection; plain torch solves the samples left open here afterward."""
     left = 0
     for n in (1, 2, 7, 60):
         flat = flat_box(*box_family(kind, 40, k, n, seed=n))
@@ -55,7 +55,7 @@ def test_empty_sets_are_left_open():
 
 @pytest.mark.parametrize("power", [60, 173, 480, -480])
 def test_the_unit_of_the_outputs_changes_no_bit(power):
-    """Powers of two scale exactly. A row's length, taken as a difference of sizes, was lost beside large bounds."""
+    """Powers of two scale exactly. Once, a row's length computed as a difference of sizes was lost to large bounds."""
     for seed in range(40):
         k, n = 2 + seed % 7, 8 + seed % 20
         A, inside, spread = draw(k, n, seed=seed), draw(n, seed=seed + 100), draw(2, n, seed=seed + 200).abs()

@@ -1,4 +1,4 @@
-"""The kernels of the nearest point for few rows: on the interpreter here, on a device where there is one."""
+"""The kernels of the nearest point for few rows: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The pivoting kernel against its plain reference: on the interpreter here, on the device where there is one."""
+"""The pivoting kernel against its plain reference: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def products(raw, A, lower, upper):
 
 
 def compare(device, batch):
-    """Same active sets, same steps, multipliers to rounding; emptiness is noticed by both."""
+    """Same active sets and steps, multipliers to rounding; both detect empty sets."""
     from hardnet.kernels.gpu.pivoting import pivot
 
     empty = gaussian(batch, 4, 6)

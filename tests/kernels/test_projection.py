@@ -1,4 +1,4 @@
-"""Small projections by one launch: on the interpreter here, on a device where there is one."""
+"""Small projections in one launch: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The derivative of the projection in one kernel: on the interpreter here, on the device where there is one."""
+"""The derivative of the projection in one kernel: in Triton's interpreter, and on a GPU if there is one."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ EPS = {torch.float64: 1e-11, torch.float32: 1e-6}
 
 
 class Kernel:
-    """Lets the kernel take, or refuse, what it is offered on any device, and remembers what it answered."""
+    """Makes the kernel take, or decline, every problem on any device, and remembers its answers."""
 
     def __init__(self, taken=True):
         self.taken, self.answers = taken, []
@@ -33,7 +33,7 @@ class Kernel:
 
 
 def pull_back(numbers, taken, needed=(True,) * 4, weight=None, device="cpu"):
-    """The gradients of raw, A, lower and upper of a weighted sum of y; and whether the kernel has answered."""
+    """The gradients of a weighted sum of y with respect to raw, A, lower and upper; and whether the kernel answered."""
     leaves = [
         part if part is None else part.to(device).clone().requires_grad_(wanted)
         for part, wanted in zip(numbers, needed, strict=True)
@@ -46,7 +46,7 @@ def pull_back(numbers, taken, needed=(True,) * 4, weight=None, device="cpu"):
 
 
 def compare(numbers, answered=True, **options):
-    """The kernel against the formulas in torch: entries, shapes, dtypes and absent gradients."""
+    """Compare the kernel with the torch formulas: entries, shapes, dtypes and absent gradients."""
     (fused, seen), (expected, unseen) = pull_back(numbers, True, **options), pull_back(numbers, False, **options)
     assert (seen, unseen) == ([answered], [])
     for one, other in zip(fused, expected, strict=True):
@@ -62,7 +62,7 @@ def convert(numbers, dtype):
 
 
 def compare_shapes(shapes, batch, device="cpu"):
-    """Both dtypes, with and without equalities, A of its own or shared; sizes that are no powers of two."""
+    """Both dtypes, with and without equalities, A per sample or shared, and sizes that are not powers of two."""
     for m, n in shapes:
         for dtype in EPS:
             for equalities, shared in ((0, False), (min(m, n) // 3, True), (1, False)):
@@ -70,7 +70,7 @@ def compare_shapes(shapes, batch, device="cpu"):
 
 
 def compare_sharing():
-    """Absent and shared bounds, broadcast batches, one sample, needs, and a shared A of many samples."""
+    """Absent and shared bounds, broadcast batches, one sample, unneeded gradients, and an A shared by many samples."""
     raw, A, lower, upper = gaussian(4, 3, 5, shared=True)
     wide = lower[0] - 1, upper[0] + 1
     for low, high in ((None, upper), (lower, None), (None, wide[1]), wide, (wide[0], upper), (lower, wide[1])):
@@ -80,7 +80,7 @@ def compare_sharing():
     compare((raw.view(2, 2, 3), A.expand(2, 1, 5, 3), wide[0].expand(1, 2, 5), upper.view(2, 2, 5)))
     compare((raw[0], A.expand(4, 5, 3), *wide))
     own = gaussian(3, 5, 3)
-    own[2][1, 0], own[2][2, 1:] = own[3][1, 0], own[3][2, 1:]  # every sample has other equalities
+    own[2][1, 0], own[2][2, 1:] = own[3][1, 0], own[3][2, 1:]  # every sample has different equalities
     compare(own)
     for missing in range(4):
         compare(gaussian(2, 3, 5), needed=tuple(place != missing for place in range(4)))
@@ -98,7 +98,7 @@ def compare_odd_samples():
     for part in compare((raw, A, lower, upper)):
         assert not part[:3].any()
         assert part[3].any()
-    for part in compare((raw[3:], A[1], lower[3:], upper[3:])):  # nobody's answer: zeros
+    for part in compare((raw[3:], A[1], lower[3:], upper[3:])):  # no sample has an answer: zeros
         assert not part.any()
     weight = draw(4, 3)
     weight[0, 1] = torch.nan
@@ -117,7 +117,7 @@ def compare_odd_samples():
 
 
 def flags(numbers, side, status, matrix):
-    """What the launch itself says: which samples are open; with equalities everywhere, or sides."""
+    """Which samples the launch itself flags as open, for given sides and status."""
     from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
     raw, A, lower, upper = numbers
@@ -127,7 +127,7 @@ def flags(numbers, side, status, matrix):
 
 
 def compare_flags():
-    """Dependent among the active rows alone, empty only where the gradient of A is wanted, invalid never."""
+    """Open are dependent active rows, and empty sets only if the gradient of A is wanted; invalid samples never are."""
     numbers = gaussian(5, 4, 3)
     numbers[1][:, 1] = 2 * numbers[1][:, 0]
     numbers[1][4, 2] = 0
@@ -143,7 +143,7 @@ def compare_flags():
 
 
 def compare_nearly_dependent():
-    """Rows at an angle of 1e-3: u of their QR decomposition, which one correction by the residual reaches."""
+    """Rows at an angle of 1e-3: one correction by the residual reaches the u of their QR decomposition."""
     raw, A, lower, _ = gaussian(3, 5, 3, equalities=3)
     A[:, 1] = A[:, 0] + 1e-3 * draw(3, 5)
     found, answered = pull_back((raw, A, lower, lower), True, needed=(True, False, False, False))
@@ -153,7 +153,7 @@ def compare_nearly_dependent():
 
 
 def compare_differences():
-    """A directional derivative of the projection in every argument, by finite differences."""
+    """Compare a directional derivative of the projection in every argument with finite differences."""
     numbers, weight = gaussian(3, 5, 7), draw(3, 5, seed=77)
     found, answered = pull_back(numbers, True)
     assert answered == [True]

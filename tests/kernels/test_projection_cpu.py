@@ -1,4 +1,4 @@
-"""General projections by compiled code on a CPU: those of the steps, or left open."""
+"""General projections by compiled code on a CPU: they agree with the general path, or are left open."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ TOLERANCES = Tolerances(
     projection.INSIDE, projection.FEASIBLE, projection.SOLVED, projection.STRICT, projection.CERTAIN, torch.inf
 )
 CLEAN = [(10, 5, 0), (10, 20, 0), (10, 20, 2), (7, 7, 7), (50, 50, 10), (100, 100, 50), (25, 100, 0), (1, 4, 0)]
-"""Outputs, rows and equalities of families without ties."""
+"""Numbers of outputs, rows and equalities of families without ties."""
 
 
 def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
@@ -28,7 +28,7 @@ def answer(raw, A, lower, upper, limit=None, tolerances=TOLERANCES):
 
 
 def held(A, lower, upper, side):
-    """The rows of each sample that hold its y, ``(k, n)`` each."""
+    """The equalities and active rows of each sample, ``(k, n)`` each."""
     holds = (side != 0) | (lower == upper)
     return [rows[own] for rows, own in zip(A.expand(len(side), *A.shape[-2:]), holds, strict=True)]
 
@@ -36,7 +36,7 @@ def held(A, lower, upper, side):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("n", "m", "equalities"), CLEAN)
 def test_agrees_with_the_steps(n, m, equalities, shared):
-    """Both solve with the Gram matrix of the rows that hold y, and multipliers come of y by one more solve."""
+    """Both solve with the Gram matrix of the active rows, and the multipliers follow from y by one more solve."""
     raw, A, lower, upper = gaussian(24, n, m, equalities, shared, seed=3)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     y, dual, side, steps, residual, unsolved = answer(raw, A, lower, upper)
@@ -63,13 +63,13 @@ def test_with_its_open_samples_settled_it_is_what_the_steps_are(name):
 
 
 def test_what_is_not_clean_is_left_open():
-    """An empty set, equalities given twice, a row that touches y without a multiplier, and too few steps."""
+    """An empty set, repeated equalities, a row that touches y without a multiplier, and too few steps."""
     raw, A, lower, upper = gaussian(5, 4, 6, equalities=1)
     A[0, 2], lower[0, 2], upper[0, 2] = A[0, 1], upper[0, 1] + 1, upper[0, 1] + 2
     A[1, 1], lower[1, 1], upper[1, 1] = 2 * A[1, 0], 2 * lower[1, 0], 2 * upper[1, 0]
     y = project_affine(raw, A, lower, upper, backend="torch").y
     A[2, 5] = draw(4, seed=9)
-    lower[2, 5], upper[2, 5] = -torch.inf, (A[2, 5] * y[2]).sum()  # through the vertex that the others have
+    lower[2, 5], upper[2, 5] = -torch.inf, (A[2, 5] * y[2]).sum()  # through the vertex of the other rows
     lower[3], upper[3] = -1e3, 1e3
     raw[3] = 0.0
     *found, unsolved = answer(raw, A, lower, upper)
@@ -81,7 +81,7 @@ def test_what_is_not_clean_is_left_open():
 
 @pytest.mark.parametrize(("name", "value"), [("feasible", 1e3), ("solved", -1.0), ("strict", 1e3), ("certain", -1.0)])
 def test_no_tolerance_is_forgotten(name, value):
-    """With a tolerance that nothing meets, or that everything does, samples are open; satisfied rows let raw be."""
+    """A tolerance that nothing can meet leaves every sample open; a large feasibility tolerance returns raw."""
     arguments = gaussian(16, 6, 9, seed=1)
     y, *_, unsolved = answer(*arguments, tolerances=TOLERANCES._replace(**{name: value}))
     if name == "feasible":
@@ -97,7 +97,7 @@ def test_no_row_is_violated_beyond_rounding(n, m, equalities):
     at_y = product(A, y)
     terms = product(A.abs(), y.abs())
     excess = torch.maximum(at_y - upper, lower - at_y)
-    rounding = (n + 6) * torch.finfo(y.dtype).eps  # of the sum that the kernel judged and of the one here
+    rounding = (n + 6) * torch.finfo(y.dtype).eps  # of the sum in the kernel and of the sum here
     assert (excess <= rounding * terms).all()
     assert not unsolved.any()
 

@@ -1,7 +1,7 @@
-"""Who computes: one object for each kind of device, with the same operations, found by one rule.
+"""The backends: one object for each kind of device, all with the same operations, selected by `find`.
 
-An operation has `takes`, `forward` and, where the derivative is compiled too, `backward`; `answer` is y alone. A
-problem that no backend takes is left to plain torch. A new backend is a folder of kernels and a line of `BACKENDS`.
+An operation has `takes`, `forward` and, where the derivative is compiled too, `backward`; `answer` returns y alone.
+Plain torch computes what no backend takes. To add a backend, add a folder of kernels and an entry in `BACKENDS`.
 
 Called by `hardnet.functional.affine`, `hardnet.functional.nearest` and others.
 """
@@ -39,13 +39,13 @@ BACKENDS = (
     Backend(cpu_affine.CompiledPath(), cpu.FewRows(), cpu.BoxRows(), cpu.AnyRows()),
     Backend(gpu_affine.FusedPath(), gpu.FewRows(), gpu.BoxRows(), gpu.AnyRows()),
 )
-"""A CPU by numba, a GPU by Triton."""
+"""CPU kernels compiled by numba, GPU kernels compiled by Triton."""
 
 
 def find(problem: Problem, rows: Batch) -> Any:
-    """The operation of the first backend that takes these rows; None where plain torch computes.
+    """The operation of the first backend that takes these rows; None if plain torch must compute.
 
-    Kernels read memory behind torch's back: whatever records or transforms operations must see operations.
+    Kernels read memory without torch noticing, so they are not offered where torch records or transforms operations.
     """
     if rows.memory:
         for backend in BACKENDS:

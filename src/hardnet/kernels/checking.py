@@ -1,4 +1,4 @@
-"""`check_kernel`: a kernel against its plain reference, on fresh inputs and with poisoned outputs.
+"""`check_kernel`: compare a kernel with its plain reference, on fresh inputs and with poisoned outputs.
 
 Called by `hardnet.testing`.
 """
@@ -27,17 +27,17 @@ def check_kernel(
     tolerance: float,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> None:
-    """Prove ``|kernel - reference| <= tolerance (1 + |reference|)``, NaN for NaN, on fresh inputs for every seed.
+    """Check ``|kernel - reference| <= tolerance (1 + |reference|)``, NaN for NaN, on fresh inputs for every seed.
 
-    Every fresh tensor is filled with NaN while the kernel runs, so that an output it leaves unwritten cannot pass;
-    its inputs must come back untouched, and a second run must give the same bits.
+    New tensors are filled with NaN while the kernel runs, so that an output it leaves unwritten cannot pass. The
+    kernel must not change its inputs, and a second run must give the same bits.
 
     Args:
         kernel: The function under test.
         reference: The same function in plain torch.
-        make_inputs: Inputs for a seed: random ones, and the degenerate ones that matter.
+        make_inputs: Inputs for a seed: random ones, and the relevant degenerate ones.
         tolerance: Largest error, relative to one plus the size of the entry.
-        seeds: One comparison for each.
+        seeds: Seeds, each for one comparison.
 
     Raises:
         KernelMismatchError: With the seed, the output and the error.
@@ -59,7 +59,7 @@ def check_kernel(
 
 
 def _compare(name: str, result: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Shape, dtype, the places of NaN, and the error of the rest."""
+    """Compare shape, dtype, the positions of NaN, and the other entries."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         raise KernelMismatchError(
             f"{name} is {tuple(result.shape)} {result.dtype}, not {tuple(expected.shape)} {expected.dtype}"
@@ -75,7 +75,7 @@ def _compare(name: str, result: Tensor, expected: Tensor, tolerance: float) -> N
 
 @contextmanager
 def _poisoned_memory() -> Iterator[None]:
-    """Fill what torch.empty returns with NaN, and restore the settings that make it do so."""
+    """Make torch.empty fill its tensors with NaN, and restore the settings afterward."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     switches: Any = torch.utils.deterministic
     fill = switches.fill_uninitialized_memory
@@ -94,5 +94,5 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def _tuple(outputs: Outputs) -> tuple[Tensor, ...]:
-    """One output or several, as several."""
+    """The outputs as a tuple, also where there is only one."""
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

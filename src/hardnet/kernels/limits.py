@@ -1,4 +1,4 @@
-"""What kernels take: every limit on rows and sizes, once; and numbers that a kernel shares with its plain reference.
+"""Limits on the rows and sizes that kernels take, and the constants that a kernel shares with its plain reference.
 
 Called by `hardnet.solvers.polyhedron.box_rows`, `hardnet.solvers.nonlinear.guesses` and others.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MOST_ROWS, MOST_NUMBERS = 8, 256
-"""CPU: the most rows, and numbers of A per sample, for which one pass beats the library's factorizations; also the
-limit up to which Gram-Schmidt in plain torch does."""
+"""CPU: the most rows, and numbers of A per sample, for which one compiled pass beats torch's factorizations; up to the
+same limits Gram-Schmidt in plain torch beats them too."""
 MOST_SHARED_NUMBERS = 64
-"""CPU: numbers of a shared A up to which one pass without the library's products is faster."""
+"""CPU: the most numbers of a shared A for which one compiled pass is faster than torch's matrix products."""
 MOST_ELIMINATED = 32
-"""The most rows of a symmetric matrix that compiled code eliminates."""
+"""The most rows of a symmetric system that compiled code solves by elimination."""
 MOST_SYSTEM_COLUMNS = 64
-"""GPU: the most columns of such a matrix and its right-hand sides together, which one program holds."""
+"""GPU: the most columns, of such a matrix and its right-hand sides together, that one program holds."""
 MOST_STEP_ROWS = 128
-"""CPU: the most rows of the nonlinear solver, and outputs of its Hessian, whose steps are found sample by sample."""
+"""CPU: the most rows, and the most outputs of a Hessian, for which the nonlinear solver computes its steps sample by
+sample."""
 MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8
-"""CPU: outputs times rows of a curved set, and the order of its matrices, up to which samples are solved one by one."""
+"""CPU: the largest outputs times rows of a curved set, and order of its matrices, for which each sample is solved on
+its own."""
 INSIDE, ROUNDINGS, FEASIBLE = 4, 16, 1e-12
 """Curved sets: roundings of raw's dtype by which a raw output that counts as inside may miss a row, and by which a
 solved sample may, relative to the row's terms, as certificates allow; and the second where the dtype allows more."""
@@ -32,11 +34,12 @@ and multipliers are scaled up to size one from here: below it their own rounding
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8
-"""GPU: the same in half types: Triton feeds no float64 product from 16-bit loads, which blocks of rows need."""
+"""GPU: the most rows in half types. More rows need blocks, whose float64 products Triton cannot feed from 16-bit
+loads."""
 MOST_SHARED_ROWS = 8
-"""GPU: the same for an A that all samples share; with more rows the kernels that read its factor are faster."""
+"""GPU: the most rows of an A that all samples share; with more rows the kernels that read its factor are faster."""
 MOST_ROWS_OF_COMPILER = 2
-"""GPU: under torch.compile so few rows stay plain formulas, which it fuses with what stands around them."""
+"""GPU: under torch.compile, up to this many rows stay plain formulas, which it fuses with the surrounding code."""
 MOST_NUMBERS_OF_A_THREAD, MOST_COLUMNS_OF_A_THREAD = 64, 16
 """GPU: the most numbers of A and the most columns that one thread holds for the nearest point of few rows."""
 MOST_BOX_COLUMNS = 4096
@@ -44,77 +47,81 @@ MOST_BOX_COLUMNS = 4096
 MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
 STRICT = 1e-11
-"""Part of the sample's size above which a multiplier makes a row beside a box strictly active."""
+"""Fraction of the sample's size above which a multiplier makes a row beside a box strictly active."""
 
 UNRELATED = 1e-11
-"""Pivoting: a squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
+"""Pivoting: the squared distance of a unit row from the span of the active rows below which it counts as dependent."""
 VANISHING = 1e-13
-"""Pivoting: slope of a multiplier up to which it does not shrink."""
+"""Pivoting: slope up to which a multiplier counts as not shrinking."""
 CLOSE = 1e4
-"""Without a look: slacks by which a row may be violated at a raw near the set. There a slack is part of the way to go,
-and rows count as violated from the rounding of a certificate on."""
+"""Fixed program: a raw that violates no row by more than this many slacks is near the set. There a slack is a
+noticeable part of the distance to move, so rows count as violated beyond the rounding that a certificate allows."""
 MOST_ROWS_TO_AN_OUTPUT = 4
-"""CPU: rows to an output of a general projection up to which compiled pivoting is faster than DAQP."""
+"""CPU: the most rows per output of a general projection for which compiled pivoting is faster than DAQP."""
 CORRECTIONS = 3
-"""CPU: most corrections of a projection whose active rows miss their bounds by more than rounding."""
+"""CPU: the most corrections of a projection whose active rows miss their bounds by more than rounding."""
 
 ROUNDS, PATIENCE = 12, 4
-"""Steps of the nonlinear solver: guesses of the active rows, and how many may go by without a better one."""
+"""Nonlinear solver: the most guesses of the active rows per step, and how many may pass without a better one."""
 NOISE = 1e-12
-"""Part of the size of a row's numbers by which it may miss a bound there and count as holding."""
+"""Nonlinear solver: a row counts as holding if it misses its bound by at most this fraction of its numbers' size."""
 INDEPENDENT = 1e-13
-"""Least pivot of unit rows for which elimination is trusted there."""
+"""Nonlinear solver: the least pivot of unit rows for which elimination is trusted."""
 
 SUFFICIENT = 1e-4
-"""Share of the decrease that the slope promises which a step of the nonlinear solver must bring."""
+"""Fraction of the decrease predicted by the slope that a step of the nonlinear solver must achieve."""
 CHORD, FAST = 1e-5, 1e-2
-"""A sample keeps its Jacobian for the steps that follow where its violation is below CHORD and fell by FAST at once."""
+"""A sample keeps its Jacobian for the following steps if its violation is at most CHORD and the last step reduced it by
+at least the factor FAST."""
 CUT = 1e-3
-"""Least part of a refused length of a retraction that is tried next."""
+"""Least fraction of a rejected step length that a retraction tries next."""
 STATIONARY = 1e-9
-"""Share of the violation that a step must promise to remove; below it the point is stationary."""
+"""Fraction of the violation that a step must be predicted to remove; below it the point is stationary."""
 NUDGES = 2
 """Nudges of a sample before it counts as stuck."""
 SOFTEST = 1e1
-"""Most elasticity of a row of length one."""
+"""Largest elasticity of a row of length one."""
 SHORT = 0.125
-"""Length of a step below which the next one is more elastic."""
+"""Step length below which the next step is more elastic."""
 SHORTEST = 1e-12
-"""Length below which a step is given up: near a vanishing gradient it may be too long by many orders."""
+"""Step length below which a step is given up; near a vanishing gradient a step may be many orders too long."""
 ELASTIC = 1e-4
-"""Least elasticity of a row of length one there: of a violation v a step leaves about ``ELASTIC^2 v / sigma^2``.
+"""Least elasticity of a row of length one: of a violation v, a step leaves about ``ELASTIC^2 v / sigma^2``.
 
-A gradient that would send a sample farther than 1e4 times its own size counts as smaller than it is."""
+A gradient so small that its step would be longer than 1e4 times the sample's size gives a shorter step."""
 FLATTEST = 1e-4
 """Least curvature that the Hessian of the Lagrangian may have; a smaller or negative one is replaced."""
 SMALL_STEP = 3e-11
-"""A step of this part of the sample's size is the last one: what remains is at most as much, mostly its square."""
+"""A step of at most this fraction of the sample's size is the last one: the remaining error is at most as large, and
+usually its square."""
 DISTANT = 1e-3
-"""What the distance to raw adds to the size of a sample: where y is near 0 it is all there is."""
+"""Weight of the distance to raw in the size of a sample; where y is near 0 it is the only term left."""
 MERIT_ROUNDING = 1e-15
-"""Part of the merit's terms by which rounding may raise it."""
+"""Fraction of the merit's terms by which rounding may raise it."""
 
 SEARCH_CUT = 0.1
-"""Least part of a refused length towards the nearest point that is tried next."""
+"""Least fraction of a rejected step length toward the nearest point that is tried next."""
 SHORTEST_SEARCH = 2.0**-12
 """Length below which such a step is given up."""
 FAR = 0.3
-"""Relative violation beyond which no such step may lead, however near to raw: the way back would be lost."""
+"""Largest relative violation that such a step may lead to, however near to raw: beyond it the solver might not return
+to the set."""
 
 DEPENDENT = 1e-13
-"""What keeps dependent active rows solvable in the derivative, relative to unit rows: they share the multiplier q."""
+"""Regularization, relative to unit rows, that keeps dependent active rows solvable in the derivative: they share the
+multiplier q."""
 
 
 class Tolerances(NamedTuple):
-    """What counts as met for any rows in units of size one: parts of a row's or a sample's size.
+    """Tolerances for any rows in units of size one, as fractions of the size of a row or of a sample.
 
     Attributes:
-        inside: Of a row that holds at raw.
-        feasible: Of a row that holds while rows are exchanged.
-        solved: Of the residual.
-        strict: Of a multiplier that is more than rounding.
-        certain: Of a row that needs no more steps.
-        allowed: Of a row that a certificate accepts, in the rounding of the caller's dtype.
+        inside: For a row to hold at raw.
+        feasible: For a row to hold while rows are exchanged.
+        solved: For the residual.
+        strict: For a multiplier to be more than rounding.
+        certain: For a row to need no more steps.
+        allowed: For a row to pass a certificate, in the rounding of the caller's dtype.
     """
 
     inside: float
@@ -126,5 +133,5 @@ class Tolerances(NamedTuple):
 
 
 def padded(size: int) -> int:
-    """The power of two that holds a size, of at least 16: what a tile of the matrix units has."""
+    """The smallest power of two that holds a size, and at least 16, the size of a tile of the matrix units."""
     return max(16, 1 << (size - 1).bit_length())

@@ -1,1 +1,1 @@
-"""Compiled code for a CPU (numba): one launch file, and one file for each shape of problem, paired with `gpu`."""
+"""Compiled code for a CPU (numba): one launch file, and one file per shape of problem, mirroring `gpu`."""

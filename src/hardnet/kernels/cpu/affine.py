@@ -1,7 +1,7 @@
-"""The closed form on a CPU by compiled code (numba): few rows in one pass, or one A for all samples with its factor.
+"""The closed form on a CPU, compiled by numba: few rows in one pass, or one A for all samples with its factor.
 
-A small A, shared or not, takes one pass (`affine_few`); a larger shared one has a factor ``P = A⁺'``, and the library
-multiplies between the passes of `affine_shared`. What compiled code cannot bring to its bounds comes back as NaN.
+A small A, shared or not, takes one pass (`affine_few`); a larger shared one has a factor ``P = A⁺'``, and torch
+multiplies between the passes of `affine_shared`. Samples that do not reach their bounds are returned as NaN.
 
 Called by `hardnet.kernels.backends` and `hardnet.kernels.cpu.affine_shared`.
 """
@@ -20,32 +20,32 @@ from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS, MOST_SHARED_NUMBERS
 from hardnet.rows import REALS, Batch, dense
 
 SHRUNK = 1 / 8
-"""An output shorter than this share of the raw one is corrected, where A has no small entries."""
+"""If y is shorter than this fraction of raw, it is corrected; this test is used where A has no small entries."""
 SMALL_ENTRY = 1e-6
-"""Relative to the largest entry of A: a row with such an entry may not feel the outputs that stayed large."""
+"""Relative to the largest entry of A: a row with a smaller entry may not depend on the outputs that stayed large."""
 
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class CompiledPath:
-    """The backend of a CPU; `hardnet.functional.affine.Path` says what its methods do."""
+    """The closed form of the CPU backend; `hardnet.functional.affine.Path` documents the methods."""
 
     name = "cpu"
 
     def takes(self, rows: Batch) -> bool:
-        """Whether this takes memory on a CPU, float32 or float64: few rows ``(B, m, n)``, or any ``(m, n)``."""
+        """Whether the numbers are on a CPU, float32 or float64, and A is few rows ``(B, m, n)`` or any ``(m, n)``."""
         if not (host.HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS):
             return False
         m, n = rows.A.shape[-2:]
         return rows.A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
 
     def wants_factor(self, A: Tensor) -> bool:
-        """Whether both directions must be given the factor of A: shared rows that the library multiplies."""
+        """Whether both directions need the factor of A: shared rows that torch multiplies."""
         return A.dim() == 2 and A.numel() > MOST_SHARED_NUMBERS
 
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
-        """Y ``(B, n)``, what `backward` reads, and how many samples have no answer and are NaN."""
+        """Y ``(B, n)``, the tensors `backward` reads, and how many samples have no answer and are NaN."""
         raw, A, lower, upper, factor = rows[:5]
         if factor is not None and self.wants_factor(A):
             y, excess, lost = _forward_large(raw, A, lower, upper, factor)
@@ -65,7 +65,7 @@ class CompiledPath:
 def _backward_few(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> Gradients:
-    """One pass from the inputs alone."""
+    """The gradients in one pass, from the inputs alone."""
     shape, matrices = sizes(raw, A)
     grad_raw, grad_lower, grad_upper = raw.new_empty(raw.shape), raw.new_empty(shape[:2]), raw.new_empty(shape[:2])
     grad_A = raw.new_empty(shape) if wants_matrix else None
@@ -80,7 +80,7 @@ def _backward_few(
 def _forward_large(
     raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``, again at y where that is due."""
+    """``y = raw - P' e`` with the excess ``e = A raw - clamp(A raw, lower, upper)``, repeated at y where needed."""
     raw, A = dense(raw, raw), dense(A, A)
     facts, regular = _survey(A, P)
     excess = raw @ A.mT
@@ -113,7 +113,7 @@ def _backward_large(
 
 
 def _survey(A: Tensor, P: Tensor) -> tuple[Tensor, int]:
-    """What a sample's second pass is decided by, ``(m + 2,)``, and whether A has a factor."""
+    """The numbers ``(m + 2,)`` that decide which samples need a second pass, and whether A has a factor."""
     facts, P = A.new_empty(len(A) + 2), dense(P, A)
     return facts, _passes(A.dtype)[0](facts.data_ptr(), A.data_ptr(), P.data_ptr(), *A.shape)
 
@@ -121,9 +121,9 @@ def _survey(A: Tensor, P: Tensor) -> tuple[Tensor, int]:
 def _excess_(
     product: Tensor, lower: Tensor | None, upper: Tensor | None, regular: int, chosen: Tensor | None = None
 ) -> int:
-    """``p - clamp(p, lower, upper)`` in place of p ``(B, m)``, just computed; how many samples have no answer.
+    """Replace p ``(B, m)`` by ``p - clamp(p, lower, upper)``; return how many samples have no answer.
 
-    Samples whose mark in `chosen` ``(B,)`` is zero have no excess.
+    Samples whose mark in `chosen` ``(B,)`` is zero get an excess of zero.
     """
     low, high, marks = dense(lower, product), dense(upper, product), product if chosen is None else chosen
     return _passes(product.dtype)[1](
@@ -133,7 +133,7 @@ def _excess_(
 
 
 def _settle_(y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor) -> Tensor | None:
-    """The bits of raw for samples without excess; which others need the closed form again, at y, if there are any."""
+    """Restore the bits of raw for samples without excess; return which others need a second pass, or None."""
     chosen = y.new_empty(len(y))
     parts = (y, chosen, raw, excess, facts)
     needs = _passes(y.dtype)[2](*[part.data_ptr() for part in parts], len(y), excess.shape[1], y.shape[1])
@@ -143,14 +143,14 @@ def _settle_(y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor) -> Tensor | 
 def _confirm_(
     y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
 ) -> int:
-    """NaN for samples that are not at their bounds to rounding, or have no answer at all; how many these are."""
+    """Set samples that miss their bounds by more than rounding, or have no answer, to NaN; return how many."""
     parts = (y, y @ A.mT, raw, excess, facts, A, dense(lower, y), dense(upper, y))
     counts = len(y), *A.shape, count(lower), count(upper)
     return _passes(y.dtype)[3](*[part.data_ptr() for part in parts], *counts)
 
 
 def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` ``(B, m)`` on rows below their lower and above their upper bound; w itself becomes their sum."""
+    """``w`` ``(B, m)`` for rows below their lower and rows above their upper bound; w itself becomes their sum."""
     above, below = w.new_empty(w.shape), w.new_empty(w.shape)
     _passes(w.dtype)[4](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
     return below, above
@@ -158,7 +158,7 @@ def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _few(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The kernels for few rows, forward and backward; numba is imported and at work at the first call."""
+    """The kernels for few rows, forward and backward; the first call imports numba and compiles."""
     from hardnet.kernels.cpu import affine_few, compiling
 
     return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_few.ENTRIES)

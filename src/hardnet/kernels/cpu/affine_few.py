@@ -1,12 +1,12 @@
-"""``y = raw + A⁺ s`` for few rows on a CPU: numba compiles one pass over the batch, tile by tile.
+"""``y = raw + A⁺ s`` for few rows on a CPU: one pass over the batch, tile by tile, compiled by numba.
 
 Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower triangular, the rows of R orthogonal
 (modified Gram-Schmidt) and ``D = R R'`` diagonal,
 
     A⁺ s = R' D⁻¹ L⁻¹ s,    A⁺' g = L⁻' D⁻¹ R g,    (A A')⁻¹ s = L⁻' D⁻¹ L⁻¹ s:
 
-the error grows with cond(A), not with its square, and the size of a row does not matter. A sample is computed by the
-same instructions in any batch and in any lane. An A that all samples share is factorized once, for the first tile.
+the error grows with cond(A), not with its square, and does not depend on the scale of a row. A sample is computed by
+the same instructions in any batch and in any lane. A shared A is factorized once, for the first tile.
 
 Called by `hardnet.kernels.cpu.affine`.
 """
@@ -42,7 +42,7 @@ from hardnet.kernels.cpu.tiles import (
 
 
 class Work(NamedTuple):
-    """The numbers of one tile and what is computed of them; m and n come before the lanes."""
+    """The inputs and intermediate results of one tile; the axes are m, n, then the lanes."""
 
     rows: Tile
     R: Tile
@@ -84,7 +84,7 @@ def factorize(work: Work, A: Tile, first: int) -> None:
 
 @compiled
 def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int, begin: int) -> None:
-    """Load the samples from `first` on, their violation s into `signed`, and ``A = L R`` unless it is there."""
+    """Load the samples from `first` on, their violation s into `signed`, and factorize A unless that is done."""
     if A.shape[0] > 1 or first == begin:
         factorize(work, A, first if A.shape[0] > 1 else 0)
     copy(work.regular, work.good)
@@ -97,9 +97,9 @@ def prepare(work: Work, raw: Tile, A: Tile, lower: Tile, upper: Tile, first: int
 
 @compiled
 def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, end: int) -> int:
-    """``y = raw + A⁺ s``, corrected by what is left of s at y; the number of samples without an answer.
+    """``y = raw + A⁺ s``, corrected by the residual at y; returns the number of samples without an answer.
 
-    Where the correction is more than rounding, its outcome is verified.
+    Where the correction is more than rounding, the result is verified.
 
     Args:
         y: ``(B, n)``, written; a sample without violation gets the bits of raw, one without an answer NaN.
@@ -108,7 +108,7 @@ def forward(y: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile, begin: int, e
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
         begin: The first sample to compute.
-        end: The first that is left alone; both multiples of `WIDE`, or the size of the batch.
+        end: One past the last; both are multiples of `WIDE`, or the size of the batch.
     """
     lanes = lanes_for(raw.shape[0], A.shape[1] * A.shape[2])
     work, lost = allocate(A.shape[1], A.shape[2], lanes), 0
@@ -141,12 +141,12 @@ def backward(
         grad_lower: ``(B, m)``, written.
         grad_upper: ``(B, m)``, written.
         grad_y: ``(B, n)``.
-        raw: As for `forward`, like the rest.
-        A: See there.
-        lower: See there.
-        upper: See there.
-        begin: See there.
-        end: See there.
+        raw: As in `forward`.
+        A: As in `forward`.
+        lower: As in `forward`.
+        upper: As in `forward`.
+        begin: As in `forward`.
+        end: As in `forward`.
     """
     samples, m, n = raw.shape[0], A.shape[1], A.shape[2]
     lanes = lanes_for(samples, m * n)
@@ -172,14 +172,14 @@ def backward(
 
 @compiled
 def pull_back(work: Work, gradient: Tile, w: Tile, across: Tile) -> None:
-    """``w = A⁺' g`` and ``g - A⁺ A g``, what of g lies across the rows."""
+    """``w = A⁺' g`` and ``g - A⁺ A g``, the part of g orthogonal to the rows."""
     for i in range(w.shape[0]):
         dot(work.R[i], gradient, w[i])
         for lane in range(w.shape[1]):
             w[i, lane] *= work.inverse[i, lane]
     copy(gradient, across)
     subtract(w, work.R, across)
-    if w.shape[0] == across.shape[0]:  # nothing lies across the rows of a square A but rounding, which q would enlarge
+    if w.shape[0] == across.shape[0]:  # for a square A this part is only rounding, which q would amplify
         fill(across, 0.0)
     substitute_transposed(work.L, w)
 
@@ -198,7 +198,7 @@ def _forward(
     y: Any, raw: Any, A: Any, lower: Any, upper: Any,
     matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`forward` of addresses."""
+    """`forward`, called with addresses."""
     return forward(
         carray(y, (samples, n)), carray(raw, (samples, n)), carray(A, (matrices, m, n)),
         carray(lower, (lowers, m)), carray(upper, (uppers, m)), begin, end,
@@ -209,7 +209,7 @@ def _backward(
     grad_raw: Any, grad_A: Any, grad_lower: Any, grad_upper: Any, grad_y: Any, raw: Any, A: Any, lower: Any, upper: Any,
     wanted: int, matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`backward` of addresses; `wanted` is B where the gradient of A is wanted, else 0."""
+    """`backward`, called with addresses; `wanted` is B if the gradient of A is wanted, else 0."""
     return backward(
         carray(grad_raw, (samples, n)), carray(grad_A, (wanted, m, n)),
         carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)),
@@ -219,4 +219,4 @@ def _backward(
 
 
 ENTRIES = (_forward, _backward)
-"""What is compiled: both directions, of addresses."""
+"""The entry points to compile, one per direction; they take addresses."""

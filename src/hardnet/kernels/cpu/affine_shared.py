@@ -1,7 +1,7 @@
-"""What stands around the two products of ``y = raw + P' s`` where all samples share A and its factor ``P = A⁺'``.
+"""The passes around the two products of ``y = raw + P' s`` if all samples share A and its factor ``P = A⁺'``.
 
-The library multiplies; each of these does the rest in one pass over the batch: compare with the bounds, find the
-samples that need a second application, share a gradient out among the bounds. numba compiles them for the CPU.
+Torch does the products. Each function here does one other step in one pass over the batch: compare with the bounds,
+find the samples that need a second application, split a gradient between the bounds. numba compiles them for the CPU.
 
 Called by `hardnet.kernels.cpu.affine`.
 """
@@ -18,22 +18,24 @@ from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 from hardnet.kernels.cpu.tiles import at_bounds, bound_of, inner, largest, sound
 
 ACCURATE = 32.0
-"""Roundings that the square of ``A P' - I`` may have: then two applications of the factor leave no more of s."""
+"""The most roundings in the square of the largest entry of ``A P' - I``: two applications of the factor leave no more
+of s."""
 LEFT = 8.0
-"""Roundings of a row's size that one application may leave of s: half of what the certificate allows."""
+"""Roundings of a row's size by which one application may miss: half of what the certificate allows."""
 
 
 @compiled
 def survey(facts: Tile, A: Tile, P: Tile) -> bool:
-    """``1 / |a_i|`` and how far the factor is to be trusted; whether two applications of it leave only rounding.
+    """``1 / |a_i|`` and the trust in the factor; returns whether two applications of it leave only rounding.
 
-    One application leaves ``(A P' - I) e`` of the excess e of unit rows. With d the longest row of ``A P' - I`` for
-    unit rows that is rounding of a row's size where ``|e| <= trust max |y|``, ``trust = LEFT eps |a|_1 / (|a| d)``.
-    Trust is zero where some row may not feel every output. Terms ``a_ij y_j`` lose digits below the smallest number
-    of the dtype; that is rounding of every row's size where ``max |y| >= n tiny / min |a_i|_1``.
+    For unit rows with excess e, one application leaves ``(A P' - I) e``. With d the norm of the longest row of
+    ``A P' - I``, this is below rounding of a row's size if ``|e| <= trust max |y|``,
+    ``trust = LEFT eps |a|_1 / (|a| d)``. Trust is zero if some row may not depend on every output. Terms ``a_ij y_j``
+    below the smallest normal number of the dtype lose digits; the loss is below rounding of every row's size if
+    ``max |y| >= n tiny / min |a_i|_1``.
 
     Args:
-        facts: ``(m + 2,)``, written: ``1 / |a_i|``, the trust, and the least ``max |y|`` whose terms lose nothing.
+        facts: ``(m + 2,)``, written: ``1 / |a_i|``, the trust, and the least ``max |y|`` whose terms lose no digits.
         A: ``(m, n)``.
         P: Its factor ``(m, n)``; NaN for dependent rows.
     """
@@ -57,14 +59,14 @@ def survey(facts: Tile, A: Tile, P: Tile) -> bool:
 
 @compiled
 def excess(product: Tile, chosen: Tile, lower: Tile, upper: Tile, regular: bool) -> int:
-    """``p - clamp(p, lower, upper)`` in place of p; NaN for samples without an answer, and how many these are.
+    """Replace p by ``p - clamp(p, lower, upper)``, NaN for samples without an answer; return how many these are.
 
     Args:
         product: ``(B, m)``, overwritten.
-        chosen: ``(B,)``, zero for samples whose excess is to be taken for zero, or ``(0,)`` for none of them.
+        chosen: ``(B,)``, zero for samples whose excess is set to zero, or ``(0,)`` to compute that of all.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
-        regular: Whether A has a factor; else no sample has an answer.
+        regular: Whether A has a factor; without it no sample has an answer.
     """
     samples, m = product.shape
     lost = 0
@@ -117,19 +119,19 @@ def holds(excess: Tile) -> bool:
 
 @compiled
 def settle(y: Tile, chosen: Tile, raw: Tile, excess: Tile, facts: Tile) -> int:
-    """The bits of raw for samples without excess; which others need the closed form again, at y, and how many.
+    """Restore the bits of raw for samples without excess; mark the others that need a second pass, and count them.
 
-    The first pass leaves rounding relative to the terms ``|a||raw|`` of a row, and a certificate holds y to ``|a||y|``.
-    Where every row feels every output, that matters only for outputs that shrank. What the factor itself leaves says
-    `survey`; the largest output is sought only where the mean square does not tell. A sample whose terms lose digits
-    is in need too, whatever its excess seems to be: `confirm` gives it up.
+    The rounding of the first pass is relative to the terms ``|a||raw|`` of a row, but a certificate compares with
+    ``|a||y|``. If every row depends on every output, that matters only where y shrank. `survey` bounds the error of the
+    factor itself; the largest output is computed only where the root mean square is not enough to decide. A sample
+    whose terms lose digits is marked too, whatever its excess seems to be, and `confirm` makes it NaN.
 
     Args:
         y: ``(B, n)``, overwritten where a sample has no excess.
-        chosen: ``(B,)``, written: one for the samples in need, else zero.
+        chosen: ``(B,)``, written: one for the marked samples, else zero.
         raw: ``(B, n)``.
-        excess: ``(B, m)``, of raw.
-        facts: ``(m + 2,)``, of `survey`.
+        excess: ``(B, m)``, at raw.
+        facts: ``(m + 2,)``, from `survey`.
     """
     count, inverse, trust, least = 0, facts[:-2], facts[-2], facts[-1]
     for b in range(y.shape[0]):
@@ -151,7 +153,7 @@ def loses_digits(point: Tile, least: float) -> bool:
     """``0 < max |y| < least``: whether the terms of a point ``(n,)`` fall below the smallest number of the dtype."""
     moves = False
     for j in range(point.shape[0]):
-        if not abs(point[j]) < least:  # nearly always the first
+        if not abs(point[j]) < least:  # nearly always true at the first entry
             return False
         moves |= point[j] != 0.0
     return moves
@@ -159,16 +161,16 @@ def loses_digits(point: Tile, least: float) -> bool:
 
 @compiled
 def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Tile, lower: Tile, upper: Tile) -> int:
-    """NaN for samples of which some row is not `at_bounds`; how many these are.
+    """Set samples with a row that is not `at_bounds` to NaN; return how many these are.
 
-    And for samples whose product or excess may not be believed, since its terms lose digits.
+    Samples whose terms lose digits become NaN too, since neither product nor excess can be trusted.
 
     Args:
-        y: ``(B, n)``, overwritten where a sample is lost, and by the bits of raw where it has no excess.
+        y: ``(B, n)``; overwritten with NaN where a sample is lost, and with the bits of raw where it has no excess.
         product: ``A y``, ``(B, m)``.
         raw: ``(B, n)``.
-        excess: ``(B, m)``, of raw.
-        facts: ``(m + 2,)``, of `survey`.
+        excess: ``(B, m)``, at raw.
+        facts: ``(m + 2,)``, from `survey`.
         A: ``(m, n)``.
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
@@ -193,7 +195,7 @@ def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Til
 
 @compiled
 def is_dense(A: Tile) -> bool:
-    """Whether every entry of A counts: none is smaller than `SMALL_ENTRY` of the largest."""
+    """Whether no entry of A is negligible: all are larger than `SMALL_ENTRY` times the largest."""
     least, most = np.inf, 0.0
     for i in range(A.shape[0]):
         for j in range(A.shape[1]):
@@ -203,7 +205,7 @@ def is_dense(A: Tile) -> bool:
 
 @compiled
 def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
-    """``w`` ``(B, m)`` on rows above their upper and below their lower bound, and on either in place of w."""
+    """``w`` ``(B, m)`` for rows above their upper and rows below their lower bound; w keeps both, zero elsewhere."""
     for b in range(w.shape[0]):
         for i in range(w.shape[1]):
             side = w[b, i] if excess[b, i] == excess[b, i] else np.nan
@@ -214,7 +216,7 @@ def split(w: Tile, above: Tile, below: Tile, excess: Tile) -> int:
 
 
 def _survey(facts: Any, A: Any, P: Any, m: int, n: int) -> int:
-    """`survey` of addresses."""
+    """`survey`, called with addresses."""
     return survey(carray(facts, (m + 2,)), carray(A, (m, n)), carray(P, (m, n)))
 
 
@@ -222,7 +224,7 @@ def _excess(
     product: Any, chosen: Any, lower: Any, upper: Any,
     samples: int, m: int, marks: int, lowers: int, uppers: int, regular: int,
 ) -> int:  # fmt: skip
-    """`excess` of addresses."""
+    """`excess`, called with addresses."""
     return excess(
         carray(product, (samples, m)), carray(chosen, (marks,)),
         carray(lower, (lowers, m)), carray(upper, (uppers, m)), regular != 0,
@@ -230,7 +232,7 @@ def _excess(
 
 
 def _settle(y: Any, chosen: Any, raw: Any, excess: Any, facts: Any, samples: int, m: int, n: int) -> int:
-    """`settle` of addresses."""
+    """`settle`, called with addresses."""
     return settle(
         carray(y, (samples, n)), carray(chosen, (samples,)), carray(raw, (samples, n)),
         carray(excess, (samples, m)), carray(facts, (m + 2,)),
@@ -241,7 +243,7 @@ def _confirm(
     y: Any, product: Any, raw: Any, excess: Any, facts: Any, A: Any, lower: Any, upper: Any,
     samples: int, m: int, n: int, lowers: int, uppers: int,
 ) -> int:  # fmt: skip
-    """`confirm` of addresses."""
+    """`confirm`, called with addresses."""
     return confirm(
         carray(y, (samples, n)), carray(product, (samples, m)), carray(raw, (samples, n)),
         carray(excess, (samples, m)), carray(facts, (m + 2,)), carray(A, (m, n)),
@@ -250,10 +252,10 @@ def _confirm(
 
 
 def _split(w: Any, above: Any, below: Any, excess: Any, samples: int, m: int) -> int:
-    """`split` of addresses."""
+    """`split`, called with addresses."""
     shape = (samples, m)
     return split(carray(w, shape), carray(above, shape), carray(below, shape), carray(excess, shape))
 
 
 ENTRIES = (_survey, _excess, _settle, _confirm, _split)
-"""What is compiled: the passes in the order of a call, of addresses."""
+"""The entry points to compile, in the order of a call; they take addresses."""

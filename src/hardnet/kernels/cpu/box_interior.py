@@ -1,8 +1,8 @@
-"""A box and several rows on a CPU: their multipliers by an interior point method, sample by sample.
+"""A box and several rows on a CPU: the multipliers by an interior point method, sample by sample.
 
-The variables are ``z = (y, s)`` with ``M z = A y - s = 0``, so that the bounds of rows are a box as well. See
-`hardnet.solvers.polyhedron.box_interior`, which explains the method, for the same in plain torch; here a sample ends
-its steps when it is done.
+The variables are ``z = (y, s)`` with ``M z = A y - s = 0``, so that the bounds of rows become a box too.
+`hardnet.solvers.polyhedron.box_interior` explains the method and has it in plain torch; here each sample stops when it
+is done.
 
 Called by `hardnet.kernels.cpu.nearest_box_rows`.
 """
@@ -19,7 +19,7 @@ from hardnet.kernels.cpu.tiles import inner
 
 STEPS, ROW_CURVATURE, TO_THE_BORDER, DONE = 32, 1e-12, 0.995, 1e-28
 DEPENDENT = 1e-12
-"""The numbers of `hardnet.solvers.polyhedron.box_interior` and `hardnet.solvers.polyhedron.box_factor`."""
+"""The same constants as in `hardnet.solvers.polyhedron.box_interior` and `hardnet.solvers.polyhedron.box_factor`."""
 
 
 class Factor(NamedTuple):
@@ -31,7 +31,7 @@ class Factor(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The problem in z: A ``(k, n)``, and ``(n + k,)`` each its center and its bounds."""
+    """The problem in z: A ``(k, n)``; center, low and high ``(n + k,)``."""
 
     A: Tile
     center: Tile
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 class State(NamedTuple):
-    """z, its distances to its bounds, the multipliers of these (0 where there is none), and those of ``M z = 0``."""
+    """z, its distances to the bounds, the bounds' multipliers (0 for an absent bound), and those of ``M z = 0``."""
 
     z: Tile
     below: Tile
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Weights of z, the gradient of the Lagrangian, what a direction is aimed at, and ``M z``."""
+    """Inverse weights of z, the gradient of the Lagrangian, the targets of a direction, and ``M z``."""
 
     inverse: Tile
     slope: Tile
@@ -62,7 +62,7 @@ class Scratch(NamedTuple):
 
 @compiled
 def factorize(factor: Factor) -> None:
-    """Orthogonalize its rows in place, those before first."""
+    """Orthogonalize the rows in place, each against those before it."""
     rows, below, diagonal = factor.rows, factor.below, factor.diagonal
     k, n = rows.shape
     for i in range(k):
@@ -103,13 +103,13 @@ def normal(A: Tile, dual: Tile, j: int) -> float:
 
 @compiled
 def curvature(j: int, n: int) -> float:
-    """That of the objective in ``z_j``; rows have a little, so that those far from their bounds stay solvable."""
+    """Curvature of the objective in ``z_j``; small for rows, so that rows far from their bounds stay solvable."""
     return 1.0 if j < n else ROW_CURVATURE
 
 
 @compiled
 def start(frame: Frame, state: State) -> None:
-    """Raw and its rows, a part of the width inside their bounds; multipliers of 1."""
+    """Start at raw and ``A raw``, moved inside their bounds by a margin, with multipliers of 1."""
     A, n = frame.A, frame.A.shape[1]
     for j in range(frame.center.shape[0]):
         low, high = frame.low[j], frame.high[j]
@@ -125,7 +125,7 @@ def start(frame: Frame, state: State) -> None:
 
 @compiled
 def prepare(frame: Frame, state: State, scratch: Scratch, factor: Factor) -> None:
-    """The left-hand side of a step's equations, factorized; the slope, and how far z is off its rows."""
+    """Factorize the matrix of a step's equations; compute the slope and ``M z``."""
     A, n = frame.A, frame.A.shape[1]
     for i in range(A.shape[0]):
         scratch.miss[i] = inner(A[i], state.z) - state.z[n + i]
@@ -142,7 +142,7 @@ def prepare(frame: Frame, state: State, scratch: Scratch, factor: Factor) -> Non
 
 @compiled
 def aim(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor) -> None:
-    """The way to ``at_low below = low_goal``, ``at_high above = high_goal`` and ``M z = 0``, to first order."""
+    """The first-order step to ``at_low below = low_goal``, ``at_high above = high_goal`` and ``M z = 0``."""
     A, n = frame.A, frame.A.shape[1]
     for j in range(move.z.shape[0]):
         pull = scratch.slope[j] - scratch.low_goal[j] / state.below[j] + scratch.high_goal[j] / state.above[j]
@@ -160,7 +160,7 @@ def aim(frame: Frame, state: State, move: State, scratch: Scratch, factor: Facto
 
 @compiled
 def products(state: State, move: State, reach: float) -> float:
-    """The mean of distance times multiplier after that part of a move."""
+    """The mean of distance times multiplier after the fraction `reach` of a move."""
     total, count = 0.0, 0
     for j in range(state.z.shape[0]):
         if state.at_low[j] > 0.0:
@@ -174,7 +174,7 @@ def products(state: State, move: State, reach: float) -> float:
 
 @compiled
 def reach_of(state: State, move: State, part: float) -> float:
-    """How much of a move, at most all of it, goes that part of the way to the first zero."""
+    """The fraction of a move, at most 1, that goes `part` of the way to the first zero."""
     fastest = part
     for j in range(state.z.shape[0]):
         if state.at_low[j] > 0.0:
@@ -186,7 +186,7 @@ def reach_of(state: State, move: State, part: float) -> float:
 
 @compiled
 def correct(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor, gap: float) -> float:
-    """A predictor, then the centered corrector; how much of it the bounds allow."""
+    """A predictor, then the centered corrector; returns the fraction of it that the bounds allow."""
     scratch.low_goal[:], scratch.high_goal[:] = 0.0, 0.0
     aim(frame, state, move, scratch, factor)
     after = products(state, move, reach_of(state, move, 1.0))
@@ -203,14 +203,14 @@ def correct(frame: Frame, state: State, move: State, scratch: Scratch, factor: F
 
 @compiled
 def advance(old: Tile, way: Tile, reach: float) -> None:
-    """``old + reach way``."""
+    """``old += reach way``."""
     for j in range(old.shape[0]):
         old[j] += reach * way[j]
 
 
 @compiled
 def find_multipliers(frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor) -> None:
-    """Nearly the multipliers of the rows, in ``state.dual``."""
+    """Approximate multipliers of the rows, into ``state.dual``."""
     start(frame, state)
     move.below[:], move.above[:], move.at_low[:], move.at_high[:] = 0.0, 0.0, 0.0, 0.0
     for _ in range(STEPS):

@@ -1,7 +1,7 @@
-"""Launch compiled code on a CPU: addresses and counts in, samples shared out among threads.
+"""Launch compiled code on a CPU: pass addresses and counts, and split the samples among threads.
 
-The operations of the nearest point stand here, with one launch each way: few rows, a box and rows, any rows. The closed
-form has its own file, `affine`. numba is imported at the first launch.
+This file has the operations of the nearest point, one launch per direction: few rows, a box and rows, any rows. The
+closed form has its own file, `affine`. numba is imported at the first launch.
 
 Called by `hardnet.kernels.backends`, `hardnet.kernels.cpu.affine` and others.
 """
@@ -25,9 +25,9 @@ from hardnet.structure import MOST_BOX_ROWS
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
 """Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
 TILE = 512
-"""The most samples that a kernel computes side by side: parts of a batch are whole multiples."""
+"""The most samples that a kernel computes side by side; threads get whole multiples of it."""
 NUMBERS_OF_A_THREAD = 1 << 17
-"""Numbers of A that are worth a thread of their own: about a millisecond of work."""
+"""Numbers of A that justify another thread: about a millisecond of work."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
@@ -41,18 +41,19 @@ def launch(
     *counts: int,
     tile: int = TILE,
 ) -> int:
-    """All samples, shared out among threads where there is work for them; how many have no answer.
+    """Run a kernel on all samples, in threads if there is enough work; return how many samples have no answer.
 
     Args:
-        kernel: Takes addresses of outputs, inputs and bounds, then counts: these, B, m, n, of bounds, and two samples.
-        outputs: Tensors to write; what is not dense (`empty_like` of transposed numbers) is written by way of a copy.
+        kernel: Takes the addresses of outputs, inputs and bounds, then integers: `counts`, B, m, n, the counts of the
+            bounds, and the first and last sample (exclusive).
+        outputs: Tensors to write; one that is not dense (`empty_like` of transposed numbers) is written through a copy.
         inputs: Tensors to read.
-        bounds: ``(B, m)`` or ``(m,)`` or None each.
-        shape: That of A, ``(B, m, n)``.
-        *counts: What the kernel counts besides.
-        tile: Of how many samples the parts must be whole multiples.
+        bounds: ``(B, m)``, ``(m,)`` or None each.
+        shape: ``(B, m, n)``.
+        *counts: Further integers for the kernel.
+        tile: The samples of each thread are a whole multiple of this.
     """
-    parts = [dense(part, outputs[0]) for part in (*outputs, *inputs, *bounds)]  # copies live until the end
+    parts = [dense(part, outputs[0]) for part in (*outputs, *inputs, *bounds)]  # keeps the copies alive until the end
     addresses = [part.data_ptr() for part in parts]
     samples, m, n = shape
     work = partial(kernel, *addresses, *counts, samples, m, n, *[count(bound) for bound in bounds])
@@ -65,7 +66,7 @@ def launch(
 
 
 def count(bound: Tensor | None) -> int:
-    """How many samples a bound has numbers for: none, one for all, or every one."""
+    """How many samples a bound has numbers for: 0 if absent, 1 if shared, else the size of its batch."""
     return 0 if bound is None else 1 if bound.dim() == 1 else bound.shape[0]
 
 
@@ -75,7 +76,7 @@ def sizes(raw: Tensor, A: Tensor) -> tuple[torch.Size, int]:
 
 
 def _share(work: Callable[[int, int], int], samples: int, threads: int, tile: int) -> int:
-    """The samples in equal parts of whole tiles to so many threads; the sum of what these return."""
+    """Split the samples into equal parts of whole tiles, one per thread; return the sum of the results."""
     part, results = -(-samples // threads // tile) * tile, []
     report = lambda begin: results.append(work(begin, min(begin + part, samples)))
     team = [Thread(target=report, args=(begin,)) for begin in range(part, samples, part)]
@@ -88,10 +89,10 @@ def _share(work: Callable[[int, int], int], samples: int, threads: int, tile: in
 
 
 class FewRows:
-    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` says what the methods do."""
+    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` describes the methods."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a CPU, and of a small size."""
+        """Whether the numbers are on a CPU and few enough."""
         m, n = rows.A.shape[-2:]
         fits = rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
         return HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS and fits
@@ -129,7 +130,7 @@ class FewRows:
 
 @cache
 def _few_rows(dtype: torch.dtype, back: bool) -> Callable[..., int]:
-    """The kernel of one direction; numba is imported and at work at the first call."""
+    """The kernel of one direction; the first call imports numba and compiles."""
     from hardnet.kernels.cpu import compiling, nearest_few
 
     return compiling.compile_addresses(nearest_few.ENTRIES[back], dtype)
@@ -139,7 +140,7 @@ class BoxRows:
     """The nearest point of a box with one row (`nearest_box`) or several (`nearest_box_rows`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a CPU, few rows, and not empty."""
+        """Whether the numbers are on a CPU, with few rows and at least one sample."""
         return HAS_NUMBA and rows.raw.is_cpu and 0 < rows.A.shape[-2] <= MOST_BOX_ROWS and rows.raw.numel() > 0
 
     def answer(self, flat: BoxedBatch) -> Tensor:
@@ -153,7 +154,7 @@ class BoxRows:
 
         Args:
             flat: All in float64.
-            rounding: That of the dtype which the answer will have.
+            rounding: Rounding of the dtype of the answer.
         """
         raw, A, lower, upper, *box = flat
         (batch, n), k = raw.shape, A.shape[-2]
@@ -166,7 +167,7 @@ class BoxRows:
 
 @cache
 def _box_rows(several: bool) -> Callable[..., int]:
-    """The kernel of a box and one row, or several; numba is imported and at work at the first call."""
+    """The kernel of a box and one row, or several; the first call imports numba and compiles."""
     from hardnet.kernels.cpu import compiling, nearest_box, nearest_box_rows
 
     entry = (nearest_box_rows if several else nearest_box).ENTRIES[0]
@@ -174,10 +175,10 @@ def _box_rows(several: bool) -> Callable[..., int]:
 
 
 class AnyRows:
-    """The nearest point of any rows (`projection`), one sample after the other."""
+    """The nearest point of any rows (`projection`), sample by sample."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a CPU, values that may be looked at, and Gram matrices that are not much larger than A."""
+        """Whether the numbers are on a CPU, values may be read, and the Gram matrices are not much larger than A."""
         m, n = rows.A.shape[-2:]
         fits = rows.A.numel() > 0 and m <= MOST_ROWS_TO_AN_OUTPUT * n
         return HAS_NUMBA and rows.raw.is_cpu and rows.look and fits
@@ -198,7 +199,7 @@ class AnyRows:
 
 @cache
 def _any_rows() -> Callable[..., int]:
-    """The kernel of any rows; numba is imported and at work at the first call."""
+    """The kernel of any rows; the first call imports numba and compiles."""
     from hardnet.kernels.cpu import compiling, projection
 
     return compiling.compile_addresses(projection.ENTRIES[0], torch.float64)

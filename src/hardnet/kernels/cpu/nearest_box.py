@@ -1,9 +1,9 @@
-"""The projection onto a box and one row on a CPU: numba compiles a safeguarded Newton method, sample by sample.
+"""The projection onto a box and one row on a CPU: a safeguarded Newton method, sample by sample, compiled by numba.
 
-``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. Each pass over the n coordinates moves
-the point ``raw - a t`` in place and returns phi and its slope; the next t is Newton's, as long as it stays between the
-last t on either side of the root, else the next breakpoint or the middle. O(n) per pass, a handful of passes, and one
-row of scratch memory. See `hardnet.solvers.polyhedron.box_rows` for the same in plain torch.
+``phi(t) = a' clamp(raw - a t, low, high)`` decreases with t and is piecewise linear. Each pass over the n coordinates
+moves the point ``raw - a t`` in place and returns phi and its slope. The next t is Newton's if that lies between the
+last t on either side of the root, else the next breakpoint or the midpoint. This takes O(n) per pass and a handful of
+passes. See `hardnet.solvers.polyhedron.box_rows` for the same in plain torch.
 
 Called by `hardnet.kernels.cpu.launch`.
 """
@@ -21,16 +21,17 @@ from hardnet.kernels.cpu.tiles import bound_size
 from hardnet.kernels.limits import STRICT
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
-"""The most passes, those before every third halves the bracket, and the coordinates summed apart."""
+"""The most passes, the number of passes after which every third one halves the bracket, and the coordinates per partial
+sum."""
 EPS = 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
 INSIDE = 4.0
-"""Roundings of the output dtype by which the row may miss its bounds and count as satisfied."""
+"""Roundings of the output dtype by which a row may miss its bounds and still count as satisfied."""
 
 
 @summed
 def sweep_block(p: Tile, a: Tile, low: Tile, high: Tile, step: float, j: int, end: int) -> tuple[float, float, float]:
-    """``p -= a step``; then ``a'clamp(p)``, the sum of ``a^2`` over what is free, and the largest ``|clamp(p)|``."""
+    """``p -= a step``; ``a'clamp(p)``, the sum of ``a^2`` over the free coordinates, and the largest ``|clamp(p)|``."""
     phi, slope, largest = 0.0, 0.0, 0.0
     for i in range(j, end):
         moved = p[i] - a[i] * step
@@ -54,7 +55,7 @@ def sweep(p: Tile, a: Tile, low: Tile, high: Tile, step: float) -> tuple[float, 
 
 @compiled
 def next_breakpoint(p: Tile, a: Tile, low: Tile, high: Tile, sign: float) -> float:
-    """How far t has to go, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
+    """How far t moves, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
     nearest = np.inf
     for i in range(p.shape[0]):
         slope = sign * a[i]
@@ -68,9 +69,10 @@ def next_breakpoint(p: Tile, a: Tile, low: Tile, high: Tile, sign: float) -> flo
 
 @compiled
 def next_step(miss: float, slope: float, back: float, ahead: float, passes: int) -> float:
-    """Newton's step if it stays between the ends of the bracket, to its middle else and every third time; NaN for none.
+    """Newton's step if it stays within the bracket, else to its midpoint; NaN if the bracket is unbounded.
 
-    The ends are distances from the present t, which may be too large to tell neighboring points apart.
+    After `PATIENCE` passes, every third step goes to the midpoint. The ends of the bracket are distances from the
+    current t, which may be too large to resolve neighboring points.
     """
     step = miss / slope if slope > 0.0 else np.nan
     bounded = back > -np.inf and ahead < np.inf
@@ -81,7 +83,7 @@ def next_step(miss: float, slope: float, back: float, ahead: float, passes: int)
 
 @compiled
 def row_scale(a: Tile) -> float:
-    """The power of two above the largest entry; 1 for a row of zeros, NaN for one that is not finite."""
+    """The largest power of two up to the largest entry; 1 for a row of zeros, NaN for one that is not finite."""
     largest = 0.0
     for i in range(a.shape[0]):
         largest = max(largest, abs(a[i])) if abs(a[i]) < np.inf else np.nan
@@ -92,7 +94,7 @@ def row_scale(a: Tile) -> float:
 
 @compiled
 def sound(raw: Tile, low: Tile, high: Tile) -> bool:
-    """Finite raw, and a box whose bounds are numbers in order."""
+    """Whether raw is finite, and the bounds of the box are in order and not infinite on the wrong side."""
     good = True
     for i in range(raw.shape[0]):
         good &= (abs(raw[i]) < np.inf) & (low[i] <= high[i]) & (low[i] < np.inf) & (high[i] > -np.inf)
@@ -101,7 +103,7 @@ def sound(raw: Tile, low: Tile, high: Tile) -> bool:
 
 @compiled
 def inside(raw: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float, rounding: float) -> bool:
-    """Whether raw is in the box, and in the row to rounding."""
+    """Whether raw is in the box and satisfies the row to rounding."""
     product, size, weight, boxed = 0.0, 0.0, 0.0, True
     for i in range(raw.shape[0]):
         term = a[i] * raw[i]
@@ -117,14 +119,14 @@ def inside(raw: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float
 def search(
     p: Tile, a: Tile, low: Tile, high: Tile, lower: float, upper: float, rounding: float
 ) -> tuple[float, float, float]:
-    """The multiplier t, how it ended, and what the row misses as a part of its size; p becomes ``raw - a t``."""
+    """The multiplier t, the status, and how far the row misses relative to its size; p becomes ``raw - a t``."""
     phi, slope, largest = sweep(p, a, low, high, 0.0)
     weight = np.sum(np.abs(a))
     target = min(max(phi, lower), upper)
     t, back, ahead, limits = 0.0, -np.inf, np.inf, bound_size(lower, upper, weight)
     for passes in range(PASSES):
         miss, size = phi - target, weight * largest + limits
-        if not size < np.inf:  # sums overflow: nothing can be said
+        if not size < np.inf:  # sums overflow: no conclusion is possible
             break
         if abs(miss) <= 2.0 * EPS * size:
             return t, SOLVED, abs(miss) / max(size, 2.0**-1000)
@@ -133,7 +135,7 @@ def search(
         step = next_step(miss, slope, back, ahead, passes)
         if step != step:
             far = next_breakpoint(p, a, low, high, sign)
-            if far == np.inf:  # the row is as near to its target as the box allows
+            if far == np.inf:  # the row is as close to its target as the box allows
                 empty = abs(miss) > INSIDE * rounding * (weight * largest + abs(target))
                 return sign if empty else t, INFEASIBLE if empty else SOLVED, abs(miss) / max(size, 2.0**-1000)
             step = sign * far * (1.0 + 4.0 * EPS)
@@ -144,7 +146,7 @@ def search(
 
 @compiled
 def write(y: Tile, place: Tile, p: Tile, low: Tile, high: Tile) -> None:
-    """``clamp(p)``, and where each coordinate is: -1 at the lower bound, 1 at the upper, 0 free, 2 fixed."""
+    """``clamp(p)``, and the place of each coordinate: -1 at the lower bound, 1 at the upper, 0 free, 2 fixed."""
     for i in range(p.shape[0]):
         y[i] = min(max(p[i], low[i]), high[i])
         above, below = 1.0 if p[i] > high[i] else 0.0, 1.0 if p[i] < low[i] else 0.0
@@ -153,7 +155,7 @@ def write(y: Tile, place: Tile, p: Tile, low: Tile, high: Tile) -> None:
 
 @compiled
 def side_of(raw: Tile, a: Tile, t: float, lower: float, upper: float) -> float:
-    """Which bound the row is at: -1 lower, 1 upper, 0 none or by a multiplier that is rounding, 2 an equality."""
+    """The side of the row: -1 lower, 1 upper, 2 an equality, 0 if its multiplier is zero or only rounding."""
     if lower == upper:
         return 2.0
     far, weight = 0.0, 0.0
@@ -167,9 +169,9 @@ def project(
     y: Tile, place: Tile, found: Tile, raw: Tile, A: Tile, rounding: float,
     lower: Tile, upper: Tile, low: Tile, high: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """All samples from `begin` to `end`; `found` ``(B, 4)`` takes multiplier, side, status and residual.
+    """Project the samples from `begin` to `end`; `found` ``(B, 4)`` gets multiplier, side, status and residual.
 
-    A, the bounds of the row and the box have one entry for all samples or one for each.
+    A, the bounds of the row and the box have one entry for all samples or one per sample.
     """
     n = raw.shape[1]
     p, a = np.empty(n), np.empty(n)
@@ -198,7 +200,7 @@ def _project(
     y: Any, place: Any, found: Any, raw: Any, A: Any, rounding: Any, lower: Any, upper: Any, low: Any, high: Any,
     rows: int, samples: int, m: int, n: int, lowers: int, uppers: int, lows: int, highs: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`project` of addresses; m is 1."""
+    """`project`, called with addresses; m is 1."""
     return project(
         carray(y, (samples, n)), carray(place, (samples, n)), carray(found, (samples, 4)), carray(raw, (samples, n)),
         carray(A, (rows, n)), carray(rounding, (1,))[0], carray(lower, (lowers, m)), carray(upper, (uppers, m)),
@@ -207,4 +209,4 @@ def _project(
 
 
 ENTRIES = (_project,)
-"""What is compiled, of addresses."""
+"""The entry point to compile; it takes addresses."""

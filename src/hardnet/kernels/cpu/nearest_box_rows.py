@@ -1,9 +1,9 @@
-"""The projection onto a box and several rows on a CPU: numba compiles it sample by sample, in the rows' multipliers.
+"""The projection onto a box and several rows on a CPU: in the rows' multipliers, sample by sample, compiled by numba.
 
-``y = clamp(raw - A'dual, low, high)``: Newton's steps on the rows at y until nothing moves, then a verdict; where that
-fails, nearly the multipliers by an interior point method and the same from there. Steps and bounds are those of
-`hardnet.solvers.polyhedron.box_rows`, which explains them and settles what is left open here: samples that did not
-converge, and empty sets.
+``y = clamp(raw - A'dual, low, high)``: Newton steps on the rows at y until nothing moves, then a check. Where that
+fails, an interior point method finds approximate multipliers, and the Newton steps start from these. Steps and bounds
+are those of `hardnet.solvers.polyhedron.box_rows`, which explains them and handles the samples left open here: those
+that did not converge, and empty sets.
 
 Called by `hardnet.kernels.cpu.launch`.
 """
@@ -54,7 +54,7 @@ class Way(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One sample: raw ``(n,)``, rows of size 1 and their bounds ``(k, n)`` and ``(k,)``, and the box ``(n,)``."""
+    """One sample: raw ``(n,)``, rows of size 1 ``(k, n)`` and their bounds ``(k,)``, and the box ``(n,)``."""
 
     raw: Tile
     A: Tile
@@ -82,20 +82,20 @@ def row_length(problem: Problem, i: int) -> float:
 
 @compiled
 def row_size(problem: Problem, i: int, reach: float) -> float:
-    """``|a|_1 |y|_inf + |bounds|``: what the rounding of a row goes by."""
+    """``|a|_1 |y|_inf + |bounds|``, to which the rounding of a row is relative."""
     length = row_length(problem, i)
     return length * reach + bound_size(problem.lower[i], problem.upper[i], length)
 
 
 @compiled
 def power_below(size: float) -> float:
-    """The largest power of two that is no more than a size, 1 for zero."""
+    """The largest power of two up to a size, 1 for zero."""
     return math.ldexp(1.0, math.frexp(size)[1] - 1) if size > 0.0 else 1.0
 
 
 @compiled
 def make_frame(problem: Problem, frame: Frame, y: Tile) -> float:
-    """The problem in z, in the sample's unit, which is returned."""
+    """Write the problem in z, divided by the sample's unit; return the unit."""
     A, n = problem.A, problem.raw.shape[0]
     clamp(problem, problem.raw, y)
     reach = max(largest(problem.raw), largest(y))
@@ -114,7 +114,7 @@ def make_frame(problem: Problem, frame: Frame, y: Tile) -> float:
 
 @compiled
 def choose_rows(problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, factor: Factor) -> None:
-    """The rows over the free coordinates, which of them are active, and how far y is from the bounds of these."""
+    """The rows over the free coordinates, which rows are active, and how far y is from the bounds of these."""
     near, n = 4.0 * EPS * largest(problem.raw), problem.raw.shape[0]
     for i in range(dual.shape[0]):
         weight, product = 0.0, inner(problem.A[i], y)
@@ -132,7 +132,7 @@ def choose_rows(problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, fa
 
 @compiled
 def drop_rows(problem: Problem, dual: Tile, way: Way, factor: Factor, reach: float) -> None:
-    """What dropping the multipliers of inactive rows moves the active ones; less than their rounding is nothing."""
+    """Add to the step how dropping the multipliers of inactive rows moves the active ones; zero below rounding."""
     k = dual.shape[0]
     for i in range(k):
         if way.active[i]:
@@ -148,7 +148,7 @@ def drop_rows(problem: Problem, dual: Tile, way: Way, factor: Factor, reach: flo
 
 @compiled
 def newton_step(problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, factor: Factor) -> bool:
-    """Active rows to their bounds over the free coordinates, multipliers of the others to zero; whether any moves."""
+    """Move active rows to their bounds over the free coordinates, other multipliers to zero; whether any moved."""
     clamp(problem, point, y)
     choose_rows(problem, point, y, dual, way, factor)
     drop_rows(problem, dual, way, factor, largest(y))
@@ -167,7 +167,7 @@ def newton_step(problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, fa
 
 @compiled
 def judge(problem: Problem, point: Tile, y: Tile, dual: Tile, rounding: float) -> tuple[bool, float]:
-    """Whether y is the answer, and the optimality conditions in parts of what counts as solved."""
+    """Whether y is the answer, and the residual of the optimality conditions relative to the tolerance."""
     k, n = problem.A.shape
     clamp(problem, point, y)
     far, reach, worst, holds = largest(problem.raw), largest(y), 0.0, True
@@ -196,7 +196,7 @@ def judge(problem: Problem, point: Tile, y: Tile, dual: Tile, rounding: float) -
 def polish(
     problem: Problem, point: Tile, y: Tile, dual: Tile, way: Way, factor: Factor, rounding: float
 ) -> tuple[bool, float]:
-    """Newton's steps from these multipliers; the point becomes ``raw - A'dual`` as it was accumulated."""
+    """Newton steps from these multipliers, then `judge`; the point becomes ``raw - A'dual``, accumulated by steps."""
     for j in range(point.shape[0]):
         point[j] = problem.raw[j] - normal(problem.A, dual, j)
     for _ in range(NEWTON_STEPS):
@@ -210,9 +210,9 @@ def search(
     problem: Problem, frame: Frame, state: State, move: State, scratch: Scratch, factor: Factor, way: Way,
     point: Tile, y: Tile, dual: Tile, rounding: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """The multipliers, how it ended, and the residual.
+    """Find the multipliers; return the status and the residual.
 
-    Newton's steps find most answers from raw itself; those that they do not find come near by the interior first.
+    Newton steps from raw find most answers; for the others, the interior point method provides a starting point.
     """
     good, worst = polish(problem, point, y, dual, way, factor, rounding)
     if not good:
@@ -226,7 +226,7 @@ def search(
 
 @compiled
 def write_sides(problem: Problem, dual: Tile, side: Tile) -> None:
-    """Which bound each row is at: -1 lower, 1 upper, 0 none or by a multiplier that is rounding, 2 an equality."""
+    """The side of each row: -1 lower, 1 upper, 2 an equality, 0 if its multiplier is zero or only rounding."""
     size = largest(problem.raw)
     for i in range(dual.shape[0]):
         size = max(size, largest(problem.A[i]) * abs(dual[i]))
@@ -237,7 +237,7 @@ def write_sides(problem: Problem, dual: Tile, side: Tile) -> None:
 
 @compiled
 def all_inside(problem: Problem, rounding: float) -> bool:
-    """Whether raw is in the box, and in every row to rounding."""
+    """Whether raw is in the box and satisfies every row to rounding."""
     good = True
     for i in range(problem.A.shape[0]):
         good &= inside(
@@ -248,7 +248,7 @@ def all_inside(problem: Problem, rounding: float) -> bool:
 
 @compiled
 def scale_rows(problem: Problem, A: Tile, lower: Tile, upper: Tile, scale: Tile) -> bool:
-    """Rows of size 1; whether all numbers are sound."""
+    """Scale the rows to size 1; return whether all numbers are valid."""
     good = sound(problem.raw, problem.low, problem.high)
     for i in range(A.shape[0]):
         scale[i] = row_scale(A[i])
@@ -264,9 +264,9 @@ def project(
     y: Tile, place: Tile, found: Tile, raw: Tile, A: Tile, rounding: float,
     lower: Tile, upper: Tile, low: Tile, high: Tile, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """All samples from `begin` to `end`; `found` ``(B, 2 k + 2)`` takes multipliers, sides, status and residual.
+    """Project the samples from `begin` to `end`; `found` ``(B, 2 k + 2)`` gets multipliers, sides, status, residual.
 
-    A, the bounds of the rows and the box have one entry for all samples or one for each.
+    A, the bounds of the rows and the box have one entry for all samples or one per sample.
     """
     k, n = A.shape[1:]
     size = n + k
@@ -305,7 +305,7 @@ def _project(
     y: Any, place: Any, found: Any, raw: Any, A: Any, rounding: Any, lower: Any, upper: Any, low: Any, high: Any,
     matrices: int, samples: int, k: int, n: int, lowers: int, uppers: int, lows: int, highs: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`project` of addresses."""
+    """`project`, called with addresses."""
     return project(
         carray(y, (samples, n)), carray(place, (samples, n)), carray(found, (samples, 2 * k + 2)),
         carray(raw, (samples, n)), carray(A, (matrices, k, n)), carray(rounding, (1,))[0], carray(lower, (lowers, k)),
@@ -314,4 +314,4 @@ def _project(
 
 
 ENTRIES = (_project,)
-"""What is compiled, of addresses."""
+"""The entry point to compile; it takes addresses."""

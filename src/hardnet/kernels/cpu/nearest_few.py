@@ -1,4 +1,4 @@
-"""The nearest point for few rows on a CPU: numba compiles one pass each way over the batch, tile by tile.
+"""The nearest point for few rows on a CPU: one pass per direction over the batch, tile by tile, compiled by numba.
 
 Sums are formed in float64 whatever the dtype, and a sample is computed by the same instructions in any batch and in any
 lane.
@@ -35,10 +35,10 @@ def forward(
     y: Tile, dual: Tile, status: Tile, residual: Tile, raw: Tile, A: Tile, lower: Tile, upper: Tile,
     begin: int, end: int,
 ) -> int:  # fmt: skip
-    """The nearest point of each sample; the number of samples that are not solved.
+    """Compute the nearest point of each sample; return the number of samples that are not solved.
 
     Args:
-        y: ``(B, n)``, written; NaN for an empty set or invalid numbers.
+        y: ``(B, n)``, written; NaN where it is not solved.
         dual: ``(B, m)``, written.
         status: ``(B, 1)``, written.
         residual: ``(B, 1)``, written.
@@ -47,7 +47,7 @@ def forward(
         lower: ``(B, m)``, ``(1, m)`` for all samples, or ``(0, m)`` for none.
         upper: Like `lower`.
         begin: The first sample to compute.
-        end: The first that is left alone; both multiples of a tile, or the size of the batch.
+        end: One past the last; both are multiples of a tile, or the size of the batch.
     """
     samples, n = raw.shape
     m, rounding = A.shape[1], np.finfo(raw.dtype).eps
@@ -84,7 +84,7 @@ def forward(
 
 @compiled
 def round_to(point: Tile, rounding: float) -> None:
-    """Round to what will be stored: to float32, or not at all."""
+    """Round in place to the dtype that will be stored: to float32, or not at all."""
     if rounding > np.finfo(np.float64).eps:
         flat = point.reshape(point.size)
         for index in range(flat.size):
@@ -105,16 +105,16 @@ def backward(
         grad_lower: ``(B, m)``, written.
         grad_upper: ``(B, m)``, written.
         grad_y: ``(B, n)``.
-        raw: As for `forward`, like A, lower and upper.
-        A: See there.
-        y: What `forward` wrote, like dual and status.
-        dual: See there.
-        status: See there.
-        lower: See `forward`.
-        upper: See there.
-        tangent: 1 where raw gets back what would pull it inside.
-        begin: See there.
-        end: See there.
+        raw: As in `forward`.
+        A: As in `forward`.
+        y: From `forward`.
+        dual: From `forward`.
+        status: From `forward`.
+        lower: As in `forward`.
+        upper: As in `forward`.
+        tangent: 1 to keep the part of the gradient of raw that pulls it back inside, else 0.
+        begin: As in `forward`.
+        end: As in `forward`.
     """
     samples, n = raw.shape
     m, lanes = A.shape[1], lanes_for(samples, A.shape[1] * n)
@@ -150,7 +150,7 @@ def backward(
 
 @compiled
 def answered(work: Work, ended: Tile, gradient: Tile, at: Tile) -> None:
-    """Mark the active rows; samples without an answer have none, and gradients of zero."""
+    """Mark the active rows; samples without an answer get none, and zero gradients."""
     for lane in range(ended.size):
         none = ended[lane] != SOLVED
         work.good[lane], work.step[lane] = (0.0, 1.0) if none else (1.0, 0.0)
@@ -170,7 +170,7 @@ def answered(work: Work, ended: Tile, gradient: Tile, at: Tile) -> None:
 
 @compiled
 def outer(work: Work, w: Tile, u: Tile, at: Tile, out: Tile) -> None:
-    """``-dual u' - w y'`` with the multipliers of the rows as they were given: ``(m, n, lanes)``."""
+    """``-dual u' - w y'`` ``(m, n, lanes)``, with the multipliers of the unscaled rows."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             for lane in range(out.shape[2]):
@@ -180,7 +180,7 @@ def outer(work: Work, w: Tile, u: Tile, at: Tile, out: Tile) -> None:
 
 @compiled
 def let_through(work: Work, w: Tile, u: Tile) -> None:
-    """Add ``w_i a_i`` of inequality rows that raw violates to u, where that pulls raw back inside."""
+    """Add ``w_i a_i`` to u for inequality rows that raw violates, where that pulls raw back inside."""
     for i in range(w.shape[0]):
         value = work.rest[i]
         dot(work.rows[i], work.point, value)
@@ -194,7 +194,7 @@ def let_through(work: Work, w: Tile, u: Tile) -> None:
 
 @compiled
 def divide(work: Work, w: Tile, below: Tile, above: Tile) -> None:
-    """``w`` of the rows as they were given, to the bound of each active row; half to each of an equality."""
+    """Assign ``w``, for the unscaled rows, to the bound that each active row meets; half to each for an equality."""
     for i in range(w.shape[0]):
         for lane in range(w.shape[1]):
             weight = w[i, lane] * work.shrink[i, lane]
@@ -208,7 +208,7 @@ def _forward(
     y: Any, dual: Any, status: Any, residual: Any, raw: Any, A: Any, lower: Any, upper: Any,
     matrices: int, samples: int, m: int, n: int, lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`forward` of addresses; `matrices` is B, or 1 where all samples share A."""
+    """`forward`, called with addresses; `matrices` is B, or 1 if all samples share A."""
     return forward(
         carray(y, (samples, n)), carray(dual, (samples, m)), carray(status, (samples, 1)),
         carray(residual, (samples, 1)), carray(raw, (samples, n)), carray(A, (matrices, m, n)),
@@ -221,7 +221,7 @@ def _backward(
     status: Any, lower: Any, upper: Any, wanted: int, tangent: int, matrices: int, samples: int, m: int, n: int,
     lowers: int, uppers: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """`backward` of addresses; `wanted` is B where the gradient of A is, else 0."""
+    """`backward`, called with addresses; `wanted` is B if the gradient of A is wanted, else 0."""
     return backward(
         carray(grad_raw, (samples, n)), carray(grad_A, (wanted, m, n)),
         carray(grad_lower, (samples, m)), carray(grad_upper, (samples, m)), carray(grad_y, (samples, n)),
@@ -231,4 +231,4 @@ def _backward(
 
 
 ENTRIES = (_forward, _backward)
-"""What is compiled: both directions, of addresses."""
+"""The entry points to compile, one per direction; they take addresses."""

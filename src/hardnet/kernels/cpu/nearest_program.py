@@ -1,6 +1,6 @@
-"""The multipliers of the nearest point for few rows on a CPU: the program of active sets over tiles of samples.
+"""The multipliers of the nearest point for few rows on a CPU, by recursion over the rows, for tiles of samples.
 
-The same recursion as `hardnet.solvers.polyhedron.few_rows.solve`, which explains it; the sample is the last index.
+The same recursion as `hardnet.solvers.polyhedron.few_rows.solve`, where it is explained; the sample is the last index.
 
 Called by `hardnet.kernels.cpu.nearest_few` and `hardnet.kernels.cpu.nearest_tiles`.
 """
@@ -19,7 +19,10 @@ DEPENDENT, DOUBT, EMPTY = (64 * EPS) ** 2, 8 * EPS, 64 * EPS
 
 
 class Frames(NamedTuple):
-    """What the program keeps for each number k of rows it is at, and m + 1 around it; then come rows, then lanes."""
+    """Memory of the recursion: the first index is the level k, the number of rows; level m + 1 holds input and result.
+
+    The other indices are rows, coordinates where there are any, and lanes.
+    """
 
     rows: Tile
     value: Tile
@@ -37,7 +40,7 @@ class Frames(NamedTuple):
 
 @compiled
 def frames(m: int, width: int, lanes: int) -> Frames:
-    """Memory for the program of m rows in so many coordinates."""
+    """Memory for m rows in `width` coordinates."""
     k = m + 2
     return Frames(
         np.empty((k, m, width, lanes)), np.empty((k, m, lanes)), np.empty((k, m, lanes)), np.empty((k, m, lanes)),
@@ -48,24 +51,24 @@ def frames(m: int, width: int, lanes: int) -> Frames:
 
 @compiled
 def solve(square: Tile, low: Tile, high: Tile, noise: Tile, slack: Tile, keep: Frames) -> None:
-    """The multipliers ``(m, lanes)`` into ``keep.free[m + 1]``, which sets are empty into ``keep.hopeless[m + 1]``.
+    """Write the multipliers ``(m, lanes)`` to ``keep.free[m + 1]``, which sets are empty to ``keep.hopeless[m + 1]``.
 
-    The recursion is a walk up and down its levels k, the numbers of rows, since numba's cache keeps no recursion: a
-    level is entered (0), has its answer without the last row (1), and has the one with it pinned (2).
+    The recursion is a loop over its levels k, the numbers of rows, since numba does not cache recursive functions. A
+    level is entered (stage 0), is solved without its last row (1), and is solved with that row pinned (2).
 
     Args:
         square: Squared length of the rows, ``(m, lanes)``.
         low: ``(m, lanes)``.
         high: ``(m, lanes)``.
         noise: Rounding of the values, ``(lanes,)``.
-        slack: What a constant row may be outside its bounds, ``(lanes,)``.
-        keep: Memory; `keep.rows` and `keep.value` hold the rows and where they stand at m + 1.
+        slack: Violation allowed to a constant row, ``(lanes,)``.
+        keep: Memory; level m + 1 of `keep.rows` and `keep.value` holds the rows and their values.
     """
     m = square.shape[0]
     stage = np.zeros(m + 2, np.int64)
     k = m
     while k <= m:
-        origin, pinned = m + 1, 0  # the rows are those that the nearest level above with a pinned row has left
+        origin, pinned = m + 1, 0  # the rows as reduced by the nearest level above that has pinned its row
         for level in range(m, k, -1):
             origin, pinned = (level, pinned + 1) if stage[level] == 2 else (origin, pinned)
         rows, value = keep.rows[origin], keep.value[origin]
@@ -92,7 +95,7 @@ def solve(square: Tile, low: Tile, high: Tile, noise: Tile, slack: Tile, keep: F
 
 @compiled
 def measure(row: Tile, square: Tile, part: float, own: Tile, constant: Tile) -> None:
-    """Whether a row is constant on what is pinned, and else the inverse of its square there."""
+    """Whether a row is constant, given the pinned rows, and the inverse of its squared length otherwise."""
     dot(row, row, own)
     for lane in range(own.size):
         constant[lane] = 1.0 if own[lane] <= part * square[lane] else 0.0
@@ -101,7 +104,7 @@ def measure(row: Tile, square: Tile, part: float, own: Tile, constant: Tile) -> 
 
 @compiled
 def clamp(value: Tile, low: Tile, high: Tile, slack: Tile, own: Tile, constant: Tile, dual: Tile, empty: Tile) -> None:
-    """One row."""
+    """The multiplier of one row."""
     for lane in range(empty.size):
         over = value[lane] - min(max(value[lane], low[lane]), high[lane])
         lost = (constant[lane] == 1.0) & (abs(over) > slack[lane])
@@ -112,7 +115,7 @@ def clamp(value: Tile, low: Tile, high: Tile, slack: Tile, own: Tile, constant: 
 
 @compiled
 def pin(k: int, rows: Tile, value: Tile, low: Tile, high: Tile, noise: Tile, keep: Frames) -> None:
-    """Test the last of k rows, pin it at its target, and take its direction out of the others."""
+    """Evaluate the last of k rows, pin it at its target, and remove its direction from the others."""
     last, step, own = k - 1, keep.step[k], keep.own[k]
     for i in range(last):
         dot(rows[i], rows[last], keep.share[k, i])
@@ -127,7 +130,7 @@ def test(
     last: int, value: Tile, low: Tile, high: Tile, noise: Tile, cross: Tile, free: Tile, constant: Tile, terms: Tile,
     excess: Tile, target: Tile,
 ) -> None:  # fmt: skip
-    """Where the last row ends without being asked: its excess, zero if that is rounding, and its target."""
+    """The last row at the solution without it: its excess, zero if that is rounding, and its target."""
     for lane in range(excess.size):
         excess[lane], terms[lane] = value[last, lane], abs(value[last, lane])
     for i in range(last):
@@ -146,7 +149,7 @@ def test(
 def reduce_rows(
     last: int, rows: Tile, value: Tile, cross: Tile, own: Tile, step: Tile, reduced: Tile, shifted: Tile
 ) -> None:
-    """Pin the last row: what it leaves of the others, and where they stand then; `cross` becomes a share of the row."""
+    """The other rows with the last one pinned, and their values; `cross` becomes the share of the last row in each."""
     for i in range(last):
         for lane in range(step.size):
             shifted[i, lane] = value[i, lane] - cross[i, lane] * step[lane]
@@ -158,7 +161,7 @@ def reduce_rows(
 
 @compiled
 def choose(k: int, slack: Tile, keep: Frames, dual: Tile, empty: Tile) -> None:
-    """The multipliers without the last row, or with it where it leaves its bounds."""
+    """The multipliers without the last row, or with it where that row violates its bounds."""
     last, share, free, held, mine = k - 1, keep.share[k], keep.free[k], keep.held[k], keep.step[k]
     hopeless, contradicts, constant, excess = keep.hopeless[k], keep.contradicts[k], keep.constant[k], keep.excess[k]
     for lane in range(empty.size):

@@ -1,4 +1,4 @@
-"""Tiles of few rows on a CPU: loaded and scaled, their active ones orthogonalized, y corrected and judged.
+"""Tiles of few rows on a CPU: load and scale them, orthogonalize the active rows, correct and check y.
 
 The steps are those of `hardnet.functional.nearest_formulas`; the sample is the last index of every array.
 
@@ -18,11 +18,11 @@ from hardnet.kernels.cpu.tiles import bound_size, dot, fill, load, load_bound, s
 ROUNDINGS, STATIONARY, TOUCHES = 16.0, 1e-8, 8 * 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
 EXPONENT, TWICE_ONE = 0x7FF << 52, 2046 << 52
-"""The bits of a float64 that hold its exponent, and twice those of 1: those of ``2^k`` and ``2^-k`` add up to it."""
+"""The exponent bits of a float64, and twice the exponent of 1: the exponents of ``2^k`` and ``2^-k`` add up to it."""
 
 
 class Work(NamedTuple):
-    """The scaled numbers of one tile and what is computed of them; m and n come before the lanes."""
+    """The scaled inputs and intermediate results of one tile; the axes are m, n, then the lanes."""
 
     rows: Tile
     R: Tile
@@ -65,7 +65,7 @@ def load_rows(A: Tile, first: int, tile: Tile) -> None:
 
 @compiled
 def prepare(work: Work, A: Tile, lower: Tile, upper: Tile, first: int) -> None:
-    """Load rows and bounds, divide each by a power of two, and say which samples have valid ones."""
+    """Load rows and bounds, scale each row by a power of two, and mark the samples with valid numbers."""
     m, n, lanes = work.rows.shape
     fill(work.good, 1.0)
     load_rows(A, first, work.rows)
@@ -96,7 +96,7 @@ def prepare(work: Work, A: Tile, lower: Tile, upper: Tile, first: int) -> None:
 
 @compiled
 def tolerances(work: Work, rounding: float, length: Tile, noise: Tile, slack: Tile) -> None:
-    """``|raw|_inf``, the rounding of the rows' values at raw, and what counts as an empty set."""
+    """``|raw|_inf``, the rounding of the rows' values at raw, and the violation beyond which a set is empty."""
     m, n, lanes = work.rows.shape
     fill(length, 0.0)
     fill(noise, 0.0)
@@ -146,7 +146,7 @@ def orthogonalize(work: Work) -> None:
 
 @compiled
 def mark_active(work: Work, empty: Tile) -> None:
-    """Which rows are active, and where they belong."""
+    """Which rows are active, and their target bounds."""
     for i in range(work.active.shape[0]):
         for lane in range(empty.size):
             dual, low, high = work.dual[i, lane], work.low[i, lane], work.high[i, lane]
@@ -157,7 +157,7 @@ def mark_active(work: Work, empty: Tile) -> None:
 
 @compiled
 def correct(work: Work, moves: Tile, drift: Tile) -> None:
-    """``x = raw - A_J' dual`` in place of raw, then ``y = x - A_J^+ (A_J x - t)``; who moves, and ``|y - x|_inf``."""
+    """Replace raw by ``x = raw - A_J' dual``, then ``y = x - A_J^+ (A_J x - t)``; which move, and ``|y - x|_inf``."""
     m, n, lanes = work.rows.shape
     orthogonalize(work)
     for i in range(m):
@@ -191,7 +191,7 @@ def correct(work: Work, moves: Tile, drift: Tile) -> None:
 
 @compiled
 def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, status: Tile, residual: Tile) -> None:
-    """Status and KKT residual ``(lanes,)`` of the point as it was stored; no multipliers for invalid samples."""
+    """Status and KKT residual ``(lanes,)`` of the point as it is stored; zero multipliers for invalid samples."""
     m, n, lanes = work.rows.shape
     length, terms = work.step, work.inverse[0]
     fill(length, 0.0)
@@ -208,7 +208,7 @@ def judge(work: Work, rounding: float, far: Tile, drift: Tile, empty: Tile, stat
         for lane in range(lanes):
             at, low, high = work.rest[i, lane], work.low[i, lane], work.high[i, lane]
             bounds = bound_size(low, high, terms[lane])
-            # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
+            # if all bounds of a row are 0, it holds to the rounding of raw, or of 1 as in a certificate
             least = 0.0 if bounds > 0.0 else rounding * min(far[lane], 1.0)
             size = terms[lane] * (length[lane] + least) + bounds
             goal = work.goal[i, lane] if work.active[i, lane] == 1.0 else min(max(at, low), high)

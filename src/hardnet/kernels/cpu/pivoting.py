@@ -1,13 +1,13 @@
-"""The dual active set of one sample on a CPU, for numba: equalities by Gauss, then Goldfarb and Idnani's pivots.
+"""The dual active-set method for one sample on a CPU, for numba: Gaussian elimination, then Goldfarb-Idnani pivots.
 
-See the plain reference `hardnet.solvers.polyhedron.pivoting.pivot_reference` for the mathematics; here it is with less
-work. Of the tableau only ``K^-1`` of the active rows J is kept, and the column of a joining row j is made when it is
-asked for:
+See the plain reference `hardnet.solvers.polyhedron.pivoting.pivot_reference` for the mathematics; this version does
+less work. Of the tableau only ``K^-1`` of the active rows J is kept, and the column of a joining row j is computed when
+it is needed:
 
     weight = K^-1 G_Jj,     column = G_j - weight' G_J.
 
-The equalities E go first: what they leave of the Gram matrix and of the products is the problem of the inequalities
-among the points that satisfy E.
+The equalities E are eliminated first: the reduced Gram matrix and products describe the inequalities on the points
+that satisfy E.
 
 Called by `hardnet.kernels.cpu.projection` and `hardnet.kernels.cpu.active_set`.
 """
@@ -36,9 +36,9 @@ class Rows(NamedTuple):
 
 
 class Active(NamedTuple):
-    """The active rows of a sample, with room for all: ``K^-1``, their indices, multipliers, and the side of each row.
+    """The active rows of a sample, with space for all: ``K^-1``, their indices, multipliers, and the side of each row.
 
-    ``every`` is 0, 1, 2, ...; the rest is room for vectors.
+    ``every`` is 0, 1, 2, ...; the other fields are scratch vectors.
     """
 
     inverse: Tile
@@ -53,7 +53,7 @@ class Active(NamedTuple):
 
 @inner
 def order_rows(order: Indices, lower: Tile, upper: Tile) -> tuple[int, int]:
-    """Equalities before the other rows, and none that has no bounds: how many equalities, and how many in all."""
+    """Order the rows, equalities first, without those that have no bounds; return the counts of equalities and rows."""
     first = 0
     for i in range(len(order)):
         if lower[i] == upper[i]:
@@ -69,9 +69,9 @@ def order_rows(order: Indices, lower: Tile, upper: Tile) -> tuple[int, int]:
 
 @inner
 def eliminate(work: Tile, first: int, count: int, width: int) -> bool:
-    """The first of so many rows of a symmetric matrix by Gauss, in its upper half; whether they are independent.
+    """Eliminate the first rows of a symmetric matrix in its upper half; return whether they are independent.
 
-    In the place of a pivot stands its reciprocal; columns up to `width` are right-hand sides.
+    Each pivot is replaced by its reciprocal; the columns from `count` up to `width` are right-hand sides.
     """
     for k in range(first):
         top = work[k]
@@ -87,7 +87,7 @@ def eliminate(work: Tile, first: int, count: int, width: int) -> bool:
 
 @inner
 def forward(right: Tile, work: Tile, first: int) -> None:
-    """A right-hand side through the same elimination."""
+    """Apply the same elimination to a right-hand side."""
     for k in range(first):
         share, top = right[k] * work[k, k], work[k]
         for i in range(k + 1, len(right)):
@@ -106,7 +106,7 @@ def backward(found: Tile, right: Tile, work: Tile, first: int) -> None:
 
 @inner
 def furthest(rows: Rows, side: Tile) -> int:
-    """The inactive row that is violated most beyond its slack, or -1."""
+    """The inactive row with the largest violation beyond its slack, or -1."""
     worst, row = 0.0, -1
     for i in range(len(side)):
         excess = max(rows.value[i] - rows.upper[i], rows.lower[i] - rows.value[i]) - rows.slack[i]
@@ -117,7 +117,7 @@ def furthest(rows: Rows, side: Tile) -> int:
 
 @inner
 def add_rows(total: Tile, size: int, share: Tile, matrix: Tile, chosen: Indices, count: int) -> None:
-    """``total + share' matrix[chosen]`` in the first `size` columns, four rows at a time for the vector unit."""
+    """``total += share' matrix[chosen]`` in the first `size` columns, four rows at a time for the vector unit."""
     whole = count - count % 4
     for j in range(0, whole, 4):
         s0, s1, s2, s3 = share[j], share[j + 1], share[j + 2], share[j + 3]
@@ -146,7 +146,7 @@ def make_column(active: Active, gram: Tile, row: int, count: int) -> None:
 
 @inner
 def first_to_leave(active: Active, sign: float, count: int) -> tuple[int, float]:
-    """The place of the row whose multiplier reaches zero first while the joining one grows, and the step there."""
+    """The position of the first row whose multiplier reaches zero as the joining one grows, and the step to it."""
     place, length = -1, np.inf
     for i in range(count):
         slope = active.weight[i] * sign
@@ -157,7 +157,7 @@ def first_to_leave(active: Active, sign: float, count: int) -> tuple[int, float]
 
 @inner
 def join(active: Active, row: int, sign: float, dual: float, count: int) -> None:
-    """``K^-1`` with one more row, at a squared distance ``column[row]`` from the span of the others."""
+    """Update ``K^-1`` for one more row, at a squared distance ``column[row]`` from the span of the others."""
     inverse, weight, distance = active.inverse, active.weight, active.column[row]
     for i in range(count):
         share, line = weight[i] / distance, inverse[i]
@@ -170,7 +170,7 @@ def join(active: Active, row: int, sign: float, dual: float, count: int) -> None
 
 @inner
 def leave(active: Active, place: int, count: int) -> None:
-    """``K^-1`` without the row at a place, which the last one takes."""
+    """Update ``K^-1`` for removing the row at `place`; the last row moves there."""
     inverse, gone, last = active.inverse, active.spare, count - 1
     for i in range(count):
         gone[i] = inverse[i, place]
@@ -189,7 +189,7 @@ def leave(active: Active, place: int, count: int) -> None:
 
 @inner
 def pivot_rows(rows: Rows, active: Active, limit: int) -> tuple[int, int, bool]:
-    """From the empty active set to its end: active rows, steps, and whether it is through."""
+    """Pivot from the empty active set; return the number of active rows, the steps, and whether it finished."""
     value, count, joining, own = rows.value, 0, -1, 0.0
     for step in range(limit):
         row = joining if joining >= 0 else furthest(rows, active.side)
@@ -221,7 +221,7 @@ def pivot_rows(rows: Rows, active: Active, limit: int) -> tuple[int, int, bool]:
 
 @inner
 def free_rows(work: Tile, right: Tile, first: int, lower: Tile, upper: Tile, slack: Tile) -> Rows:
-    """The inequalities, from `first` on, with what the elimination left of their Gram matrix and products."""
+    """The inequalities, from `first` on, with their Gram matrix and products as reduced by the elimination."""
     size = len(right) - first
     gram = np.empty((size, size))
     for i in range(size):
@@ -232,14 +232,14 @@ def free_rows(work: Tile, right: Tile, first: int, lower: Tile, upper: Tile, sla
 
 @inner
 def no_rows(size: int) -> Active:
-    """The empty active set among so many rows; vectors of their own, since numba takes rows of a matrix for strided."""
+    """The empty active set for `size` rows; separate vectors, since numba treats rows of a matrix as strided."""
     inverse, row, every = np.empty((size, size)), np.empty(size, np.int64), np.arange(size)
     return Active(inverse, row, np.empty(size), np.zeros(size), every, np.empty(size), np.empty(size), np.empty(size))
 
 
 @inner
 def solve_held(found: Tile, right: Tile, work: Tile, first: int, active: Active, count: int) -> None:
-    """Multipliers of the equalities and the active rows that move their products by `right`, which is overwritten."""
+    """The multipliers of equalities and active rows that move their products by `right`, which is overwritten."""
     forward(right, work, first)
     for i in range(count):
         active.weight[i], active.spare[i] = 0.0, right[first + active.row[i]]
@@ -251,7 +251,7 @@ def solve_held(found: Tile, right: Tile, work: Tile, first: int, active: Active,
 
 
 class Room(NamedTuple):
-    """Memory for the rows of one sample after the other: their order, a matrix with a column more, and two vectors."""
+    """Memory reused for every sample: the order of the rows, a matrix with one extra column, and two vectors."""
 
     order: Indices
     work: Tile
@@ -261,15 +261,15 @@ class Room(NamedTuple):
 
 @inner
 def room_for(m: int) -> Room:
-    """Room for so many rows."""
+    """Memory for m rows."""
     return Room(np.empty(m, np.int64), np.empty((m, m + 1)), np.empty(m), np.empty(m))
 
 
 @inner
 def solve_equalities(dual: Tile, gram: Tile, target: Tile, bound: Tile, room: Room) -> bool:
-    """The multipliers ``(m,)`` of ``target - gram dual = bound`` by Gauss, in the upper half; whether they were found.
+    """The multipliers ``(m,)`` of ``target - gram dual = bound`` by elimination; whether they were found.
 
-    For rows without an inequality: the same as `solve_gram`, without the order of rows.
+    For equalities alone: the same as `solve_gram`, without ordering the rows.
     """
     m, work = len(dual), room.work
     for i in range(m):

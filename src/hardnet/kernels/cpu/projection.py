@@ -1,9 +1,9 @@
-"""``argmin |y - raw|  subject to  lower <= A y <= upper`` on a CPU, sample by sample: numba compiles it.
+"""``argmin |y - raw|  subject to  lower <= A y <= upper`` on a CPU, sample by sample, compiled by numba.
 
-Everything that `hardnet.solvers.polyhedron.projection_steps` does for a sample happens at once: the test whether it is
-inside, the Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, the residual
-of the optimality conditions. What that leaves open (an empty set, dependent rows, a residual above the tolerance, a row
-that is violated beyond rounding or touches y without a multiplier) is flagged for the steps.
+One call does everything that `hardnet.solvers.polyhedron.projection_steps` does for a sample: the test whether raw is
+inside, the Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, and the
+residual of the optimality conditions. Samples that remain open (an empty set, dependent rows, a residual above the
+tolerance, a row that is violated beyond rounding or touches y without a multiplier) are flagged for that module.
 
 Called by `hardnet.kernels.cpu.launch`.
 """
@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a sample is: y ``(n,)``, ``A y`` and the multipliers ``(m,)`` of unit rows."""
+    """The current iterate of a sample: y ``(n,)``, ``A y`` and the multipliers ``(m,)`` of unit rows."""
 
     y: Tile
     product: Tile
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Parts of a row's or a sample's size: satisfied, solved, a strict multiplier, certain; and the most steps."""
+    """Four tolerances of `hardnet.kernels.limits.Tolerances`, and the most steps."""
 
     feasible: float
     solved: float
@@ -62,7 +62,7 @@ def size_of_terms(a: Tile, b: Tile) -> float:
 
 @summed
 def four_dots(total: Tile, a: Tile, b: Tile, c: Tile, d: Tile, e: Tile) -> None:
-    """``a'b, a'c, a'd, a'e``: a is read once."""
+    """``a'b, a'c, a'd, a'e``, reading a once."""
     t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
     for i in range(len(a)):
         t0 += a[i] * b[i]
@@ -81,13 +81,13 @@ def multiply(product: Tile, A: Tile, vector: Tile) -> None:
 
 @inner
 def excess_of(rows: Numbers, product: Tile, i: int) -> float:
-    """How far a row is violated; negative inside."""
+    """The violation of a row, negative inside."""
     return max(product[i] - rows.upper[i], rows.lower[i] - product[i])
 
 
 @inner
 def measure_rows(rows: Numbers, product: Tile, feasible: float) -> bool:
-    """Lengths and slacks of the rows, and ``A raw``; whether raw is inside."""
+    """Compute lengths and slacks of the rows, and ``A raw``; return whether raw is inside."""
     multiply(product, rows.A, rows.raw)
     length, inside = np.sqrt(row_dot(rows.raw, rows.raw)), True
     for i in range(len(product)):
@@ -116,7 +116,7 @@ def make_gram(work: Tile, rows: Numbers, order: Indices) -> None:
 
 @inner
 def move(rows: Numbers, found: Found, step: Tile, order: Indices) -> None:
-    """Add multipliers, in this order, and what they move y by; then ``A y`` anew."""
+    """Add `step`, in this order, to the multipliers, move y accordingly, and recompute ``A y``."""
     share = np.empty(len(step))
     for i in range(len(step)):
         found.weight[order[i]] += step[i]
@@ -127,7 +127,7 @@ def move(rows: Numbers, found: Found, step: Tile, order: Indices) -> None:
 
 @inner
 def certain(rows: Numbers, found: Found, part: float) -> bool:
-    """Whether no row is violated beyond this part of its terms; these are added up where ``|a'y|`` is too small."""
+    """Whether no row is violated by more than `part` of its terms, summed only where ``|a'y|`` is not enough."""
     for i in range(len(found.product)):
         excess = excess_of(rows, found.product, i)
         if excess > part * abs(found.product[i]) and excess > part * size_of_terms(rows.A[i], found.y):
@@ -164,7 +164,7 @@ def residual_of(rows: Numbers, found: Found) -> float:
 
 @inner
 def sides(side: Tile, rows: Numbers, found: Found, strict: float) -> bool:
-    """The sign of each multiplier that is more than rounding; whether no other row touches y."""
+    """Write the sign of each multiplier that is more than rounding; return whether no other row touches y."""
     largest, alone = 1.0, True
     for i in range(len(side)):
         largest = max(largest, abs(found.weight[i]))
@@ -176,7 +176,7 @@ def sides(side: Tile, rows: Numbers, found: Found, strict: float) -> bool:
 
 
 class Held(NamedTuple):
-    """What holds y: the rows with bounds in order, how many are equalities, the eliminated Gram matrix, the active."""
+    """The ordered rows with bounds, the number of equalities, the eliminated Gram matrix, and the active rows."""
 
     order: Indices
     first: int
@@ -186,7 +186,7 @@ class Held(NamedTuple):
 
 @inner
 def pivot(step: Tile, rows: Numbers, product: Tile, held: Held, limit: int) -> tuple[int, int, bool]:
-    """The multipliers of unit rows in the order of `held`: how many are active, the steps, whether it is through."""
+    """Write the multipliers of unit rows in the order of `held`; return active rows, steps, and if it finished."""
     order, first = held.order, held.first
     m = len(order)
     lower, upper, slack, right = np.empty(m), np.empty(m), np.empty(m), np.empty(m)
@@ -205,7 +205,7 @@ def pivot(step: Tile, rows: Numbers, product: Tile, held: Held, limit: int) -> t
 
 @inner
 def approach(rows: Numbers, found: Found, limits: Limits) -> int:
-    """From raw to the nearest point; the steps taken, or -1 where they led nowhere."""
+    """Move from raw to the nearest point; return the steps taken, or -1 if pivoting failed."""
     order = np.empty(len(found.product), np.int64)
     first, m = pivoting.order_rows(order, rows.lower, rows.upper)
     order, work, right, step = order[:m], np.empty((m, m)), np.empty(m), np.zeros(m)
@@ -226,7 +226,7 @@ def approach(rows: Numbers, found: Found, limits: Limits) -> int:
 
 @inner
 def project_sample(rows: Numbers, found: Found, side: Tile, ended: Tile, limits: Limits) -> None:
-    """One sample; ``ended`` is its number of steps, its residual, and 1 where it is left open."""
+    """Project one sample; ``ended`` gets its number of steps, its residual, and 1 if it is left open."""
     found.y[:], found.weight[:], side[:], ended[:] = rows.raw, 0.0, 0.0, 0.0
     if measure_rows(rows, found.product, limits.feasible):
         ended[2] = 0.0 if certain(rows, found, limits.certain) else 1.0
@@ -242,7 +242,7 @@ def _project(
     y: Any, dual: Any, side: Any, ended: Any, raw: Any, A: Any, lower: Any, upper: Any, limits: Any,
     matrices: int, samples: int, m: int, n: int, begin: int, end: int,
 ) -> int:  # fmt: skip
-    """The samples from `begin` to `end`, by address."""
+    """Project the samples from `begin` to `end`, called with addresses."""
     few, many = (samples, m), (samples, n)
     ys, duals, sides_, endings = carray(y, many), carray(dual, few), carray(side, few), carray(ended, (samples, 3))
     raws, rows, lows, highs = carray(raw, many), carray(A, (matrices, m, n)), carray(lower, few), carray(upper, few)

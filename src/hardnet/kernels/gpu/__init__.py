@@ -1,1 +1,1 @@
-"""Triton kernels for a GPU: one file for each shape of problem, paired with `cpu`; Triton is imported at a launch."""
+"""Triton kernels for a GPU: one file per shape of problem, mirroring `cpu`; Triton is imported at the first launch."""

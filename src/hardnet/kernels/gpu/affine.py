@@ -1,6 +1,6 @@
-"""The closed form on a GPU by fused kernels (Triton): eager, captured, and compiled, where they stand as operators.
+"""The closed form on a GPU by fused Triton kernels: eager, captured, and compiled, where they are custom operators.
 
-An A per sample, or few shared rows: nothing is kept from the forward but its inputs; the backward computes what it
+For an A per sample, or few shared rows, the forward keeps nothing but its inputs, and the backward recomputes what it
 needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read.
 
 Called by `hardnet.kernels.backends`, `hardnet.functional.affine` and others.
@@ -32,31 +32,31 @@ Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class FusedPath(NamedTuple):
-    """The backend of a GPU; `hardnet.functional.affine.Path` says what its methods do.
+    """The closed form of the GPU backend; `hardnet.functional.affine.Path` documents the methods.
 
     Attributes:
         operators: Whether the kernels are operators of a graph that torch.compile records.
-        name: How the backward finds it again.
+        name: The name by which the backward looks it up.
     """
 
     operators: bool = False
     name: str = "gpu"
 
     def takes(self, rows: Batch) -> bool:
-        """Whether this takes memory on a GPU: an A of a size that the kernels hold."""
+        """Whether A is on a GPU and of a size that the kernels hold."""
         return available(rows.A) or reads_factor(rows.A)
 
     @staticmethod
     def takes_as_operator(rows: Batch) -> bool:
-        """Whether a graph has the kernels as operators: rows that torch.compile does not fuse better itself."""
+        """Whether a compiled graph calls the kernels as operators; torch.compile fuses fewer rows better itself."""
         return available(rows.A) and rows.A.shape[-2] > MOST_ROWS_OF_COMPILER
 
     def wants_factor(self, A: Tensor) -> bool:
-        """Whether both directions must be given the factor of A: shared rows in float64."""
+        """Whether both directions need the factor of A: shared rows in float64."""
         return A.dtype == torch.float64 and not available(A)
 
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
-        """Y ``(B, n)``, NaN where there is no answer (they are not counted), and what `backward` reads."""
+        """Y ``(B, n)``, NaN where there is no answer, the tensors `backward` reads, and 0: NaNs are not counted."""
         raw, A, lower, upper, factor = rows[:5]
         if self.operators:
             return forward_operator(raw, A, lower, upper), (), 0
@@ -79,7 +79,7 @@ class FusedPath(NamedTuple):
 
 
 def available(A: Tensor) -> bool:
-    """Whether the kernels take this A, per sample or (a few rows) shared, from its shape, dtype and device alone."""
+    """Whether the kernels take this A, per sample or with few shared rows, judging by shape, dtype and device alone."""
     if A.device.type != "cuda" or A.dim() not in (2, 3) or not HAS_TRITON or not A.is_floating_point():
         return False
     wide = A.dtype in (torch.float64, torch.float32)
@@ -88,38 +88,38 @@ def available(A: Tensor) -> bool:
 
 
 def supported(device: torch.device) -> bool:
-    """Whether Triton is there, and kernels run on this device."""
+    """Whether Triton is installed and the kernels run on this device."""
     return HAS_TRITON and _supported(device)
 
 
 def _supported(device: torch.device) -> bool:
-    """Whether the device has matrix units for float64, and Triton knows them; a constant for compiled code."""
+    """Whether the device has float64 matrix units that Triton supports; a constant for compiled code."""
     return _capable(device)
 
 
-# what torch.compiler.assume_constant_result does, without importing the compiler together with the library
+# does what torch.compiler.assume_constant_result does, without importing the compiler with the library
 _supported._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @cache
 def _capable(device: torch.device) -> bool:
-    """The same, asked of the driver once; and whether Triton is 3.4 or later, which has knobs."""
+    """The same, queried from the driver once; requires Triton 3.4 or later, which has knobs."""
     recent = HAS_TRITON and find_spec("triton.knobs") is not None
     return recent and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def reads_factor(A: Tensor) -> bool:
-    """Whether the kernels take this shared A ``(m, n)`` with its factor: more rows than are unrolled."""
+    """Whether the kernels take this shared A ``(m, n)`` with its factor, because it has too many rows to unroll."""
     if A.device.type != "cuda" or A.dim() != 2 or A.dtype not in REALS:
         return False
     return MOST_SHARED_ROWS < A.shape[0] <= MOST_FUSED_ROWS and A.shape[1] <= MOST_FUSED_COLUMNS and supported(A.device)
 
 
 def _make_factor(A: Tensor) -> Tensor:
-    """``A^+'`` of float32 rows without a look at a value; NaN where they are dependent.
+    """``A^+'`` of float32 rows without reading a value on the host; NaN if they are dependent.
 
     Row i is ``A^+ e_i``, the closed form for raw = 0 and the equality ``A y = e_i``: one launch of the fused kernel,
-    whose Gram matrix in float64 loses nothing of float32 numbers.
+    whose float64 Gram matrix loses no accuracy on float32 numbers.
     """
     unit = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
     return _launches().launch_forward(torch.zeros_like(A), A.expand(A.shape[0], *A.shape), unit, unit)
@@ -128,7 +128,7 @@ def _make_factor(A: Tensor) -> Tensor:
 def _backward_shared(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, P: Tensor, wants_matrix: bool
 ) -> Gradients:
-    """One launch; the gradient of a learned A is left to products of the whole batch."""
+    """The gradients in one launch; that of a learned A is computed by matrix products over the whole batch."""
     grad_raw, below, above = _launches().launch_shared_backward(gradient, raw, A, P, lower, upper)
     if not wants_matrix:
         return grad_raw, None, below, above
@@ -140,21 +140,21 @@ def _backward_shared(
 
 @cache
 def _launches() -> ModuleType:
-    """The launches; Triton is imported at the first call."""
+    """The module that launches the kernels; Triton is imported at the first call."""
     from hardnet.kernels.gpu import affine_plan
 
     return affine_plan
 
 
 def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """One launch, for compiled code."""
+    """The forward as one launch, for compiled code."""
     return _launches().launch_forward(raw, A, lower, upper)
 
 
 def _backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same backward; an operator must return tensors, so an unwanted gradient is empty."""
+    """The backward for compiled code; an operator must return tensors, so an unwanted gradient is empty."""
     grads = _launches().launch_backward(gradient, raw, A, lower, upper, wants_matrix)
     return grads[0], A.new_empty(0) if grads[1] is None else grads[1], grads[2], grads[3]
 

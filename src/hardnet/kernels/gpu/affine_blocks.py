@@ -1,6 +1,6 @@
 """``y = raw + A^+ s`` for up to 64 rows: one sample per program, its rows in blocks of 16, the Gram matrix on chip.
 
-A is read from memory once, for the Gram matrix; when its columns are needed again they come from the cache.
+A is read from memory once, for the Gram matrix; later reads of its columns hit the cache.
 
 Called by `hardnet.kernels.gpu.affine_plan`.
 """
@@ -20,16 +20,16 @@ from hardnet.kernels.gpu.common import VERIFIED, add, split_by_side, store_from
 from hardnet.kernels.gpu.gram import SIZE, gram_and_images, load_blocks, load_bound, load_chunk, row_scales
 
 UNSTABLE = tl.constexpr(64 * 2.0**-52)
-"""What a solve leaves of its right-hand side, over 1 / the least pivot: the blocks of D are inverted."""
+"""Relative residual of a solve per unit of 1 / the least pivot; the blocks of D are inverted explicitly."""
 
 
 @triton.jit
 def _violations(
     products, lower, upper, base, m: tl.constexpr, BLOCKS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr
 ):
-    """``s = relu(lower - A f) - relu(A f - upper)`` and ``A f + s`` by blocks; whether all is valid; whether one moves.
+    """``s = relu(lower - A f) - relu(A f - upper)`` and ``A f + s`` by blocks; if all are valid; if any is violated.
 
-    The sum is the bound itself, not rounded, where a row is violated.
+    Where a row is violated, ``A f + s`` is the bound itself, without rounding.
     """
     signed = ()
     goal = ()
@@ -49,7 +49,7 @@ def _violations(
 
 @triton.jit
 def _reach(signed, goal, scales, BLOCKS: tl.constexpr):
-    """How far a row of unit length is outside, and how large it is at y, at most."""
+    """The largest violation over the rows scaled to unit length, and their largest value at y."""
     far = tl.abs(signed[0]) * scales[0]
     near = tl.abs(goal[0]) * scales[0]
     for i in tl.static_range(1, BLOCKS):
@@ -60,7 +60,10 @@ def _reach(signed, goal, scales, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _needs_more(far, near, largest, ROUNDING: tl.constexpr, REFINE: tl.constexpr):
-    """Whether a solve and its corrections leave more than a rounding of y: far outside, nearly dependent, near 0."""
+    """Whether a solve and its corrections leave more than a rounding of y.
+
+    This happens for a large violation, nearly dependent rows, or rows that are near 0 at y.
+    """
     left = far
     for _ in tl.static_range(REFINE + 1):
         left *= UNSTABLE * largest
@@ -73,7 +76,7 @@ def _move(
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr, COMPUTE: tl.constexpr,
     LOOK: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = source + A' q``; if ``LOOK`` return ``goal - A y``, which rounds like y, ``|a|_1`` and max |y|."""
+    """Write ``y = source + A' q``; if ``LOOK``, return ``goal - A y``, which rounds like y, ``|a|_1`` and max |y|."""
     rest = goal
     lengths = goal
     largest = tl.zeros((WIDE,), COMPUTE)
@@ -89,13 +92,13 @@ def _move(
             rest = add(rest, dots(tiles, moved, BLOCKS), -1.0, BLOCKS)
             lengths = _grow(lengths, tiles, BLOCKS)
             largest = tl.maximum(largest, tl.abs(moved))
-    tl.debug_barrier()  # other threads read y than wrote it
+    tl.debug_barrier()  # y is read by other threads than those that wrote it
     return rest, lengths, tl.max(largest, axis=0)
 
 
 @triton.jit
 def _grow(lengths, tiles, BLOCKS: tl.constexpr):
-    """The lengths of rows and ``|a|_1`` of some more of their columns."""
+    """The lengths of the rows plus ``|a|_1`` of the next chunk of columns."""
     grown = ()
     for i in tl.static_range(BLOCKS):
         grown = grown + (lengths[i] + tl.sum(tl.abs(tiles[i]), axis=1),)
@@ -104,7 +107,7 @@ def _grow(lengths, tiles, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _reached(rest, goal, signed, lengths, largest, ROUNDING: tl.constexpr, BLOCKS: tl.constexpr):
-    """Whether the rows that were moved are at their goal to `VERIFIED` roundings of ``|a|_1 max |y| + |goal|``."""
+    """Whether the violated rows reached their goal to `VERIFIED` roundings of ``|a|_1 max |y| + |goal|``."""
     faults = tl.zeros((SIZE,), tl.int32)
     for i in tl.static_range(BLOCKS):
         limit = VERIFIED * ROUNDING * (lengths[i] * (largest + ROUNDING) + tl.abs(goal[i]))
@@ -119,9 +122,9 @@ def _enforce(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
     ROUNDING: tl.constexpr, VERIFY: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = f + A^+ s`` for the f at the source; return whether it is to be taken again, or is lost (``VERIFY``).
+    """Write ``y = f + A^+ s`` for the f at the source; return if it must be repeated or, with ``VERIFY``, is lost.
 
-    What a solve leaves is bounded by the least pivot; only samples for which that is not enough are taken again.
+    The least pivot bounds the residual of a solve; only samples for which that bound is too large are repeated.
     """
     gram, products, _ = gram_and_images(A, source, source, base, m, n, BLOCKS, CHUNK, COMPUTE, False)
     scales = row_scales(gram, m, BLOCKS)
@@ -149,7 +152,7 @@ def _enforce_at_y(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """The same at y itself, NaN where y is still off its rows: not inlined, it costs other samples no register."""
+    """The same starting from y, NaN where y still misses its rows; not inlined, to cost other samples no registers."""
     lost = _enforce(
         y, y, A, lower, upper, base, tolerance,
         m, n, BLOCKS, CHUNK, WIDE, COMPUTE, LOWER, UPPER, REFINE, ROUNDING, True,
@@ -167,9 +170,9 @@ def forward(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid or whose rows are dependent.
+    """``y = raw + A^+ s``; NaN for invalid numbers, dependent rows, or a y that does not reach its bounds.
 
-    The few samples that need it are taken from the start again, at y.
+    The few samples that are not accurate enough are computed again, starting from y.
     """
     base = tl.program_id(0).to(tl.int64)
     again = _enforce(

@@ -1,10 +1,10 @@
 """``y = raw + A^+ s`` for few rows (m <= 8): many samples per program, every A read once and kept in registers.
 
 A program holds ``BLOCK`` samples in one of the two layouts of `hardnet.kernels.gpu.layouts`: a tiny sample belongs to
-one thread; of larger ones, row i of all samples is one tile. The text is the same for both. The Gram matrix
+one thread; for larger ones, row i of all samples is one tile. The code is the same for both. The Gram matrix
 ``G = A A'`` and its factorization ``G = L D L'`` are tuples of ``(BLOCK,)`` vectors, unrolled over the m rows. Dot
-products are summed in ``COMPUTE``; no scaling of rows is needed because every pivot is judged against its own diagonal
-entry, and ``L D L'`` is otherwise indifferent to it.
+products are summed in ``COMPUTE``. Rows need no scaling, because every pivot is compared with its own diagonal entry
+and ``L D L'`` does not otherwise depend on the scale.
 
 Called by `hardnet.kernels.gpu.affine_plan`.
 """
@@ -54,7 +54,7 @@ def _measured(
     rows, f, lower, upper, samples, mask, LOWER: tl.constexpr, UPPER: tl.constexpr, m: tl.constexpr, M: tl.constexpr,
     PIECES: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """``A f`` and both bounds: tiles sum before they ask for the bounds, threads once they hold all their numbers."""
+    """``A f`` and both bounds; tiles compute the sums before loading the bounds, threads load everything first."""
     if THREADS:
         low, high = load_bounds(lower, upper, samples, mask, LOWER, UPPER, m, M, BLOCK, COMPUTE, THREADS)
         products = dots(rows, f, m, PIECES)
@@ -87,7 +87,7 @@ def _solve_refined(rows, unit, inverse, right, m: tl.constexpr, PIECES: tl.const
         solution = add(solution, correction, 1.0, m)
         image = add(
             image, combine(rows, correction, m, PIECES), 1.0, PIECES
-        )  # A' q anew would round as coarsely as before
+        )  # recomputing A' q would round as coarsely as before
     return solution, image
 
 
@@ -95,7 +95,7 @@ def _solve_refined(rows, unit, inverse, right, m: tl.constexpr, PIECES: tl.const
 def _corrected(
     point, products, signed, low, high, rows, unit, inverse, m: tl.constexpr, PIECES: tl.constexpr, TIMES: tl.constexpr
 ):
-    """Moved again at y, whose rounding is that of y and not of a raw output far away."""
+    """The point corrected by its residual, which rounds relative to y and not to a raw that may be far away."""
     for _ in tl.static_range(TIMES):
         rest = missing(products, signed, low, high, dots(rows, point, m, PIECES), m)
         point = add(point, combine(rows, solve(unit, inverse, rest, m), m, PIECES), 1.0, PIECES)
@@ -104,7 +104,7 @@ def _corrected(
 
 @triton.jit
 def _where_moved(moves, point, f, PIECES: tl.constexpr):
-    """The point of the samples that move, raw itself of the others."""
+    """The point for samples that move, raw itself for the others."""
     moved = ()
     for k in tl.static_range(PIECES):
         moved = moved + (tl.where(spread(moves, f[k]), point[k], f[k]),)
@@ -116,7 +116,7 @@ def _store_slopes(
     grad_A, f, image, normal, active, w, q, good, at,
     m: tl.constexpr, n: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Write ``-w (A'q)' + q (g - A'w)' - V w raw'``: a tile at a time, or all numbers of a thread together."""
+    """Write ``-w (A'q)' + q (g - A'w)' - V w raw'``, one tile at a time or all numbers of a thread together."""
     slopes = ()
     for i in tl.static_range(m):
         for k in tl.static_range(PIECES):
@@ -137,7 +137,7 @@ def forward(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
     ROUNDING: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid, or whose y does not reach its rows.
+    """``y = raw + A^+ s``; NaN for a sample whose numbers are invalid, or whose y does not reach its bounds.
 
     ``EACH`` is 1 where every sample has its own A, and 0 where all share one; ``THREADS`` chooses the layout.
     """
@@ -173,7 +173,7 @@ def backward(
     COMPUTE: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, REFINE: tl.constexpr, EACH: tl.constexpr,
     ROUNDING: tl.constexpr, THREADS: tl.constexpr, MATRIX: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `forward`, from its inputs alone.
+    """The gradients of `forward`, computed from its inputs alone.
 
     With ``w = A^+' g``, ``q = (A A')^-1 s`` and V the mask of violated rows::
 

@@ -1,9 +1,9 @@
-"""Launch the fused closed form: which kernel takes which shape, and its tiles. One launch each way.
+"""Launch the fused closed form: choose the kernel and its tiles for each shape. One launch per direction.
 
-Rows per sample and few shared rows are summed in float64 whatever their dtype: the kernels wait for memory, an H200
+Rows per sample and few shared rows are summed in float64 whatever their dtype: the kernels are memory-bound, an H200
 adds doubles at half the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. More shared rows
 come with their factor. Every choice depends on the shape of one sample alone, never on the batch, so that a sample
-comes out the same in any batch.
+gets the same result in any batch.
 
 Called by `hardnet.kernels.gpu.affine`.
 """
@@ -25,23 +25,25 @@ from hardnet.kernels.limits import padded
 from hardnet.rows import dense
 
 FEW_ROWS = 8
-"""Most rows that are unrolled; more are taken in blocks of 16."""
+"""The most rows that are unrolled; more are processed in blocks of 16."""
 TINY, TINY_BACKWARD = 64, 16
-"""Most numbers of A (rounded up to a power of two) that one thread holds, forward and backward."""
+"""The most numbers of A (rounded up to a power of two) that one thread holds, forward and backward."""
 TINY_COLUMNS = 16
-"""Most columns that one thread holds: 1 x 64 takes it three times as long as 2 x 64 takes the threads of a warp."""
+"""The most columns that one thread holds: a 1 x 64 A takes one thread three times as long as a 2 x 64 A takes the
+threads of a warp."""
 REFINEMENTS = 2
-"""Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each contracts by cond(A)^2 eps."""
+"""Corrections by the residual for float64 numbers, whose Gram matrix is rounded; each reduces the error by the factor
+cond(A)^2 eps."""
 FREE_REGISTERS = 128
-"""Registers of a thread that let up to 32 rows of float32 hide their latencies behind other samples."""
+"""Registers per thread that leave room for enough samples to hide latencies, for up to 32 rows of float32."""
 LARGEST_PART = 1 << 26
-"""Numbers that the samples may ask of a shared A at a time."""
+"""The most numbers in the per-sample gradients of a shared A that are held at a time."""
 
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class Tiles(NamedTuple):
-    """Samples of one program, columns that it takes at a time, its warps, and the chunks on their way at once."""
+    """Samples of one program, columns it processes at a time, its warps, and its pipeline stages."""
 
     samples: int
     columns: int
@@ -57,13 +59,13 @@ TILES = {
     (64, False): Tiles(32, 32, 4, 3),
     (64, True): Tiles(32, 32, 4, 3),
 }
-"""By the rows of A, rounded up to a power of two, forward and backward: the fastest of those tried on an H200."""
+"""By the rows of A, rounded up to a power of two, and whether backward: the fastest of those tried on an H200."""
 SHARED_CORRECTIONS = 3
-"""How often a sample that its rounded factor leaves off its bounds is moved again, at most."""
+"""The most corrections of a sample that the rounded factor leaves off its bounds."""
 
 
 class Plan(NamedTuple):
-    """The kernels of a shape, the samples of one program, the arguments fixed at compilation, and the rank test."""
+    """The kernels for a shape, the samples of one program, the compile-time arguments, and the rank tolerance."""
 
     kernels: ModuleType
     samples: int
@@ -73,7 +75,7 @@ class Plan(NamedTuple):
 
 @cache
 def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) -> Plan:
-    """How samples of this shape, each with an A of its own or all with one, are computed in this direction."""
+    """The plan for samples of this shape in one direction, with an A per sample (`each`) or one for all."""
     constants: dict[str, Any] = {
         "m": m,
         "n": n,
@@ -96,7 +98,7 @@ def plan(m: int, n: int, dtype: torch.dtype, backward: bool, each: bool = True) 
 def _threads(m: int, n: int) -> tuple[int, dict[str, Any]]:
     """The samples of one program and its constants where each thread holds one sample."""
     warps = 4 if m * n <= 16 else 1
-    # the kernel says where a product is fused; elsewhere than here this costs 2-5 %
+    # the kernel says itself where a product is fused; in the other layouts this option would cost 2-5 %
     return 32 * warps, {"THREADS": True, "num_warps": warps, "enable_fp_fusion": False}
 
 
@@ -112,10 +114,10 @@ def _power(size: int) -> int:
 
 
 def rank_tolerance(m: int, n: int, dtype: torch.dtype) -> float:
-    """Smallest squared distance of a unit row from the rows before it that is not taken for rounding.
+    """Smallest squared distance of a unit row from the span of the rows before it that is more than rounding.
 
-    ``(max(m, n) eps)^2`` with the eps of float32 for narrow numbers, but no less than what a Gram matrix in float64
-    can resolve.
+    ``(max(m, n) eps)^2``, with the eps of float32 for narrower dtypes, but no less than a float64 Gram matrix can
+    resolve.
     """
     coarse = max(m, n) * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return max(coarse**2, 8 * m * torch.finfo(torch.float64).eps)
@@ -125,9 +127,9 @@ def rank_tolerance(m: int, n: int, dtype: torch.dtype) -> float:
 def launcher(
     m: int, n: int, dtype: torch.dtype, backward: bool, each: bool, lower: int, upper: int, matrix: bool
 ) -> tuple[Launcher, int, float]:
-    """The kernel for samples of this shape and bounds of these kinds, the samples of one program, and the rank test.
+    """The kernel for this shape and these kinds of bounds, the samples of one program, and the rank tolerance.
 
-    A kernel is compiled with or without the gradient of A, the `matrix`, in its backward alone.
+    `matrix` says whether a backward kernel computes the gradient of A; a forward kernel ignores it.
     """
     how = plan(m, n, dtype, backward, each)
     constants = how.constants | {"LOWER": lower, "UPPER": upper} | ({"MATRIX": matrix} if backward else {})
@@ -145,9 +147,9 @@ def launch_forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor |
 def launch_backward(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, wants_matrix: bool
 ) -> Gradients:
-    """`affine_reference.backward` in one launch; without the gradient of A unless it is wanted.
+    """`affine_reference.backward` in one launch, with the gradient of A only if it is wanted.
 
-    That of a shared A is the sum of those that its samples ask for, in parts of the batch that fit into memory.
+    The gradient of a shared A is summed over the samples, in parts of the batch that fit into memory.
     """
     gradient, raw, A = dense(gradient, raw), dense(raw, raw), dense(A, raw)
     grad_raw, grad_lower = torch.empty_like(raw), raw.new_empty(raw.shape[0], A.shape[-2])
@@ -176,7 +178,7 @@ def _launch_backward(
     lower: Tensor | None,
     upper: Tensor | None,
 ) -> None:
-    """Write the gradients of raw, lower and upper, and that of A of each sample if there is a place for it."""
+    """Write the gradients of raw, lower and upper, and the gradient of A per sample unless `grad_A` is None."""
     grad_raw, grad_lower, grad_upper = outputs
     written = (grad_raw, raw if grad_A is None else grad_A, grad_lower, grad_upper)
     _launch((*written, gradient, raw, A), lower, upper, True, grad_A is not None)
@@ -196,7 +198,7 @@ def _launch(
 
 
 def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
-    """A bound's numbers (any tensor stands in for an absent one) and how it varies."""
+    """A bound's numbers (raw as a placeholder for an absent one) and its kind: absent 0, shared 1, per sample 2."""
     if bound is None:
         return raw, 0
     return dense(bound, raw), 1 if bound.dim() == 1 or bound.shape[0] == 1 else 2
@@ -204,7 +206,7 @@ def _bound(bound: Tensor | None, raw: Tensor) -> tuple[Tensor, int]:
 
 @cache
 def plan_shared(m: int, n: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
-    """What the kernel for an A of this shape and dtype is compiled with; sizes are powers of two, of at least 16."""
+    """Compile-time arguments of the kernel for an A of this shape and dtype; sizes are powers of two, at least 16."""
     height, width = padded(m), padded(n)
     tiles = TILES[height, backward]
     sizes = {"m": m, "n": n, "S": tiles.samples, "M": height, "K": min(tiles.columns, width)}
@@ -230,7 +232,7 @@ def launch_shared_forward(raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | Non
 def launch_shared_backward(
     gradient: Tensor, raw: Tensor, A: Tensor, P: Tensor, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of raw, lower and upper, the last two ``(B, m)``, from that of y ``(B, n)``."""
+    """The gradients of raw ``(B, n)``, lower and upper ``(B, m)``, from the gradient of y ``(B, n)``."""
     raw = dense(raw, raw)
     grad_raw, grad_lower = torch.empty_like(raw), raw.new_empty(raw.shape[0], A.shape[0])
     outputs = grad_raw, grad_lower, torch.empty_like(grad_lower)

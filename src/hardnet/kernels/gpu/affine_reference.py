@@ -1,4 +1,4 @@
-"""The closed form and its gradients in plain torch, float64 inside: what the kernels are compared with.
+"""The closed form and its gradients in plain torch, in float64: the reference for the kernels.
 
 Called by the tests.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _prepare(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Signed violations ``s`` and the pseudo-inverse, float64, and which samples are valid."""
+    """Signed violations ``s`` and the pseudo-inverse in float64, and which samples are valid."""
     products = torch.einsum("bmn,bn->bm", A.double(), raw.double())
     low = torch.full_like(products, -torch.inf) if lower is None else lower.double().expand_as(products)
     high = torch.full_like(products, torch.inf) if upper is None else upper.double().expand_as(products)
@@ -33,7 +33,7 @@ def forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) 
         upper: Like lower.
 
     Returns:
-        y: ``(B, n)``; a sample without violation is returned bit for bit.
+        y: ``(B, n)``; a sample without violation keeps the bits of raw.
     """
     signed, inverse, valid = _prepare(raw, A, lower, upper)
     moved = (raw.double() + torch.einsum("bnm,bm->bn", inverse, signed)).to(raw.dtype)

@@ -1,8 +1,8 @@
-"""``y = raw + s P`` for one A of 9 to 64 rows that all samples share, with its factor ``P = A^+'`` at hand.
+"""``y = raw + s P`` for one A of 9 to 64 rows that all samples share, given its factor ``P = A^+'``.
 
-A program takes some samples as the rows of a tile. The products with A' and with P run on the float64 matrix units,
-over chunks of columns: A is read for ``A raw``, then A and P for y and, at once, ``A y``. P is rounded to its dtype, so
-a sample that it leaves farther from its bounds than the rounding of y would is corrected with P again, from y.
+A program takes several samples as the rows of a tile. The products with A' and with P run on the float64 matrix units,
+over chunks of columns: A is read for ``A raw``, then A and P for y and ``A y`` together. P is rounded to its dtype, so
+a sample that ends farther from its bounds than the rounding of y explains is corrected with P again, starting from y.
 
 Called by `hardnet.kernels.gpu.affine_plan`.
 """
@@ -25,7 +25,7 @@ COMPUTE = tl.constexpr(tl.float64)
 
 @triton.jit
 def _places(matrix, rows, columns, height, width):
-    """Where the entries of a tile stand in a matrix of this size, and which of them exist."""
+    """Pointers to the entries of a tile of a matrix of this size, and which of them exist."""
     return (
         matrix + rows[:, None] * width + columns[None, :],
         (rows < height)[:, None] & (columns < width)[None, :],
@@ -41,7 +41,7 @@ def _load(matrix, rows, columns, height, width):
 
 @triton.jit
 def _load_bound(bound, samples, rows, absent, batch, m: tl.constexpr, KIND: tl.constexpr):
-    """A bound of every sample and row; absent 0, shared 1, per sample 2. Rows beyond m are free."""
+    """A bound of every sample and row; ``KIND`` is absent 0, shared 1, per sample 2. Rows beyond m are free."""
     if KIND == 2:
         pointers, exist = _places(bound, samples, rows, batch, m)
         value = tl.where((rows < m)[None, :], load_as(pointers, exist, COMPUTE), absent)
@@ -59,7 +59,7 @@ def _violations(
 ):  # fmt: skip
     """``s = relu(lower - A f) - relu(A f - upper)``, ``A f + s``, and which samples are valid.
 
-    The sum is the bound itself, not rounded, where a row is violated.
+    Where a row is violated, ``A f + s`` is the bound itself, without rounding.
     """
     low = _load_bound(lower, samples, rows, float("-inf"), batch, m, LOWER)
     high = _load_bound(upper, samples, rows, float("inf"), batch, m, UPPER)
@@ -71,19 +71,19 @@ def _violations(
 
 @triton.jit
 def _some(condition):
-    """Which samples have a row of which this holds."""
+    """Which samples have a row that meets a condition."""
     return tl.sum(tl.where(condition, 1, 0), axis=1) != 0
 
 
 @triton.jit
 def _off(rest, limit):
-    """Which samples have a row off by more than a limit, or a limit that overflows."""
+    """Which samples have a row that misses by more than its limit, or a limit that overflows."""
     return _some((tl.abs(rest) > limit) | (limit == float("inf")))
 
 
 @triton.jit
 def _regular(P, rows, m: tl.constexpr, n: tl.constexpr):
-    """Whether the factor is one: that of dependent rows is NaN throughout, so its first column tells."""
+    """Whether the factor exists: it is all NaN for dependent rows, so checking its first column is enough."""
     column = load_as(P + rows * n, rows < m, COMPUTE)
     return tl.sum(tl.where(column == column, 0, 1), axis=0) == 0
 
@@ -93,7 +93,7 @@ def _move(
     y, source, A, P, step, moves, good, writes, samples, rows, batch,
     m: tl.constexpr, n: tl.constexpr, S: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Write ``y = f + step P`` for the f at the source, f itself where nothing moves; ``A y`` and ``max |y|``."""
+    """Write ``y = f + step P`` for the f at the source, f itself if nothing moves; return ``A y`` and ``max |y|``."""
     at_y = tl.zeros((S, M), COMPUTE)
     size = tl.zeros((S, K), COMPUTE)
     for start in range(0, n, K):
@@ -106,7 +106,7 @@ def _move(
         rounded = widen(moved, COMPUTE)
         at_y = multiply_add(rounded, tl.trans(_load(A, rows, columns, m, n)), at_y)
         size = tl.maximum(size, tl.abs(rounded))
-    tl.debug_barrier()  # other threads may read y than wrote it
+    tl.debug_barrier()  # y may be read by other threads than those that wrote it
     return at_y, tl.max(size, axis=1)
 
 
@@ -118,8 +118,8 @@ def forward(
 ):  # fmt: skip
     """``y = raw + s P``; NaN for a sample whose numbers are invalid, and for all if the rows of A are dependent.
 
-    Rounding y moves row i by at most half of ``eps |a_i|_1 max |y|``. A sample of which some row is farther from where
-    it belongs is corrected, and no other, whatever the samples around it need; NaN where that does not help.
+    Rounding y moves row i by at most half of ``eps |a_i|_1 max |y|``. A sample with a row farther than this from its
+    goal is corrected, independently of the other samples of the tile; NaN where that does not help.
     """
     samples = tl.program_id(0).to(tl.int64) * S + tl.arange(0, S)
     rows = tl.arange(0, M)
@@ -158,7 +158,10 @@ def backward(
     m: tl.constexpr, n: tl.constexpr, S: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr,
 ):  # fmt: skip
-    """``w = g P'``, given to the violated side, and ``g - A' V w``; NaN where `forward` is, g where nothing moves."""
+    """Write ``w = g P'`` to the violated side and ``g - A' V w`` to raw.
+
+    NaN for invalid numbers or dependent rows, and g for a sample that does not move.
+    """
     samples = tl.program_id(0).to(tl.int64) * S + tl.arange(0, S)
     rows = tl.arange(0, M)
     products = tl.zeros((S, M), COMPUTE)

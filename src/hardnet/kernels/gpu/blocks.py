@@ -1,7 +1,7 @@
 """Dense algebra of one sample in the 16-row blocks of `hardnet.kernels.gpu.gram`: the factor of ``A A'`` and solves.
 
-The Gram matrix is scaled to a unit diagonal and factorized by blocks, ``S G S = L D L'``, the diagonal blocks of D
-inverted by symmetric Gauss-Jordan sweeps; L keeps its unit diagonal to itself.
+The Gram matrix is scaled to a unit diagonal and factorized by blocks, ``S G S = L D L'``, with the diagonal blocks of D
+inverted by symmetric Gauss-Jordan sweeps; the unit diagonal of L is not stored.
 
 Called by `hardnet.kernels.gpu.affine_blocks`.
 """
@@ -22,7 +22,7 @@ from hardnet.kernels.gpu.gram import SIZE, load_blocks
 
 @triton.jit
 def _pivots(tile, k, tolerance):
-    """Columns k and k + 1 of a tile as one 2 x 2 pivot: they halve the chain of dependent steps.
+    """Columns k and k + 1 of a tile as one 2 x 2 pivot, which halves the chain of dependent steps.
 
     Returns the unit vectors and the columns as pairs, the coupling of the columns over the first pivot, 1 / the pivots
     (the second after the first), whether both are clear of zero, and the larger of their inverses.
@@ -52,13 +52,13 @@ def _pivots(tile, k, tolerance):
 
 @triton.jit
 def _invert(tile, tolerance, steps: tl.constexpr):
-    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; if no pivot is lost; 1 / the least.
+    """Inverse of a 16 x 16 positive definite tile T with diagonal <= 1; if all pivots are clear; 1 / the least pivot.
 
     Sweep k of the symmetric Gauss-Jordan method takes ``t_ij - c_i c_j / p`` with the column ``c = T e_k`` and the
     pivot ``p = c_k``, but ``c_i / p`` in row and column k and ``-1 / p`` where they meet. The plain rank-one update
-    by ``v v' / p``, ``v = c - e_k``, does all of this at once and leaves 2 too much on the diagonal: after all sweeps
-    T has become ``2 I - T^-1``. Nothing cancels, because p <= 1. Two columns are swept together. Rows of the identity
-    need no sweep: the first ``steps`` rows do.
+    by ``v v' / p``, ``v = c - e_k``, does all of this at once, except that it adds 2 to the diagonal entry: after all
+    sweeps T has become ``2 I - T^-1``. Nothing cancels, because p <= 1. Two columns are swept together. Only the first
+    ``steps`` rows are swept; the others are rows of the identity.
     """
     regular = True
     largest = tl.full((), 1.0, tl.float32)
@@ -77,9 +77,9 @@ def _invert(tile, tolerance, steps: tl.constexpr):
 
 @triton.jit
 def _eliminate(tile, tolerance, steps: tl.constexpr):
-    """``F = L^-T`` and ``1 / D`` of ``T = L D L'``, a 16 x 16 tile; if no pivot is lost; 1 / the least.
+    """``F = L^-T`` and ``1 / D`` of ``T = L D L'``, a 16 x 16 tile; if all pivots are clear; 1 / the least pivot.
 
-    What is taken from the blocks below with F loses cond(T)^(1/2) eps, where the inverse of T would lose cond(T) eps.
+    Eliminating the blocks below with F loses cond(T)^(1/2) eps, where the inverse of T would lose cond(T) eps.
     """
     places = tl.arange(0, SIZE)
     root = tl.where(places[:, None] == places[None, :], 1.0, 0.0).to(tile.dtype)
@@ -138,10 +138,10 @@ def combine(tiles, weights, BLOCKS: tl.constexpr):
 
 @triton.jit
 def factorize(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, STABLE: tl.constexpr):
-    """``S G S = L D L'`` by blocks, S the scales of length 1; whether it has full rank, and 1 / its least pivot.
+    """``S G S = L D L'`` by blocks, S the scales to unit rows; whether it has full rank, and 1 / its least pivot.
 
     The tiles are packed by columns, ``(D_0^-1, L_10, L_20, ..., D_1^-1, L_21, ...)``: tile (i, j) is number
-    ``j BLOCKS - j (j - 1) / 2 + i - j``. ``STABLE`` for numbers in float64, whose Gram matrix has no digits to lose.
+    ``j BLOCKS - j (j - 1) / 2 + i - j``. ``STABLE`` is for float64 numbers, whose Gram matrix has no digits to spare.
     """
     rows = tl.arange(0, SIZE)[:, None]
     columns = tl.arange(0, SIZE)[None, :]
@@ -152,10 +152,10 @@ def factorize(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, ST
     tiles = ()
     regular = True
     largest = tl.full((), 1.0, tl.float32)
-    for j in tl.static_range(BLOCKS):  # scaled holds what the columns before left of blocks j, j + 1, ...
+    for j in tl.static_range(BLOCKS):  # scaled holds blocks j, j + 1, ... less the updates of the columns before
         padding = (rows == columns) & (rows + j * SIZE >= m)
         block = tl.where(padding, 1.0, scaled[0])
-        if STABLE and j < BLOCKS - 1:  # the last block leaves nothing to others
+        if STABLE and j < BLOCKS - 1:  # no other block depends on the last one
             column, scaled, clear, guess = _stable_column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
         else:
             column, scaled, clear, guess = _column(block, scaled, tolerance, min(16, m - j * 16), BLOCKS - j)
@@ -167,7 +167,7 @@ def factorize(gram, scales, tolerance, m: tl.constexpr, BLOCKS: tl.constexpr, ST
 
 @triton.jit
 def _column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.constexpr):
-    """The first block column ``(D^-1, L_1, ...)`` and what it leaves of the others, by the inverse of its block."""
+    """The first block column ``(D^-1, L_1, ...)`` and the updated others, by the inverse of the diagonal block."""
     inverse, clear, largest = _invert(block, tolerance, steps)
     column = (inverse,)
     rest = ()
@@ -181,11 +181,11 @@ def _column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def _stable_column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.constexpr):
-    """The same by the triangular factor of the block: ``W_i = S_i F`` is ``L_i`` times a root of the block."""
+    """The same by the triangular factor of the diagonal block: ``W_i = S_i F`` is ``L_i`` times a root of the block."""
     root, reciprocals, clear, largest = _eliminate(block, tolerance, steps)
     divided = root * reciprocals[None, :]
     column = (_multiply(divided, tl.trans(root)),)
-    images = (root,)  # W_0 is not needed: a place
+    images = (root,)  # W_0 is not needed: a placeholder
     rest = ()
     for i in tl.static_range(1, LEFT):
         images = images + (_multiply(scaled[i * (i + 1) // 2], root),)
@@ -198,7 +198,7 @@ def _stable_column(block, scaled, tolerance, steps: tl.constexpr, LEFT: tl.const
 
 @triton.jit
 def solve(factor, scales, right, BLOCKS: tl.constexpr):
-    """``S (L D L')^-1 S r``, block by block; the products of a block are added entry by entry, and summed once."""
+    """``S (L D L')^-1 S r``, block by block; products are accumulated entry by entry and reduced once per block."""
     half = (right[0] * scales[0],)
     for i in tl.static_range(1, BLOCKS):
         products = factor[i] * half[0][None, :]
@@ -227,9 +227,9 @@ def solve_refined(
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
     REFINE: tl.constexpr,
 ):  # fmt: skip
-    """``q = (A A')^-1 r`` in two parts, the first answer and what ``REFINE`` passes over the cached A correct of it.
+    """``q = (A A')^-1 r`` in two parts: the first solution, and its correction by ``REFINE`` passes over the cached A.
 
-    The parts stay apart because ``A' q`` of a large q rounds coarsely; the correction makes up for that too.
+    The parts stay separate because ``A' q`` of a large q rounds coarsely; the correction makes up for that too.
     """
     solution = solve(factor, scales, right, BLOCKS)
     correction = add(solution, solution, -1.0, BLOCKS)

@@ -1,10 +1,10 @@
-"""What the kernels share: loads and stores that convert, and ``L D L'`` unrolled over few rows.
+"""Functions that the kernels share: loads and stores that convert, and ``L D L'`` unrolled over few rows.
 
-Tuples stand for small matrices whose entries are vectors over samples; lower triangles are packed by rows, without
+Tuples represent small matrices whose entries are vectors over samples; lower triangles are packed by rows, without
 their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
 
-Products are added by `tl.fma`, and the compiler may fuse nothing itself: of ``a b + c d`` it fuses either product,
-whichever suits the code around, and one number would come out differently in two kernels that both compute it.
+Products are added by explicit `tl.fma`. Left to itself, the compiler would fuse either product of ``a b + c d``,
+depending on the surrounding code, and two kernels that compute the same number would round it differently.
 
 Called by `hardnet.kernels.gpu.affine_blocks`, `hardnet.kernels.gpu.affine_few` and others.
 """
@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def widen(value, COMPUTE: tl.constexpr):
-    """Convert to ``COMPUTE``; half types pass through float32, the only conversion the interpreter knows."""
+    """Convert to ``COMPUTE``; half types go through float32, the only conversion the interpreter supports."""
     if value.dtype.primitive_bitwidth < 32:
         value = value.to(tl.float32)
     return value.to(COMPUTE)
@@ -36,7 +36,7 @@ def load_as(pointer, mask, COMPUTE: tl.constexpr):
 
 @triton.jit
 def store_from(pointer, value, mask):
-    """Store in the dtype of the memory; half types pass through float32."""
+    """Store in the dtype of the memory; half types go through float32."""
     if pointer.dtype.element_ty.primitive_bitwidth < 32:
         value = value.to(tl.float32)
     tl.store(pointer, value.to(pointer.dtype.element_ty), mask=mask)
@@ -46,8 +46,8 @@ def store_from(pointer, value, mask):
 def factor(squares, gram, mask, tolerance, m: tl.constexpr):
     """``G = L D L'``: L below its unit diagonal, 1 / D, whether each sample has full rank, and its least pivot.
 
-    ``L D L'`` is indifferent to the scale of the rows; only the test of a pivot is not, so each pivot (the squared
-    distance of a row from the span of those before it) is judged against the squared length of its own row.
+    ``L D L'`` does not depend on the scale of the rows, but the test of a pivot does, so each pivot (the squared
+    distance of a row from the span of those before it) is compared with the squared length of its own row.
 
     Args:
         squares: Diagonal of G, m vectors.
@@ -109,7 +109,7 @@ def violations(products, low, high, mask, m: tl.constexpr):
 
 @triton.jit
 def missing(products, signed, low, high, at_y, m: tl.constexpr):
-    """``clamp(A f, lower, upper) - A y`` row by row: what rounding left between y and where it belongs."""
+    """``clamp(A f, lower, upper) - A y`` row by row: the residual that rounding left at y."""
     rest = ()
     for i in tl.static_range(m):
         goal = tl.where(signed[i] > 0.0, low[i], tl.where(signed[i] < 0.0, high[i], products[i]))
@@ -118,24 +118,26 @@ def missing(products, signed, low, high, at_y, m: tl.constexpr):
 
 
 VERIFIED = tl.constexpr(12.0)
-"""Roundings of a row's size that may be left at y: `hardnet.functional.affine_formulas` has the same number."""
+"""Roundings of a row's size by which y may miss its bound; the same number as in `hardnet.functional.affine_formulas`.
+"""
 
 
 CORRECTIONS = tl.constexpr(2)
-"""How often a point in doubt is moved again; a point of float64 always is."""
+"""Corrections of a doubtful point; a float64 point always gets them."""
 TRUSTED = tl.constexpr(1e-5)
-"""Squared distance of a unit row from those before it, and size of y beside raw, above which rounding is harmless."""
+"""Squared distance of a unit row from those before it, and ratio of the sizes of y and raw, above which rounding is
+harmless."""
 
 
 @triton.jit
 def doubtful(least, before, after):
-    """Whether some sample of this program has rows so close, or shrank so far, that its y must be verified."""
+    """Whether some sample of this program has rows so nearly dependent, or shrank so much, that y must be verified."""
     return tl.max(tl.where((least < TRUSTED) | (after < TRUSTED * before), 1, 0), axis=0) > 0
 
 
 @triton.jit
 def bound_size(lower, upper, weight):
-    """``|lower| + |upper|`` of the finite ones, at most twice the nearer and ``|a|_1``: `hardnet.rows.bound_size`."""
+    """``|lower| + |upper|`` of the finite ones, at most twice the smaller plus ``|a|_1``: `hardnet.rows.bound_size`."""
     first, second = tl.abs(lower), tl.abs(upper)
     infinity = float("inf")
     total = tl.where(first < infinity, first, 0.0) + tl.where(second < infinity, second, 0.0)
@@ -145,7 +147,7 @@ def bound_size(lower, upper, weight):
 
 @triton.jit
 def reached(at_y, low, high, lengths, largest, ROUNDING: tl.constexpr, m: tl.constexpr):
-    """Whether every row of a sample is on its bounds to `VERIFIED` roundings of ``|a|_1 max |y| + |bound|``."""
+    """Whether every row of a sample is within its bounds to `VERIFIED` roundings of ``|a|_1 max |y| + |bound|``."""
     good = largest == largest
     for i in tl.static_range(m):
         outside = tl.maximum(tl.maximum(low[i] - at_y[i], at_y[i] - high[i]), 0.0)
@@ -167,7 +169,7 @@ def some_nonzero(values, m: tl.constexpr):
 
 @triton.jit
 def split_by_side(values, signed, m: tl.constexpr):
-    """``w`` where a row is violated, where it is below its bounds, and where it is above; zero elsewhere."""
+    """``w`` for violated rows, for rows below their bounds, and for rows above; zero elsewhere."""
     active = ()
     below = ()
     above = ()

@@ -1,7 +1,7 @@
 """Many small symmetric systems on a GPU: Gauss-Jordan elimination in one launch, one sample per program.
 
-``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small` for the same in plain torch, which calls
-it. There every column is a handful of launches; here the whole system stays in registers.
+``matrix^-1 right`` and the least pivot. `hardnet.solvers.algebra.small` calls it, and does the same in plain torch,
+where every column takes a handful of launches; here the whole system stays in registers.
 
 Called by `hardnet.solvers.algebra.small`.
 """
@@ -50,14 +50,14 @@ def _solve(matrix, right, solved, pivots, k, n: tl.constexpr, N: tl.constexpr, C
 
 @cache
 def _launcher(n: int, columns: int) -> Launcher:
-    """The kernel for systems of n rows, with their right-hand sides in so many columns."""
+    """The kernel for systems of n rows; `columns` holds the matrix and its right-hand sides, padded."""
     N = 1 << (n - 1).bit_length()
     warps = max(1, N * columns // NUMBERS_OF_A_WARP)
     return Launcher(_solve, {"n": n, "N": N, "C": columns, "num_warps": warps})
 
 
 def solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """``matrix^-1 right`` ``(b, n, k)`` and the least pivot of each sample ``(b,)``, NaN where one is.
+    """``matrix^-1 right`` ``(b, n, k)`` and the least pivot of each sample ``(b,)``, NaN if any pivot is.
 
     Args:
         matrix: Symmetric, ``(b, n, n)`` in float64.

@@ -1,4 +1,4 @@
-"""Loads of one sample in 16-row blocks, and ``A A'`` on the matrix units with the images of its vectors.
+"""Loads of one sample in 16-row blocks, and ``A A'`` on the matrix units together with ``A f`` and ``A g``.
 
 Rows 16 i to 16 i + 15 are block i. The Gram matrix is a tuple of 16 x 16 tiles (lower triangle, packed by rows), summed
 over chunks of columns.
@@ -45,7 +45,7 @@ def load_chunk(vector, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUT
 
 @triton.jit
 def _load_pair(f, g, base, start, n: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr, BOTH: tl.constexpr):
-    """The two vectors as the first columns of a tile, so that the matrix units map them together with A."""
+    """The two vectors as the first columns of a tile, so that the matrix units multiply A by both at once."""
     rows = (start + tl.arange(0, CHUNK))[:, None]
     which = tl.arange(0, PAIR)[None, :]
     pair = load_as(f + base * n + rows + 0 * which, (rows < n) & (which == 0), COMPUTE)
@@ -71,7 +71,7 @@ def _load_last_block(
 
 @triton.jit
 def load_bound(bound, base, i: tl.constexpr, absent, ROWS: tl.constexpr, m: tl.constexpr, COMPUTE: tl.constexpr):
-    """Block i of a bound; absent 0, shared 1, per sample 2. Rows beyond m are free."""
+    """Block i of a bound; ``ROWS`` is absent 0, shared 1, per sample 2. Rows beyond m are free."""
     rows = tl.arange(0, SIZE) + i * SIZE
     if ROWS > 0:
         value = load_as(bound + base * (m * (ROWS - 1)) + rows, rows < m, COMPUTE)
@@ -95,8 +95,8 @@ def gram_and_images(
 ):  # fmt: skip
     """``A A'`` (tiles packed by rows), ``A f`` and, if ``BOTH``, ``A g`` (blocks), in one pass over A.
 
-    Where the last block has rows to spare, the vectors are two more rows of it, and their images rows of the Gram
-    matrix: no product of their own, and registers enough to keep all sums.
+    Where the last block has spare rows, the vectors fill them, and their images are rows of the Gram matrix: they need
+    no separate product, and the registers hold all sums.
     """
     spare: tl.constexpr = BLOCKS * SIZE - m
     if spare >= (2 if BOTH else 1):
@@ -112,7 +112,7 @@ def _gram_of_more_rows(
     m: tl.constexpr, n: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, COMPUTE: tl.constexpr,
     BOTH: tl.constexpr,
 ):  # fmt: skip
-    """The Gram matrix of the rows of A, f and g, taken apart again."""
+    """The Gram matrix of the rows of A, f and g, split into ``A A'``, ``A f`` and ``A g``."""
     gram = _no_sums(BLOCKS, COMPUTE)
     for start in range(0, n, CHUNK):
         tiles = load_blocks(A, base, start, m, n, BLOCKS - 1, CHUNK, COMPUTE)
@@ -165,7 +165,7 @@ def _gram_and_pair(
 
 @triton.jit
 def _no_sums(BLOCKS: tl.constexpr, COMPUTE: tl.constexpr):
-    """The tiles of a Gram matrix before its first chunk."""
+    """The zero tiles of a Gram matrix before its first chunk."""
     gram = ()
     for _ in tl.static_range(BLOCKS * (BLOCKS + 1) // 2):
         gram = gram + (tl.zeros((SIZE, SIZE), COMPUTE),)
@@ -174,7 +174,7 @@ def _no_sums(BLOCKS: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _add_products(gram, tiles, BLOCKS: tl.constexpr):
-    """The Gram matrix with the products of a chunk of columns."""
+    """The Gram matrix plus the products of a chunk of columns."""
     sums = ()
     for i in tl.static_range(BLOCKS):
         for j in tl.static_range(i + 1):
@@ -184,7 +184,7 @@ def _add_products(gram, tiles, BLOCKS: tl.constexpr):
 
 @triton.jit
 def row_scales(gram, m: tl.constexpr, BLOCKS: tl.constexpr):
-    """One over the lengths of the rows, from the diagonal of the Gram matrix."""
+    """``1 / |a_i|`` of the rows, from the diagonal of the Gram matrix."""
     places = tl.arange(0, SIZE)
     scales = ()
     for i in tl.static_range(BLOCKS):

@@ -1,7 +1,7 @@
-"""Launch a Triton kernel at little cost on the host: what it was compiled to is kept and launched directly.
+"""Launch a Triton kernel at little cost on the host: the compiled kernel is cached and launched directly.
 
-An ordinary launch looks at every argument to find the compiled kernel that suits them, which takes the host three times
-as long as a small batch takes the device. Here the look is short, since most arguments are fixed once and for all.
+An ordinary launch inspects every argument to find the matching compiled kernel, which takes the host three times as
+long as a small batch takes the device. Here the lookup is short, since most arguments are fixed in advance.
 
 Called by `hardnet.kernels.gpu.affine_plan`, `hardnet.kernels.gpu.nearest` and others.
 """
@@ -18,16 +18,16 @@ Grid = tuple[int, int, int]
 
 
 class Launcher:
-    """One kernel with its compile-time arguments, and what it was compiled to so far.
+    """One kernel with its compile-time arguments, and a cache of its compiled versions.
 
-    The kernel's parameters are tensors, then numbers, then what is fixed at compilation.
+    The kernel's parameters are tensors, then numbers, then the compile-time arguments.
     """
 
     kernel: Any
     constants: dict[str, Any]
 
     def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
-        """Nothing is compiled yet.
+        """Store the kernel and its arguments; it is compiled at the first launch.
 
         Args:
             kernel: A function under ``triton.jit``.
@@ -38,10 +38,10 @@ class Launcher:
         self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def launch(self, grid: Grid, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...]) -> None:
-        """One launch on the device of the tensors, in its current stream.
+        """Launch once on the device of the tensors, in its current stream.
 
         Args:
-            grid: How many programs.
+            grid: Numbers of programs.
             tensors: All on one device.
             numbers: Integers and floats.
         """
@@ -50,7 +50,7 @@ class Launcher:
             with torch.cuda.device(device):
                 self.launch(grid, tensors, numbers)
             return
-        # what Triton compiles for: types, vectors of 16 bytes that can be loaded whole, and what is known of integers
+        # what Triton specializes on: types, 16-byte alignment of pointers, and facts about integers
         kinds = [(tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
         facts = [_facts(number) for number in numbers if type(number) is int]
         key = (device, *kinds, *facts)
@@ -60,19 +60,19 @@ class Launcher:
             compiled[grid](*tensors, *numbers, *self.ordered)
             return
         compiled = self.kernel[grid](*tensors, *numbers, **self.constants)
-        if not watched and hasattr(compiled, "__getitem__"):  # the interpreter has none
+        if not watched and hasattr(compiled, "__getitem__"):  # the interpreter returns no compiled kernel
             self.compiled[key] = compiled
 
 
 def _facts(number: int) -> tuple[bool, bool, int]:
-    """What a kernel knows of an integer: whether it is 1, whether it is a multiple of 16, and its width."""
+    """The facts about an integer that Triton specializes on: whether it is 1, a multiple of 16, and its width."""
     return number == 1, number % 16 == 0, number.bit_length() // 32
 
 
 def _watched(kernel: Any) -> bool:
-    """Whether launches are hooked into or debugged, which only an ordinary launch looks for."""
+    """Whether launches have hooks or are debugged, which only an ordinary launch supports."""
     runtime = knobs.runtime
-    entered, left = runtime.launch_enter_hook, runtime.launch_exit_hook  # chains of calls, or None in old versions
+    entered, left = runtime.launch_enter_hook, runtime.launch_exit_hook  # hook chains, or None in old versions
     return bool(
         kernel.pre_run_hooks or runtime.debug or getattr(entered, "calls", entered) or getattr(left, "calls", left)
     )

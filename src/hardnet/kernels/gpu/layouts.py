@@ -1,14 +1,14 @@
-"""``A v``, ``A' w`` and their numbers in memory, in two layouts of the samples of a program.
+"""``A v``, ``A' w``, loads and stores, in two layouts of the samples of a program.
 
-A vector over the n outputs of ``BLOCK`` samples is a tuple of pieces; row i of a matrix is pieces ``i PIECES`` and on.
+A vector over the n outputs of ``BLOCK`` samples is a tuple of pieces; row i of a matrix starts at piece ``i PIECES``.
 
 - Threads, ``PIECES = n``: each piece is a vector ``(BLOCK,)``, and a sample belongs to one thread. The numbers of a
-  sample are neighbors in memory; they are read as one ``(BLOCK, WIDTH)`` tile, along memory, and split column by
-  column. The compiler turns the splits into one exchange through shared memory; no more words are exchanged.
+  sample are contiguous in memory; they are read as one ``(BLOCK, WIDTH)`` tile with coalesced loads, and split column
+  by column. The compiler turns the splits into one exchange through shared memory; threads exchange nothing else.
 - Tiles, ``PIECES = 1``: the piece is a tile ``(BLOCK, N)``, zero in the columns beyond n, and the threads of a warp
-  share the columns of a sample. Loads and stores run along memory; a sum over the outputs ends across threads.
+  share the columns of a sample. Loads and stores are coalesced; a sum over the outputs reduces across threads.
 
-One number per sample is a vector ``(BLOCK,)`` in both, so only loads, stores and sums over outputs ask for the layout.
+One number per sample is a vector ``(BLOCK,)`` in both: only loads, stores and sums over outputs depend on the layout.
 
 Called by `hardnet.kernels.gpu.affine_few` and `hardnet.kernels.gpu.nearest_few`.
 """
@@ -49,7 +49,7 @@ def _unpack(tile, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 def load_numbers(
     pointer, samples, mask, stride, count: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """``count`` neighboring numbers of each sample, as a tuple of vectors; split before they are widened."""
+    """``count`` contiguous numbers of each sample, as a tuple of vectors; split before they are widened."""
     columns = tl.arange(0, WIDTH)[None, :]
     inside = mask[:, None] & (columns < count)
     tile = tl.load(pointer + samples[:, None] * stride + columns, mask=inside, other=0.0)
@@ -62,10 +62,10 @@ def load_numbers(
 
 @triton.jit
 def store_numbers(pointer, values, good, samples, mask, count: tl.constexpr, BLOCK: tl.constexpr):
-    """Write ``count`` neighboring numbers of each sample, vectors; NaN for a sample that is not good.
+    """Write ``count`` contiguous numbers of each sample from vectors; NaN for a sample that is not good.
 
-    Two and four numbers leave as one word of each thread. Wider joins would make the compiler repeat the arithmetic
-    in the layout of the store, which costs more than stores with a stride.
+    Two and four numbers are stored as one word per thread. Wider joins would make the compiler repeat the arithmetic
+    in the layout of the store, which costs more than strided stores.
     """
     if count == 2:
         pair = tl.where(good[:, None], tl.join(values[0], values[1]), float("nan"))
@@ -81,7 +81,7 @@ def store_numbers(pointer, values, good, samples, mask, count: tl.constexpr, BLO
 
 @triton.jit
 def places(batch, n: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """The samples of a program, and which exist; the columns of a tile, which of its numbers exist, and where."""
+    """The samples of a program and which exist; the columns of a tile, which entries exist, and their offsets."""
     samples = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     columns = tl.arange(0, N)[None, :]
     mask = samples < batch
@@ -141,7 +141,7 @@ def _load_bound(
     bound, samples, mask, absent, ROWS: tl.constexpr, m: tl.constexpr,
     M: tl.constexpr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """A bound row by row, or its infinite stand-in; ``ROWS`` is absent 0, shared 1, per sample 2."""
+    """A bound row by row, infinite if absent; ``ROWS`` is absent 0, shared 1, per sample 2."""
     values = ()
     if ROWS == 0:
         for _ in tl.static_range(m):
@@ -181,7 +181,7 @@ def store_bounds(
 
 @triton.jit
 def spread(number, piece):
-    """One number per sample ``(BLOCK,)``, to stand beside a piece."""
+    """One number per sample ``(BLOCK,)``, shaped to broadcast against a piece."""
     if len(piece.shape) == 2:
         number = number[:, None]
     return number
@@ -189,7 +189,7 @@ def spread(number, piece):
 
 @triton.jit
 def _total(piece):
-    """The sum over the outputs that a piece holds."""
+    """The sum over the outputs in a piece."""
     if len(piece.shape) == 2:
         piece = tl.sum(piece, axis=1)
     return piece

@@ -1,4 +1,4 @@
-"""The operations of the nearest point on a GPU, with one launch each way: few rows, a box and one row, any rows.
+"""The operations of the nearest point on a GPU, one launch per direction: few rows, a box and one row, any rows.
 
 Triton is imported at the first launch.
 
@@ -26,13 +26,13 @@ from hardnet.kernels.limits import (
 from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
-"""Coordinates that a warp takes before another one helps, and the most warps of a program."""
+"""Coordinates per warp, and the most warps of a program."""
 SHARE = 4
-"""Samples that one program finishes in float64, where float32 was not enough."""
+"""Samples per program of the second launch, which finishes in float64 where float32 was not enough."""
 
 
 class Kernel(Enum):
-    """What is computed for few rows: y alone, y and the rest, or the gradients without or with that of A."""
+    """The kernels for few rows: y alone, all results of the forward, the gradients without or with that of A."""
 
     ANSWER = 0
     FORWARD = 1
@@ -44,10 +44,10 @@ Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
 
 class FewRows:
-    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` says what the methods do."""
+    """The nearest point of few rows (`nearest_few`); `hardnet.kernels.backends` describes the methods."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a GPU, and of a small size."""
+        """Whether the numbers are on a GPU and few enough."""
         raw, (m, n) = rows.raw, rows.A.shape[-2:]
         if not raw.is_cuda or raw.dtype not in REALS:
             return False
@@ -112,7 +112,7 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
     power = lambda size: 1 << (size - 1).bit_length()
     constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
-    constants["enable_fp_fusion"] = False  # the kernel says where a product is fused
+    constants["enable_fp_fusion"] = False  # the kernel says itself where a product is fused
     if forward:
         return Launcher(nearest_few.forward, constants | {"ANSWER_ONLY": kernel is Kernel.ANSWER}), 32 * warps
     return Launcher(nearest_few.backward, constants | {"MATRIX": kernel is Kernel.BACKWARD_MATRIX}), 32 * warps
@@ -122,14 +122,14 @@ class BoxRows:
     """The nearest point of a box and one row (`nearest_box`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a GPU, one row, and coordinates that fit on chip."""
+        """Whether the numbers are on a GPU, with one row, and coordinates that fit on chip."""
         raw, (m, n) = rows.raw, rows.A.shape[-2:]
         return raw.is_cuda and m == 1 and 0 < n <= MOST_BOX_COLUMNS and len(raw) > 0 and gpu.supported(raw.device)
 
     def answer(self, flat: BoxedBatch) -> Tensor:
         """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not solved.
 
-        Float32 numbers take two launches: nearly all samples end in the first, which reads raw once and writes y once.
+        Float32 numbers take two launches: the first finishes nearly all samples, reading raw once and writing y once.
         """
         raw, others, kinds = _arguments(flat)
         (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
@@ -147,7 +147,7 @@ class BoxRows:
 
         Args:
             flat: All on one device, in float64.
-            rounding: That of the dtype which the answer will have.
+            rounding: Rounding of the dtype of the answer.
         """
         raw, others, kinds = _arguments(flat)
         batch, n = raw.shape
@@ -165,7 +165,7 @@ class AnyRows:
     """The nearest point of any rows (`projection`): a sample's whole problem in one program."""
 
     def takes(self, rows: Batch) -> bool:
-        """Memory on a GPU, and rows and outputs that fit on chip."""
+        """Whether the numbers are on a GPU, and the rows and outputs fit on chip."""
         fits = max(rows.A.shape[-2:]) <= MOST_ON_CHIP
         return rows.raw.is_cuda and fits and gpu.supported(rows.raw.device)
 
@@ -178,7 +178,7 @@ class AnyRows:
 
 
 def _arguments(flat: BoxedBatch) -> tuple[Tensor, list[Tensor], tuple[int, ...]]:
-    """Raw, the other numbers, and what each of these is: shared (0), per sample (1), or one for all outputs (2)."""
+    """Raw, the other numbers, and the kind of each: shared (0), per sample (1), or one number for all outputs (2)."""
     raw, *rows, low, high = flat
     box, kinds = [], [int(len(part) > 1) for part in rows]
     for bound in (low, high):
@@ -193,10 +193,10 @@ def box_launcher(what: str, n: int, kinds: tuple[int, ...], option: int) -> Any:
     """A kernel for n coordinates.
 
     Args:
-        what: "forward", "short" for y of float32 numbers where they are enough, "finish" for y of the others.
-        n: The coordinates.
-        kinds: Those of A, lower, upper, low and high, see `_arguments`.
-        option: Whether y alone is wanted, the numbers moved at a time, or the samples of a program.
+        what: "forward" for float64, "short" for y where float32 is enough, "finish" for y of the remaining samples.
+        n: The number of coordinates.
+        kinds: The kinds of A, lower, upper, low and high, see `_arguments`.
+        option: "forward": whether y alone is wanted. "short": numbers loaded at a time. "finish": samples per program.
     """
     from hardnet.kernels.gpu import nearest_box, nearest_box_short
     from hardnet.kernels.gpu.launch import Launcher

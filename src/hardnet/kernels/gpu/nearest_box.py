@@ -1,9 +1,9 @@
 """The projection onto a box and one row on a GPU: a safeguarded Newton method on chip, one sample per program.
 
-``phi(t) = a' clamp(raw - a t, low, high)`` falls with t and is piecewise linear. A pass moves the point ``raw - a t``,
-which stays in registers, and adds up phi and its slope in float64; the next t is Newton's as long as that stays between
-the last t on either side of the root, else the next breakpoint or the middle. The last Newton step is the exact solve
-on the coordinates that are free at the answer. `hardnet.kernels.cpu.nearest_box` has the same for a CPU.
+``phi(t) = a' clamp(raw - a t, low, high)`` decreases with t and is piecewise linear. A pass moves the point
+``raw - a t``, which stays in registers, and sums phi and its slope in float64. The next t is Newton's if that lies
+between the last t on either side of the root, else the next breakpoint or the midpoint. The last Newton step solves
+exactly over the coordinates that are free at the answer. `hardnet.kernels.cpu.nearest_box` does the same on a CPU.
 
 Called by `hardnet.kernels.gpu.nearest`.
 """
@@ -21,15 +21,15 @@ import triton.language as tl
 from hardnet.kernels.gpu.common import bound_size
 
 PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
-"""The most passes, and those before every third halves the bracket."""
+"""The most passes, and the number of passes after which every third one halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
 INSIDE, SOLVED_TO, STRICT = tl.constexpr(4.0), tl.constexpr(8.0 * 2.0**-52), tl.constexpr(1e-11)
 """`INSIDE`, `SOLVED` times EPS, and `STRICT` of `hardnet.solvers.polyhedron.box_rows`."""
 CORRECTION = tl.constexpr(2.0**-20)
-"""Part of t up to which a step corrects the point there is."""
+"""Fraction of t up to which a step is applied to the current point; a longer step recomputes the point from raw."""
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 EXPONENT, TWICE_ONE, LARGEST = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52), tl.constexpr(2045 << 52)
-"""The bits of a float64 that hold its exponent, twice those of 1 (those of ``2^k`` and ``2^-k`` add up to it), and the
+"""The exponent bits of a float64, twice the exponent of 1 (the exponents of ``2^k`` and ``2^-k`` add up to it), and the
 largest exponent that has an inverse."""
 
 
@@ -41,7 +41,7 @@ def _every(good):
 
 @triton.jit
 def _inverse_scale(largest):
-    """1 over the power of two below a size; 1 for zero."""
+    """``1 / p`` for the largest power of two p up to a size; 1 for zero."""
     exponent = largest.to(tl.int64, bitcast=True) & EXPONENT
     exponent = tl.where(exponent == 0, TWICE_ONE // 2, tl.minimum(exponent, LARGEST))
     return (-(exponent - TWICE_ONE)).to(tl.float64, bitcast=True)
@@ -49,7 +49,7 @@ def _inverse_scale(largest):
 
 @triton.jit
 def _sweep(p, a, low, high):
-    """``a'clamp(p)``, the sum of ``a^2`` over what is free, and the largest ``|clamp(p)|``."""
+    """``a'clamp(p)``, the sum of ``a^2`` over the free coordinates, and the largest ``|clamp(p)|``."""
     y = tl.minimum(tl.maximum(p, low), high)
     slope = tl.where((p == y) & (low < high), a * a, 0.0)
     return tl.sum(a * y, 0), tl.sum(slope, 0), tl.max(tl.abs(y), 0)
@@ -57,7 +57,7 @@ def _sweep(p, a, low, high):
 
 @triton.jit
 def _next_breakpoint(p, a, low, high, sign):
-    """How far t has to go, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
+    """How far t moves, up (sign 1) or down, until a coordinate at its bound becomes free; infinite if none does."""
     slope = sign * a
     falls, rises = (slope > 0.0) & (p > high), (slope < 0.0) & (p < low)
     leaves = (falls | rises) & (low < high)
@@ -67,9 +67,9 @@ def _next_breakpoint(p, a, low, high, sign):
 
 @triton.jit
 def _bracket(start, a, low, high, under, over):
-    """Where t must lie: no farther from zero than any breakpoint can be, if the row feels no unbounded coordinate.
+    """An interval that contains t: no breakpoint is farther from zero, if the row involves no unbounded coordinate.
 
-    Infinite ends where that is not so, or where the box allows the row no value between its bounds.
+    Its ends are infinite otherwise, or if the box allows the row no value between its bounds.
     """
     feels = a != 0.0
     low, high = tl.where(feels, low, 0.0), tl.where(feels, high, 0.0)
@@ -84,7 +84,7 @@ def _bracket(start, a, low, high, under, over):
 
 @triton.jit
 def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
-    """One row in float64, of the sample (EACH is 1), of all (0), or with one number (2); zero beyond it."""
+    """One row in float64, zero beyond n; EACH is 1 per sample, 0 shared, 2 one number for all coordinates."""
     row = pointer + sample * n * EACH + columns
     loaded = tl.where(mask, tl.load(pointer), 0.0) if EACH == 2 else tl.load(row, mask=mask, other=0.0)
     return loaded.to(tl.float64)
@@ -96,12 +96,12 @@ def forward(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, ANSWER_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Y ``(B, n)``, NaN where it is not solved; unless `ANSWER_ONLY` place, dual, side, status and residual too.
+    """Y ``(B, n)``, NaN where it is not solved; unless `ANSWER_ONLY`, place, dual, side, status and residual too.
 
     Place is ``(B, n)``, dual and side are ``(B, 1)``, status and residual ``(B,)``.
 
-    `rounding` is that of the dtype of the answer. ROWS to HIGH are 1 for numbers of each sample, 0 for those of all,
-    LOW and HIGH 2 for one number for all coordinates.
+    `rounding` is the rounding of the dtype of the answer. ROWS to HIGH are 1 for numbers per sample, 0 for shared ones;
+    LOW and HIGH are 2 for one number for all coordinates.
     """
     sample = tl.program_id(0).to(tl.int64)
     _project(
@@ -116,7 +116,7 @@ def finish(
     BLOCK: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
-    """Y of the samples that `hardnet.kernels.gpu.nearest_box_short` left; a program looks after SHARE of them."""
+    """Y of the samples that `hardnet.kernels.gpu.nearest_box_short` left open; a program checks SHARE samples."""
     first = tl.program_id(0).to(tl.int64) * SHARE
     own = first + tl.arange(0, SHARE)
     if tl.max(tl.load(left + own, mask=own < batch, other=0).to(tl.int32), 0) == 1:
@@ -144,7 +144,7 @@ def _project(
     sound = (tl.abs(start) < float("inf")) & (tl.abs(a) < float("inf"))
     sound = sound & (least <= most) & (least < float("inf")) & (most > float("-inf"))
     valid = _every(sound) & (under <= over) & (under < float("inf")) & (over > float("-inf"))
-    # an invalid sample goes on as a row of zeros without bounds, which is solved at once
+    # an invalid sample continues as a row of zeros without bounds, which is solved immediately
     start, a = tl.where(valid, start, 0.0), tl.where(valid, a, 0.0)
     least, most = tl.where(valid, least, 0.0), tl.where(valid, most, 0.0)
     shrink = _inverse_scale(tl.max(tl.abs(a), 0))
@@ -168,7 +168,7 @@ def _project(
     going = tl.where(misses & (inside == 0), 1, 0)
     while going != 0:
         miss = phi - target
-        # an end on the wrong side of t was the rounding of a far raw, and is forgotten
+        # an end on the wrong side of t comes from the rounding of a far raw, and is dropped
         back = tl.where(miss > 0.0, 0.0, tl.where(back < 0.0, back, float("-inf")))
         ahead = tl.where(miss > 0.0, tl.where(ahead > 0.0, ahead, float("inf")), 0.0)
         newton = miss / tl.where(slope > 0.0, slope, 1.0)
@@ -180,17 +180,17 @@ def _project(
         if (taken == 0) & (bounded == 0):
             sign = tl.where(miss > 0.0, 1.0, -1.0).to(tl.float64)
             far = _next_breakpoint(p, a, least, most, sign)
-            stuck = tl.where(far < float("inf"), 0, 1)  # the row is as near to its target as the box allows
+            stuck = tl.where(far < float("inf"), 0, 1)  # the row is as close to its target as the box allows
             step = tl.where(far < float("inf"), sign * far * (1.0 + 4.0 * EPS), 0.0)
         t, back, ahead = t + step, back - step, ahead - step
-        # from raw, so that steps too far and back leave no rounding; small ones from p, which t cannot tell apart
+        # from raw, so that overshooting steps leave no rounding; small steps from p, because t does not resolve them
         p = tl.where(tl.abs(step) > CORRECTION * tl.abs(t), start - a * t, p - a * step)
         phi, slope, largest = _sweep(p, a, least, most)
         passes += 1
         misses = tl.abs(phi - target) > 2.0 * EPS * (weight * largest + limits)
         going = tl.where(misses & (stuck == 0) & (passes < PASSES), 1, 0)
 
-    # what was found is judged: the row, and that the point that was moved step by step is raw - a t
+    # check the result: the row holds, and the point that was moved step by step is raw - a t
     miss, size = tl.abs(phi - target), weight * largest + limits
     far = tl.max(tl.abs(start), 0)
     weighed = tl.max(tl.abs(a), 0) * tl.abs(t)
@@ -202,12 +202,12 @@ def _project(
     pressed = (stuck == 1) & (slope == 0.0)
     empty = pressed & (miss > INSIDE * rounding * (weight * largest + tl.abs(target)))
     solved = pressed | ((left <= SOLVED_TO) & (moved <= 8.0 * SOLVED_TO * reach))
-    solved = inside | (solved & (size < float("inf")))  # a part of infinity would be nothing
+    solved = inside | (solved & (size < float("inf")))  # relative to an infinite size every miss would be zero
     ended = tl.where(empty, INFEASIBLE, tl.where(solved, SOLVED, NOT_CONVERGED))
     ended = tl.where(valid, ended, INVALID)
 
     rounded = answer.to(y.dtype.element_ty)
-    held = _every(tl.abs(rounded) < float("inf"))  # a short dtype may not hold it
+    held = _every(tl.abs(rounded) < float("inf"))  # it may overflow a narrower dtype
     tl.store(y + sample * n + columns, tl.where((ended == SOLVED) & held, rounded, float("nan")), mask=mask)
     if not ANSWER_ONLY:
         code = tl.where(p > most, 1, 0) - tl.where(p < least, 1, 0)

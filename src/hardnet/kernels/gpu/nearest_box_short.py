@@ -1,10 +1,10 @@
-"""A box and one row of float32 numbers on a GPU: near the multiplier in float32, its last digits in pairs of them.
+"""A box and one row of float32 numbers on a GPU: approach the multiplier in float32, refine it in pairs of float32.
 
-``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is right to the rounding of y. Newton's
-method in float32 comes near the root at half the registers and a third of the instructions of float64. Then the row is
-added up without rounding at the very y that would be stored, and t is corrected until the row misses its bound by no
-more than the free coordinates round. What does not come to that (far raws, terms too small for float32, an empty set,
-bad numbers) is left to the program in float64.
+``y = clamp(raw - a t, low, high)`` with t as the sum of two float32 numbers is accurate to the rounding of y. Newton's
+method in float32 comes near the root with half the registers and a third of the instructions of float64. Then the row
+is summed without rounding at exactly the y that would be stored, and t is corrected until the row misses its bound by
+no more than the rounding of the free coordinates. Samples that do not get there (far raws, terms too small for float32,
+empty sets, invalid numbers) are left to the float64 kernel.
 
 Called by `hardnet.kernels.gpu.nearest`.
 """
@@ -22,27 +22,27 @@ import triton.language as tl
 from hardnet.kernels.gpu.common import bound_size
 
 PASSES, CORRECTIONS = tl.constexpr(16), tl.constexpr(4)
-"""The most passes in float32, and those in float64 after them."""
+"""The most passes in float32, and the most corrections in float64 after them."""
 NEAR = tl.constexpr(2.0**-17)
-"""Part of t, or of the bound, below which a step is left to the corrections."""
+"""Fraction of t for a step, or of the bound for a miss, below which the rest is left to the corrections."""
 FEW = tl.constexpr(1.0 / 16.0)
-"""Part of the steepest slope below which Newton's step may go far beyond the root."""
+"""Fraction of the steepest slope below which Newton's step may overshoot the root by far."""
 INSIDE, ROUNDING, EPS = tl.constexpr(4.0 * 2.0**-23), tl.constexpr(2.0**-23), tl.constexpr(2.0**-52)
 SMALL = tl.constexpr(2.0**-100)
-"""Mean size of a row's terms from which none of their digits is lost below the smallest float32 number."""
+"""Mean size of a row's terms above which they lose no digits to float32 underflow."""
 SOUND, OUTSIDE, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def _bound(pointer, sample, columns, mask, n, absent, EACH: tl.constexpr):
-    """The bounds of all coordinates, `absent` beyond them; one number for all of them takes a single register."""
+    """The bounds of all coordinates, `absent` beyond n; one number for all coordinates takes a single register."""
     each = pointer + sample * n * EACH + columns
     return tl.load(pointer) if EACH == 2 else tl.load(each, mask=mask, other=absent)
 
 
 @triton.jit
 def _clamp(value, low, high):
-    """``low <= y <= high``."""
+    """``min(max(value, low), high)``."""
     return tl.minimum(tl.maximum(value, low), high)
 
 
@@ -54,7 +54,7 @@ def _finite(value):
 
 @triton.jit
 def _add_exactly(sum_, rest, other, other_rest):
-    """The sum of two numbers, and what its rounding loses beside what was lost before."""
+    """The sum of two numbers, and its rounding error added to the errors of both."""
     total = sum_ + other
     moved = total - sum_
     return total, (rest + other_rest) + ((sum_ - (total - moved)) + (other - moved))
@@ -62,7 +62,7 @@ def _add_exactly(sum_, rest, other, other_rest):
 
 @triton.jit
 def _exact_product(a, y):
-    """``a'y`` in float64, from float32 numbers whose roundings are kept: half the registers of terms in float64."""
+    """``a'y`` in float64 from float32 sums with their rounding errors: half the registers of float64 terms."""
     term = a * y
     total, rest = tl.reduce((term, tl.fma(a, y, -term)), 0, _add_exactly)
     return total.to(tl.float64) + rest.to(tl.float64)
@@ -77,7 +77,7 @@ def _point(start, a, t):
 
 @triton.jit
 def _sweep(p, a, low, high):
-    """``a'clamp(p)`` and the sum of ``a^2`` over what is free, in float32."""
+    """``a'clamp(p)`` and the sum of ``a^2`` over the free coordinates, in float32."""
     y = _clamp(p, low, high)
     free = tl.where(p == y, a, 0.0)
     return tl.sum(a * y, 0), tl.sum(free * free, 0)
@@ -85,10 +85,10 @@ def _sweep(p, a, low, high):
 
 @triton.jit
 def _approach(start, a, low, high, under, over):
-    """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the ends seen so far.
+    """T near the root of ``a'clamp(raw - a t) = target``, by Newton's method in float32 within the bracket so far.
 
-    Where few coordinates are free the step is that of all: the row falls no faster, so it does not go beyond the root.
-    If that is so at raw, the first step is the one that an unbounded raw would take.
+    Where few coordinates are free, the step uses the slope of all of them: the row falls no faster than that, so the
+    step does not overshoot the root. If few are free at raw, the first step is the one without a box.
     """
     phi, slope = _sweep(start, a, low, high)
     steepest = tl.sum(a * a, 0)
@@ -98,7 +98,7 @@ def _approach(start, a, low, high, under, over):
     if (slope <= FEW * steepest) & (phi != target):
         back, ahead = tl.where(phi > target, t, back), tl.where(phi > target, ahead, t)
         whole = tl.sum(a * start, 0) - target
-        # unbounded, the row may be on the other side of its bound
+        # without the box, the row may be on the other side of its bound
         way = tl.where((whole > 0.0) == (phi > target), whole, phi - target)
         t = way / tl.where(steepest > 0.0, steepest, 1.0)
         phi, slope = _sweep(tl.fma(-a, t, start), a, low, high)
@@ -126,10 +126,10 @@ def forward(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Y ``(B, n)`` of the samples that could be settled; the others are left to float64, ``left`` ``(B,)`` is 1.
+    """Y ``(B, n)`` of the samples that could be settled; ``left`` ``(B,)`` is 1 for the others, left to float64.
 
-    ROWS to HIGH are 1 for numbers of each sample, 0 for those of all, LOW and HIGH 2 for one number for all
-    coordinates. ``n = VECTOR vectors``, where as many numbers are moved at a time: 4 if that divides n, else 1.
+    ROWS to HIGH are 1 for numbers per sample, 0 for shared ones; LOW and HIGH are 2 for one number for all
+    coordinates. ``n = VECTOR vectors``, with VECTOR = gcd(n, 4), so that VECTOR numbers are loaded at a time.
     """
     sample, n = tl.program_id(0).to(tl.int64), VECTOR * vectors
     columns = tl.arange(0, BLOCK)
@@ -139,7 +139,7 @@ def forward(
     a = tl.load(A + sample * n * ROWS + columns, mask=mask, other=0.0)
     start = tl.load(raw + sample * n + columns, mask=mask, other=_clamp(0.0, least, most))
     under, over = tl.load(lower + sample * LOWER), tl.load(upper + sample * UPPER)
-    # what a clamp would hide; an infinite or undefined a or bound makes the row so, and that is never settled
+    # a clamp would hide these; an infinite or NaN entry of a or bound makes the row so too, which is never settled
     sound = tl.where(least <= most, tl.abs(start), float("inf")) < float("inf")
     outside = start != _clamp(start, least, most)
     state = tl.max(tl.where(sound, tl.where(outside, OUTSIDE, SOUND), INVALID), 0)
@@ -163,7 +163,7 @@ def forward(
             free = tl.where(p == answer, a, 0.0)
             slope, roundings = tl.sum(free * free, 0), tl.sum(tl.abs(free * answer), 0)
             phi = _exact_product(a, answer)
-            # the bound on the side of the multiplier: with it y is the nearest point, whatever was aimed at before
+            # the bound on the side of the multiplier: if y meets it, y is the nearest point, whatever the target was
             wanted = tl.where(t > 0.0, above, tl.where(t < 0.0, below, _clamp(phi, below, above)))
             miss = phi - wanted
             allowed = ROUNDING * roundings.to(tl.float64) + 4.0 * EPS * _finite(wanted)
@@ -172,7 +172,7 @@ def forward(
             settled = tl.where(exact & (tl.abs(miss) <= allowed), 1, 0)
             step = miss / tl.where(slope > 0.0, slope, 1.0).to(tl.float64)
             t = tl.where(settled == 1, t, t + step)
-    if settled == 1:  # computed again rather than kept: registers are what bounds the samples at work
+    if settled == 1:  # recomputed rather than kept, because registers limit the occupancy
         answer = tl.where(inside == 1, start, _clamp(_point(start, a, t), least, most))
         tl.store(y + sample * n + columns, answer, mask=mask)
     tl.store(left + sample, (settled == 0).to(tl.int8))

@@ -1,6 +1,6 @@
-"""The nearest point for few rows on a GPU, one launch each way: one sample per thread, all its numbers in registers.
+"""The nearest point for few rows on a GPU, one launch per direction: one sample per thread, all numbers in registers.
 
-The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, judge. Sums are
+The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, check. Sums are
 formed in float64 whatever the dtype.
 
 Called by `hardnet.kernels.gpu.nearest`.
@@ -24,7 +24,7 @@ EMPTY, TOUCHES = tl.constexpr(64 * 2.0**-52), tl.constexpr(8 * 2.0**-52)
 ROUNDINGS, STATIONARY = tl.constexpr(16.0), tl.constexpr(1e-8)
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0.0), tl.constexpr(1.0), tl.constexpr(2.0), tl.constexpr(3.0)
 EXPONENT, TWICE_ONE = tl.constexpr(0x7FF << 52), tl.constexpr(2046 << 52)
-"""The bits of a float64 that hold its exponent, and twice those of 1: those of ``2^k`` and ``2^-k`` add up to it."""
+"""The exponent bits of a float64, and twice the exponent of 1: the exponents of ``2^k`` and ``2^-k`` add up to it."""
 
 
 @triton.jit
@@ -56,10 +56,10 @@ def _where(good, values, count: tl.constexpr):
 
 @triton.jit
 def _scale(entries, low, high, m: tl.constexpr, n: tl.constexpr):
-    """Rows and bounds divided by powers of two, in float64; the rows' ``|a|_1``, the divisors, and who is valid.
+    """Rows and bounds scaled by powers of two, in float64; the rows' ``|a|_1``, the scales, and which are valid.
 
-    Entries come in the dtype of memory, in which the largest and who is finite is found sooner. The numbers of a
-    sample that is not valid mean nothing.
+    Entries come in the dtype of memory, where finding the largest and testing for finite numbers is cheaper. The
+    results for an invalid sample are meaningless.
     """
     valid = _finite_entries(entries, m * n)
     rows = ()
@@ -90,7 +90,7 @@ def _scale(entries, low, high, m: tl.constexpr, n: tl.constexpr):
 
 @triton.jit
 def _ratio(part, whole, NARROW: tl.constexpr):
-    """``part / whole``, zero of zero; in float32 for numbers that were, since a division in float64 takes long."""
+    """``part / whole``, part itself if whole is zero; in float32 for float32 inputs, as float64 division is slow."""
     safe = tl.where(whole > 0.0, whole, 1.0)
     if NARROW:
         ratio = (part.to(tl.float32) / safe.to(tl.float32)).to(tl.float64)
@@ -111,7 +111,7 @@ def _active_rows(rows, active, m: tl.constexpr, n: tl.constexpr):
 
 @triton.jit
 def _correction(rows, active, goal, x, m: tl.constexpr, n: tl.constexpr):
-    """``A_J^+ (A_J x - t)``, and whether any of its rows is off at all."""
+    """``A_J^+ (A_J x - t)``, and whether any active row misses its target."""
     chosen = _active_rows(rows, active, m, n)
     R, L, inverse = orthogonalize(chosen, m, n)
     products = dots(chosen, x, m, n)
@@ -131,7 +131,7 @@ def _correction(rows, active, goal, x, m: tl.constexpr, n: tl.constexpr):
 
 @triton.jit
 def _stored(x, f, moves, DTYPE: tl.constexpr, n: tl.constexpr):
-    """The point as it will be stored, which is what is judged: raw itself for a sample that does not move."""
+    """The point as it will be stored, so that this is what is checked; raw itself for a sample that does not move."""
     point = ()
     for j in tl.static_range(n):
         point = point + (tl.where(moves, x[j], f[j]).to(DTYPE).to(tl.float64),)
@@ -145,10 +145,10 @@ def _judge(
 ):  # fmt: skip
     """Whether active rows are at their bounds, the others within theirs, and the step was small; the KKT residual.
 
-    Last the rows' terms, to which their rounding is relative.
+    The last result is the size of the terms of each row, to which its rounding is relative.
     """
     length = largest(point, n)
-    least = rounding * tl.minimum(far, 1.0)  # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1
+    least = rounding * tl.minimum(far, 1.0)  # if all bounds of a row are 0, it holds to the rounding of raw, or of 1
     reached = dots(rows, point, m, n)
     worst = far * 0.0
     totals = ()
@@ -175,7 +175,7 @@ def forward(
 ):  # fmt: skip
     """Y ``(B, n)``, NaN where it is not solved; unless `ANSWER_ONLY`, dual ``(B, m)``, status and residual ``(B,)``.
 
-    `rounding` is that of the dtype.
+    `rounding` is the rounding of the dtype.
     """
     DTYPE: tl.constexpr = y.dtype.element_ty
     NARROW: tl.constexpr = y.dtype.element_ty == tl.float32
@@ -202,7 +202,7 @@ def forward(
     moves = good & (good == 0)
     active = ()
     goal = ()
-    kept = weights if ANSWER_ONLY else _where(good, weights, m)  # of an empty set the residual is that of raw
+    kept = weights if ANSWER_ONLY else _where(good, weights, m)  # for an empty set the residual is evaluated at raw
     for i in tl.static_range(m):
         moves = moves | (kept[i] != 0.0)
         active = active + (((weights[i] != 0.0) | (low[i] == high[i])) & good,)
@@ -218,7 +218,7 @@ def forward(
         rows, sums, low, high, active, goal, point, far, drift, rounding, m, n, ANSWER_ONLY, NARROW
     )
     again = mask & good
-    if NARROW:  # x is right to rounding of float32 unless rows are nearly dependent or raw is far away
+    if NARROW:  # x is accurate to float32 unless rows are nearly dependent or raw is far away
         again = again & (solved == 0)
     store_numbers(y, point, good & solved, samples, mask, n, BLOCK)
     if not ANSWER_ONLY:

@@ -1,6 +1,6 @@
-"""The multipliers of the nearest point for few rows in registers: the program of active sets, one sample per thread.
+"""The multipliers of the nearest point for few rows in registers, by recursion over the rows, one sample per thread.
 
-The recursion of `hardnet.solvers.polyhedron.few_rows.solve`, which explains it, written out for one to four rows.
+The recursion of `hardnet.solvers.polyhedron.few_rows.solve`, where it is explained, unrolled for one to four rows.
 Tuples hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
 
 Called by `hardnet.kernels.gpu.nearest_few`.
@@ -32,7 +32,7 @@ def _product(rows, i: tl.constexpr, j: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def _inverse(number):
-    """``1 / number`` to a rounding or two, if float32 holds its size: sooner than a division in float64."""
+    """``1 / number`` to a rounding or two, if it is in the range of float32; faster than a float64 division."""
     guess = (1.0 / number.to(tl.float32)).to(tl.float64)
     for _ in tl.static_range(2):
         guess = tl.fma(guess, tl.fma(-number, guess, 1.0), guess)
@@ -41,7 +41,7 @@ def _inverse(number):
 
 @triton.jit
 def _measure(rows, square, i: tl.constexpr, d: tl.constexpr, pinned: tl.constexpr):
-    """The inverse square of what is left of row i, and whether that is nothing."""
+    """``1 / |r_i|^2`` of the reduced row i, and whether the row is constant, with nothing left but rounding."""
     own = _product(rows, i, i, d)
     if pinned >= d:
         constant = own == own
@@ -52,7 +52,7 @@ def _measure(rows, square, i: tl.constexpr, d: tl.constexpr, pinned: tl.constexp
 
 @triton.jit
 def _solve1(rows, square, value, low, high, noise, slack, d: tl.constexpr, pinned: tl.constexpr):
-    """One row: a clamp."""
+    """The multiplier of one row: a clamp."""
     inverse, constant = _measure(rows, square, 0, d, pinned)
     over = value[0] - tl.minimum(tl.maximum(value[0], low[0]), high[0])
     lost = constant & (tl.abs(over) > slack)
@@ -62,9 +62,9 @@ def _solve1(rows, square, value, low, high, noise, slack, d: tl.constexpr, pinne
 
 @triton.jit
 def _pin(rows, value, low, high, noise, free, inverse, constant, last: tl.constexpr, d: tl.constexpr):
-    """Test the last row without it, pin it at its target, and take its direction out of the others.
+    """Evaluate the last row at the solution without it, pin it at its target, and remove its direction from the others.
 
-    Its excess (zero if that is rounding), its step, its share of the others, what is left of these, and where they are.
+    Returns its excess (zero if that is rounding), its step, its share in the others, the reduced rows and their values.
     """
     reached = value[last]
     terms = tl.abs(reached)
@@ -157,7 +157,7 @@ def solve(rows, value, low, high, noise, slack, m: tl.constexpr, d: tl.constexpr
 
 @triton.jit
 def orthogonalize(rows, m: tl.constexpr, n: tl.constexpr):
-    """``A = L R`` by Gram-Schmidt: R, L below its diagonal (packed), and 1 / diag(R R'), zero where a row depends."""
+    """``A = L R`` by Gram-Schmidt: R, L below its diagonal (packed), and 1 / diag(R R'), zero for dependent rows."""
     R = ()
     L = ()
     inverse = ()

@@ -1,8 +1,8 @@
-"""The dual active set by pivoting in one launch: one program per sample, its whole tableau in registers.
+"""The dual active-set method by pivoting in one launch: one program per sample, its whole tableau in registers.
 
-The same steps as the plain reference `hardnet.solvers.polyhedron.pivoting.pivot`, under the same signature; see there
-for the mathematics. A step of the reference is some fifty launches over the whole batch; here it is one pass over
-registers, and a sample stops when it is through.
+The same steps and signature as the plain reference `hardnet.solvers.polyhedron.pivoting.pivot`, which explains the
+mathematics. A step of the reference takes some fifty launches over the whole batch; here it is one pass over
+registers, and each sample stops when it is finished.
 
 Called by `hardnet.kernels.gpu.projection` and `hardnet.solvers.polyhedron.pivoting`.
 """
@@ -22,13 +22,13 @@ from hardnet.kernels.gpu.common import CORRECTIONS
 from hardnet.kernels.limits import padded
 
 MOST_ROWS = 128
-"""The largest tableau that fits the registers of one program."""
+"""Rows of the largest tableau that fits in the registers of one program."""
 DEPENDENT = tl.constexpr(1e-11)
 
 
 @triton.jit
 def pivot_rows(T, value, lower, upper, slack, limit, M: tl.constexpr):
-    """The basic variables, the sides, the steps, whether a sample is through, and the tableau: all in registers."""
+    """The basic variables, the sides, the steps, whether the sample is finished, and the tableau, all in registers."""
     row = tl.arange(0, M)
     free = lower != upper
     side = tl.zeros([M], dtype=tl.float64)
@@ -63,7 +63,7 @@ def pivot_rows(T, value, lower, upper, slack, limit, M: tl.constexpr):
         own = own + sign * length
         pivot = tl.where(joins, index, leaving)
         chosen = row == pivot
-        if not joins:  # the column of a joining row is at hand already
+        if not joins:  # the column of a joining row is already computed
             column = tl.sum(tl.where(chosen[:, None], T, 0.0), 0)
         inverse = 1.0 / tl.where(stuck, 1.0, tl.sum(tl.where(chosen, column, 0.0), 0))
         T = T - (column * inverse)[:, None] * column[None, :]
@@ -135,10 +135,10 @@ def _pivot_kernel(
 def pivot(
     gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Multipliers, sides, steps and which samples are through, as the reference returns them.
+    """Multipliers, sides, steps and which samples are finished, as the reference returns them.
 
     Args:
-        gram: ``A A'`` of unit rows, ``(B, m, m)`` in float64; left as it is.
+        gram: ``A A'`` of unit rows, ``(B, m, m)`` in float64; not modified.
         product: ``A raw``, ``(B, m)``.
         lower: ``(B, m)``.
         upper: ``(B, m)``.
@@ -146,7 +146,7 @@ def pivot(
         limit: Most steps.
     """
     batch, m = product.shape
-    dual, side = product.new_empty(batch, m), product.new_empty(batch, m)  # dense, however the product lies in memory
+    dual, side = product.new_empty(batch, m), product.new_empty(batch, m)  # dense, whatever the strides of product
     steps = torch.empty(batch, dtype=torch.long, device=product.device)
     through = torch.empty(batch, dtype=torch.bool, device=product.device)
     parts = [part.contiguous() for part in (gram, product, lower, upper, slack)]

@@ -1,9 +1,8 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` for small problems in one launch, one sample per program.
 
-Everything that `hardnet.kernels.gpu.nearest` does for a sample happens on chip: its unit, the test whether it
-is inside, the Gram matrix, pivoting, y, the residual of its optimality conditions. What that leaves open (invalid
-numbers, an empty set, a residual above the tolerance, a row that touches y without a multiplier) is flagged for the
-general path.
+The whole computation for a sample happens on chip: its unit, the test whether raw is inside, the Gram matrix, pivoting,
+y, and the residual of the optimality conditions. Samples that remain open (invalid numbers, an empty set, a residual
+above the tolerance, a row that touches y without a multiplier) are flagged for the general path.
 
 Called by `hardnet.kernels.gpu.nearest`.
 """
@@ -36,7 +35,7 @@ CLOSE = tl.constexpr(NEAR)
 
 @triton.jit
 def _power_above(size):
-    """The power of two above a positive number, which is what `torch.frexp` gives."""
+    """The power of two above a positive number, ``2^e`` with the exponent of `torch.frexp`."""
     exponent = (size.to(tl.int64, bitcast=True) >> 52) & 2047
     return ((exponent + 1) << 52).to(tl.float64, bitcast=True)
 
@@ -55,7 +54,7 @@ def _nearest_size(lower, upper):
 
 @triton.jit
 def _violation(product, lower, upper):
-    """How far each row is outside, negative inside."""
+    """The violation of each row, negative inside."""
     return tl.maximum(product - upper, lower - product)
 
 
@@ -65,7 +64,7 @@ def _project(
     EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INSIDE: tl.constexpr, FEASIBLE: tl.constexpr,
     SOLVED: tl.constexpr, STRICT: tl.constexpr, CERTAIN: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """One sample; names and tolerances are those of `solvers.polyhedron.projection_steps` and `projection_fixed`."""
+    """Project one sample; names and tolerances as in `solvers.polyhedron.projection_steps` and `projection_fixed`."""
     sample = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, M)
     column = tl.arange(0, N)
@@ -120,7 +119,7 @@ def _project(
     certain = tl.max(left - CERTAIN * tl.sum(tl.abs(matrix) * tl.abs(found)[None, :], axis=1), axis=0) <= 0.0
     weight = tl.sum(tl.abs(matrix), axis=1)
     allowed = ALLOWED * (weight * tl.max(tl.abs(found), axis=0) + bound_size(low, high, weight))
-    # a violation that is small beside a raw far away is still one
+    # a violation that is small relative to a far raw still counts
     judged = tl.where(tl.max(left - allowed, axis=0) <= 0.0, residual, INFINITY)
     solved = valid & (inside | (through & (residual <= SOLVED) & certain & ~idle))
 
@@ -145,7 +144,7 @@ def _launcher(m: int, n: int, each: bool, tolerances: Tolerances) -> Launcher:
 def project(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, limit: int, tolerances: Tolerances
 ) -> tuple[Tensor, ...]:
-    """y, dual, side (int8), steps, residual, which samples are open, which are met all the same: a flat float64 batch.
+    """y, dual, side (int8), steps, residual, which samples are open, and which are met, of a flat float64 batch.
 
     Args:
         raw: ``(B, n)``.

@@ -4,7 +4,7 @@ With J the active rows, U their unit rows ``S A_J``, and g the cotangent of y,
 
     v = (U U')^-1 U g,   u = g - U'v,   w = S v:     raw receives u,  A  -dual u' - w y',  the active bounds w.
 
-All of it happens on chip and in float64. A sample whose active rows are nearly dependent, or whose set is empty where
+Everything is computed on chip in float64. A sample whose active rows are nearly dependent, or whose set is empty while
 the gradient of A is wanted, is flagged for the general path of `hardnet.functional.polyhedron_gradient`.
 
 Called by `hardnet.functional.polyhedron_gradient`.
@@ -33,12 +33,12 @@ from hardnet.rows import dense
 
 COMPUTE = tl.constexpr(tl.float64)
 WARPS = {256: 1, 512: 1, 1024: 2}
-"""By the numbers of the padded A: the fewest warps whose registers hold it and its Gram matrix on sm_90."""
+"""By the size of the padded A: the fewest warps whose registers hold A and its Gram matrix on sm_90."""
 TINY = torch.finfo(torch.float64).tiny
 
 
 class Saved(NamedTuple):
-    """What the forward left of a flat batch: y ``(B, n)``, dual and side ``(B, m)``, status ``(B,)``."""
+    """Results of the forward on a flat batch: y ``(B, n)``, dual and side ``(B, m)``, status ``(B,)``."""
 
     y: Tensor
     dual: Tensor
@@ -47,7 +47,7 @@ class Saved(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The smallest pivot of unit rows that is trusted; the status of samples with zero gradients; that of open ones."""
+    """The smallest trusted pivot of unit rows; the status of samples with zero gradients; the status of open ones."""
 
     tolerance: float
     invalid: int
@@ -55,7 +55,7 @@ class Rules(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The gradients of each sample, that of A only if wanted, and 1 for the samples left open."""
+    """The gradients of each sample, of A only if wanted, and 1 for the samples left open."""
 
     raw: Tensor
     matrix: Tensor | None
@@ -66,16 +66,16 @@ class Found(NamedTuple):
 
 @triton.jit
 def _load_bound(bound, sample, row, m, KIND: tl.constexpr):
-    """A bound of one sample: shared 1, per sample 2."""
+    """A bound of one sample; ``KIND`` is shared 1, per sample 2."""
     return load_as(bound + (sample * m if KIND == 2 else 0) + row, row < m, COMPUTE)
 
 
 @triton.jit
 def _invert(tile, active, tolerance, M: tl.constexpr):
-    """The inverse of a Gram matrix of unit rows that is the identity off the active ones; if all pivots are clear.
+    """The inverse of a Gram matrix of unit rows, the identity off the active ones; and if all pivots are clear.
 
     Symmetric Gauss-Jordan sweeps as rank-one updates, which leave ``2 I - T^-1``: see `hardnet.kernels.gpu.blocks`.
-    Inactive rows need no sweep. The pivots are the squared ones of Cholesky's factor.
+    Inactive rows need no sweep. The pivots are the squares of those of the Cholesky factor.
     """
     row = tl.arange(0, M)
     regular = True
@@ -94,7 +94,7 @@ def _invert(tile, active, tolerance, M: tl.constexpr):
 
 @triton.jit
 def _split(vector, rows, active, inverse):
-    """``v = (U U')^-1 U g`` and ``u = g - U'v``; inactive rows are zero, but not times an infinite g."""
+    """``u = g - U'v`` and ``v = (U U')^-1 U g``; inactive rows are masked, as zero times an infinite g is NaN."""
     product = tl.where(active, tl.sum(rows * vector[None, :], axis=1), 0.0)
     multiplier = tl.sum(inverse * product[None, :], axis=1)
     return vector - tl.sum(rows * multiplier[:, None], axis=0), multiplier
@@ -121,9 +121,9 @@ def _backward(
     start = sample * m * n
     places, inside = row[:, None] * n + column[None, :], exists[:, None] & (column < n)[None, :]
     rows = load_as(A + (start if EACH else 0) + places, inside, COMPUTE)
-    # scaled after the product: Triton feeds no float64 product from what narrow integers like `side` have chosen
+    # scaled after the product: Triton cannot feed a float64 product from values selected by narrow integers like `side`
     gram = tl.dot(rows, tl.trans(rows), input_precision="ieee", out_dtype=COMPUTE)
-    rows = tl.where(active[:, None], rows, 0.0)  # an inactive row may hold anything
+    rows = tl.where(active[:, None], rows, 0.0)  # an inactive row may contain anything, even NaN
     scale = tl.where(active, 1.0 / tl.sqrt(tl.maximum(tl.sum(rows * rows, axis=1), TINY)), 0.0)
     rows = rows * scale[:, None]
     identity = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(COMPUTE)
@@ -133,7 +133,7 @@ def _backward(
     vector = load_as(grad + sample * n + column, column < n, COMPUTE)
     vector = tl.where(sound & (vector == vector), vector, 0.0)
     u, v = _split(vector, rows, active, inverse)
-    u, rest = _split(u, rows, active, inverse)  # what rounding left of the active rows in u
+    u, rest = _split(u, rows, active, inverse)  # remove what rounding left of the active rows in u
     w = (v + rest) * scale
     store_from(grad_raw + sample * n + column, u, column < n)
     store_from(grad_lower + sample * m + row, w * tl.where(tight, 0.5, tl.where(sides < 0, 1.0, 0.0)), exists)
@@ -148,7 +148,7 @@ def _backward(
 
 @cache
 def _launcher(m: int, n: int, each: bool, lower: int, upper: int, matrix: bool, invalid: int, refused: int) -> Launcher:
-    """The kernel for samples of this shape; sizes are powers of two, of at least 16."""
+    """The kernel for samples of this shape; sizes are powers of two, at least 16."""
     height, width = padded(m), padded(n)
     kinds = {"EACH": each, "LOWER": lower, "UPPER": upper, "MATRIX": matrix}
     states = {"INVALID": invalid, "REFUSED": refused, "TINY": TINY}
@@ -165,7 +165,7 @@ def launch(
     rules: Rules,
     dtypes: Sequence[torch.dtype | None],
 ) -> Found:
-    """The gradients of a flat batch in one launch, without a look at a value.
+    """The gradients of a flat batch in one launch, without reading a value on the host.
 
     Args:
         grad: Cotangent of y, ``(B, n)``; NaN counts as 0.
@@ -174,7 +174,7 @@ def launch(
         upper: Like `lower`.
         saved: What the forward found.
         rules: Which samples have zero gradients or are left open.
-        dtypes: Those of the gradients of raw, A (None: not wanted), lower and upper.
+        dtypes: Dtypes of the gradients of raw, A (None: not wanted), lower and upper.
     """
     (batch, n), m = grad.shape, A.shape[-2]
     shapes = ((batch, n), (batch, m, n), (batch, m), (batch, m))
