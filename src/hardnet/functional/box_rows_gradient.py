@@ -28,7 +28,7 @@ from hardnet.solvers.solution import Status
 
 
 class Cotangents(NamedTuple):
-    """What the inputs receive, sample by sample; A has only w, from which `matrix_cotangent` gets ``-dual u' - w y'``."""
+    """What the inputs receive, sample by sample; for A only w, used by `matrix_cotangent` for ``-dual u' - w y'``."""
 
     raw: Tensor
     w: Tensor
