@@ -1,8 +1,8 @@
-"""Where a call runs and what stands around it: the only questions about devices and transforms that hardnet asks.
+"""Where a call runs and what transforms it: the only place where hardnet asks about devices and transforms.
 
-Values may decide what is computed, and compiled kernels may read memory, in plain eager code alone. Everything else
-(torch.compile, export, tracing, vmap, forward mode, tensor subclasses) takes formulas in tensor operations. Products
-run in full precision whatever autocast says, and half precision is enforced in float32. Every room asks here.
+Only plain eager code may read values to decide what is computed, or hand memory to compiled kernels. Everything else
+(torch.compile, export, tracing, vmap, forward mode, tensor subclasses) uses formulas in tensor operations. Products
+run in full precision whatever autocast says, and half precision is enforced in float32.
 
 Called by `hardnet.rows`, `hardnet.layers.base` and others.
 """
@@ -24,17 +24,17 @@ from hardnet.errors import NonFiniteError, UnsupportedSetError, name_samples, sa
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 HALF = (torch.bfloat16, torch.float16)
 GRAPHS = ("compile", "export")
-"""The modes in which operations are recorded once and run later: nothing is raised, nothing read."""
+"""The modes in which operations are recorded now and run later, so no value is read and no error is raised for one."""
 
 
 def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
-    """What stands around the call: the first that holds.
+    """The mode of the call: the first of these that applies.
 
     ``export`` and ``compile`` record a graph, ``forward`` carries derivatives forward (jvp, jacfwd, hessian, dual
     numbers), ``func`` is any other transform of torch.func (vmap, grad, jacrev), ``trace`` is torch.jit.trace.
     """
-    if torch.compiler.is_compiling():  # first: the compiler does not get past the rest
-        # torch 2.11 says is_exporting() in everything it compiles; the flag behind it is right in every version
+    if torch.compiler.is_compiling():  # must come first: the compiler cannot trace the other checks
+        # in torch 2.11 is_exporting() is true for everything it compiles; the flag behind it is right in every version
         return "export" if torch.compiler._is_exporting_flag else "compile"
     if forward_ad._current_level >= 0:
         return "forward"
@@ -44,30 +44,33 @@ def mode() -> Literal["export", "compile", "forward", "func", "trace", "eager"]:
 
 
 def may_look(tensor: Tensor) -> bool:
-    """Whether a value may decide what is computed: eager code on a CPU, where a look costs no synchronization."""
+    """Whether values may be read to decide what is computed: on a CPU, neither compiled nor under torch.func.
+
+    Reading a value on an accelerator would wait for the device.
+    """
     if torch.compiler.is_compiling() or not tensor.is_cpu:
         return False
     return not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def may_wait() -> bool:
-    """Whether a value can be looked at where that is asked for, at the cost of waiting for the device."""
+    """Whether values can be read if an option requires it, at the cost of waiting for the device."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def look_or_nan(policy: str, raw: Tensor) -> str:
-    """``"auto"`` as what it means for this call: raise where a look is free, else NaN."""
+    """Resolve ``"auto"`` for this call: ``"raise"`` where reading values is free, else ``"nan"``."""
     if policy != "auto":
         return policy
     return "raise" if may_look(raw) else "nan"
 
 
 def plain(*tensors: Tensor | None) -> bool:
-    """Whether these are memory to read: no subclass, no wrapper, and operations are neither traced nor intercepted."""
+    """Whether kernels may read these as memory: no subclass or wrapper, and nothing traces or intercepts operations."""
     if (
-        torch.compiler.is_compiling()  # first: the compiler does not get past the rest
+        torch.compiler.is_compiling()  # must come first: the compiler cannot trace the other checks
         or torch._C._is_tracing()  # pyright: ignore[reportAttributeAccessIssue]
         or torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
         or torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
@@ -83,10 +86,10 @@ def plain(*tensors: Tensor | None) -> bool:
 
 
 def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it is, also where a compiled graph calls it: for loops whose length depends on the data.
+    """Run the function uncompiled even when a compiled graph calls it: for loops whose length depends on the data.
 
-    `torch.compiler.disable` would import the compiler with the library, which takes seconds; this does at the first
-    call from compiled code.
+    `torch.compiler.disable` would import the compiler together with the library, which takes seconds; this wrapper
+    imports it at the first call from compiled code.
     """
     disabled = torch._disable_dynamo(function)
 
@@ -99,15 +102,15 @@ def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its signature kept: torch asks for it at every call of an autograd Function's forward."""
+    """Cache the function's signature: torch inspects it at every call of an autograd Function's forward."""
     function.__signature__ = signature(function)  # pyright: ignore[reportFunctionMemberAccess]
     return function
 
 
 def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of tensors, with autocast off: products in half precision would leave the set.
+    """Run a function of tensors with autocast off: with products in half precision, y would leave the set.
 
-    The device is that of the first tensor among the arguments.
+    The device is taken from the first tensor among the arguments.
     """
 
     @wraps(function)
@@ -115,7 +118,7 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
         part = arguments[0] if arguments else None
         if not isinstance(part, Tensor):
             part = next((part for part in (*arguments, *options.values()) if isinstance(part, Tensor)), None)
-        # most calls are on a CPU, and the name of a device takes longer than the question
+        # most calls are on a CPU, and looking up the device's name costs more than is_cpu
         if part is None or not torch.is_autocast_enabled("cpu" if part.is_cpu else part.device.type):
             return function(*arguments, **options)
         with torch.autocast(part.device.type, enabled=False):
@@ -125,7 +128,7 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_forward_tangent() -> None:
-    """Refuse ``gradient="tangent"`` where derivatives are carried forward: it is a rule for what comes back."""
+    """Refuse ``gradient="tangent"`` in forward mode: it is defined as a rule for the backward pass only."""
     if mode() == "forward":
         remedy = "use gradient='exact', or reverse mode"
         raise UnsupportedSetError(sentence("torch.func", "no forward mode for gradient='tangent'", "one", remedy))
@@ -135,9 +138,9 @@ def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | Non
     """Refuse export, forward mode and, unless the solver can be `mapped`, every transform of torch.func.
 
     Args:
-        solver: The solver, in a phrase for people.
+        solver: A phrase that names the solver in the error message.
         mapped: Whether vmap, grad and jacrev work.
-        exporting: What would work in place of an export; by default another method, or none.
+        exporting: The remedy to suggest instead of the export; by default a method without iterations, or no layer.
     """
     around = mode()
     if around == "export":
@@ -153,27 +156,28 @@ def refuse_transforms(solver: str, *, mapped: bool = False, exporting: str | Non
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float32 for half types, which have too few digits to factorize or to sum in."""
+    """The dtype to compute in: float32 for half-precision types, which have too few digits for factors and sums."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def widen(value: Any) -> Any:
-    """The same structure with its half-precision tensors in float32; anything else as it is."""
-    if isinstance(value, Tensor):  # a tree of one leaf, without the 7 us that walking it takes
+    """The same structure with its half-precision tensors in float32; everything else is unchanged."""
+    if isinstance(value, Tensor):  # a single tensor: skips the 7 us of traversing a tree
         return value.to(working(value.dtype))
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(working(leaf.dtype)), value)
 
 
 def input_of_set(x: Any, beside: Tensor) -> Any:
-    """X as a set sees it beside raw or y: half precision in float32, unless these are in half precision too.
+    """X as the set receives it: half precision widened to float32, unless raw or y (`beside`) is in half precision too.
 
-    Autocast counts as float32, in which it leaves modules and y: a certificate of y sees the same set after it.
+    Under autocast x is widened in any case: modules and y stay in float32 there, so that a certificate of y computed
+    later sees the same set.
     """
     return x if beside.dtype in HALF and not torch.is_autocast_enabled(beside.device.type) else widen(x)
 
 
 def narrow(y: Tensor, dtype: torch.dtype, on_invalid: str = "raise") -> Tensor:
-    """Y ``(*batch, n)`` rounded to a half type; a sample beyond its range is an error, or NaN where no look is free."""
+    """Y ``(*batch, n)`` rounded to `dtype`; a sample out of range is an error, or NaN where no value may be read."""
     if y.dtype == dtype:
         return y
     rounded = y.to(dtype)

@@ -1,7 +1,7 @@
 """The record of a batch of affine rows: checked, flattened and classified once, where arguments enter.
 
-`Batch` is a flat batch of raw outputs with their rows. It also says where the call runs and what transforms it, so that
-functions, solvers and kernels ask the record and never torch.
+`Batch` is a flat batch of raw outputs with their rows. It also records where the call runs and what transforms it, so
+that functions, solvers and kernels read the record and never ask torch.
 
 Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
@@ -24,21 +24,21 @@ REALS = (torch.float64, torch.float32)
 
 
 class Batch(NamedTuple):
-    """``lower <= A y <= upper`` for every sample of a flat batch; half types are widened to float32.
+    """``lower <= A y <= upper`` for every sample of a flat batch; half-precision types are widened to float32.
 
     Attributes:
         raw: ``(B, n)``.
         A: ``(B, m, n)``, or ``(m, n)`` for all samples.
         lower: ``(B, m)``, or ``(m,)`` for all samples, or None.
         upper: Like `lower`.
-        factor: ``A⁺'`` where the caller keeps it, like A.
-        box_lower: Bounds of the outputs themselves, ``(B, n)``, or ``(n,)`` for all samples, or None.
+        factor: ``A⁺'`` if the caller keeps it, in the shape of A, or None.
+        box_lower: Bounds on the outputs themselves, ``(B, n)``, or ``(n,)`` for all samples, or None.
         box_upper: Like `box_lower`.
-        shape: The batch as it was given, for answers and for errors that name samples.
-        mode: What transforms or records the call, see `hardnet.modes.mode`.
-        look: Whether a value may decide what is computed: eager code on a CPU.
-        memory: Whether all are plain memory, which kernels may read and nothing transforms.
-        trivial: Whether there is nothing to enforce: no sample, no row, or no bound.
+        shape: The batch shape as given, for answers and for errors that name samples.
+        mode: What transforms or records the call; see `hardnet.modes.mode`.
+        look: Whether values may be read to decide what is computed; see `hardnet.modes.may_look`.
+        memory: Whether every tensor is plain memory that kernels may read, with no transform around the call.
+        trivial: Whether there is nothing to enforce: no samples, no rows, or no bounds.
     """
 
     raw: Tensor
@@ -61,20 +61,20 @@ class Batch(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Whether a derivative is asked for."""
+        """Whether autograd needs a derivative of this call."""
         if torch.is_grad_enabled():
-            for part in self[:7]:  # a generator takes longer than the question
+            for part in self[:7]:  # a loop, since a generator costs more than the test itself
                 if part is not None and part.requires_grad:
                     return True
         return False
 
     @property
     def transformed(self) -> bool:
-        """Whether a derivative may be asked for without a tensor that says so: torch.func, forward mode."""
+        """Whether a derivative may be needed although no tensor requires grad: torch.func, forward mode."""
         return self.mode in ("func", "forward")
 
     def take(self, index: Tensor) -> Batch:
-        """The samples of an index ``(k,)``, as a batch of k."""
+        """The samples at an index ``(k,)``, as a batch of k."""
         own: Any = (
             part if part is None or part.dim() == core else part[index]
             for part, core in zip(self[1:7], CORES[1:], strict=True)
@@ -82,17 +82,17 @@ class Batch(NamedTuple):
         return self._make((self.raw[index], *own, torch.Size((len(index),)), *self[8:]))
 
     def dense(self) -> Batch:
-        """The same with the box as n more rows of the identity below the others."""
+        """The same record with the box appended below the other rows, as the n rows of the identity."""
         A, lower, upper = BoxedRows(*self[1:4], self.box_lower, self.box_upper).dense()
         return self._replace(A=A, lower=lower, upper=upper, box_lower=None, box_upper=None)
 
     def as_given(self, flat: Tensor) -> Tensor:
-        """A flat answer ``(B, ...)`` with the batch as it was given."""
+        """A flat answer ``(B, ...)`` reshaped to the batch shape that was given."""
         return flat.reshape(self.shape + flat.shape[1:])
 
 
 CORES = (1, 2, 1, 1, 2, 1, 1)
-"""Dimensions of raw, A, lower, upper, the factor and the box that are not of the batch."""
+"""Number of non-batch dimensions of raw, A, lower, upper, the factor and the two box bounds."""
 
 
 def take_rows(
@@ -104,7 +104,7 @@ def take_rows(
     box_lower: Tensor | float | None = None,
     box_upper: Tensor | float | None = None,
 ) -> Batch:
-    """The record of these arguments, of any batch rank; an error says what does not fit together.
+    """Make the record of these arguments, of any batch rank; raise an error that says what does not fit together.
 
     Args:
         raw: ``(*batch, n)``.
@@ -136,7 +136,7 @@ def take_rows(
 def _check_box(
     batch: torch.Size, raw: Tensor, box_lower: Tensor | float | None, box_upper: Tensor | float | None
 ) -> tuple[torch.Size, tuple[Tensor | None, Tensor | None]]:
-    """The batch joined with that of the box, and the bounds of the box as tensors."""
+    """The batch shape joined with the one of the box, and the bounds of the box as tensors."""
     low, high = (
         check_bound(name, bound, raw, raw.shape[-1])
         for name, bound in (("box_lower", box_lower), ("box_upper", box_upper))
@@ -147,7 +147,7 @@ def _check_box(
 
 
 def _check_factor(factor: Tensor, A: Tensor) -> None:
-    """Refuse a factor of another shape, dtype or device than A."""
+    """Refuse a factor whose shape, dtype or device differs from A's."""
     require_like("factor", factor, A)
     if factor.shape != A.shape:
         expected = f"the shape of A, {tuple(A.shape)}"
@@ -155,10 +155,11 @@ def _check_factor(factor: Tensor, A: Tensor) -> None:
 
 
 def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any, low: Any, high: Any) -> bool:
-    """Whether these need no further check and no other shape; what is odd about others `check_affine` says.
+    """Whether these arguments can be used as they are, with no further check and no reshaping.
 
-    That is raw ``(B, n)``, A ``(B, m, n)`` or ``(m, n)`` with a factor of its shape or none, bounds ``(B, m)`` or
-    ``(m,)``, of a box ``(B, n)`` or ``(n,)``, not all of them None, plain, not empty, of one dtype on one device.
+    They can if raw is ``(B, n)``, A ``(B, m, n)`` or ``(m, n)``, the factor None or of the shape of A, the row bounds
+    ``(B, m)`` or ``(m,)`` and the box bounds ``(B, n)`` or ``(n,)``; not all bounds are None; and all tensors are
+    plain, nonempty, of one dtype and on one device. For any other arguments `check_affine` reports what is wrong.
     """
     if not plain(raw, A, lower, upper, factor, low, high) or (lower is upper is low is high is None):
         return False
@@ -181,9 +182,9 @@ def _ready(raw: Any, A: Any, lower: Any, upper: Any, factor: Any, low: Any, high
 
 
 def _flat(tensor: Tensor, batch: torch.Size, core: int, *, share: bool, eager: bool) -> Tensor:
-    """One argument as ``(B, ...)``; without the batch where all samples share it and it may stay so.
+    """One argument as ``(B, ...)``, or without a batch dimension if `share` allows it and all samples share it.
 
-    A batch of ones is shared as well, but not in a graph, which must not depend on whether a dimension is 1.
+    Batch dimensions of size 1 count as shared too, except in a graph, which must not depend on whether a size is 1.
     """
     tensor = tensor.float() if tensor.dtype in HALF else tensor
     if share and tensor.dim() == core:
@@ -197,22 +198,23 @@ def _flat(tensor: Tensor, batch: torch.Size, core: int, *, share: bool, eager: b
 
 
 def ordered(lower: Tensor, upper: Tensor) -> Tensor:
-    """``lower <= upper``, neither of them NaN or infinite on the wrong side, entry by entry."""
-    return upper - lower >= 0  # infinite ones of one sign leave NaN
+    """``lower <= upper`` elementwise, with neither bound NaN or infinite on the wrong side."""
+    return upper - lower >= 0  # two infinities of the same sign give NaN, which is not >= 0
 
 
 def finite_size(bound: Tensor) -> Tensor:
-    """``|bound|``, zero where there is none: by a comparison, since ONNX calls what leaves float32 infinite."""
+    """``|bound|``, zero where it is infinite; by a comparison, since ONNX calls numbers beyond float32 infinite."""
     size = bound.abs()
     return torch.where(size < torch.inf, size, 0.0)
 
 
 def bound_size(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
-    """``|lower| + |upper|`` of the finite ones, at most twice the nearer to zero and `weight`; one of them is given.
+    """``|lower| + |upper|`` of the finite bounds, capped at ``2 min(|lower|, |upper|) + weight``.
 
-    What rounding of a row is relative to, beside ``|a|_1 |y|``: the farther bound is broken by an ``|a'y|`` beyond it
-    alone, so that 1e20 in the place of infinity says nothing of the other one. `weight` is ``|a|_1``: outputs of size
-    1 give a bound of zero a size.
+    Rounding of a row is measured relative to this, beside ``|a|_1 |y|``. The cap is there because the farther bound
+    only matters for an ``|a'y|`` beyond it: a 1e20 that stands for infinity must not loosen the tolerance of the other
+    bound. `weight` is ``|a|_1``, so that a bound of zero has the size that outputs of size 1 would give it. At least
+    one of the two bounds must be given.
     """
     sides = [side for side in (lower, upper) if side is not None]
     total = reduce(torch.add, [finite_size(side) for side in sides])
@@ -221,17 +223,17 @@ def bound_size(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Te
 
 
 def or_one(size: Tensor) -> Tensor:
-    """``size``, 1 where it is zero: what is divided by it is zero there."""
+    """``size``, with 1 in place of zero: a safe divisor where the numerator is zero as well."""
     return torch.where(size > 0, size, 1.0)
 
 
 def step_limit(A: Tensor) -> int:
-    """Steps of pivoting after which a sample is given up."""
+    """The number of pivoting steps after which a sample is given up."""
     return 10 * sum(A.shape[-2:]) + 50
 
 
 def lead(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
-    """One argument with one dimension before its `core` ones: 1 where all samples share it, else that of the batch."""
+    """One argument with a single leading dimension before its `core` ones: 1 if all samples share it, else B."""
     if tensor.dim() == core:
         return tensor.unsqueeze(0)
     own = tensor.shape[tensor.dim() - core :]
@@ -239,20 +241,20 @@ def lead(tensor: Tensor, batch: torch.Size, core: int) -> Tensor:
 
 
 def dense(tensor: Tensor | None, absent: Tensor) -> Tensor:
-    """The same numbers, one after the other in memory; some memory for no tensor."""
+    """The same numbers, contiguous in memory; `absent` stands in for None, since a kernel needs some address."""
     if tensor is None:
         return absent
     return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 BoxedBatch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, of the box ``(1 or B, n)``."""
+"""A flat batch: raw ``(B, n)``, A ``(1 or B, k, n)``, lower and upper ``(1 or B, k)``, box bounds ``(1 or B, n)``."""
 
 
 def boxed(rows: Batch, dtype: torch.dtype = torch.float64) -> BoxedBatch:
-    """The record as the solvers of a box and rows read it: all in this dtype, infinities for absent bounds.
+    """The record in the form that the solvers of a box and rows take: one dtype, infinities for absent bounds.
 
-    What all samples share leads with a batch of 1.
+    Tensors that all samples share get a leading dimension of 1.
     """
     raw, A, lower, upper, _, box_lower, box_upper = rows[:7]
     k, n = A.shape[-2:]
@@ -267,7 +269,7 @@ def boxed(rows: Batch, dtype: torch.dtype = torch.float64) -> BoxedBatch:
 
 
 def in_double(rows: Batch) -> Batch:
-    """The record as the solvers of any rows read it: float64, bounds ``(B, m)``, infinite where there is none."""
+    """The record in the form that the solvers of general rows take: float64, bounds ``(B, m)``, infinite if absent."""
     raw, A = rows.raw.double(), rows.A.double()
     size = (raw.shape[0], A.shape[-2])
     lower, upper = (

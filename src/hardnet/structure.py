@@ -1,7 +1,7 @@
 """The structure of a polyhedron: general rows beside a box, joined where sets are intersected.
 
-`BoxedRows` is what polyhedral sets hand out; the n rows of its box are written as a matrix only by `dense`. `classify`
-says which solver projects onto it.
+`BoxedRows` is what polyhedral sets return; only `dense` writes the n rows of its box as a matrix. `classify` says which
+solver projects onto it.
 
 Called by `hardnet.rows`, `hardnet.sets.affine` and others.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from hardnet.shapes import joint_batch
 
 MOST_FEW_ROWS = 4
-"""The most rows of the fixed program for the nearest point; each further row doubles it."""
+"""The most rows in the fixed program for the nearest point; each further row doubles its size."""
 MOST_BOX_ROWS = 8
-"""The most rows beside a box that are solved in their multipliers."""
+"""The most rows beside a box for which the solver works in the rows' multipliers."""
 
 Structure = Literal["few rows in a box", "box and few rows", "few rows", "rows"]
-"""What decides who projects onto a polyhedron: `hardnet.functional.nearest.PROJECTIONS`."""
+"""The key into `hardnet.functional.nearest.PROJECTIONS`, the functions that project onto a polyhedron."""
 
 
 class BoxedRows(NamedTuple):
@@ -35,9 +35,9 @@ class BoxedRows(NamedTuple):
         upper: Like `lower`; ``lower == upper`` is an equality.
         box_lower: ``(n,)`` or ``(*batch, n)`` or None.
         box_upper: Like `box_lower`.
-        equality: For each general row whether it was declared an equality, whatever its numbers; None: not known.
-        weight: For each general row what a unit of its slack costs where it may give way, ``(m,)``; 0 where it may not.
-            None: no row may.
+        equality: For each general row whether it was declared an equality, whatever its numbers; None if not known.
+        weight: The cost of a unit of slack for each general row that may be relaxed, 0 for the others, ``(m,)``; None
+            if no row may be relaxed.
     """
 
     A: Tensor
@@ -50,11 +50,11 @@ class BoxedRows(NamedTuple):
 
     @property
     def boxed(self) -> bool:
-        """Whether some coordinate may have a bound of its own."""
+        """Whether there are bounds on single coordinates."""
         return self.box_lower is not None or self.box_upper is not None
 
     def classify(self) -> tuple[Structure, tuple[Tensor | None, ...]]:
-        """Which structure this is, and its numbers as that takes them: with the box beside the rows, or as rows."""
+        """The structure, and the numbers in the form that its solver takes: with a box beside the rows, or as rows."""
         m = self.A.shape[-2]
         if self.boxed and m <= MOST_BOX_ROWS:
             few = m > 0 and m + self.A.shape[-1] <= MOST_FEW_ROWS
@@ -62,21 +62,21 @@ class BoxedRows(NamedTuple):
         return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
 
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """``A, lower, upper`` with the box as n more rows of the identity below."""
+        """``A, lower, upper`` with the box appended below, as the n rows of the identity."""
         if not self.boxed:
             return self.A, self.lower, self.upper
         eye = torch.eye(self.A.shape[-1], dtype=self.A.dtype, device=self.A.device)
         return join_rows([self._replace(box_lower=None, box_upper=None), BoxedRows(eye, *self[3:5])])[:3]
 
     def map(self, function: Callable[[Tensor, int], Tensor]) -> BoxedRows:
-        """Every number through ``function(number, core)``, where core counts its dimensions after the batch."""
+        """Apply ``function(number, core)`` to every tensor, where core counts its dimensions after the batch."""
         names = ("lower", "upper", "box_lower", "box_upper")
         given = {name: number for name in names if (number := getattr(self, name)) is not None}
         return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
 
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:
-    """The intersection: general rows one below the other, boxes clipped to each other."""
+    """The intersection of the parts: general rows stacked, boxes intersected."""
     A = join([part.A for part in parts], dim=-2)
     lower = _join_bounds(parts, "lower", -torch.inf)
     upper = _join_bounds(parts, "upper", torch.inf)
@@ -88,7 +88,7 @@ def join_rows(parts: list[BoxedRows]) -> BoxedRows:
 
 
 def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
-    """The weights of all parts' rows, 0 for those that may not give way; None where no part has any."""
+    """The weights of all parts' rows, 0 for rows that may not be relaxed; None if no part has weights."""
     if all(part.weight is None for part in parts):
         return None
     return torch.cat([part.A.new_zeros(part.A.shape[-2]) if part.weight is None else part.weight for part in parts])
@@ -97,7 +97,7 @@ def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
 def join(pieces: list[Tensor], dim: int = -1) -> Tensor:
     """Concatenate along `dim` (-1 or -2) after broadcasting the batch dimensions, which constants lack.
 
-    A piece without rows tells nothing, such as the matrix of a box.
+    An unbatched piece without rows, such as the matrix of a box, is skipped.
     """
     core = -dim
     pieces = [piece for piece in pieces if piece.shape[dim] or len(piece.shape) > core] or pieces[:1]
@@ -108,7 +108,7 @@ def join(pieces: list[Tensor], dim: int = -1) -> Tensor:
 
 
 def _join_bounds(parts: list[BoxedRows], side: str, absent: float) -> Tensor | None:
-    """One side's bounds of all parts; None where no part has one."""
+    """The bounds of all parts on one side; None if no part has any."""
     bounds = [getattr(part, side) for part in parts]
     if all(bound is None for bound in bounds):
         return None
@@ -120,6 +120,6 @@ def _join_bounds(parts: list[BoxedRows], side: str, absent: float) -> Tensor | N
 
 
 def _tightest(bounds: list[Tensor | None], pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    """The tightest of several bounds of the coordinates; None where there is none."""
+    """The tightest of several bounds on the coordinates; None if there is none."""
     given = [bound for bound in bounds if bound is not None]
     return reduce(pick, given) if given else None

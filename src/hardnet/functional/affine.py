@@ -1,8 +1,8 @@
 """HardNet-Aff: ``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``, in closed form.
 
-One differentiable operation, `ClosedForm`, carries its path (numba on a CPU, Triton on a GPU, plain torch) from the
-forward to the backward. A gradient that is itself differentiated or mapped is `ClosedFormGradients`, whose derivative
-is that of the formulas; forward mode and export run through the formulas alone.
+One autograd function, `ClosedForm`, carries its path (numba on a CPU, Triton on a GPU, plain torch) from the forward
+to the backward. A gradient that is itself differentiated or mapped goes through `ClosedFormGradients`, which
+differentiates the formulas; forward mode and export use the formulas only.
 
 Called by `hardnet.experiments.warmup`, `hardnet.layers.hardnet_aff` and `hardnet.layers.hardnet_eq`.
 """
@@ -38,18 +38,18 @@ from hardnet.rows import Batch, take_rows
 OnInvalid = Literal["raise", "nan"]
 POLICIES = ("raise", "nan")
 RECORDED = ("operator", "blind")
-"""Paths whose backward is made of operations that graphs and batched gradients take; kernels read memory."""
+"""Paths whose backward consists of operations that graphs and batched gradients support; other paths read memory."""
 
 
 class Path(Protocol):
-    """One way to compute the closed form; NaN for a sample that it cannot bring to its bounds to rounding."""
+    """One way to compute the closed form; NaN for a sample that it cannot bring to its bounds up to rounding."""
 
     def wants_factor(self, A: Tensor) -> bool:
-        """Whether both directions must be given ``P = A⁺'``."""
+        """Whether `forward` and `backward` must be given ``P = A⁺'``."""
         ...
 
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
-        """Y ``(B, n)``, what `backward` reads of it, and how many samples are known to have no answer."""
+        """Y ``(B, n)``, the tensors that `backward` needs, and how many samples are known to have no answer."""
         ...
 
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
@@ -63,7 +63,7 @@ PATHS: dict[str, Path] = {
     "torch": TorchPath(look=True),
     "blind": TorchPath(look=False),
 }
-"""Every way to compute the closed form, by the name that `choose` gives it and that the backward finds it by."""
+"""Every way to compute the closed form, by name: `choose` returns a name, and the backward looks the path up by it."""
 
 
 @full_precision
@@ -79,13 +79,13 @@ def enforce_affine(
 ) -> Tensor:
     """``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``, so that ``A y = clamp(A raw, lower, upper)``.
 
-    HardNet-Aff (Min & Azizan): rows that hold stay where they are, violated rows land on their bound, and y - raw
-    lies in the row space of A. A raw output that is inside already is returned bit for bit. The rows of A must be
-    linearly independent (so m <= n). Gradients flow to raw, A, lower and upper, to any order.
+    HardNet-Aff (Min & Azizan): rows that raw satisfies keep their value, violated rows land on their bound, and
+    y - raw is in the row space of A. A raw output already inside the set is returned bit for bit. The rows of A must
+    be linearly independent (so m <= n). Gradients flow to raw, A, lower and upper, to any order.
 
-    Bad numbers (NaN, lower > upper, dependent rows) make NaN of their own sample and leave the others alone. In
-    eager code on a CPU an error that names the samples is raised instead, unless ``on_invalid="nan"``; compiled
-    code, transforms and accelerators never look at values, and there NaN is the answer.
+    A sample with bad numbers (NaN, lower > upper, dependent rows) becomes NaN and does not affect the others. Eager
+    code on a CPU raises an error that names the samples instead, unless ``on_invalid="nan"``. Compiled code,
+    transforms and accelerators never read values, so they always answer with NaN.
 
     Args:
         raw: The network's output, ``(*batch, n)``, in float64, float32, bfloat16 or float16 (the last two are
@@ -94,8 +94,9 @@ def enforce_affine(
         lower: ``(m,)``, ``(*batch, m)`` or a number for all rows; None or -inf where there is no lower bound.
         upper: Like `lower`; ``lower == upper`` is an equality.
         factor: `factorize` of this A, to be reused over many calls; not for an A that requires grad.
-        strict: Let the inequality rows hold for the returned floating-point numbers in exact arithmetic, at the cost
-            of a few roundings of distance to the bound; see `hardnet.functional.rounding_bound` for equalities.
+        strict: Whether the inequality rows must hold in exact arithmetic for the floating-point numbers returned, at
+            the cost of a few roundings of distance to the bound; see `hardnet.functional.rounding_bound` for
+            equalities.
         on_invalid: ``"raise"`` or ``"nan"``.
 
     Returns:
@@ -123,11 +124,11 @@ def enforce_affine(
 
 
 def closed_form(rows: Batch, refuse: bool) -> Tensor:
-    """``y = raw + A⁺ s`` ``(B, n)``; samples without an answer are NaN, or refused where values may be looked at.
+    """``y = raw + A⁺ s`` ``(B, n)``; samples without an answer are NaN, or refused where values may be read.
 
     Args:
         rows: The record of the call.
-        refuse: Whether an error is wanted for samples without an answer.
+        refuse: Whether to raise an error for samples without an answer.
     """
     if rows.mode in ("forward", "export"):
         return by_formula(rows)
@@ -140,7 +141,7 @@ def closed_form(rows: Batch, refuse: bool) -> Tensor:
 
 
 def choose(rows: Batch) -> str:
-    """Compiled code where it takes these rows; else plain torch, with a look at values or without."""
+    """Name the path: a kernel if one takes these rows, else plain torch, which reads values only where it may."""
     kernel = find("closed_form", rows)
     if kernel is not None:
         return kernel.name
@@ -150,18 +151,18 @@ def choose(rows: Batch) -> str:
 
 
 class ClosedForm(torch.autograd.Function):
-    """``y = raw + A⁺ s`` ``(B, n)`` and, without derivative, what the backward of its path reads."""
+    """``y = raw + A⁺ s`` ``(B, n)`` and, without a derivative, the tensors that the backward of its path needs."""
 
     @staticmethod
     @signed
     def forward(path: str, named: torch.Size | None, keep: bool, *numbers: Any) -> tuple[Tensor, ...]:
-        """Y and what is kept; `named` is the batch that an error names samples of, None where NaN is the answer."""
+        """Y and the kept tensors; `named` is the batch shape for errors that name samples, None to answer with NaN."""
         y, kept = _attempt(path, named, Batch(*numbers))
         return (y, *kept) if keep else (y,)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the inputs, and what the path kept."""
+        """Save the inputs and the tensors that the path keeps."""
         ctx.path, _, ctx.keeps, *numbers = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*numbers, *output[1:])
@@ -198,7 +199,7 @@ class ClosedForm(torch.autograd.Function):
 
 
 def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, Kept]:
-    """Y of the path; on a CPU the samples that compiled code gave up are tried again, and refused if that fails."""
+    """Y of the path; samples that the CPU kernels gave up are tried again, and refused if that fails too."""
     A, made = rows.A, None
     if rows.factor is None and PATHS[path].wants_factor(A):
         made = by_qr(to_double(A), A.dtype).to(A.dtype).contiguous()
@@ -216,26 +217,29 @@ def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, 
 
 
 def _split_kept(kept: Kept) -> tuple[Kept, Tensor | None]:
-    """What a path kept, and the samples that were tried again ``(k,)``: whole numbers at the end; None for none."""
+    """The tensors that a path kept, and the indices ``(k,)`` of the samples that were tried again, or None.
+
+    The indices, if any, are the last tensor, recognized by its integer dtype.
+    """
     if kept and kept[-1].dtype == torch.long:
         return kept[:-1], kept[-1]
     return kept, None
 
 
 def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor) -> Gradients:
-    """The gradients with those of some samples by the formulas: the path that gave these up knows none."""
+    """The gradients, with those of the samples `again` from the formulas: the path that gave them up has none."""
     found = formula_gradients(gradient[again], *rows.take(again)[:4])
     put = lambda own, new: own.index_put((again,), new)
     raw, A, lower, upper = put(grads[0], found[0]), grads[1], put(grads[2], found[2]), put(grads[3], found[3])
     if A is not None and A.dim() == 3:
         A = put(A, found[1])
-    elif A is not None and not bool(raw.isnan().any()):  # a sample without an answer spoils the sum
+    elif A is not None and not bool(raw.isnan().any()):  # a sample without an answer makes the sum NaN anyway
         A = formula_gradients(gradient, *rows[:4])[1]
     return raw, A, lower, upper
 
 
 def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
-    """Y ``(B, n)`` whose inequalities hold in exact arithmetic, by the closed form itself on tightened bounds."""
+    """Y ``(B, n)`` whose inequalities hold in exact arithmetic: the closed form applied to tightened bounds."""
     A = rows.A.detach().double()
     factor = PseudoInverse(by_qr(A, A.dtype))
     project = lambda point, low, high: point + factor.solve(signed_violation(times(A, point), low, high))
@@ -243,6 +247,6 @@ def _hold_exactly(y: Tensor, rows: Batch) -> Tensor:
 
 
 def _refuse_rows(A: Tensor) -> None:
-    """Say what is wrong: more rows than outputs, or a factor of a learned A."""
+    """Raise the error that applies: more rows than outputs, or a factor of an A that requires grad."""
     check_rows(A)
     raise UnsupportedSetError(sentence("factor", "None for an A that requires grad", "a factor", "leave it out"))

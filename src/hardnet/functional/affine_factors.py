@@ -1,12 +1,13 @@
 """The factor of A in plain torch, with two operations: ``solve(s) = A⁺ s`` and ``solve_transposed(g) = A⁺' g``.
 
-Three ways, each with its reason. `PseudoInverse` holds ``P = A⁺'`` itself: made once for rows that all samples share;
-for few rows by Gram-Schmidt in elementwise operations, which need no library, no look at a value, and export anywhere;
-for many rows by QR. `Gram` holds a Cholesky factor of ``A A'``, half the work of QR: many rows per sample where values
-may be looked at, since the samples whose rows are too close for it must be found and solved by QR.
+There are three ways to compute it. `PseudoInverse` stores ``P = A⁺'`` itself, one for all samples if they share A. Few
+rows are factored by Gram-Schmidt in elementwise operations, which need no linear algebra library, read no value and can
+be exported anywhere; many rows by QR. `Gram` stores a Cholesky factor of ``A A'``, which is half the work of QR; it is
+used for many rows per sample where values may be read, because samples whose rows are too close to dependent must be
+found and solved by QR.
 
-Rows are divided by their largest entry first, so that no square overflows or vanishes. The factor of rows that are
-dependent to the rounding of their dtype is NaN.
+Rows are divided by their largest entry first, so that no square overflows or underflows. The factor is NaN if rows are
+dependent up to the rounding of their dtype.
 
 Called by `hardnet.functional.affine`, `hardnet.functional.affine_formulas` and users.
 """
@@ -27,16 +28,16 @@ from hardnet.products import times
 from hardnet.shapes import require_float
 
 MOST_EXPORTED_ROWS = 64
-"""The most rows for Gram-Schmidt where a graph is exported, and formats have no factorization."""
+"""The most rows for Gram-Schmidt in an exported graph, whose formats have no factorization."""
 SAFE_DISTANCE = 1e-5
 """Below this squared distance of a unit row from the rows before it, Cholesky is not trusted with the sample."""
 
 
 class Factor(Protocol):
-    """What the closed form needs of A."""
+    """The operations that the closed form needs of A."""
 
     def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that `restore` makes it from again."""
+        """The tensors from which `restore` rebuilds this factor."""
         ...
 
     def solve(self, right: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ class PseudoInverse(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """``A A' = C C'`` of rows divided by `size`, and ``P`` of the samples that are too close for it, if any."""
+    """``A A' = C C'`` of rows divided by `size`, and ``P`` for the samples whose rows are too close to dependent."""
 
     A: Tensor
     size: Tensor
@@ -101,9 +102,9 @@ def make_factor(A: Tensor, dtype: torch.dtype, *, look: bool, exported: bool = F
 
     Args:
         A: The rows.
-        dtype: The dtype that its numbers were given in.
-        look: Whether values may decide what is computed.
-        exported: Whether a graph is exported, to formats without a factorization.
+        dtype: The dtype in which A was given.
+        look: Whether values may be read to decide what is computed.
+        exported: Whether the graph is exported, to formats without a factorization.
     """
     m, n = A.shape[-2:]
     if (m <= MOST_ROWS and m * n <= MOST_NUMBERS) or (exported and m <= MOST_EXPORTED_ROWS):
@@ -114,19 +115,22 @@ def make_factor(A: Tensor, dtype: torch.dtype, *, look: bool, exported: bool = F
 
 
 def restore(A: Tensor, kept: Sequence[Tensor]) -> Factor:
-    """The factor of A from what it `kept`."""
+    """Rebuild the factor of A from the tensors that `Factor.kept` returned."""
     return PseudoInverse(*kept) if len(kept) == 1 else Gram(A, *kept)
 
 
 def rank_tolerance(A: Tensor, dtype: torch.dtype) -> float:
-    """The distance of a unit row from those before it that is taken for rounding of numbers in `dtype`."""
+    """The distance of a unit row from the span of the rows before it below which the rows count as dependent.
+
+    It is what rounding the numbers to `dtype` may cause.
+    """
     return 4 * A.shape[-1] * torch.finfo(dtype).eps
 
 
 def by_gram_schmidt(A: Tensor, dtype: torch.dtype) -> Tensor:
-    """``A⁺' = L⁻' D⁻¹ R`` with ``A = L R``, R orthogonal by Gram-Schmidt, twice for every row, and ``D = R R'``.
+    """``A⁺' = L⁻' D⁻¹ R`` with ``A = L R``, R orthogonal by Gram-Schmidt (two passes per row), and ``D = R R'``.
 
-    Unrolled over the rows; no square root, so that exact numbers stay exact.
+    Unrolled over the rows. There is no square root, so that exact numbers stay exact.
     """
     size = _row_sizes(A)
     rows = (A / size).movedim(0, -1) if A.dim() == 3 else (A / size).unsqueeze(-1)  # (m, n, B): long inner loops
@@ -150,7 +154,7 @@ def by_gram_schmidt(A: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _remove(row: Tensor, R: list[Tensor], squares: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The coefficients ``(k, B)`` of a row ``(n, B)`` along the vectors so far, and what is left of it."""
+    """The coefficients ``(k, B)`` of a row ``(n, B)`` along the k vectors so far, and the remainder of the row."""
     if not R:
         return row[:0], row
     basis, D = torch.stack(R), torch.stack(squares)
@@ -171,7 +175,7 @@ def by_qr(A: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def by_cholesky(A: Tensor, dtype: torch.dtype) -> Gram:
-    """``A A' = C C'`` of unit-sized rows ``(B, m, n)``; QR for the samples, and these alone, that are too close."""
+    """``A A' = C C'`` of unit-sized rows ``(B, m, n)``; QR only for samples whose rows are too close to dependent."""
     size = _row_sizes(A)
     unit = A / size
     gram = torch.bmm(unit, unit.mT)
@@ -183,15 +187,15 @@ def by_cholesky(A: Tensor, dtype: torch.dtype) -> Gram:
 
 
 def nan_where_negative(number: Tensor) -> Tensor:
-    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it poisons bad samples without a branch.
+    """Zero where the number is >= 0, NaN elsewhere: added to an answer, it makes bad samples NaN without a branch.
 
-    Cut from the graph: the derivative of the root at zero would be NaN for every sample.
+    Detached from the graph, since the derivative of the square root at zero would be NaN for every sample.
     """
     return number.detach().clamp_max(0).sqrt()
 
 
 def _row_sizes(A: Tensor) -> Tensor:
-    """The largest entry of every row, ``(..., m, 1)``, a constant for autograd; NaN for a row of zeros."""
+    """The largest absolute entry of every row, ``(..., m, 1)``, a constant for autograd; NaN for a row of zeros."""
     size = A.detach().abs().amax(-1, keepdim=True)
     return torch.where(size > 0, size, torch.nan)
 
@@ -205,7 +209,7 @@ def factorize(A: Tensor) -> Tensor:
         A: ``(m, n)`` or ``(*batch, m, n)`` with linearly independent rows.
 
     Returns:
-        The factor, of the shape, dtype and device of A.
+        The factor, in the shape and dtype and on the device of A.
     """
     require_float("A", A)
     if A.dim() < 2:
@@ -227,5 +231,5 @@ def check_rows(A: Tensor) -> None:
 
 
 def to_double(tensor: Any) -> Any:
-    """Float64, where the device has it; None stays None."""
+    """The tensor in float64 if its device supports that; None stays None."""
     return tensor if tensor is None or tensor.device.type == "mps" else tensor.double()

@@ -1,11 +1,11 @@
-"""``y = raw + A⁺ s`` and its derivative as formulas in torch: what transforms, export and plain machines run.
+"""``y = raw + A⁺ s`` and its derivative as formulas in torch, for transforms, export and machines without kernels.
 
 With ``s = relu(lower - A raw) - relu(A raw - upper)``, ``V = diag(s != 0)``, ``w = A⁺' g``, ``step = A⁺ s`` and
 ``q = (A A')⁻¹ s = A⁺' step``, the gradient g of y gives
 
     g_raw = g - A' V w,   g_lower = w [s > 0],   g_upper = w [s < 0],   g_A = q (g - A' w)' - w step' - V w raw'.
 
-Compiled code says the same in its own language.
+The kernels implement the same formulas.
 
 Called by `hardnet.functional.affine`, which chooses the path.
 """
@@ -34,28 +34,29 @@ from hardnet.rows import Batch, bound_size
 Kept = tuple[Tensor, ...]
 Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 CORRECTIONS, MOST_CORRECTIONS = 2, 16
-"""How often y is corrected with what is left of s at y; at most so often where a look tells who needs it."""
+"""How often y is corrected by the remaining violation at y: always 2 times if no value may be read, else up to 16."""
 VERIFIED = 12
-"""How many roundings of a row's size may be left at y: less than a certificate allows, more than a good answer has."""
+"""The violation that may remain at y, in roundings of a row's size: below what a certificate allows, and above what a
+good answer has."""
 
 
 class TorchPath(NamedTuple):
-    """The formulas in torch, in float64 whatever the dtype, so that float32 rows lose nothing but their rounding.
+    """The formulas in torch, in float64 whatever the dtype, so that float32 rows lose only their final rounding.
 
-    `hardnet.functional.affine.Path` says what its methods do.
+    The methods are documented in `hardnet.functional.affine.Path`.
 
     Attributes:
-        look: Whether values may decide what is computed: how often a sample is corrected, and by which factor.
+        look: Whether values may be read to decide how often a sample is corrected, and by which factor.
     """
 
     look: bool
 
     def wants_factor(self, A: Tensor) -> bool:
-        """It makes its own."""
+        """Never: this path makes its own factor."""
         return False
 
     def forward(self, rows: Batch) -> tuple[Tensor, Kept, int]:
-        """``y = raw + A⁺ s``, corrected by what is left of s at y until that is rounding."""
+        """``y = raw + A⁺ s``, corrected by the remaining violation at y until that is rounding."""
         dtype, wide = rows.raw.dtype, widen(rows)
         made = make_factor(wide.A, dtype, look=self.look) if wide.factor is None else PseudoInverse(wide.factor)
         y, violation = apply_factor(wide, made, dtype, self.look)
@@ -71,12 +72,12 @@ class TorchPath(NamedTuple):
 
 
 def by_formula(rows: Batch) -> Tensor:
-    """``y = raw + A⁺ s`` of a flat batch in differentiable operations alone: any order of derivative, any graph."""
+    """``y = raw + A⁺ s`` of a flat batch, only in differentiable operations: any order of derivative, any graph."""
     dtype = rows.raw.dtype
     raw, A, lower, upper = widen(rows).numbers
     made = make_factor(A, dtype, look=rows.look, exported=rows.mode == "export")
     y = moved(raw, made.solve(signed_violation(times(A, raw), lower, upper)))
-    with torch.no_grad():  # the correction at y is rounding, and so is its derivative
+    with torch.no_grad():  # the correction at y is of the size of rounding, and so is its derivative
         rest = made.solve(to_bounds(times(A, y), lower, upper))
         rounded, rounding = to_double(moved(y, rest).to(dtype)), torch.finfo(dtype).eps
         size = row_size(A.abs().sum(-1), rounded, lower, upper, rounding)
@@ -87,7 +88,7 @@ def by_formula(rows: Batch) -> Tensor:
 def formula_gradients(
     gradient: Tensor, raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The gradients of raw, A, lower and upper ``(B, m)`` in differentiable operations alone, without a look."""
+    """The gradients of raw, A, lower and upper ``(B, m)``, only in differentiable operations that read no value."""
     dtype, wide = raw.dtype, widen(Batch(raw, A, lower, upper))
     violation = signed_violation(times(wide.A, wide.raw), wide.lower, wide.upper)
     made = make_factor(wide.A, dtype, look=False)
@@ -96,11 +97,11 @@ def formula_gradients(
 
 
 class ClosedFormGradients(torch.autograd.Function):
-    """The gradients of raw, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` from that of y."""
+    """The gradients of raw, A ``(B, m, n)`` or ``(m, n)``, lower and upper ``(B, m)`` from the gradient of y."""
 
     @staticmethod
     def forward(gradient: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
-        """The formulas, with the factor of A."""
+        """The formulas at the head of this file, with a new factor of A."""
         return formula_gradients(gradient, *numbers[:4])
 
     @staticmethod
@@ -129,7 +130,7 @@ class ClosedFormGradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """Join the mapped dimension with the batch; a shared A has one gradient per mapped call."""
+        """Merge the mapped dimension into the batch; a shared A has one gradient per mapped call."""
         sizes, flat = join_batches(info.batch_size, in_dims, inputs, (1, 1, 2, 1, 1, 2), share=False)
         found: Any = ClosedFormGradients.apply(*flat)
         grads = [grad.unflatten(0, sizes) for grad in found]
@@ -139,28 +140,28 @@ class ClosedFormGradients(torch.autograd.Function):
 
 
 def careful(rows: Batch) -> Tensor:
-    """Y of the samples that compiled code gave up, by QR in float64; NaN where that fails too."""
+    """Y of the samples that the kernels gave up, by QR in float64; NaN where that fails too."""
     wide = widen(rows)
     return apply_factor(wide, PseudoInverse(by_qr(wide.A, rows.raw.dtype)), rows.raw.dtype, look=True)[0]
 
 
 def widen(rows: Batch) -> Batch:
-    """The same numbers in float64, where the device has it."""
+    """The same numbers in float64 if the device supports it."""
     return Batch._make((*map(to_double, rows[:5]), *rows[5:]))
 
 
 def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype, look: bool) -> tuple[Tensor, Tensor]:
     """Y ``(B, n)`` in `dtype`, NaN for samples that do not reach their bounds, and s ``(B, m)``.
 
-    The first step leaves rounding relative to the terms of A raw, which may be far larger than those of A y, and the
-    error of the factor: every sample is corrected at y once, on all rows, since a step on some of them alone leads
-    away from the formula. Where a look is free, the samples that need it are corrected again.
+    The first step leaves the error of the factor, and rounding relative to the terms of A raw, which may be far larger
+    than those of A y. So every sample is corrected at y, on all rows, since a step on only some of them would deviate
+    from the formula. Where values may be read, only samples that need it are corrected more than once.
 
     Args:
         rows: In float64.
         made: The factor of A.
-        dtype: That of the answer.
-        look: Whether values may decide how often a sample is corrected.
+        dtype: The dtype of the answer.
+        look: Whether values may be read to decide how often a sample is corrected.
     """
     raw, A, lower, upper = rows[:4]
     rounding, weight = torch.finfo(dtype).eps, A.abs().sum(-1)
@@ -174,7 +175,7 @@ def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype, look: bool) -> t
             needs = unverified(rest, row_size(weight, y, lower, upper, rounding), rounding / 4)
             if not bool(needs.any()):
                 if y.dtype == dtype:
-                    return y, violation  # verified, and not rounded any more
+                    return y, violation  # already verified, and no rounding to a narrower dtype follows
                 break
             rest = torch.where(needs.unsqueeze(-1), rest, 0)
         y = moved(y, made.solve(rest))
@@ -185,28 +186,28 @@ def apply_factor(rows: Batch, made: Factor, dtype: torch.dtype, look: bool) -> t
 
 
 def pull_back(gradient: Tensor, rows: Batch, violation: Tensor, made: Factor, wants_matrix: bool) -> Gradients:
-    """The gradients at the head of this file from the factor and s; differentiable where the factor is."""
+    """The gradients as at the head of this file, from the factor and s; differentiable if the factor is."""
     A, w = rows.A, made.solve_transposed(gradient)
     active, below, above = split_by_side(violation, w)
     grad_raw = gradient - times(A.mT, active)
     if not wants_matrix:
         return grad_raw, None, below, above
     step = made.solve(violation)
-    square = A.shape[-1] == A.shape[-2]  # then nothing but rounding lies across the rows, which q would enlarge
+    square = A.shape[-1] == A.shape[-2]  # then g - A'w is nothing but rounding, which q would amplify
     across = torch.zeros_like(gradient) if square else gradient - times(A.mT, w)
     left = (made.solve_transposed(step), -w, -active)
     return grad_raw, outer_sum(A, left, (across, step, rows.raw)), below, above
 
 
 def to_bounds(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """``s = clamp(p, lower, upper) - p`` for bounds that are known to be valid."""
+    """``s = clamp(p, lower, upper) - p``, for bounds known to be valid."""
     return product.clamp(lower, upper) - product
 
 
 def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
     """``s = relu(lower - p) - relu(p - upper) = clamp(p, lower, upper) - p``, NaN for samples with invalid numbers.
 
-    Invalid is lower > upper, lower = +inf, upper = -inf, NaN, or an infinite product.
+    Invalid are lower > upper, lower = +inf, upper = -inf, NaN, and an infinite product.
     """
     largest = torch.finfo(product.dtype).max
     room = torch.full_like(product, largest) if lower is None or upper is None else upper - lower
@@ -218,33 +219,36 @@ def signed_violation(product: Tensor, lower: Tensor | None, upper: Tensor | None
 
 
 def split_by_side(violation: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``w`` on the violated rows (V w), on those below their lower and above their upper bound; zero elsewhere."""
+    """``w`` on the violated rows (V w), on rows below their lower bound, and on rows above their upper bound.
+
+    Each is zero elsewhere.
+    """
     side = violation.sign()
     active, below = w * side * side, w * side.clamp_min(0)
     return active, below, active - below
 
 
 def moved(raw: Tensor, step: Tensor) -> Tensor:
-    """``raw + step``, and raw itself, bit for bit, where the step is zero: ``-0.0 - (0 - 0.0)`` keeps its sign."""
+    """``raw + step``, which is raw bit for bit where the step is zero: ``-0.0 - (0 - 0.0)`` keeps its sign."""
     return raw - torch.rsub(step, 0)
 
 
 def row_size(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None, rounding: float) -> Tensor:
-    """``|a|_1 max |y| + |bounds|``: what the rounding of a row is relative to, ``(B, m)``; `weight` is ``|a|_1``.
+    """``|a|_1 max |y| + |bounds|``, ``(B, m)``, to which the rounding of a row is relative; `weight` is ``|a|_1``.
 
-    As in a certificate, outputs count as at least one rounding of 1 where all bounds of a row are 0: then nothing else
-    says what is small.
+    Where all bounds of a row are 0, one rounding of ``|a|_1`` replaces them, as in a certificate: nothing else defines
+    what is small there.
     """
     bounds = torch.zeros_like(weight) if lower is None and upper is None else bound_size(lower, upper, weight)
     return weight * y.abs().amax(-1, keepdim=True) + torch.where(bounds > 0, bounds, rounding * weight)
 
 
 def unverified(rest: Tensor, size: Tensor, rounding: float) -> Tensor:
-    """Samples ``(B,)`` of which some row is off its bounds by more than `VERIFIED` roundings of its size.
+    """Samples ``(B,)`` with a row that misses its bounds by more than `VERIFIED` roundings of its size.
 
     Args:
-        rest: ``clamp(A y, lower, upper) - A y``, ``(B, m)``; not finite is not verified.
-        size: That of the rows at y, `row_size`.
-        rounding: Of the dtype that y is rounded to.
+        rest: ``clamp(A y, lower, upper) - A y``, ``(B, m)``; a sample with non-finite entries is unverified.
+        size: The size of the rows at y, from `row_size`.
+        rounding: The machine epsilon of the dtype that y is rounded to.
     """
     return ~(rest.abs() <= VERIFIED * rounding * size).all(-1)

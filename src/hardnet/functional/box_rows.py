@@ -1,8 +1,8 @@
 """The Euclidean projection onto a box and a few rows, with its derivative; the box stays a box.
 
-``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows decide it: see
-`hardnet.solvers.polyhedron.box_rows`. Eager calls take one autograd function; under compile, export and torch.func
-everything is plain tensor operations without a look at values.
+``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows determine y: see
+`hardnet.solvers.polyhedron.box_rows`. Eager calls use one autograd function; under compile, export and torch.func
+everything is plain tensor operations that read no value.
 
 Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and others.
 """
@@ -59,8 +59,9 @@ def project_box_rows(
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
 
-    Every coordinate is exactly inside the box, rows hold to rounding. A raw output inside the set is returned bit for
-    bit, and a sample's answer does not depend on its batch mates. The solver works in float64 whatever the dtype.
+    Every coordinate is exactly inside the box, and rows hold to rounding. A raw output inside the set is returned bit
+    for bit, and a sample's answer does not depend on the other samples of the batch. The solver works in float64
+    whatever the dtype.
 
     Args:
         raw: ``(*batch, n)``.
@@ -69,18 +70,18 @@ def project_box_rows(
         upper: Like `lower`; None is +inf.
         box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
         box_upper: Like `box_lower`; None is +inf.
-        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that what
-            would pull an active row or bound back inside passes.
+        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that
+            gradients that pull an active row or bound back inside pass.
         strict: Whether rows with room between their bounds must hold in exact arithmetic for the numbers returned.
-        on_infeasible: What an empty set gives: ``"auto"`` an `InfeasibleError` on a CPU in eager mode, else NaN for
-            that sample; ``"raise"`` the error always; ``"nearest"`` the compromise with the least sum of squared
-            distances to rows and box; ``"nan"``.
-        on_invalid: What NaN, an infinite A or raw, or lower > upper give on a CPU in eager mode: an error, or NaN for
-            that sample alone.
+        on_infeasible: What to do with an empty set: ``"auto"`` raises an `InfeasibleError` on a CPU in eager mode and
+            else returns NaN for that sample; ``"raise"`` always raises; ``"nearest"`` returns the compromise with the
+            least sum of squared distances to rows and box; ``"nan"`` returns NaN.
+        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper on a CPU in eager mode: ``"raise"`` an
+            error, or return ``"nan"`` for that sample alone.
 
     Returns:
-        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where no
-        look is possible, a sample that did not converge is NaN as well.
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where
+        values cannot be read, a sample that did not converge is NaN as well.
     """
     rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
     if A.shape[-2] > MOST_BOX_ROWS:
@@ -96,7 +97,7 @@ def project_box_rows(
 
 
 def project(rows: Batch, options: Options) -> Tensor:
-    """The nearest points ``(B, n)`` of a record of a box and few rows, in the dtype of its raw."""
+    """The nearest points ``(B, n)`` for a record of a box and few rows, in the dtype of its raw."""
     asks = options.on_infeasible in ASKING
     if asks and not may_wait():
         remedy = "pass 'auto' or 'nan', which give NaN for an empty set here"
@@ -115,7 +116,7 @@ def project(rows: Batch, options: Options) -> Tensor:
 
 
 def hold_in_box(y: Tensor, rows: Batch, flat: BoxedBatch) -> Tensor:
-    """Y inside the box whose rows hold in exact arithmetic, by projection onto the box and tightened rows."""
+    """Y inside the box, with rows that hold in exact arithmetic, by projecting onto the box and tightened rows."""
     _, A, lower, upper, *box = (part.detach() for part in flat)
     eps = torch.finfo(torch.float64).eps
 
@@ -128,7 +129,7 @@ def hold_in_box(y: Tensor, rows: Batch, flat: BoxedBatch) -> Tensor:
 
 
 def _rounded(y: Tensor, rows: Batch) -> Tensor:
-    """Y in the dtype of raw; what that cannot hold is an error where a look is free, else NaN for that sample."""
+    """Y in the dtype of raw; a sample that overflows it is an error where values may be read, else NaN."""
     dtype = rows.raw.dtype
     narrowed = y.to(dtype)
     if rows.look and not bool(narrowed.isinf().any()):
@@ -141,7 +142,7 @@ def _rounded(y: Tensor, rows: Batch) -> Tensor:
 
 
 def _eager(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
-    """One autograd function over the solver, or the solver alone where no derivative is asked for."""
+    """One autograd function around the solver, or the solver alone if no derivative is needed."""
     if not rows.learned:
         found = find_in_box(flat, rows)
         return found.y, found
@@ -150,7 +151,7 @@ def _eager(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcom
 
 
 def _traced(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
-    """The solver on detached numbers, and the bits of its answer with the derivative of a smooth formula."""
+    """Solve on detached numbers, and give the answer, bit for bit, the derivative of a smooth formula."""
     rounding = torch.finfo(rows.raw.dtype).eps
     with torch.no_grad():
         found = solve(*(part.detach() for part in flat), rounding=rounding, mode=rows.mode)
@@ -165,7 +166,7 @@ def _traced(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outco
 
 
 def _answer_bad_samples(y: Tensor, found: Outcome, rows: Batch, options: Options) -> Tensor:
-    """Raise, warn or compromise where the options ask for it and a look is possible; y has NaN for bad samples."""
+    """Raise, warn or compromise as the options say, where values can be read; y has NaN for bad samples."""
     status, residual = found.status, found.residual
     if not (rows.look or options.on_infeasible in ASKING) or not bool(
         ((status != int(Status.SOLVED)) | (residual > PROVED)).any()
@@ -182,16 +183,16 @@ def _answer_bad_samples(y: Tensor, found: Outcome, rows: Batch, options: Options
 
 
 def _compromise(y: Tensor, empty: Tensor, rows: Batch) -> Tensor:
-    """Empty sets as n + k dense rows, whose projection knows the compromise."""
+    """Solve empty sets as n + k dense rows: the general projection has the compromise."""
     some = rows.take(empty.nonzero().squeeze(-1)).dense()
     nearest = polyhedron.project(some, Options(on_infeasible="nearest"))
     return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
 def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
-    """By a kernel where one takes the batch, else in plain torch; what is left open is settled where a look is free.
+    """Solve by a kernel if one takes the batch, else in plain torch; `flat` is ``boxed(rows)``.
 
-    `flat` is what `boxed` makes of `rows`.
+    Samples that did not converge are settled by other solvers where values may be read.
     """
     rounding, kernel = torch.finfo(rows.raw.dtype).eps, find("box_rows", rows)
     if kernel is None:
@@ -204,11 +205,11 @@ def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
 
 
 class _Projection(torch.autograd.Function):
-    """y and, without derivative, the rest of the `Outcome`."""
+    """y and, without a derivative, the rest of the `Outcome`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Batch, tangent: bool, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Solve; keep what the derivative reads."""
+        """Solve, and save what the derivative needs."""
         found = find_in_box(flat, rows)  # pyright: ignore[reportArgumentType]
         ctx.tangent = tangent
         ctx.save_for_backward(*flat, *found)
@@ -218,7 +219,7 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The implicit derivative; where it is differentiated again, that of the smooth formula."""
+        """The implicit derivative; if it is differentiated again, the derivative of the smooth formula instead."""
         if grads[0] is None:
             return (None,) * 8
         inputs, found = ctx.saved_tensors[:6], Outcome(*ctx.saved_tensors[6:])

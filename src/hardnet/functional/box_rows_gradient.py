@@ -1,12 +1,12 @@
-"""The derivative of the projection onto a box and a few rows, from the places that the solver found.
+"""The derivative of the projection onto a box and a few rows, from the active bounds that the solver found.
 
 With F the free coordinates, J the active rows and g the cotangent of y,
 
     w = (A_JF A_JF')^-1 A_JF g_F,   u_F = g_F - A_JF' w:
 
-raw receives u, active row bounds w, coordinates at a bound pass ``g_i - a_i'w`` to it, and A_J ``-dual u' - w y'``.
-Coordinates that touch a bound without a multiplier are free, rows that do so inactive. Fixed coordinates and equalities
-share what they pass evenly between their two equal bounds.
+raw receives u, active row bounds w, the bound of a held coordinate ``g_i - a_i'w``, and A_J ``-dual u' - w y'``.
+Coordinates that touch a bound with a zero multiplier are free, and such rows are inactive. The two equal bounds of a
+fixed coordinate or an equality receive half each.
 
 Called by `hardnet.functional.box_rows`.
 """
@@ -28,7 +28,7 @@ from hardnet.solvers.solution import Status
 
 
 class Cotangents(NamedTuple):
-    """What the six inputs receive, sample by sample; A as the pairs ``-dual u' - w y'``."""
+    """What the inputs receive, sample by sample; for A only w, used by `matrix_cotangent` for ``-dual u' - w y'``."""
 
     raw: Tensor
     w: Tensor
@@ -39,7 +39,7 @@ class Cotangents(NamedTuple):
 
 
 def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
-    """Y ``(B, n)`` as a smooth function of all six, on the places that were found: right to any order.
+    """Y ``(B, n)`` as a smooth function of all six inputs, on the active bounds found: correct to any order.
 
     ``y_F = raw_F - A_JF' dual`` with ``A_JF A_JF' dual = A_J base - target_J``, where base is raw on F and the bounds
     elsewhere.
@@ -57,7 +57,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
 
 
 def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: bool) -> Cotangents:
-    """The same to first order in one pass, for the cotangent `grad` ``(B, n)`` of y."""
+    """The first derivative in one pass, for the cotangent `grad` ``(B, n)`` of y."""
     good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
     A = torch.where(inputs[1].isfinite(), inputs[1], 0.0)
     free, active = (found.place == 0) & good, (found.side != 0) & good
@@ -86,9 +86,10 @@ def matrix_cotangent(found: Cotangents, y: Tensor, dual: Tensor, side: Tensor, u
 
 
 def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor, mode: str = "eager") -> Tensor:
-    """``argmin |u - g|`` over u for which y - t u stays in the set for small t: the projection of g on a cone.
+    """``argmin |u - g|`` over u for which y - t u stays in the set for small t: the projection of g onto a cone.
 
-    Coordinates at their upper bound may only fall, so u >= 0 there; likewise for rows: a box and rows again.
+    Coordinates at their upper bound may only decrease, so u >= 0 there, and likewise for rows. The cone is again a box
+    and rows.
     """
     ends = lambda code: (
         torch.where((code == 1) | (code == 2), 0.0, -torch.inf).double(),
@@ -101,7 +102,7 @@ def feasible_descent(grad: Tensor, A: Tensor, found: Outcome, good: Tensor, mode
 
 
 def _harmless(inputs: BoxedBatch, good: Tensor) -> BoxedBatch:
-    """Zeros for samples without an answer and for infinite bounds, so that no derivative meets a NaN."""
+    """The inputs with zeros for samples without an answer and for infinite bounds, so that no derivative is NaN."""
     clean = lambda part, keep: torch.where(keep & part.isfinite(), part, 0.0)
     raw, A, *bounds = inputs
     A = torch.where(A.isfinite(), A, 0.0)
@@ -109,13 +110,13 @@ def _harmless(inputs: BoxedBatch, good: Tensor) -> BoxedBatch:
 
 
 def _held(code: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The bound that a code names: -1 the lower, 1 the upper, 2 the middle of both, 0 none."""
+    """The bound that a code selects: -1 the lower, 1 the upper, 2 the middle of both, 0 none (zero)."""
     middle = torch.where(code == 2, 0.5 * low + 0.5 * high, 0.0)
     return torch.where(code == 1, high, torch.where(code == -1, low, middle))
 
 
 def differentiate_again(grad: Tensor, inputs: BoxedBatch, found: Outcome, tangent: bool) -> tuple[Tensor | None, ...]:
-    """A first derivative that can be differentiated: autograd on the smooth formula."""
+    """The first derivative in a form that can be differentiated again: autograd on the smooth formula."""
     if tangent:
         remedy = "pass gradient='exact'"
         raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
@@ -128,7 +129,7 @@ def differentiate_again(grad: Tensor, inputs: BoxedBatch, found: Outcome, tangen
 def deliver(
     passed: Cotangents, grad: Tensor, inputs: BoxedBatch, found: Outcome, needed: tuple[bool, ...], tangent: bool
 ) -> tuple[Tensor | None, ...]:
-    """What each input asked for, summed over the samples where all share it."""
+    """The gradient of each input that needs one, summed over the samples if all share it."""
     summed = lambda part, like: part.sum(0, keepdim=True) if len(like) == 1 < len(part) else part
     parts: list[Tensor | None] = [None] * 6
     for number, part in ((0, passed.raw), (2, passed.lower), (3, passed.upper), (4, passed.box_lower)):
@@ -153,13 +154,13 @@ class Tangent(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the places."""
+        """Save A, the active bounds and the status."""
         ctx.save_for_backward(*inputs[1:5])
         ctx.mode = inputs[5]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The projection of the cotangent on the cone of feasible descent."""
+        """The projection of the cotangent onto the cone of feasible descent."""
         A, place, side, status = ctx.saved_tensors
         found = Outcome(grads[0], place, side, side, status, status)
         descent = feasible_descent(grads[0], A, found, (status == 0).unsqueeze(-1), ctx.mode)

@@ -1,15 +1,16 @@
-"""Derivatives written once: the implicit one of a projection, values with another gradient, and batches under vmap.
+"""Shared derivatives: the implicit derivative of a projection, values with another gradient, and batches under vmap.
 
 At ``y = argmin h(y)  subject to  c_J(y) = 0`` with Hessian W of the Lagrangian and gradient rows C of the active
-constraints, a change of the optimality conditions moves y by the inverse of ``[W C'; C 0]``. Its transpose
-takes the cotangent g of y to
+constraints, a perturbation of the optimality conditions moves y by the inverse of ``[W C'; C 0]``. Its transpose maps
+the cotangent g of y to
 
     u = W^-1 (g - C'w) = (W^-1 - W^-1 C'(C W^-1 C')^+ C W^-1) g,      w = (C W^-1 C')^+ C W^-1 g.
 
-u is the cotangent of raw, w that of the right-hand sides of the active constraints; every other number p of the
+u is the cotangent of raw, and w the one of the right-hand sides of the active constraints; every other number p of the
 set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
-`keep_value` and `leak_gradient` give a value the gradient of something else, `along_tangent` one that does not vanish.
+`keep_value` and `leak_gradient` give a value another gradient; `along_tangent` adds the gradient that pulls violated
+rows back inside.
 
 Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 """
@@ -31,7 +32,7 @@ Bound = Tensor | None
 
 
 def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``(u, w)`` with ``[W C_J'; C_J 0] (u, w) = (g, 0)``; dependent rows share w by the pseudo-inverse.
+    """``(u, w)`` with ``[W C_J'; C_J 0] (u, w) = (g, 0)``; dependent rows share w through the pseudo-inverse.
 
     Args:
         grad: Cotangent g of y, ``(B, n)``.
@@ -50,21 +51,21 @@ def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None
 
 
 def masked_vjp(grad: Tensor, C: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """`implicit_vjp` for W the identity, by one factor of full size and without a look."""
+    """`implicit_vjp` for W = I, by one factor of full size, without reading values."""
     w = solve_unseen(C, active, times(C, grad))
     return grad - times(C.mT, w), w
 
 
 def last_derivative(what: str, grads: Sequence[Bound], inputs: Sequence[Any]) -> tuple[Bound, ...]:
-    """First derivatives as they are; whoever asks for theirs is refused in one sentence.
+    """The first derivatives, unchanged; differentiating them again raises an error.
 
-    torch's own `once_differentiable` forgets the inputs: a second derivative to these was taken for zero where unused
-    inputs are allowed, as in ``torch.autograd.functional.hessian``.
+    torch's own `once_differentiable` drops the link to the inputs: where unused inputs are allowed, as in
+    ``torch.autograd.functional.hessian``, a second derivative would silently be zero.
 
     Args:
-        what: What has no second derivative, in a phrase for people.
+        what: A phrase that names the function without second derivatives in the error message.
         grads: The first derivatives, from a backward without a graph.
-        inputs: The inputs they belong to; what is no tensor is left out.
+        inputs: The inputs they belong to; anything that is not a tensor is ignored.
     """
     if not torch.is_grad_enabled():
         return tuple(grads)
@@ -73,7 +74,7 @@ def last_derivative(what: str, grads: Sequence[Bound], inputs: Sequence[Any]) ->
 
 
 class _Last(torch.autograd.Function):
-    """A gradient with a history that cannot be walked."""
+    """A gradient that stays connected to its inputs but raises when it is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, what: str, grad: Tensor, *history: Tensor) -> Tensor:
@@ -87,14 +88,14 @@ class _Last(torch.autograd.Function):
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:
-    """The bits of `value` with the gradient of y."""
+    """`value`, bit for bit, with the gradient of y."""
     return value.detach() + (y - y.detach())
 
 
 def leak_gradient(y: Tensor, raw: Tensor, leak: float) -> Tensor:
-    """The value of y, with gradient ``(1 - leak) dy/draw + leak I``: a share passes the enforcement straight through.
+    """The value of y with gradient ``(1 - leak) dy/draw + leak I``: a share bypasses the enforcement.
 
-    Biased, but never against the true gradient of a projection, since both agree on its range.
+    The result is biased, but never opposes the true gradient of a projection, since both agree on its range.
     """
     if y.shape != raw.shape:
         expected = f"the shape of y, {tuple(y.shape)}"
@@ -106,13 +107,13 @@ def leak_gradient(y: Tensor, raw: Tensor, leak: float) -> Tensor:
 def join_batches(
     mapped: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...], cores: tuple[int, ...], share: bool = True
 ) -> tuple[tuple[int, int], list[Any]]:
-    """The mapped size and batch of the first argument, and all arguments with these two dimensions joined.
+    """The mapped size and batch size of the first argument, and all arguments with these two dimensions merged.
 
     Args:
         mapped: Size of the mapped dimension.
-        in_dims: Where each argument has it, or None.
+        in_dims: The position of the mapped dimension in each argument, or None.
         inputs: Tensors with one batch dimension or none (shared), or None.
-        cores: How many dimensions each has behind the batch.
+        cores: How many dimensions each has after the batch.
         share: Whether an argument that is neither mapped nor batched may stay shared.
     """
     samples = inputs[0].shape[0] if in_dims[0] != 0 else inputs[0].shape[1]
@@ -121,7 +122,7 @@ def join_batches(
 
 
 def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, int], share: bool) -> Tensor | None:
-    """A tensor with `core` trailing dimensions, its mapped and batch dimension made one; shared ones may stay so."""
+    """A tensor with `core` trailing dimensions, its mapped and batch dimensions merged; a shared one may stay so."""
     if tensor is None or (at is None and tensor.dim() == core and share):
         return tensor
     tensor = tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
@@ -131,18 +132,18 @@ def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, in
 
 
 class _Tangent(torch.autograd.Function):
-    """The identity on y that lets through to raw what would pull a violated row back inside."""
+    """The identity on y that passes raw the part of the gradient that would pull a violated row back inside."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor, beside: Tensor) -> Tensor:
-        """Y as it is."""
+        """A copy of y."""
         return y.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the rows, which of them raw violates, and which have a share in the gradient."""
+        """Save the rows, which of them raw violates, and which share the gradient."""
         ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
@@ -154,9 +155,10 @@ class _Tangent(torch.autograd.Function):
 
 
 def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound, *, every: bool = False) -> Tensor:
-    """Y with the backward along the tangent cone: what pushes a violated row deeper outside is dropped, as always.
+    """Y with a backward along the tangent cone: raw also receives what pulls a violated row back inside.
 
-    The gradient is shared among the violated rows, or among `every` row for the closed form, which keeps them all.
+    The part that pushes such a row further outside is dropped, as in the exact gradient. The gradient is shared among
+    the violated rows, or among all rows with `every`, for the closed form, which holds the satisfied ones too.
     """
     refuse_forward_tangent()
     rows, side = _violated(y, raw, A, lower, upper)
@@ -165,7 +167,7 @@ def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound,
 
 @torch.no_grad()
 def _violated(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound) -> tuple[Tensor, Tensor]:
-    """Unit rows in float64 and, for the inequalities that raw violates and that hold y, +1 above or -1 below."""
+    """Unit rows in float64, and the side of the inequalities that raw violates and y meets: +1 above, -1 below."""
     rows = A.detach().double()
     length = torch.linalg.vector_norm(rows / rows.abs().amax(-1, keepdim=True).clamp_min(1e-300), dim=-1, keepdim=True)
     scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-300) * length.clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""Sets whose exact projection is one formula: the box, the simplex, the ball and the two cones of curved sets.
+"""Sets whose exact projection is one formula: the box, the simplex, the ball, and the second-order and PSD cones.
 
 Called by `hardnet.functional.box_rows`, `hardnet.sets.affine`, `hardnet.sets.simplex` and others.
 """
@@ -59,8 +59,8 @@ def project_box(
 def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Policy = "raise") -> Tensor:
     """``argmin |y - raw|  s.t.  y >= 0, sum(y) = total``: ``y = relu(raw - shift)``.
 
-    With raw sorted downwards, ``shift = max_k (raw_1 + ... + raw_k - total) / k``. Sums run in float64. On a CPU in
-    eager mode the compiled code for a box and one row finds it without sorting.
+    With raw sorted in descending order, ``shift = max_k (raw_1 + ... + raw_k - total) / k``. Sums are in float64. On a
+    CPU in eager mode the kernel for a box and one row finds it without sorting.
 
     Args:
         raw: ``(*batch, n)``.
@@ -82,7 +82,7 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
 
 
 def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
-    """The box ``[0, inf)`` and a row of ones, in O(n); None where no compiled code takes it."""
+    """The simplex as the box ``[0, inf)`` and a row of ones, in O(n); None if no kernel takes it."""
     if not (may_look(raw) and plain(raw, total)):
         return None
     n, batch = raw.shape[-1], joint_batch(raw.shape[:-1], total.shape)
@@ -100,7 +100,7 @@ def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
 
 
 class _OnSupport(torch.autograd.Function):
-    """y, given with its support; a change of raw or of the total moves the entries there alone, and their mean."""
+    """y, given with its support: changes of raw or of the total move only the entries of the support."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, total: Tensor, y: Tensor, support: Tensor) -> Tensor:
@@ -121,11 +121,11 @@ class _OnSupport(torch.autograd.Function):
 def _simplex_by_sorting(raw: Tensor, total: Tensor) -> Tensor:
     """``raw - mean(raw over the support) + total / |support|`` on the support, which sorting finds.
 
-    Raw is taken from its largest entry, so that a common offset costs no digits. An entry at zero without a multiplier
-    is in the support.
+    The largest entry is subtracted from raw first, so that a common offset costs no digits. An entry at zero with a
+    zero multiplier is in the support.
     """
     exact, aim = raw.double(), total.unsqueeze(-1)
-    # what is farther from the largest than the total is zero, so infinity may be cut
+    # entries farther below the largest than the total become zero anyway, so infinity may be clipped
     away = (exact - exact.detach().amax(-1, keepdim=True)).clamp_min(-torch.finfo(torch.float64).max)
     ordered = away.detach().sort(dim=-1, descending=True).values
     count = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=torch.float64)
@@ -151,7 +151,7 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
     reach = radius.unsqueeze(-1)
     offset = raw - center
     outside = length(offset.detach()) > reach
-    # the norm is taken of a harmless vector where it is not used: at zero its gradient is NaN
+    # where the norm is not used, take it of a harmless vector: at zero its gradient is NaN
     distance = length(torch.where(outside, offset, 1.0))
     y = torch.where(outside, _drawn_in(center + offset * (reach / distance), center, reach), raw)
     bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
@@ -166,7 +166,8 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
 def solve_ball(raw: Tensor, center: Tensor, radius: Tensor) -> Solution:
     """`project_ball` with its multipliers ``(raw - y, -|raw - y|)``, ``(*batch, n + 1)``, status and residual.
 
-    They are those of the cone ``|y - center| <= radius``; the residual is how far y is outside, in parts of its size.
+    The multipliers are those of the cone ``|y - center| <= radius``; the residual is how far y is outside the ball,
+    relative to the size of its terms.
     """
     y = project_ball(raw, center, radius, on_invalid="nan")
     bad, step = y.isnan().any(-1), raw - y
@@ -179,7 +180,7 @@ def solve_ball(raw: Tensor, center: Tensor, radius: Tensor) -> Solution:
 
 
 def _drawn_in(y: Tensor, center: Tensor, reach: Tensor) -> Tensor:
-    """Undo the rounding that may leave y outside by an ulp or two: shrink the offset by that much."""
+    """Undo the rounding that may leave y outside by an ulp or two, by shrinking the offset by that much."""
     offset = (y - center).detach()
     shrunk = center.detach() + offset * (1 - 2 * torch.finfo(y.dtype).eps)
     return keep_value(y, torch.where(length(offset) > reach, shrunk, y))
@@ -213,7 +214,7 @@ def project_second_order_cone(z: Tensor) -> Tensor:
 def project_psd(X: Tensor) -> Tensor:
     """``V relu(Lambda) V'`` of the symmetric part of X: the nearest positive semidefinite matrix.
 
-    The derivative needs no gap between eigenvalues: only differences across the sign enter.
+    The derivative needs no gap between eigenvalues: only differences between eigenvalues of opposite sign enter.
 
     Args:
         X: ``(*batch, k, k)``; its antisymmetric part is dropped.

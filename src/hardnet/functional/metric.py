@@ -1,10 +1,10 @@
 """The nearest point in another metric: ``argmin (y - raw)'W(y - raw)  subject to  lower <= A y <= upper``.
 
-With ``W = L L'`` and ``z = L'y`` it is the nearest point in the plane of z, under the rows ``A L^-T``. For a diagonal W
-the change of variables is a scale of each output.
+With ``W = L L'`` and ``z = L'y`` this is the Euclidean nearest point in the variables z, with the rows ``A L^-T``. For
+a diagonal W the change of variables scales each output.
 
-A rounding of z is one of y times the condition of L, so that rows which z meets may be violated at ``y = L^-T z``. They
-are met again by a step from y, the least one in W, whose rounding is that of a tiny number.
+Mapping z back to ``y = L^-T z`` multiplies its rounding by the condition number of L, so rows that z satisfies may be
+violated at y. A step from y, the shortest in W, corrects that; the step is tiny, and so is its rounding.
 
 Called by `hardnet.functional.polyhedron` and `hardnet.functional.solve`.
 """
@@ -26,11 +26,11 @@ from hardnet.rows import Batch
 from hardnet.shapes import require_like
 
 LAST = 1e-9
-"""Violations, relative to the terms of a row, that are so small that the way back may be the shortest in any metric."""
+"""The largest violation, relative to the terms of a row, for which the correction may use the Euclidean metric."""
 
 
 class InMetric(NamedTuple):
-    """Y ``(B, n)``, and by how much its rows are violated beyond rounding, in their terms ``(B,)``."""
+    """Y ``(B, n)``, and how far its rows are violated beyond rounding, relative to their terms, ``(B,)``."""
 
     y: Tensor
     left: Tensor
@@ -42,7 +42,7 @@ class InMetric(NamedTuple):
 
 
 class _Plane(NamedTuple):
-    """The change of variables: raw and A in the plane of z, and the map back from it."""
+    """The change of variables: raw and A in the variables z, and the map back to y."""
 
     raw: Tensor
     A: Tensor
@@ -54,10 +54,11 @@ def in_metric(rows: Batch, metric: Tensor, project: Project, again: Project, on_
 
     Args:
         rows: The record of the call.
-        metric: W as `take_metric` has it.
+        metric: W as `take_metric` returns it.
         project: The Euclidean projection.
-        again: The same without a word: NaN where there is no answer.
-        on_invalid: What a metric that is none gives where a look is free: an error, or NaN for that sample alone.
+        again: The same without errors or warnings: NaN for samples without an answer.
+        on_invalid: What to do with an invalid metric where values may be read: raise an error, or return NaN for that
+            sample alone.
     """
     low, high = (None if bound is None else bound.double() for bound in (rows.lower, rows.upper))
     wide = rows._replace(raw=rows.raw.double(), A=rows.A.double(), lower=low, upper=high)
@@ -71,11 +72,11 @@ def in_metric(rows: Batch, metric: Tensor, project: Project, again: Project, on_
 
 
 def take_metric(metric: Tensor, raw: Tensor, rows: Batch) -> Tensor:
-    """W beside the record: a diagonal ``(1, n)`` or ``(B, 1, n)``, or a matrix ``(n, n)`` or ``(B, n, n)``.
+    """W in the batch shape of the record: a diagonal ``(1, n)`` or ``(B, 1, n)``, or ``(n, n)`` or ``(B, n, n)``.
 
     Args:
         metric: Positive ``(n,)``, ``(*batch, n)`` or ``(*batch, 1, n)``, or positive definite ``(n, n)`` or
-            ``(*batch, n, n)``; ``(n, n)`` is a matrix also beside a batch of n samples.
+            ``(*batch, n, n)``; ``(n, n)`` is a matrix even if the batch has n samples.
         raw: The outputs as they were given.
         rows: Their record.
     """
@@ -91,7 +92,7 @@ def take_metric(metric: Tensor, raw: Tensor, rows: Batch) -> Tensor:
 
 
 def _plane(rows: Batch, W: Tensor, on_invalid: str) -> _Plane:
-    """``L'raw``, ``A L^-T`` and ``z -> L^-T z`` in float64; NaN for the samples whose W is no metric."""
+    """``L'raw``, ``A L^-T`` and ``z -> L^-T z`` in float64; NaN for samples whose W is not a metric."""
     raw, A = rows.raw, rows.A
     if W.shape[-2] == 1:
         bad = ~((W > 0) & W.isfinite()).flatten(-2).all(-1)
@@ -108,9 +109,9 @@ def _plane(rows: Batch, W: Tensor, on_invalid: str) -> _Plane:
 
 
 def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
-    """Whether a metric is a diagonal; ``(n, n)`` beside a batch of n samples is a matrix.
+    """Whether a metric is a diagonal; ``(n, n)`` is a matrix even if the batch has n samples.
 
-    The first question that is answered decides: in a graph with a dynamic batch the last two would fix its size.
+    The order of the tests matters: in a graph with a dynamic batch, evaluating the later ones would fix its size.
     """
     if metric.dim() == 1 or metric.shape[-2] == 1:
         return True
@@ -118,7 +119,7 @@ def _diagonal(metric: Tensor, raw: Tensor, n: int) -> bool:
 
 
 def _refuse_metric(bad: Tensor, rows: Batch, on_invalid: str) -> None:
-    """Raise for the samples ``(B,)``, or ``()`` for all of them, whose W is no metric, where a look is free."""
+    """Raise for the samples ``(B,)``, or ``()`` for all of them, whose W is not a metric, where values may be read."""
     if on_invalid == "raise" and rows.look and bool(bad.any()):
         named = sample_indices(rows.as_given(bad)) if bad.dim() and rows.shape else []
         got = f"one that is not, NaN or infinity{in_samples(named)}"
@@ -127,10 +128,10 @@ def _refuse_metric(bad: Tensor, rows: Batch, on_invalid: str) -> None:
 
 @torch.no_grad()
 def _back_onto_rows(y: Tensor, rows: Batch, plane: _Plane, project: Project, eps: float) -> tuple[Tensor, Tensor]:
-    """``y + argmin d'Wd  subject to  low - A y <= A d <= high - A y``, where rows are violated; what is left of that.
+    """``y + argmin d'Wd  subject to  low - A y <= A d <= high - A y`` where rows are violated, and what remains.
 
-    The last roundings by the nearest point as such, which is known to meet its rows. Both steps are left out of the
-    derivative, which is that of the exact answer.
+    A second step, the Euclidean projection, which satisfies its rows, removes the last roundings. The derivative
+    ignores both steps: it is the one of the exact answer.
     """
     y, A = y.detach(), rows.A.detach()
     low, high = (None if bound is None else bound.detach() for bound in (rows.lower, rows.upper))

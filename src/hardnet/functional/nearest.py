@@ -1,4 +1,4 @@
-"""The nearest point of a polyhedron: which solver takes which structure, and the fixed program for few rows.
+"""The nearest point of a polyhedron: which solver handles which structure, and the fixed program for few rows.
 
 box alone                       clamp                         `functional.elementary`
 up to 4 rows, box included      a fixed program               here, by kernels or `functional.nearest_formulas`
@@ -10,8 +10,8 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
 
     w = (A_J A_J')^-1 A_J g,   u = g - A_J' w:     raw receives u,  A_J  -dual u' - w y',  the active bounds w.
 
-A row that touches y without a multiplier is not in J, which agrees with relu'(0) = 0; where rows depend on each other
-the later ones give way, and their multiplier and w are zero. An equality gives half of w to each of its bounds.
+A row that touches y with a zero multiplier is not in J, which agrees with relu'(0) = 0. Where rows depend on each
+other, the later ones are dropped: their multiplier and w are zero. Each bound of an equality receives half of w.
 
 Called by `hardnet.functional.relaxed`, `hardnet.layers.projection` and others.
 """
@@ -45,7 +45,7 @@ def project_few(
     chosen = Options(**options)
     if chosen[:3] not in VALID:
         refuse_options(chosen)
-    if chosen.metric is not None or chosen.strict:  # which the fixed program does not have
+    if chosen.metric is not None or chosen.strict:  # the fixed program supports neither
         return polyhedron.project_any(raw, A, lower, upper, **options)
     rows = take_rows(raw, A, lower, upper)
     y = project(rows, chosen)
@@ -56,15 +56,16 @@ def project_few(
 
 
 def project(rows: Batch, options: Options) -> Tensor:
-    """The nearest points ``(B, n)`` of a record of few rows, in the dtype of its raw.
+    """The nearest points ``(B, n)`` for a record of few rows, in the dtype of its raw.
 
-    By the fixed program; where a look is free, or asked for, the general solver settles the samples that it left open.
+    Computed by the fixed program. Where reading values is free, or an option requires it, the general solver takes the
+    samples that the fixed program did not solve.
     """
-    if not rows.memory and options.on_infeasible in ASKING:  # refused, or outside the graph
+    if not rows.memory and options.on_infeasible in ASKING:  # that solver refuses, or leaves the compiled graph
         return polyhedron.project(rows, options)
     if rows.trivial:
         return rows.raw
-    if not (rows.look or options.on_infeasible in ASKING):  # NaN where it is not solved
+    if not (rows.look or options.on_infeasible in ASKING):  # unsolved samples stay NaN
         return answer(rows, options.gradient)
     found = answer(rows, options.gradient)
     y, bad = bits_of_raw(found, rows), found.detach()[:, :1].isnan()
@@ -83,10 +84,11 @@ def project_few_in_box(
     box_upper: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """The same for a box whose n coordinates and k rows are 4 rows at most; exactly inside the box.
+    """The same for a box whose n coordinates and k rows are together at most 4 rows; y is exactly inside the box.
 
-    The fixed program has a coordinate at its bound to rounding, and a clamp the rest. Where that is more than rounding
-    (rows that nearly depend on each other, raws far away) the multipliers of the rows decide, or NaN without a look.
+    The fixed program puts a coordinate on its bound up to rounding, and a clamp removes that rounding. Where the clamp
+    moves y by more (nearly dependent rows, raw far away), `hardnet.functional.box_rows` solves the sample, or it is NaN
+    if no value may be read.
     """
     rows, chosen = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Options(**options)
     if chosen[:3] not in VALID:
@@ -110,23 +112,23 @@ def project_few_in_box(
 
 
 MOST_CLAMPED = 4.0
-"""Roundings of the largest output by which a clamp may move what the fixed program found."""
+"""How far a clamp may move the point that the fixed program found, in roundings of the largest output."""
 PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
     "few rows in a box": project_few_in_box,
     "box and few rows": box_rows.project_box_rows,
     "few rows": project_few,
     "rows": polyhedron.project_any,
 }
-"""Who projects onto rows of each structure; all take the options of `project_affine`, a box no `metric`."""
+"""The function that projects onto each structure; all take the options of `project_affine`, with a box no `metric`."""
 
 
 def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
-    """``argmin |y - raw|`` over the polyhedron, by the table at the head of this file.
+    """``argmin |y - raw|`` over the polyhedron, by the solver from the table at the head of this file.
 
     Args:
         raw: ``(*batch, n)``.
         rows: The polyhedron.
-        **options: Those of `project_affine`.
+        **options: The options of `project_affine`.
     """
     if options.get("metric") is not None:
         return project_affine(raw, *rows.dense(), **options)
@@ -150,14 +152,15 @@ def project_affine(
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
 
-    Any number of rows: more than n, dependent, duplicated, redundant, equalities (lower == upper), in any units. The
-    solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned bit for bit, a
-    row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not depend on its
-    batch mates. A sample that misses the tolerance raises a `NotConvergedWarning`; so does one whose rows, such as
-    equalities that nearly coincide, are met by a point that could not be proved to be the nearest.
+    The rows may be of any number, even more than n, dependent, duplicated, redundant or equalities (lower == upper),
+    in any units. The solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned
+    bit for bit, a row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not
+    depend on the other samples of the batch. A `NotConvergedWarning` is issued for a sample that misses the tolerance,
+    and for one whose answer satisfies the rows but could not be proved to be the nearest point, for example with
+    equalities that nearly coincide.
 
-    On CUDA and under torch.compile, torch.export and torch.func no value is looked at: a sample that the fixed
-    program of pivots does not solve is NaN.
+    On CUDA and under torch.compile, torch.export and torch.func no value is read: a sample that the fixed program of
+    pivots does not solve is NaN.
 
     Args:
         raw: ``(*batch, n)``.
@@ -166,16 +169,18 @@ def project_affine(
         upper: Like `lower`; None is +inf.
         metric: W of ``min (y - raw)'W(y - raw)``: positive ``(n,)`` or ``(*batch, n)``, or positive definite
             ``(n, n)`` or ``(*batch, n, n)``; it has a gradient too. None is the identity.
-        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` of an inequality row that it violates
-            where that pulls it back inside.
-        strict: Whether inequalities hold for the returned numbers in exact arithmetic, by a few roundings inward.
-        on_infeasible: What an empty set gives. ``"raise"``: an `InfeasibleError` with the rows that contradict each
-            other, by a look at the answer. ``"nearest"``: the compromise with the least sum of squared distances to
-            the rows. ``"nan"``: NaN for that sample alone. ``"auto"`` raises in eager mode on a CPU, else is NaN.
-        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where values are looked at, or NaN
-            for that sample alone.
-        shared: What `prepare_rows` made of this A, where it is constant; by default it is made at each call that it
-            pays for.
+        gradient: ``"exact"``, or ``"tangent"``: raw also receives ``w_i a_i`` from an inequality row that it violates,
+            if that pulls it back inside.
+        strict: Whether inequalities must hold in exact arithmetic for the numbers returned, which moves them a few
+            roundings inward.
+        on_infeasible: What to do with an empty set. ``"raise"``: raise an `InfeasibleError` with the rows that
+            contradict each other; this reads the answer. ``"nearest"``: return the compromise with the least sum of
+            squared distances to the rows. ``"nan"``: return NaN for that sample alone. ``"auto"``: raise in eager mode
+            on a CPU, else NaN.
+        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper: ``"raise"`` an error where values may
+            be read, or return ``"nan"`` for that sample alone.
+        shared: The result of `prepare_rows` for this A, if A is constant; by default it is computed at each call where
+            that pays off.
 
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
@@ -187,9 +192,9 @@ def project_affine(
 
 
 def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
-    """Y ``(B, n)`` as raw itself where that already holds its equalities to rounding; looks at values.
+    """Y ``(B, n)``, with the bits of raw for samples whose raw already satisfies all rows to rounding; reads values.
 
-    The derivative stays that of y, which moves along the equalities.
+    Only sets with an equality need this. The derivative stays the one of y, which moves along the equalities.
     """
     if rows.lower is None or rows.upper is None or not bool((rows.lower == rows.upper).any()):
         return y
@@ -197,7 +202,7 @@ def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
 
 
 def _holds(rows: Batch) -> Tensor:
-    """Whether every row holds at raw to rounding of its terms ``sum |a_j raw_j| + |bound|``: ``(B, 1)``."""
+    """Whether every row holds at raw up to rounding of its terms ``sum |a_j raw_j| + |bound|``: ``(B, 1)``."""
     point, A, low, high = (part.detach().double() for part in rows[:4] if part is not None)
     product = times(A, point)
     target = product.clamp(low, high)
@@ -207,7 +212,7 @@ def _holds(rows: Batch) -> Tensor:
 
 
 def fixed_program(rows: Batch, gradient: str) -> Nearest:
-    """The nearest point by kernels where they take these rows, else by the formulas; no look at any value."""
+    """The nearest point by a kernel if one takes these rows, else by the formulas; no value is read."""
     kernel = find("few_rows", rows)
     if kernel is None:
         return nearest_formulas.nearest(*rows.numbers, _tangent(gradient, rows))
@@ -215,30 +220,30 @@ def fixed_program(rows: Batch, gradient: str) -> Nearest:
 
 
 def answer(rows: Batch, gradient: str) -> Tensor:
-    """Y of `fixed_program` alone, NaN where it is not solved."""
+    """Only y of `fixed_program`, NaN for samples that are not solved."""
     kernel = find("few_rows", rows)
     if kernel is not None:
         return by_kernel(rows, gradient == "tangent", kernel).y if rows.learned else kernel.answer(rows)
     if rows.learned or not rows.memory:
         return nearest_formulas.nearest(*rows.numbers, _tangent(gradient, rows)).y
-    with torch.inference_mode():  # hundreds of operations, each of which takes a fifth less without a version to keep
+    with torch.inference_mode():  # hundreds of operations, each a fifth faster without version counters
         y = nearest_formulas.nearest(*rows.numbers).y
     return y.clone()
 
 
 def _tangent(gradient: str, rows: Batch) -> bool:
-    """Whether the formulas let more through to raw than the derivative: not in a graph that has none."""
+    """Whether the formulas pass the tangent gradient to raw; never in an exported graph, which has no gradient."""
     if gradient == "tangent":
         refuse_forward_tangent()
     return gradient == "tangent" and rows.mode != "export"
 
 
 def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
-    """The same as `nearest_formulas.nearest`, for rows that the kernel takes: one pass each way.
+    """The same as `nearest_formulas.nearest`, for rows that the kernel takes: one launch each for forward and backward.
 
     Args:
         rows: The record of the call.
-        tangent: Whether raw gets back what would pull it inside.
+        tangent: Whether raw also receives the gradient that would pull it inside.
         kernel: The operation of a backend, with `forward` and `backward`.
     """
     if rows.learned:
@@ -249,11 +254,11 @@ def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
 
 
 class NearestByKernel(torch.autograd.Function):
-    """y, and without derivative dual, status and residual; keeps them beside the inputs."""
+    """y and, without a derivative, dual, status and residual; saves y, dual and status beside the inputs."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """One pass; what differentiates or maps the gradient goes through the formulas."""
+        """Run the kernel and save what the backward needs."""
         *numbers, ctx.tangent, ctx.kernel = inputs
         y, dual, status, residual = ctx.kernel.forward(Batch(*numbers))
         ctx.save_for_backward(*numbers, y, dual, status)
@@ -263,7 +268,7 @@ class NearestByKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of raw, A, lower and upper, which may themselves be differentiated or mapped."""
+        """The gradients of raw, A, lower and upper; by the formulas if they are differentiated or mapped themselves."""
         raw, A, lower, upper, *found = ctx.saved_tensors
         gradient, needs = gradients[0], ctx.needs_input_grad
         if gradient is None:
@@ -281,7 +286,7 @@ class NearestByKernel(torch.autograd.Function):
 def _through_formulas(
     gradient: Tensor, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], tangent: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by differentiating the plain formulas, with a graph of their own if one is asked for."""
+    """The gradients by differentiating the plain formulas, with a graph of their own if autograd is recording."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         parts = [

@@ -1,12 +1,12 @@
-"""The nearest point for few rows in plain torch: what compilers, exporters and transforms see, and the reference.
+"""The nearest point for few rows in plain torch, for compilers, exporters and transforms; the reference for kernels.
 
-The program of `hardnet.solvers.polyhedron.few_rows` finds the active rows J and their multipliers, cut off from the
+The program of `hardnet.solvers.polyhedron.few_rows` finds the active rows J and their multipliers, detached from the
 graph. Then, with the targets t of the rows in J and any constant multipliers,
 
     x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
 
-is the nearest point on J: a correction at x, whose rounding is that of y and not of a raw output far away. Its
-derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel.
+is the nearest point on J. The correction is made at x, so its rounding is relative to y and not to a raw output far
+away. Its derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel.
 
 Called by `hardnet.functional.nearest`.
 """
@@ -24,24 +24,24 @@ from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, s
 from hardnet.solvers.solution import Status
 
 ROUNDINGS = 16
-"""How many roundings of the dtype a row may be off, relative to ``|a|_1 |y|_inf + |bounds|``."""
+"""How far a row may miss its bounds, in roundings of the dtype, relative to ``|a|_1 |y|_inf + |bounds|``."""
 STATIONARY = 1e-8
-"""How far ``raw - A' dual`` may be from y, relative to both: more says that the active rows are not to be trusted."""
+"""How far ``raw - A' dual`` may be from y, relative to raw and y; beyond this the active rows are not trusted."""
 TOUCHES = 8 * torch.finfo(torch.float64).eps
-"""A multiplier that moves its row by less than this part of the row's terms is rounding: the row touches y without it,
-and every route then agrees on the derivative at a vertex where more rows meet than are needed."""
+"""A multiplier that moves its row by less than this fraction of the row's terms is rounding and set to zero. All
+solvers then agree on the derivative at a vertex where more rows meet than are needed."""
 EMPTY = 64 * torch.finfo(torch.float64).eps
-"""What a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
+"""How far a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
 
 
 class Nearest(NamedTuple):
     """The nearest point of each sample.
 
     Attributes:
-        y: ``(B, n)``; NaN where it is not solved. Differentiable.
+        y: ``(B, n)``, differentiable; NaN for samples that are not solved.
         dual: Multipliers, ``raw - y = A' dual``, ``(B, m)``; positive at an upper bound, negative at a lower one. For
-            an empty set rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
-        status: `hardnet.solvers.solution.Status` ``(B,)`` int8; what is NOT_CONVERGED needs another solver.
+            an empty set, weights of rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
+        status: `hardnet.solvers.solution.Status` ``(B,)`` int8; a NOT_CONVERGED sample needs another solver.
         residual: Scale-free KKT residual ``(B,)``.
     """
 
@@ -52,9 +52,9 @@ class Nearest(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Rows of length about 1 and their bounds, in float64; invalid samples are zero and free.
+    """Rows of length about 1 and their bounds, in float64; invalid samples are zero and have no bounds.
 
-    ``length`` is ``|a_i|_1`` and ``bounds`` that of the bounds, ``(B, m)``, without derivative.
+    ``length`` is ``|a_i|_1`` and ``bounds`` the `bound_size` of each row, both ``(B, m)`` without a derivative.
     """
 
     raw: Tensor
@@ -68,7 +68,7 @@ class Scaled(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Multipliers of the scaled rows ``(B, m)``, which rows are active ``(B, m)``, and which sets empty ``(B, 1)``."""
+    """Multipliers of the scaled rows ``(B, m)``, which rows are active ``(B, m)``, which sets are empty ``(B, 1)``."""
 
     dual: Tensor
     active: Tensor
@@ -76,14 +76,14 @@ class Chosen(NamedTuple):
 
 
 def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Nearest:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper`` by tensor operations that look at no value.
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` by tensor operations that read no value.
 
     Args:
         raw: ``(B, n)``.
         A: ``(B, m, n)`` or ``(m, n)``.
         lower: ``(B, m)``, ``(m,)`` or None.
         upper: Like `lower`.
-        tangent: Whether raw gets back what would pull it inside.
+        tangent: Whether raw also receives the gradient that would pull it inside.
     """
     scaled = scale(raw, A, lower, upper)
     fixed = Scaled(*(part.detach() for part in scaled))
@@ -92,7 +92,7 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     if tangent:
         target = target + let_through(scaled, chosen)
     rows = torch.where(chosen.active.unsqueeze(-1), scaled.rows, 0.0)
-    # adding zero turns -0.0 into 0.0, and what is subtracted then leaves every bit of a raw output inside
+    # adding zero turns -0.0 into 0.0, so that subtracting it leaves every bit of a raw output inside the set
     x = scaled.raw - (times_columnwise(rows, chosen.dual) + 0)
     step = solve_active(rows, times_rowwise(rows, x) - target)
     y = (x - (step + 0)).to(raw.dtype)
@@ -103,10 +103,10 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
 
 
 def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:
-    """Divide each row and its bounds by the power of two next to its largest entry: units do not matter."""
+    """Divide each row and its bounds by the power of two at or below its largest entry, so that units do not matter."""
     rows = (A if A.dim() == 3 else A.unsqueeze(0)).double()
     entries = rows.detach().abs()
-    size = entries.amax(-1)  # in ONNX the largest of NaN and a number may be the number
+    size = entries.amax(-1)  # not used to detect NaN: in ONNX the maximum of NaN and a number may be the number
     sound = (entries < torch.inf).all(-1).all(-1, keepdim=True)
     rows = torch.where(sound.unsqueeze(-1), rows, 0.0)
     shrink = size.log2().floor().neg().nan_to_num(0.0, 0.0, 0.0).exp2()  # 1 for a row of zeros
@@ -137,13 +137,13 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
 
 
 def _holds_its_row(dual: Tensor, scaled: Scaled) -> Tensor:
-    """Whether a multiplier moves its row by more than rounding of its terms: ``(B, m)``."""
+    """Whether a multiplier moves its row by more than the rounding of the row's terms: ``(B, m)``."""
     length, size = scaled.length, (scaled.raw - times_columnwise(scaled.rows, dual)).abs().amax(-1, keepdim=True)
     return dual.abs() * length * length > TOUCHES * (length * size + scaled.bounds)
 
 
 def targets(scaled: Scaled, chosen: Chosen) -> Tensor:
-    """The bound of each active row, zero for the others; an equality asks both of its bounds for half."""
+    """The bound of each active row, zero for the others; for an equality the mean of both, so that each gets half."""
     lower, upper = scaled.lower, scaled.upper
     equal = (lower == upper).detach()
     side = torch.where(chosen.dual > 0, upper, lower)
@@ -153,7 +153,7 @@ def targets(scaled: Scaled, chosen: Chosen) -> Tensor:
 def solve_active(rows: Tensor, right: Tensor) -> Tensor:
     """``A_J^+ r`` for rows ``(B, m, n)`` that are zero outside J and r ``(B, m)``: ``(B, n)``, by Gram-Schmidt.
 
-    A row that depends on those before it is left out. Differentiable to any order.
+    A row that depends on the rows before it is left out. Differentiable to any order.
     """
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     total = torch.zeros_like(rows[..., 0, :])
@@ -171,19 +171,19 @@ def solve_active(rows: Tensor, right: Tensor) -> Tensor:
 
 
 def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Status and KKT residual ``(B,)``: how far rows are from where they belong, and y from ``raw - A' dual``."""
+    """Status and KKT residual ``(B,)``: how far rows are from their targets, and y from ``raw - A' dual``."""
     raw, rows, lower, upper, _, valid, *sizes = scaled
     point, eps, far = y.double(), torch.finfo(y.dtype).eps, raw.abs().amax(-1, keepdim=True)
     at = times_rowwise(rows, point)
     length = point.abs().amax(-1, keepdim=True)
     goal = torch.where(chosen.active, target, at.clamp(lower, upper))
-    # where all bounds of a row are 0, y = 0 is met to rounding of raw, or of 1 as in a certificate
+    # where all bounds of a row are 0, tolerate rounding of raw, or of 1 if that is smaller, as in a certificate
     least = torch.where(sizes[1] > 0, 0.0, eps * far.clamp_max(1.0))
     terms = sizes[0] * (length + least) + sizes[1]
     missed = ((at - goal).abs() / or_one(terms)).amax(-1, keepdim=True)
     size = far + length
     drift = step.abs().amax(-1, keepdim=True) / or_one(size)
-    counted = size + terms.amax(-1, keepdim=True) < torch.inf  # a part of infinity would be nothing
+    counted = size + terms.amax(-1, keepdim=True) < torch.inf  # relative to infinity any error would be zero
     solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY) & counted
     status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
@@ -192,7 +192,7 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tenso
 
 
 class LetThrough(torch.autograd.Function):
-    """Zero, whose gradient passes where it has the sign of the side: +1 above an upper bound, -1 below a lower one."""
+    """Zero; its gradient passes where it has the sign of the side, +1 above an upper bound and -1 below a lower one."""
 
     @staticmethod
     def forward(value: Tensor, side: Tensor) -> Tensor:
@@ -206,13 +206,13 @@ class LetThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The part that pulls back inside."""
+        """The part of the gradient that pulls back inside."""
         (side,) = ctx.saved_tensors
         return torch.where(gradients[0] * side > 0, gradients[0], 0.0), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Row by row, in any shape."""
+        """Expand and apply: the operation is elementwise, in any shape."""
         parts = (
             part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
             for part, dim in zip(inputs, in_dims, strict=True)

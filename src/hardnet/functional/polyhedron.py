@@ -1,13 +1,13 @@
 """The Euclidean projection onto ``lower <= A y <= upper``, for any rows, with its implicit derivative.
 
-With J the strictly active rows (and all equalities), N the projector on the null space of A_J, and g the
+With J the strictly active rows (and all equalities), N the projector onto the null space of A_J, and g the
 cotangent of y,
 
     u = N g,   w = (A_J')^+ g:     raw receives u,  the active bounds w,  A_J  -dual u' - w y'.
 
 Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
-dual and w by the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code takes the
-fixed program of `hardnet.functional.polyhedron_fixed`.
+dual and w through the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code uses
+the fixed program of `hardnet.functional.polyhedron_fixed`.
 
 Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest` and `hardnet.functional.solve`.
 """
@@ -46,7 +46,8 @@ from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
 
 LOOSE = 1e-9
-"""The residual above which an answer is NaN where no status is looked at, or 64 roundings of a narrower dtype."""
+"""Where no value may be read, an unconverged answer is NaN if its residual exceeds the larger of this and 64 roundings
+of the dtype."""
 
 
 @full_precision
@@ -65,7 +66,7 @@ def project_any(
 
 
 def project(rows: Batch, options: Options) -> Tensor:
-    """The nearest points ``(B, n)`` of a record, in the dtype of its raw; a metric as `take_metric` has it."""
+    """The nearest points ``(B, n)`` of a record, in the dtype of its raw; a metric as `take_metric` returns it."""
     if rows.A.shape[-2] == 0:
         return rows.raw
     rows = rows._replace(look=rows.look or options.on_infeasible in ASKING)
@@ -74,7 +75,7 @@ def project(rows: Batch, options: Options) -> Tensor:
     else:
         euclidean = partial(_route, options=options._replace(shared=None))
         found = in_metric(rows, options.metric, euclidean, lambda record: solve_any(record).y, options.on_invalid)
-        y = found.y if options.on_infeasible == "nearest" else _met(found, rows)  # a compromise violates rows
+        y = found.y if options.on_infeasible == "nearest" else _met(found, rows)  # a compromise may violate rows
     y = along_tangent(y, *rows.numbers) if options.gradient == "tangent" else y
     if not options.strict:
         return y
@@ -83,7 +84,7 @@ def project(rows: Batch, options: Options) -> Tensor:
 
 
 def _met(found: InMetric, rows: Batch) -> Tensor:
-    """Y of a metric; a warning where its rows are not met, or NaN where no value is looked at."""
+    """Y in a metric; if its rows are not satisfied, a warning, or NaN where no value may be read."""
     if rows.look:
         warn_not_converged(rows.as_given(found.lost), rows.as_given(found.left))
         return found.y
@@ -91,19 +92,19 @@ def _met(found: InMetric, rows: Batch) -> Tensor:
 
 
 def solve_any(rows: Batch, shared: SharedRows | None = None) -> Solution:
-    """What `project` knows of its answer, a flat batch without derivatives; y is NaN where a sample has none.
+    """The full solution behind `project`, a flat batch without derivatives; y is NaN for samples without an answer.
 
-    Nothing is raised, and on a GPU nothing is looked at.
+    No error is raised, and on a GPU no value is read.
     """
     found = _solve(rows, shared) if rows.mode == "eager" else project_fixed(rows)
     return found._replace(y=_without_a_look(found.y, found.status, found.residual))
 
 
 def _solve(rows: Batch, shared: SharedRows | None) -> Solution:
-    """The solver of eager code."""
+    """Run the solver of eager code."""
     wide = in_double(rows)
     found = solve(wide, shared=_factors(rows, shared), rounding=torch.finfo(rows.raw.dtype).eps)
-    if not rows.look:  # who looks has proved it
+    if not rows.look:  # a solver that may read values has tried this proof already
         proof = prove_empty(*wide.numbers, found.y, found.side)  # pyright: ignore[reportArgumentType]
         empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
         status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
@@ -113,13 +114,13 @@ def _solve(rows: Batch, shared: SharedRows | None) -> Solution:
 
 
 def _factors(rows: Batch, given: SharedRows | None) -> SharedRows | None:
-    """The factors of many rows that all samples share, where they pay."""
+    """The factors of many rows that all samples share, where they pay off."""
     many = rows.A.dim() == 2 and rows.A.shape[-2] >= LEAST_ROWS
     return rows_for(rows, given) if many else None
 
 
 def _route(rows: Batch, options: Options) -> Tensor:
-    """Who projects: the fixed program wherever operations are recorded or transformed, else the solver."""
+    """Project by the fixed program where operations are recorded or transformed, else by the solver."""
     if rows.mode != "eager" and not (rows.mode == "compile" and options.on_infeasible in ASKING):
         if options.on_infeasible == "nearest":
             remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
@@ -136,9 +137,9 @@ def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
     return torch.where(bad.unsqueeze(-1), torch.nan, y)
 
 
-@outside_compiler  # loops until the last sample is through: a compiled graph calls it as it is
+@outside_compiler  # iterates until the last sample is done, so a compiled graph must call it uncompiled
 def _project(rows: Batch, options: Options) -> Tensor:
-    """Solve, then raise or warn for the samples without an answer where a look is possible."""
+    """Solve, then raise or warn for the samples without an answer where values may be read."""
     shared = _factors(rows, options.shared)
     find = _Projection.apply if rows.learned else _Projection.forward
     y, dual, _, status, residual = find(*rows.numbers, rows.look, rows.memory, shared)  # pyright: ignore[reportGeneralTypeIssues]
@@ -157,7 +158,7 @@ def _project(rows: Batch, options: Options) -> Tensor:
 
 
 class _Projection(torch.autograd.Function):
-    """y and, without derivative, dual, side, status and residual; saves O(n + m) numbers a sample beside A."""
+    """y and, without a derivative, dual, side, status and residual; saves O(n + m) numbers per sample beside A."""
 
     @staticmethod
     @signed
@@ -177,7 +178,7 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the derivative reads."""
+        """Save what the derivative needs."""
         y, dual, side, status, residual = output
         ctx.look, _, ctx.shared = inputs[4:]
         ctx.save_for_backward(*inputs[:4], y, dual, side, status)
@@ -186,7 +187,7 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """``u``, ``-dual u' - w y'`` and w to the active bounds, summed over what was shared."""
+        """``u``, ``-dual u' - w y'``, and w to the active bounds; summed over samples for shared inputs."""
         if grads[0] is None:
             return (None,) * 7
         rows, found = Batch(*ctx.saved_tensors[:4], look=ctx.look), ctx.saved_tensors[4:]

@@ -1,13 +1,13 @@
 """The projection onto a polyhedron as one fixed program of plain operations, differentiable to any order.
 
-The active rows J come from a stated number of pivots, `hardnet.solvers.polyhedron.fixed`, and carry no derivative; with
-them
+The active rows J come from a fixed number of pivots, `hardnet.solvers.polyhedron.fixed`, and carry no derivative. With
+them,
 
     y = raw - A_J' K^-1 (A_J raw - b_J),     K = A_J A_J',
 
-is an ordinary function of raw, A and the bounds. torch.compile, torch.export, ONNX, vmap, forward mode and higher
-derivatives take it as they take any other, without a look at a value. Compiled code has the pivots as one operator;
-export, whose programs run elsewhere, has them one by one.
+is an ordinary function of raw, A and the bounds, which reads no value. torch.compile, torch.export, ONNX, vmap, forward
+mode and higher derivatives handle it like any other. In compiled code the pivots are one operator; in an exported
+program, which runs elsewhere, they are plain operations.
 
 Called by `hardnet.functional.metric` and `hardnet.functional.polyhedron`.
 """
@@ -31,7 +31,7 @@ from hardnet.solvers.solution import Solution, Status
 
 
 class _Scaled(NamedTuple):
-    """Numbers of size one with unit rows, in float64, differentiable."""
+    """The problem scaled to numbers of size one and unit rows, in float64, differentiable."""
 
     raw: Tensor
     A: Tensor
@@ -74,7 +74,7 @@ def project_fixed(rows: Batch, steps: int | None = None) -> Solution:
 
 
 def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, status: Tensor) -> Tensor:
-    """``raw - y = A'dual`` in the units that came in; for an empty set the rows that contradict each other."""
+    """``raw - y = A'dual`` in the original units; for an empty set the weights of rows that contradict each other."""
     dual = torch.where(inside.unsqueeze(-1), 0.0, dual * problem.unit) / problem.length
     proof = ray / problem.length
     proof = proof / or_one(proof.abs().amax(-1, keepdim=True))
@@ -84,7 +84,7 @@ def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, st
 
 
 def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
-    """Y clamped to the bounds of the rows that are ``y_j`` or ``-y_j``: a rounding, which has no derivative."""
+    """Y clamped to the bounds of the rows that are ``y_j`` or ``-y_j``; this removes rounding and has no derivative."""
     A = A.detach()
     alone = ((A != 0).sum(-1) == 1) & (A.abs().amax(-1) == 1)
     plus, minus = (A == 1) & alone.unsqueeze(-1), (A == -1) & alone.unsqueeze(-1)
@@ -99,14 +99,14 @@ def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor |
 
 
 def _full(rows: Batch) -> tuple[Tensor, ...]:
-    """Raw, A, lower and upper in float64 with the whole batch, bounds with infinities."""
+    """Raw, A, lower and upper in float64, all with the full batch dimension; absent bounds are infinite."""
     wide = in_double(rows)
     raw, A, lower, upper = wide.numbers
     return raw, A.expand(raw.shape[0], *A.shape[-2:]), lower, upper  # pyright: ignore[reportReturnType]
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """As in `hardnet.solvers.polyhedron.projection`: ``(*batch)``."""
+    """Whether a sample's numbers are valid, as in `hardnet.solvers.polyhedron.projection`: ``(*batch)``."""
     numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
     return numbers & ordered(lower, upper).all(-1)
 
@@ -118,7 +118,7 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
 
 
 def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
-    """Divide rows by their lengths and samples by their sizes, which carry no derivative: y does not depend on them."""
+    """Divide rows by their lengths and samples by their sizes, without a derivative: y does not depend on them."""
     size = or_one(A.detach().abs().amax(-1))
     A = A / size.unsqueeze(-1)
     length = or_one(torch.linalg.vector_norm(A.detach(), dim=-1))
@@ -137,7 +137,7 @@ def _divide(bound: Tensor, by: Tensor) -> Tensor:
 
 
 def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, exported: bool) -> tuple[Tensor, Tensor]:
-    """The nearest point on the active rows, corrected once, and its multipliers: differentiable."""
+    """The nearest point on the active rows, corrected once, and its multipliers; both are differentiable."""
     active = side != 0
     bound = torch.where(side > 0, problem.upper, problem.lower)
     bound = torch.where(active, bound, 0.0)
@@ -151,12 +151,12 @@ def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, exported: bool) 
 
 
 def _solve(K: Tensor, right: Tensor, inverse: Tensor, exported: bool) -> Tensor:
-    """``K^-1 right``; for export, whose formats know no factorization, by the inverse of the pivots, refined twice."""
+    """``K^-1 right``; for export, whose formats have no factorization, by the pivots' inverse, refined twice."""
     return refined(inverse, K, right) if exported else solve_square(K, right)
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
-    """As `hardnet.solvers.polyhedron.problem.kkt_residual`, for unit rows."""
+    """The residual of `hardnet.solvers.polyhedron.problem.kkt_residual`, for unit rows."""
     stationarity = (y - raw + times(A.mT, dual)).abs().amax(-1)
     product = times(A, y)
     missed = (product - torch.minimum(torch.maximum(product + dual, lower), upper)).abs().amax(-1)
@@ -164,7 +164,7 @@ def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, d
 
 
 def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tensor) -> Tensor:
-    """Farkas: ``A'ray = 0`` while ``sum(upper ray+) - sum(lower ray-) < 0`` contradicts every y: ``(*batch)``."""
+    """Farkas: ``A'ray = 0`` and ``sum(upper ray+) - sum(lower ray-) < 0`` prove that no y exists: ``(*batch)``."""
     bound = torch.where(ray > 0, upper, lower)
     value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
     leak = times(A.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
@@ -172,7 +172,7 @@ def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tenso
 
 
 def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) -> Tensor:
-    """Whether the rows hold at y to what a certificate allows for numbers of this rounding: ``(*batch)``."""
+    """Whether the rows hold at y within what a certificate allows for this machine epsilon: ``(*batch)``."""
     weight = A.abs().sum(-1)
     size = weight * y.abs().amax(-1, keepdim=True) + bound_size(lower, upper, weight)
     product = times(A, y)
@@ -186,7 +186,7 @@ def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
 
 
 class FixedSolution(NamedTuple):
-    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free residual of the optimality ``(*batch)``."""
+    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free optimality residual ``(*batch)``."""
 
     y: Tensor
     status: Tensor
@@ -201,10 +201,10 @@ def solve_affine(
     *,
     steps: int | None = None,
 ) -> FixedSolution:
-    """The fixed program with what it knows of its answer: y ``(*batch, n)``, status and residual ``(*batch)``.
+    """The answer of the fixed program and its quality: y ``(*batch, n)``, status and residual ``(*batch)``.
 
-    In plain operations, so that an exported graph can have them as outputs: `hardnet.solvers.Status` 0 is solved, and
-    the residual is that of the optimality conditions, free of scale.
+    All are computed in plain operations, so that an exported graph can return them. `hardnet.solvers.Status` 0 means
+    solved; the residual is the scale-free residual of the optimality conditions.
 
     Args:
         raw: ``(*batch, n)``.

@@ -1,7 +1,7 @@
 """The derivative of the projection onto a polyhedron, from the active set that the solver found.
 
-With u and w of `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w. Small
-problems on a GPU take one kernel for all of it, `hardnet.kernels.gpu.projection_backward`.
+With u and w from `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w.
+Small problems on a GPU do all of this in one kernel, `hardnet.kernels.gpu.projection_backward`.
 
 Called by `hardnet.functional.polyhedron`.
 """
@@ -25,12 +25,13 @@ from hardnet.solvers.polyhedron.shared_rows import shared_vjp
 from hardnet.solvers.solution import Status
 
 RANK = 1e-10
-"""Singular values of unit rows below this part of the largest count as zero in the derivative of a compromise."""
+"""Singular values of unit rows below this fraction of the largest count as zero in the derivative of a compromise."""
 
 TANGENT = 1e-11
-"""Part of g that u may move off the active rows before their shared factors are left for the careful way."""
+"""How far u may leave the null space of the active rows, relative to g, before the shared factors are abandoned for the
+more careful `implicit_vjp`."""
 LARGEST_MATRICES = 1 << 26
-"""Most numbers that the samples ask of a shared A one by one."""
+"""The most numbers in the gradients of a shared A if each sample writes its own before they are summed."""
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -52,7 +53,7 @@ def gradients(
 
 
 def _fits(grad: Tensor, rows: Batch) -> bool:
-    """Whether the kernel takes these: small and plain, on a GPU, and no derivative of this derivative is asked for."""
+    """Whether the kernel takes these: small and plain, on a GPU, and this derivative is not differentiated itself."""
     raw, A = rows.raw, rows.A
     if raw.device.type != "cuda" or torch.is_grad_enabled() or not plain(grad):
         return False
@@ -68,7 +69,10 @@ def _fused(
     status: Tensor,
     needed: tuple[bool, ...],
 ) -> Gradients | None:
-    """All of it in one launch. A sample left open sends its batch to the general path, or is NaN without a look."""
+    """All gradients in one launch, or None if a sample is left open and the batch needs the general path.
+
+    Where no value may be read, the open samples are NaN instead.
+    """
     from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
 
     A, (m, n) = rows.A, rows.A.shape[-2:]
@@ -99,7 +103,7 @@ def _replace_open(found: Any) -> Any:
 
 
 def _dtypes(rows: Batch, apart: bool) -> list[torch.dtype | None]:
-    """In which dtype a sample hands out its gradients: float64 where they are summed afterwards."""
+    """The dtype of a sample's gradients: float64 where they are summed over samples afterwards."""
     return [
         rows.raw.dtype if apart and (part is None or part.dim() > core) else torch.float64
         for part, core in zip(rows.numbers, CORES, strict=False)
@@ -116,7 +120,7 @@ def _general(
     needed: tuple[bool, ...],
     shared: SharedRows | None,
 ) -> Gradients:
-    """In plain torch: for any size and any active rows, and differentiable itself."""
+    """The gradients in plain torch: for any size and any active rows, and differentiable itself."""
     look, A_in, (point, A, low, high) = rows.look, rows.A, in_double(rows).numbers
     assert low is not None
     assert high is not None
@@ -126,19 +130,19 @@ def _general(
     tight = low == high
     active = ((side != 0) | tight) & sound
     grad = torch.where(sound & ~grad.isnan(), grad.double(), 0.0)
-    unit = exponent(A.detach().abs().amax(-1))  # rows of size one: no square of them overflows
+    unit = exponent(A.detach().abs().amax(-1))  # rows of size one, so that no square overflows
     A = shift_rows(A, unit)
     bound = shift(torch.where(active, torch.where(side > 0, high, low), 0.0), -unit)
     u, w = _derivative(align(grad), align(A, 2), align(active), status, look, shared)
     u, w = u[:, : A.shape[-1]], shift(w[:, : A.shape[-2]], -unit)
     matrix = None
     if needed[1]:
-        again = torch.is_grad_enabled()  # a derivative of this derivative is asked for
+        again = torch.is_grad_enabled()  # this derivative is differentiated itself
         resolved = _resolved(point, A, bound, active) if again else None
         found = (resolved[0], shift(resolved[1], -unit)) if resolved else (_sound(y, sound), _sound(dual, sound))
         empty = status == int(Status.INFEASIBLE)
         matrix = _matrix_gradient(u, w, *found, empty, A_in)
-        if look:  # without one an empty set is NaN
+        if look:  # otherwise an empty set is NaN and has no compromise
             samples = empty.nonzero().squeeze(-1)
             matrix = matrix + _compromise_gradient(grad, point, A, bound, active, unit, samples, A_in)
     below, above = torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
@@ -148,7 +152,7 @@ def _general(
 def _derivative(
     grad: Tensor, A: Tensor, active: Tensor, status: Tensor, look: bool, shared: SharedRows | None
 ) -> tuple[Tensor, Tensor]:
-    """``(u, w)`` of `implicit_vjp`: with the factors of constant rows where these hold and are not differentiated."""
+    """``(u, w)`` of `implicit_vjp`: by the shared factors where they are accurate and nothing differentiates them."""
     if shared is not None and not torch.is_grad_enabled():
         u, w, missed = shared_vjp(grad, shared, active, look)
         if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status == int(Status.INFEASIBLE))).any()):
@@ -159,7 +163,7 @@ def _derivative(
 def _deliver(
     u: Tensor, matrix: Tensor | None, below: Tensor, above: Tensor, rows: Batch, needed: tuple[bool, ...]
 ) -> Gradients:
-    """The gradients that are needed, in the shape and dtype of what they are for."""
+    """The gradients that are needed, in the shape and dtype of their inputs."""
     raw, _, lower, upper = rows.numbers
     return (
         u.to(raw.dtype) if needed[0] else None,
@@ -175,13 +179,13 @@ def _sound(tensor: Tensor, sound: Tensor) -> Tensor:
 
 
 def _resolved(raw: Tensor, A: Tensor, bound: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """The point y and dual as differentiable functions of the numbers, on the active set that was found."""
+    """The point y and its dual as differentiable functions of the numbers, on the active set that was found."""
     dual = solve_active(A, active, torch.where(active, times_aligned(A, raw) - bound, 0.0))
     return raw - times_aligned(A.mT, dual), dual
 
 
 def _matrix_gradient(u: Tensor, w: Tensor, y: Tensor, dual: Tensor, empty: Tensor, A: Tensor) -> Tensor:
-    """``-dual u' - w y'`` but for empty sets, in the shape and dtype of A."""
+    """``-dual u' - w y'``, zero for empty sets, in the shape and dtype of A."""
     dual, w = (torch.where(empty.unsqueeze(-1), 0.0, part) for part in (dual, w))
     return outer_sum(A, (-dual, -w), (u, y)).to(A.dtype)
 
@@ -189,7 +193,7 @@ def _matrix_gradient(u: Tensor, w: Tensor, y: Tensor, dual: Tensor, empty: Tenso
 def _compromise_gradient(
     grad: Tensor, raw: Tensor, A: Tensor, bound: Tensor, active: Tensor, unit: Tensor, samples: Tensor, A_in: Tensor
 ) -> Tensor | float:
-    """What ``2^unit A`` receives from empty sets: the derivative of ``y = raw - C^+(C raw - b)``, C of unit rows."""
+    """The gradient of ``2^unit A`` from empty sets: the derivative of ``y = raw - C^+(C raw - b)``, C of unit rows."""
     if len(samples) == 0:
         return 0.0
     with torch.enable_grad():
@@ -205,5 +209,5 @@ def _compromise_gradient(
 
 
 def _reduce(gradient: Tensor, like: Tensor) -> Tensor:
-    """Summed over the batch where all samples share what it is for, in its dtype."""
+    """The gradient of `like` in its dtype, summed over the batch if all samples share it."""
     return (gradient.sum(0) if like.dim() < gradient.dim() else gradient).to(like.dtype)

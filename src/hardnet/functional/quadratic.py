@@ -50,7 +50,7 @@ def project_quadratic(
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  1/2 y'Py + q'y + r <= 0``: ``y = (I + mu P)^-1 (raw - mu q)``.
 
-    The value at y(mu) is convex and decreasing in mu, so Newton from zero climbs to the root without a safeguard.
+    The value at y(mu) is convex and decreasing in mu, so Newton's method from zero reaches the root without safeguards.
 
     Args:
         raw: ``(*batch, n)``.
@@ -58,8 +58,10 @@ def project_quadratic(
         q: ``(n,)`` or ``(*batch, n)``.
         r: A number, or ``(*batch)``.
         factor: `diagonalize` of a constant P.
-        on_infeasible: What an empty set gives on a CPU in eager mode: an `InfeasibleError`, or NaN for that sample.
-        on_invalid: What NaN or a P with a negative eigenvalue give on a CPU in eager mode: an error, or NaN.
+        on_infeasible: What to do with an empty set on a CPU in eager mode: raise an `InfeasibleError`, or return NaN
+            for that sample.
+        on_invalid: What to do with NaN or a P with a negative eigenvalue on a CPU in eager mode: raise an error, or
+            return NaN.
     """
     r = _check(raw, P, q, r)
     spectrum = diagonalize(P) if factor is None else factor
@@ -88,7 +90,7 @@ def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
 def _diagnose(
     raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, empty: Tensor, policies: tuple[str, str]
 ) -> None:
-    """Say why samples have no answer, as far as the policies ask."""
+    """Raise an error that says why samples have no answer, if the policies ask for one."""
     on_infeasible, on_invalid = policies
     bad = y.isnan().any(-1)
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
@@ -108,8 +110,8 @@ def _diagnose(
 def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
     """`project_quadratic` with its multiplier ``(*batch, 1)`` and status; no sample raises.
 
-    The residual is the value at y, in parts of the size of its terms. Without interior the set has no multiplier: there
-    it is some large number.
+    The residual is the value at y, relative to the size of its terms. A set without interior has no multiplier; the one
+    returned is some large number.
     """
     r = _check(raw, P, q, r)
     found = _nearest(raw, q, r, diagonalize(P))
@@ -128,10 +130,10 @@ class Nearest(NamedTuple):
     Attributes:
         y: NaN where there is no answer.
         mu: The multiplier.
-        inside: Raw is the answer.
-        sound: The numbers are finite, and P is positive semidefinite.
-        bad: There is no answer.
-        empty: The set has no point.
+        inside: Whether raw is the answer.
+        sound: Whether the numbers are finite and P is positive semidefinite.
+        bad: Whether there is no answer.
+        empty: Whether the set is empty.
     """
 
     y: Tensor
@@ -143,7 +145,7 @@ class Nearest(NamedTuple):
 
 
 def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
-    """Solve in eigencoordinates in float64; a point inside, to the rounding of its dtype, stays."""
+    """Solve in eigencoordinates in float64; a point inside the set, up to rounding of its dtype, is kept."""
     p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
     values, V = spectrum
     spread = values.clamp_min(0)
@@ -163,7 +165,7 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
 def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Tensor:
     """The same answer in plain operations, for graphs and transforms.
 
-    Newton steps on mu from the root change no value, but carry derivatives: one the first, two up to the third.
+    Newton steps on mu from the root change no value but carry derivatives: one step the first, two up to the third.
     """
     found = _nearest(raw, q, r, spectrum)
     p, P, q, r = raw.double(), (P + P.mT).double() / 2, q.double(), r.double().unsqueeze(-1)
@@ -226,5 +228,5 @@ def _derive(grad: Tensor, y: Tensor, mu: Tensor, q: Tensor, spread: Tensor, V: T
 
 
 def _noise(V: Tensor, q: Tensor) -> Tensor:
-    """The rounding of ``V'q``: a q that leaves the range of P by no more than this counts as inside."""
+    """The rounding of ``V'q``: a q that leaves the range of P by no more than this counts as in the range."""
     return 4 * q.shape[-1] * torch.finfo(q.dtype).eps * times_each(V.mT.abs(), q.abs())

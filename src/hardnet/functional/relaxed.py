@@ -1,9 +1,9 @@
-"""The nearest point where some rows may give way, as far as they must, with its implicit derivative.
+"""The nearest point when some rows may be relaxed, as little as possible, with its implicit derivative.
 
-``lower <= A y + s <= upper`` with ``s = 0`` in the hard rows and in the box: the least ``sum_i w_i s_i^2`` first, then
-the nearest y to raw with that s. Where the whole set has a point the slack is zero, and y is the ordinary projection.
-Elsewhere both stages are linear systems on their active rows, which autograd differentiates: the slack moves with the
-numbers too.
+``lower <= A y + s <= upper`` with ``s = 0`` in the hard rows and in the box: first minimize ``sum_i w_i s_i^2``, then
+find the nearest y to raw with that s. If the whole set is not empty, the slack is zero and y is the ordinary
+projection. Otherwise both stages are linear systems on their active rows, which autograd differentiates, including the
+dependence of the slack on the numbers.
 
 Called by `hardnet.sets.intersection` and `hardnet.sets.relaxed`.
 """
@@ -27,7 +27,7 @@ from hardnet.solvers.solution import Status
 from hardnet.structure import BoxedRows
 
 
-@outside_compiler  # looks at values: a compiled graph calls it as it is
+@outside_compiler  # reads values, so a compiled graph must call it uncompiled
 @full_precision
 def project_relaxed(
     raw: Tensor, rows: BoxedRows, *, on_infeasible: str = "auto", on_invalid: Policy = "raise"
@@ -36,10 +36,11 @@ def project_relaxed(
 
     Args:
         raw: ``(*batch, n)``.
-        rows: The polyhedron, with the weights of the rows that may give way.
-        on_infeasible: What hard rows without a common point give: ``"raise"`` an `InfeasibleError` that names them,
-            ``"nan"`` NaN for that sample alone; ``"auto"`` raises on a CPU, and gives NaN on a GPU.
-        on_invalid: What NaN, an infinite A or raw, or lower > upper give: an error where a look is free, or NaN.
+        rows: The polyhedron, with the weights of the rows that may be relaxed.
+        on_infeasible: What to do if the hard rows have no common point: ``"raise"`` an `InfeasibleError` that names
+            them, or return ``"nan"`` for that sample alone; ``"auto"`` raises on a CPU and returns NaN on a GPU.
+        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper: raise an error where values may be
+            read, or return NaN.
 
     Returns:
         y ``(*batch, n)``, exactly inside the box. Samples whose rows contradict each other are solved on the CPU.
@@ -64,14 +65,14 @@ def project_relaxed(
 
 @torch.no_grad()
 def least_slack(y: Tensor, rows: BoxedRows) -> Tensor:
-    """The least slack of each general row, ``(*batch, m)`` float64: negative where the upper bound must give way.
+    """The least slack of each general row, ``(*batch, m)`` float64: negative where the upper bound must be relaxed.
 
-    It is 0 where the rows do not contradict each other, and where no least slack was found, which leaves their
-    violation to see.
+    It is 0 if the rows do not contradict each other. It is also 0 if no least slack was found, so that the violation of
+    the rows stays visible.
 
     Args:
         y: Points to start from, ``(*batch, n)``; the answer does not depend on them.
-        rows: The polyhedron, with the weights of the rows that may give way.
+        rows: The polyhedron, with the weights of the rows that may be relaxed.
     """
     m = rows.A.shape[-2]
     slack = y.new_zeros(*y.shape[:-1], m, dtype=torch.float64)
@@ -95,7 +96,7 @@ class _Samples(NamedTuple):
         raw: ``(b, n)``.
         rows: The rows, which carry gradients.
         length: What each row was divided by, ``(b, k)``.
-        box: The bounds of the coordinates ``(b, n)``, where they have any.
+        box: The bounds of the coordinates ``(b, n)``, None where absent.
     """
 
     raw: Tensor
@@ -104,7 +105,7 @@ class _Samples(NamedTuple):
     box: tuple[Tensor | None, Tensor | None]
 
     def inside_box(self, y: Tensor) -> Tensor:
-        """Y exactly inside the box, which it misses by rounding at most; NaN stays."""
+        """Y clamped into the box, which it misses by at most rounding; NaN stays NaN."""
         with torch.no_grad():
             low, high = (None if side is None else side.detach() for side in self.box)
             value = y if low is None and high is None else y.clamp(low, high)
@@ -112,7 +113,7 @@ class _Samples(NamedTuple):
 
 
 def _contradicting(y: Tensor, raw: Tensor, rows: BoxedRows) -> Tensor:
-    """The samples ``(*batch)`` without a projection y whose numbers are sound: their rows contradict each other."""
+    """The samples ``(*batch)`` with valid numbers but no projection y: their rows contradict each other."""
     left = y.isnan().any(-1) & raw.isfinite().all(-1)
     sound = rows.A.isfinite().flatten(-2).all(-1)
     for low, high in ((rows.lower, rows.upper), (rows.box_lower, rows.box_upper)):
@@ -123,7 +124,7 @@ def _contradicting(y: Tensor, raw: Tensor, rows: BoxedRows) -> Tensor:
 
 
 def _gather(left: Tensor, raw: Tensor, rows: BoxedRows) -> _Samples:
-    """The samples of the mask `left` ``(*batch)``."""
+    """Gather the samples of the mask `left` ``(*batch)``."""
 
     def take(number: Tensor, core: int) -> Tensor:
         own = number.shape[number.dim() - core :]
@@ -144,8 +145,9 @@ def _gather(left: Tensor, raw: Tensor, rows: BoxedRows) -> _Samples:
 def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
     """The solver's y with the derivative of both stages on their active rows.
 
-    ``y = raw - A_J^+(A_J raw - b_J)``, where b_J is what the first stage reaches in the rows that gave way. Rows that
-    the least slack decides depend on each other, and keep doing so when numbers move, as a pseudo-inverse needs it.
+    ``y = raw - A_J^+(A_J raw - b_J)``, where b_J is the value that the first stage reaches in the relaxed rows. Rows
+    that determine the least slack are dependent and stay so when the numbers change, as the derivative of a
+    pseudo-inverse requires.
     """
     if not torch.is_grad_enabled():
         return found.y

@@ -1,4 +1,6 @@
-"""Bad samples: NaN for these alone; then, where a look is free, the error that says which, why, and what would work.
+"""Errors for bad samples: which samples, what is wrong with them, and what would work.
+
+Solvers answer with NaN for bad samples alone; where values may be read, the functions here raise or warn instead.
 
 Called by `hardnet.sets.ball`, `hardnet.sets.affine` and others.
 """
@@ -37,22 +39,22 @@ from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
 Policy = Literal["raise", "nan"]
-"""What to do with samples that have no answer: raise an error that names them, or NaN for these alone."""
+"""What to do with samples that have no answer: raise an error that names them, or return NaN for these alone."""
 Infeasible = Literal["auto", "raise", "nearest", "nan"]
-"""What an empty set gives; ``"auto"`` raises in eager mode on a CPU and is NaN elsewhere."""
+"""What to do with an empty set; ``"auto"`` raises in eager mode on a CPU and returns NaN elsewhere."""
 Gradient = Literal["exact", "tangent"]
-"""What raw receives: the derivative, or also what would pull a violated row back inside."""
+"""What raw receives: the derivative, or also the gradient that would pull a violated row back inside."""
 CHOICES = {"on_infeasible": get_args(Infeasible), "on_invalid": get_args(Policy), "gradient": get_args(Gradient)}
 
 
 VALID = frozenset(product(*(CHOICES[name] for name in ("gradient", "on_infeasible", "on_invalid"))))
-"""What the first three of `Options` may be together."""
+"""All valid combinations of the first three fields of `Options`."""
 ASKING = ("raise", "nearest")
-"""Policies for which an empty set must be found wherever the rows are, at the cost of waiting for a device."""
+"""Policies that require detecting an empty set on any device, at the cost of waiting for it."""
 
 
 class Options(NamedTuple):
-    """The options of a projection onto affine rows; `hardnet.functional.project_affine` says what they mean."""
+    """The options of a projection onto affine rows, documented in `hardnet.functional.project_affine`."""
 
     gradient: Gradient = "exact"
     on_infeasible: Infeasible = "auto"
@@ -63,7 +65,7 @@ class Options(NamedTuple):
 
 
 def refuse_options(options: Options) -> NoReturn:
-    """Say which option does not take its value; called where the first three are not `VALID`."""
+    """Raise an error that names the option with an invalid value; called if the first three are not in `VALID`."""
     given = options._asdict()
     name = next(name for name in CHOICES if given[name] not in CHOICES[name])
     raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(given[name])))
@@ -83,7 +85,10 @@ def reject(bad: Tensor, defect: Defect, name: str, got: str | None = None) -> No
 
 
 class Finding(NamedTuple):
-    """A defect of the argument `name` in the samples of the mask `bad` ``(*batch)`` or ``()``; `got` in words."""
+    """A defect of the argument `name` in the samples of the mask `bad` ``(*batch)`` or ``()``.
+
+    `got` describes in words what was given.
+    """
 
     defect: Defect
     name: str
@@ -91,12 +96,12 @@ class Finding(NamedTuple):
     got: str | None = None
 
     def error(self, index: Callable[[Tensor], list[object]] = sample_indices) -> HardNetError:
-        """The error, with samples named by `index`; none where one number is shared by all."""
+        """The error, with samples named by `index`; no samples if all share the bad number."""
         return self.defect.of(self.name, self.got, index(self.bad) if self.bad.dim() else [])
 
 
 def find_invalid(raw: Tensor, A: Tensor | None, lower: Tensor | None, upper: Tensor | None) -> Iterator[Finding]:
-    """What is wrong with the numbers of ``lower <= A y <= upper`` (A None: the identity): each kind once, in order."""
+    """The defects in the numbers of ``lower <= A y <= upper`` (A None: the identity), each kind once, in order."""
     for name, tensor, core in (("raw", raw, 1), ("A", A, 2)):
         if tensor is not None and not bool(tensor.isfinite().all()):
             yield Finding(NOT_FINITE, name, ~tensor.isfinite().flatten(tensor.dim() - core).all(-1))
@@ -120,13 +125,13 @@ def find_dependent(A: Tensor) -> Finding:
     smallest = torch.linalg.svdvals(A.double() / lengths.unsqueeze(-1))[..., -1]
     bad = smallest < 64 * A.shape[-1] * torch.finfo(A.dtype).eps
     size = f"smallest singular value {smallest.min().item():.2g}"
-    if not bad.any():  # not dependent, yet no answer: the worst sample is named
+    if not bad.any():  # not dependent by this test, yet without an answer: name the worst sample
         return Finding(DEPENDENT, "A", smallest <= smallest.min(), f"{size}, beyond {A.dtype}")
     return Finding(DEPENDENT, "A", bad, f"{DEPENDENT.got}, {size}")
 
 
 def raise_invalid(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, batch: torch.Size) -> None:
-    """Raise the error of the first kind of bad number found in raw, A, the bounds, or the rank of A, if any."""
+    """Raise the error for the first defect found in raw, A or the bounds; if there is none, for the rank of A."""
     finding = next(find_invalid(raw, A, lower, upper), None)
     raise (find_dependent(A) if finding is None else finding).error(lambda bad: _indices(bad, batch))
 
@@ -147,7 +152,7 @@ def _index(flat: int, batch: torch.Size) -> object:
 
 
 def raise_bad_numbers(rows: Batch, bad: Tensor) -> None:
-    """Raise for the samples of the mask `bad` ``(B,)`` what is wrong with their numbers, if there are any."""
+    """Raise the error that says what is wrong with the samples of the mask `bad` ``(B,)``, if there are any."""
     if not bool(bad.any()):
         return
     _raise_bad_box(rows, bad)
@@ -157,7 +162,7 @@ def raise_bad_numbers(rows: Batch, bad: Tensor) -> None:
 
 
 def _raise_bad_box(rows: Batch, bad: Tensor) -> None:
-    """Raise for the samples ``(B,)`` with a finite raw whose box is none."""
+    """Raise for the samples of the mask `bad` ``(B,)`` with a finite raw but an invalid box."""
     if rows.box_lower is None and rows.box_upper is None:
         return
     least = rows.raw.new_tensor([-torch.inf]) if rows.box_lower is None else rows.box_lower
@@ -179,11 +184,11 @@ def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y
 
 
 PROVED = 1e-6
-"""Residual above which a point that meets its rows is not known to be the nearest one: rows that nearly coincide."""
+"""The residual above which a point that satisfies its rows is not proved to be the nearest: rows nearly coincide."""
 
 
 def not_proved(status: Tensor, residual: Tensor) -> Tensor:
-    """Samples ``(*batch)`` that did not converge, or meet their rows at a point that is not known to be the nearest."""
+    """Samples ``(*batch)`` that did not converge, or whose point satisfies its rows but is not proved the nearest."""
     return (status == int(Status.NOT_CONVERGED)) | ((status == int(Status.SOLVED)) & (residual > PROVED))
 
 

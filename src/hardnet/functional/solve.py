@@ -1,8 +1,8 @@
-"""The nearest point of a polyhedron with what is known of it: multipliers, status, residual, on the device of raw.
+"""The nearest point of a polyhedron with its multipliers, status and residual, on the device of raw.
 
-The same solvers as in `hardnet.functional.nearest`, by the same table, without derivatives: nothing is raised, and a
-value is looked at only where that is free (eager code on a CPU). Compiled and exported graphs have every field as an
-output.
+The solvers are those of `hardnet.functional.nearest`, chosen by the same table, without derivatives. No error is
+raised, and values are read only where that is free (eager code on a CPU). Compiled and exported graphs can return
+every field.
 
 Called by `hardnet.layers.projection`.
 """
@@ -40,18 +40,18 @@ def solve_rows(
 ) -> Solution:
     """``argmin |y - raw|`` over the polyhedron with its multipliers, ``raw - y = A'dual_rows + dual_box``.
 
-    y is that of `project_rows` where the status is SOLVED, and NaN where a sample is INVALID (bad numbers), INFEASIBLE
-    (an empty set), or NOT_CONVERGED far from an answer.
+    y equals the result of `project_rows` for SOLVED samples, and is NaN for samples that are INVALID (bad numbers),
+    INFEASIBLE (an empty set), or NOT_CONVERGED and far from an answer.
 
     Args:
         raw: ``(*batch, n)``.
-        rows: The polyhedron, m general rows and maybe a box.
+        rows: The polyhedron: m general rows, with or without a box.
         metric: W as in `project_affine`; then ``W (raw - y) = A'dual_rows + dual_box``.
-        strict: Whether inequality rows must hold in exact arithmetic; where they have no room, NOT_CONVERGED.
-        shared: Factors of these rows, given as dense ones, as in `project_affine`.
+        strict: Whether inequality rows must hold in exact arithmetic; if they have no room, NOT_CONVERGED.
+        shared: Factors of these rows in dense form, as in `project_affine`.
 
     Returns:
-        `Solution`; `dual` is ``(*batch, m)``, or ``(*batch, m + n)`` beside a box, whose coordinates come last.
+        `Solution`; `dual` is ``(*batch, m)``, or ``(*batch, m + n)`` with a box, whose coordinates come last.
     """
     boxed_alone = metric is None and rows.boxed and rows.A.shape[-2] <= MOST_BOX_ROWS
     numbers = rows[:3] if boxed_alone else rows.dense()
@@ -67,7 +67,7 @@ def solve_rows(
 
 
 def _box_alone(rows: Batch) -> Solution:
-    """A clamp: what it takes away is the multiplier of the coordinate; rows without bounds have none."""
+    """A clamp: the multiplier of a coordinate is ``raw - y``; rows without bounds have zero multipliers."""
     y = project_box(rows.raw, rows.box_lower, rows.box_upper, on_invalid="nan")
     status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
     boxed = rows.box_lower is not None or rows.box_upper is not None
@@ -77,7 +77,7 @@ def _box_alone(rows: Batch) -> Solution:
 
 
 def _box_and_rows(rows: Batch, options: Options) -> Solution:
-    """By the multipliers of the rows; those of the coordinates are what is left, zero inside the box."""
+    """Solve for the rows' multipliers; those of the coordinates are the remainder, zero inside the box."""
     flat, dtype = boxed(rows), rows.raw.dtype
     found = find_in_box(flat, rows)
     left = flat[0] - times_columnwise(flat[1], found.dual) - found.y
@@ -91,7 +91,7 @@ def _box_and_rows(rows: Batch, options: Options) -> Solution:
 
 
 def _any_rows(rows: Batch, options: Options) -> Solution:
-    """Rows without a box of their own: few of them by the fixed program, others by the general solver."""
+    """Rows without a separate box: few rows by the fixed program, others by the general solver."""
     if options.metric is not None:
         found = _in_metric(rows, options.metric)
     elif rows.A.shape[-2] <= MOST_FEW_ROWS and not options.strict:
@@ -105,7 +105,7 @@ def _any_rows(rows: Batch, options: Options) -> Solution:
 
 
 def _few(rows: Batch) -> Solution:
-    """The fixed program over sets of active rows; where a look is free the general solver settles what it left."""
+    """The fixed program for few rows; where values may be read, the general solver takes the samples it left open."""
     found, look = fixed_program(rows, "exact"), rows.look and rows.mode == "eager"
     y = bits_of_raw(found.y, rows) if look else found.y
     tests = torch.full_like(found.status, 2 ** rows.A.shape[-2] - 1, dtype=torch.long)
@@ -118,7 +118,7 @@ def _few(rows: Batch) -> Solution:
 
 
 def _in_metric(rows: Batch, metric: Tensor) -> Solution:
-    """In the variables of the metric, where the multipliers are the same."""
+    """Solve in the variables of the metric, in which the multipliers are the same."""
     kept: list[Solution] = []
 
     def project(record: Batch) -> Tensor:
@@ -133,10 +133,10 @@ def _in_metric(rows: Batch, metric: Tensor) -> Solution:
 
 
 def _lost(status: Tensor, y: Tensor) -> Tensor:
-    """Solved samples whose answer did not survive: no room for exact arithmetic, or beyond the dtype of raw."""
+    """Solved samples whose answer was lost: no room for exact arithmetic, or out of the range of raw's dtype."""
     return (status.long() == int(Status.SOLVED)) & ~y.isfinite().all(-1)
 
 
 def _without(lost: Tensor, status: Tensor) -> Tensor:
-    """NOT_CONVERGED for the samples that were lost; ONNX Runtime chooses between no numbers of 8 bits."""
+    """The status, NOT_CONVERGED for lost samples; via int64, since ONNX Runtime has no `where` for int8."""
     return torch.where(lost, int(Status.NOT_CONVERGED), status.long()).to(torch.int8)

@@ -36,11 +36,12 @@ def project_sparse_affine(
 
     Args:
         raw: ``(*batch, n)`` on the CPU.
-        rows: What `hardnet.solvers.polyhedron.sparse_factor.prepare_sparse` made of A.
+        rows: The result of `hardnet.solvers.polyhedron.sparse_factor.prepare_sparse` for A.
         lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
         upper: Like `lower`; None is +inf.
-        on_infeasible: What an empty set gives: ``"raise"`` an `InfeasibleError`, ``"nan"`` NaN for that sample alone.
-        on_invalid: What NaN or lower > upper give: an error, or ``"nan"`` for that sample alone.
+        on_infeasible: What to do with an empty set: ``"raise"`` an `InfeasibleError`, or return ``"nan"`` for that
+            sample alone.
+        on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error, or return ``"nan"`` for that sample.
     """
     _require_plain(raw)
     y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
@@ -56,7 +57,7 @@ def project_sparse_affine(
 @outside_compiler
 @torch.no_grad()
 def solve_sparse_affine(raw: Tensor, rows: SparseRows, lower: Tensor | None, upper: Tensor | None) -> Solution:
-    """What `project_sparse_affine` knows of its answer, without derivatives; y is NaN where a sample has none."""
+    """The full solution behind `project_sparse_affine`, without derivatives; y is NaN for unsolved samples."""
     _require_plain(raw)
     batch, wide = _flatten(raw, lower, upper, *rows.A.shape)
     found = project_sparse(rows, *wide)
@@ -75,7 +76,7 @@ def _require_plain(raw: Tensor) -> None:
 def _flatten(
     raw: Tensor, lower: Tensor | None, upper: Tensor | None, m: int, n: int
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
-    """The batch, and all three as one flat batch in float64, absent bounds infinite."""
+    """The batch shape, and raw, lower and upper as one flat batch in float64, with infinities for absent bounds."""
     shapes = [part.shape[:-1] for part in (raw, lower, upper) if part is not None]
     batch = torch.broadcast_shapes(*shapes)
     low = raw.new_full((m,), -torch.inf) if lower is None else lower
@@ -85,7 +86,7 @@ def _flatten(
 
 
 class _Sparse(torch.autograd.Function):
-    """y and, without derivative, dual, status and residual."""
+    """y and, without a derivative, dual, status and residual."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, lower: Tensor | None, upper: Tensor | None, rows: SparseRows) -> Any:

@@ -1,10 +1,10 @@
-"""Rows judged at the very numbers that are returned: to rounding, or in exact arithmetic (``strict=True``).
+"""Rows checked at the exact numbers that are returned: to rounding, or in exact arithmetic (``strict=True``).
 
-A product ``a'y`` of n terms computed in float64 is off by at most ``(n + 2) eps |a|'|y|``. A row is certain where the
-computed product keeps that distance from its bounds. Samples with an uncertain row are moved inward by a few roundings
-of the output dtype, by their own projection onto tightened bounds, until they are certain. A row without room for that
-is set to its middle: an equality stays there, and `rounding_bound` says how exact it is; an inequality that is not
-certain even there has no answer.
+A product ``a'y`` of n terms computed in float64 is off by at most ``(n + 2) eps |a|'|y|``. A row is certain to hold if
+the computed product keeps at least that distance from its bounds. Samples with an uncertain row are moved inward by a
+few roundings of the output dtype, by projecting them onto tightened bounds, until all rows are certain. A row without
+room for that is moved to the middle of its bounds. An equality stays there, and `rounding_bound` says how exact it is;
+an inequality that is not certain even there has no answer.
 
 Called by `hardnet.layers.acnet`, `hardnet.layers.hardnet_eq` and others.
 """
@@ -24,16 +24,16 @@ from hardnet.rows import REALS, Batch
 from hardnet.shapes import check_affine
 
 MARGINS = (2.0, 8.0, 64.0, 1024.0)
-"""Distance to the bound tried in turn, in roundings of the row."""
+"""Distances to the bound that are tried in turn, in roundings of the row."""
 INSETS = (*MARGINS, 8192.0, 65536.0)
-"""The same for a projection; the last are beyond the tolerance of its solver."""
+"""The same for a projection; the last two exceed the tolerance of its solver."""
 ROUNDINGS = 8
-"""Roundings, relative to the size of its terms, that a row may be off: half of what the certificate allows, since a sum
-of n terms in float64 is itself off by about the root of n roundings."""
+"""How far a row may miss its bounds, in roundings of the size of its terms: half of what the certificate allows, since
+a sum of n terms in float64 is itself off by about sqrt(n) roundings."""
 
 Bound = Tensor | None
 Project = Callable[[Batch], Tensor]
-"""The nearest points ``(B, n)`` of a record of rows."""
+"""A function from a record of rows to its nearest points ``(B, n)``."""
 
 
 def rounding_bound(
@@ -41,7 +41,7 @@ def rounding_bound(
 ) -> Tensor:
     """How far each row of ``lower <= A y <= upper`` can be violated in exact arithmetic: ``(*batch, m)`` in float64.
 
-    Zero means that the row holds for these very numbers; for an equality row it bounds ``|a'y - b|``.
+    Zero means that the row holds for exactly these numbers; for an equality row the result bounds ``|a'y - b|``.
 
     Args:
         A: ``(m, n)`` or ``(*batch, m, n)``.
@@ -58,7 +58,7 @@ def rounding_bound(
 
 
 def product_error(size: Tensor, n: int) -> Tensor:
-    """A bound on the rounding of ``a'y`` in float64 and of its comparison, from the size ``|a|'|y|`` of its terms."""
+    """A bound on the rounding of ``a'y`` and of its comparison in float64, from the size ``|a|'|y|`` of its terms."""
     limits = torch.finfo(torch.float64)
     return torch.where(size > 0, (n + 4) * limits.eps * size + limits.tiny, 0)
 
@@ -70,16 +70,16 @@ def tighten(
     dtype: torch.dtype,
     margins: tuple[float, ...] = MARGINS,
 ) -> Tensor:
-    """Y ``(B, n)`` in `dtype` with its inequalities certain; NaN for a sample where none of the margins made them so.
+    """Y ``(B, n)`` in `dtype` with all inequalities certain; NaN for a sample if no margin achieves that.
 
-    The correction is a few roundings long and is left out of the derivative. A certain sample keeps its bits.
+    The correction is a few roundings long and is ignored by the derivative. A sample that is certain keeps its bits.
 
     Args:
         y: ``(B, n)``.
         rows: The record of the call.
         project: ``(point, lower, upper) -> point`` in float64, onto these rows with other bounds.
-        dtype: That of the answer.
-        margins: Roundings of a row, tried in turn.
+        dtype: The dtype of the answer.
+        margins: Distances to the bounds, in roundings of a row, tried in turn.
     """
     with torch.no_grad():
         A = rows.A.detach().double()
@@ -94,18 +94,18 @@ def tighten(
             exact = torch.where(open_ & moved.isfinite(), moved, exact)
         lost = uncertain(exact, A, low, high).any(-1, keepdim=True)
         exact = torch.where(lost, torch.nan, exact)
-    # a tensor that carries its derivative forward does not ask for a gradient
+    # in forward mode a tensor carries its derivative without requires_grad
     return keep_value(y, exact) if y.requires_grad or rows.transformed else exact
 
 
 def inset(wide: Tensor, A: Tensor, dtype: torch.dtype, margin: float) -> Tensor:
-    """`margin` roundings of each row at y in the output dtype, ``(B, m)``: above the error of the product itself."""
+    """`margin` roundings of each row at y in the output dtype, plus 4 times the error of the product, ``(B, m)``."""
     size = times(A.abs(), wide.abs())
     return margin * torch.finfo(dtype).eps * size + 4 * product_error(size, A.shape[-1])
 
 
 def tightened(low: Bound, high: Bound, inset: Tensor) -> tuple[Bound, Bound]:
-    """The bounds moved inward by `inset`; both the middle where there is no room between them."""
+    """The bounds moved inward by `inset`; where there is no room for that, both become the middle."""
     if low is None or high is None:
         return None if low is None else low + inset, None if high is None else high - inset
     narrow, middle = high - low < 2 * inset, low / 2 + high / 2
@@ -115,7 +115,7 @@ def tightened(low: Bound, high: Bound, inset: Tensor) -> tuple[Bound, Bound]:
 def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound) -> Tensor:
     """Inequalities ``(B, m)``, however narrow, that are not certain to hold at y."""
     wide = y.double()
-    # three times the error: certain also to whoever sums in another order
+    # three times the error, so that the row holds for any order of summation
     product, error = times(A, wide), 3 * product_error(times(A.abs(), wide.abs()), A.shape[-1])
     over = torch.zeros_like(product, dtype=torch.bool) if high is None else product + error > high
     under = torch.zeros_like(over) if low is None else product - error < low
@@ -125,21 +125,21 @@ def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound) -> Tensor:
 
 
 def refuse_without_room(y: Tensor, exact: Tensor, rows: Batch, on_invalid: str) -> None:
-    """Raise for the samples of y ``(B, n)`` whose `exact` answer is NaN, where a look is free and NaN not wanted."""
+    """Raise for the samples of y ``(B, n)`` whose `exact` answer is NaN, if wanted and values may be read."""
     if on_invalid == "raise" and rows.look:
         text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
         refuse(rows.as_given((exact.isnan() & ~y.isnan()).any(-1)), ConvergenceError, text)
 
 
 def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:
-    """Whether some row of ``lower <= A y <= upper`` is off by more than rounding, ``(*batch)``; False for inf or NaN.
+    """Whether a row of ``lower <= A y <= upper`` is violated beyond rounding, ``(*batch)``; False if y is not finite.
 
     Args:
         y: ``(*batch, n)``.
         A: ``(m, n)`` or ``(*batch, m, n)``.
         lower: ``(m,)`` or ``(*batch, m)``, or None.
         upper: Like `lower`.
-        eps: The rounding of y's dtype, or of coarser numbers that the rows are given in.
+        eps: The machine epsilon of y's dtype, or of a coarser dtype in which the rows are given.
     """
     return ~(relative_violation(y, A, lower, upper, eps) <= ROUNDINGS * eps) & y.isfinite().all(dim=-1)
 
@@ -154,17 +154,17 @@ def relative_violation(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor
         if bound is not None:
             excess = (sign * (product - bound.double())).clamp_min(0)
             known = torch.where(bound.isfinite(), bound.double().abs(), 0)
-            # relative to a bound of 0 nothing is small, so that an output counts as one rounding of 1 at least
+            # a bound of 0 defines no scale, so the size is at least one rounding of an output of size 1
             terms = torch.maximum(size, torch.where(bound == 0, unit, known))
             worst = torch.maximum(worst, excess / terms.clamp_min(torch.finfo(torch.float64).tiny))
     return worst.amax(dim=-1)
 
 
 def hold_exactly(y: Tensor, rows: Batch, project: Project, on_invalid: str = "raise") -> Tensor:
-    """Y ``(B, n)`` whose inequalities hold for these very numbers in exact arithmetic, by tightened bounds.
+    """Y ``(B, n)`` whose inequalities hold in exact arithmetic for the numbers returned, by tightened bounds.
 
-    The correction is a few roundings long and is left out of the derivative; an equality keeps its rounding. A sample
-    whose rows leave no room is an error where a look is free and NaN was not asked for, else NaN.
+    The correction is a few roundings long and is ignored by the derivative; an equality keeps its rounding. A sample
+    whose rows leave no room is an error if values may be read and `on_invalid` is ``"raise"``, else NaN.
     """
     fixed = rows._replace(A=rows.A.detach().double())
     onto = lambda point, low, high: project(fixed._replace(raw=point, lower=low, upper=high))
@@ -174,6 +174,6 @@ def hold_exactly(y: Tensor, rows: Batch, project: Project, on_invalid: str = "ra
 
 
 def refuse_half_precision(dtype: torch.dtype) -> None:
-    """Refuse exact arithmetic in a half type, to which y would be rounded afterwards."""
+    """Refuse ``strict`` for half precision, to which y would be rounded afterwards."""
     if dtype not in REALS:
         raise OptionError(sentence("strict", "float64 or float32 outputs", dtype, "leave strict out, or call .float()"))

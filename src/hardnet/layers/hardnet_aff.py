@@ -24,14 +24,14 @@ from hardnet.sets.base import ConstraintSet
 class HardNetAff(Layer):
     """``y = raw + A⁺ (relu(lower - A raw) - relu(A raw - upper))``.
 
-    Every violated row moves to its bound, every satisfied row keeps its value, and nothing moves across the null
-    space of A. Needs linearly independent rows (m <= n). The factor of a constant A is computed once.
+    Every violated row moves to its bound, every satisfied row keeps its value, and nothing moves in the null space of
+    A. Needs linearly independent rows (m <= n). The factor of a constant A is computed once.
 
     Args:
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, or `&` of these.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
-        gradient: ``"exact"``, or ``"tangent"``, which also lets through what pulls a violated row back inside.
+        gradient: ``"exact"``, or ``"tangent"``, which also passes the part that pulls a violated row back inside.
     """
 
     name = "aff"
@@ -62,7 +62,7 @@ class HardNetAff(Layer):
         return too_many_rows(constraint)
 
     def refactor(self) -> None:
-        """Factorize A where it is constant; an A that is learned or depends on x is factorized at each call."""
+        """Factorize A if it is constant; an A that is learned or depends on x is factorized at each call."""
         A = constant_matrix(self.constraint)
         self.factor = None if A is None else factorize(A)
         if A is not None:
@@ -77,14 +77,14 @@ class HardNetAff(Layer):
 
 
 def constant_matrix(constraint: ConstraintSet) -> Tensor | None:
-    """The A of a polyhedral set ``(m, n)`` where it is constant, in a dtype that can be factorized; else None."""
+    """The A of a polyhedral set ``(m, n)`` if it is constant, in a dtype that can be factorized; else None."""
     like = constraint.origin()
     A = None if like is None else constraint.fixed_matrix(like)
     return None if A is None else A.to(working(A.dtype))
 
 
 def warn_of_condition(A: Tensor) -> None:
-    """Warn where nearly dependent rows of A ``(m, n)`` let y move much farther than raw is outside."""
+    """Warn if nearly dependent rows of A ``(m, n)`` let y move much farther than raw is outside the set."""
     limit = torch.finfo(A.dtype).eps ** -0.5  # 7e7 in float64
     condition = row_condition(A.detach())
     if condition > limit:

@@ -39,7 +39,7 @@ from hardnet.sets.intersection import stack_rows
 
 
 class Split(NamedTuple):
-    """C(x) as equalities ``C y = d`` and the rows of every other member (None where there is none)."""
+    """C(x) as equalities ``C y = d`` and the rows of all other members (None if there are none)."""
 
     C: Tensor
     d: Tensor
@@ -55,25 +55,25 @@ def _double(split: Split) -> Split:
 
 
 class HardNetEq(Layer):
-    """``y_P = enforce(raw)``, ``y_O = C_O⁻¹ (d - C_P y_P)``: a block solved for, the rest enforced.
+    """``y_P = enforce(raw)``, ``y_O = C_O⁻¹ (d - C_P y_P)``: one block is solved for, the rest is enforced.
 
     The network predicts the n - e free outputs P. In them the inequalities read
     ``lower - A_O C_O⁻¹ d <= (A_P - A_O C_O⁻¹ C_P) y_P <= upper - A_O C_O⁻¹ d``, which the closed form enforces.
-    Distances are measured in the free outputs only, and C_O(x) must be invertible at every x for one and the same
-    choice of columns; where it is not, `HardNetAff` treats equalities as rows without that limit.
+    Distances are measured in the free outputs only, and C_O(x) must be invertible at every x for the same choice of
+    columns; if it is not, use `HardNetAff`, which treats equalities as rows and has no such limit.
 
     Args:
         constraint: `Equality`, or `&` of equalities with other affine rows.
-        completed: The e outputs that the equalities determine. Chosen by a pivoted QR where C is constant; needed
-            where C depends on x, together with `dim` where the set does not know it.
-        dim: n, where only a function of x knows it.
+        completed: The e outputs that the equalities determine. Chosen by a pivoted QR if C is constant; required if C
+            depends on x, together with `dim` if the set does not know n.
+        dim: n, if it cannot be read from the set.
         on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
     """
 
     name = "aff-eq"
     accepts = "equalities C(x) y = d(x) with an invertible block, and affine rows on the remaining outputs"
     guarantee = Guarantee.EXACT
-    identity_inside = False  # raw has the free outputs alone
+    identity_inside = False  # raw has only the free outputs
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -116,7 +116,7 @@ class HardNetEq(Layer):
         return self.predicted.numel() + self.completed.numel()
 
     def refactor(self) -> None:
-        """Factorize C in float64 where it is constant; otherwise it is factorized at each call."""
+        """Factorize C in float64 if it is constant; otherwise it is factorized at each call."""
         C = self._fixed_equalities()
         self.factor = None if C is None else factorize_completion(C.double(), self._columns)
 
@@ -146,7 +146,7 @@ class HardNetEq(Layer):
     def _move(self, y: Tensor, rows: AffineRows, A: Tensor) -> Tensor:
         """How far the free outputs must move along the equalities, ``(*batch, n - e)``, until the other rows hold.
 
-        The closed form, started from 0 against what each row lacks at y.
+        This is the closed form at 0, with the bounds shifted by the rows' values at y.
         """
         product = times(rows.A, y)
         lower, upper = (None if bound is None else bound - product for bound in (rows.lower, rows.upper))
@@ -154,9 +154,9 @@ class HardNetEq(Layer):
         return enforce_affine(nothing, A, lower, upper, on_invalid=self.options.on_invalid)
 
     def _settle(self, y: Tensor, rows: AffineRows, A: Tensor, factor: Completion) -> Tensor:
-        """Y after two moves of the size of rounding, which mend what the conditioning of C_O cost the other rows.
+        """Y after two moves of the size of rounding, which undo the error that the condition of C_O causes in the rows.
 
-        The solved outputs follow by minus slope: to solve the equalities anew would cost these rows the same again.
+        The solved outputs follow by ``-slope move``: solving the equalities again would bring the same error back.
         """
         for _ in range(2):
             move = self._move(y, rows, A)
@@ -170,7 +170,7 @@ class HardNetEq(Layer):
         return missed if rows is None else missed | beyond_rounding(y, *rows, eps)
 
     def _diagnose(self, raw: Tensor, missed: Tensor) -> HardNetError | None:
-        """Why some sample of y is NaN, beyond what was refused before."""
+        """Why some samples of y are NaN, apart from the reasons refused earlier."""
         samples = sample_indices(~raw.isfinite().all(dim=-1))
         if samples is not None:
             return NOT_FINITE.of("raw", None, samples)
@@ -184,7 +184,7 @@ class HardNetEq(Layer):
         return Split(equal.A, cast(Tensor, equal.lower), stack_rows(other) if other else None)
 
     def _fixed_equalities(self) -> Tensor | None:
-        """C where every equality's matrix is constant."""
+        """C if every equality's matrix is constant, else None."""
         like = self.constraint.origin()
         parts = [part for part in self.constraint.parts if all_equalities(part)]
         pieces = [None if like is None else part.fixed_matrix(like) for part in parts]
@@ -205,7 +205,7 @@ class HardNetEq(Layer):
         return choose_partition(C)
 
     def _require_invertible(self, factor: Completion) -> None:
-        """Name the samples where the chosen block is singular, with its condition number (CPU only: no sync)."""
+        """Raise for samples with a singular chosen block, with its condition number; only where values may be read."""
         if not may_look(factor.condition):
             return
         bad = singular(factor)

@@ -30,19 +30,20 @@ from hardnet.structure import MOST_BOX_ROWS, BoxedRows
 class Projection(Layer):
     """``y = argmin |y - raw|  s.t.  lower(x) <= A(x) y <= upper(x)``, for any number of rows.
 
-    Unlike the closed form of HardNet-Aff it takes more rows than outputs, dependent, duplicated and redundant rows,
-    and never moves further than the nearest feasible point. Non-expansive: ``|y - y'| <= |raw - raw'|``. Coordinates of
-    a box hold exactly. A box with up to 8 rows is solved in the multipliers of these rows, up to 4 rows by a fixed
-    program; `hn.explain` says which structure it sees.
+    Unlike the closed form of HardNet-Aff it accepts more rows than outputs, and dependent, duplicated and redundant
+    rows, and never moves further than the nearest feasible point. It is non-expansive: ``|y - y'| <= |raw - raw'|``.
+    Coordinates of a box hold exactly. A box with up to 8 rows is solved in the multipliers of these rows, and up to 4
+    rows by a fixed program; `hn.explain` reports the structure of a set.
 
     Args:
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these, some of them `Relaxed`.
-        on_infeasible: What an empty C(x) gives: ``"raise"`` is an `InfeasibleError` that names samples and rows,
-            ``"nearest"`` the compromise, ``"nan"`` is NaN for that sample alone; ``"auto"`` raises on a CPU, and gives
-            NaN on CUDA, under compile, export and vmap.
-        on_invalid: What NaN or lower > upper give: an error that names the samples, or ``"nan"`` for these alone.
+        on_infeasible: What to do with an empty C(x): ``"raise"`` an `InfeasibleError` that names samples and rows,
+            return the compromise (``"nearest"``), or ``"nan"`` for that sample alone; ``"auto"`` raises on a CPU and
+            returns NaN on CUDA and under compile, export and vmap.
+        on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error that names the samples, or return
+            ``"nan"`` for these alone.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
-        gradient: ``"exact"``, or ``"tangent"``, which also lets through what pulls a violated row back inside.
+        gradient: ``"exact"``, or ``"tangent"``, which also passes the part that pulls a violated row back inside.
         metric: W of ``min (y - raw)'W(y - raw)``: n positive numbers (a diagonal), a positive definite matrix
             ``(n, n)``, or a function or module of x that returns ``(*batch, n)`` or ``(*batch, n, n)``; a module is
             trained with the network. None is the identity.
@@ -65,7 +66,7 @@ class Projection(Layer):
 
     options: Options
     shared: SharedRows | None = None
-    """Factors of rows whose matrix is constant, where there are many of them; no part of the state."""
+    """Factors of a constant A with many rows; not part of the state."""
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
@@ -80,17 +81,17 @@ class Projection(Layer):
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Only polyhedral sets; their rows may give way."""
+        """Only polyhedral sets; their rows may be relaxed."""
         if not (constraint.polyhedral or (constraint.relaxed and constraint.projectable)):
             return not_affine(constraint)
         return None
 
     def refactor(self) -> None:
-        """Factorize a constant A of many rows; any other is factorized at each call, where that pays."""
+        """Factorize a constant A of many rows; any other A is factorized at each call, where that pays off."""
         self.shared = shared_rows_of(self.constraint) if self.metric is None else None
 
     def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
-        """What the metric is at x, where it is a function."""
+        """The metric at x, if it is a function."""
         return {} if self.metric is None or not self.metric.code else {"metric": self.metric(raw, x)}
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
@@ -98,7 +99,7 @@ class Projection(Layer):
         return self._nearest(raw, x, self.options.on_invalid)
 
     def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
-        """`enforce`, with another policy for bad numbers."""
+        """`enforce` with the given policy for bad numbers."""
         policies = {
             "on_infeasible": look_or_nan(self.options.on_infeasible, raw),
             "on_invalid": on_invalid,
@@ -107,28 +108,28 @@ class Projection(Layer):
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
 
     def _given(self, raw: Tensor, x: Any) -> dict[str, Any]:
-        """What solver and projection are both told."""
+        """The options that `solve` and the projection share."""
         given: dict[str, Any] = {"strict": self.options.strict}
         if self.metric is not None:
             given["metric"] = self.metric(raw, x)
-        if self.shared is not None and mode() not in GRAPHS:  # compiled code takes a fixed program
+        if self.shared is not None and mode() not in GRAPHS:  # compiled code uses a fixed program
             given["shared"] = self.shared
         return given
 
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
-        """The nearest point with what is known of it, on the device of raw: y, dual, status, iterations, residual.
+        """The nearest point with its dual, status, iterations and residual, on the device of raw.
 
-        ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric). Without derivatives. Nothing is raised
+        ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric), without derivatives. No error is raised
         for a sample: `Status` says which are SOLVED, and y is NaN for an empty set, unless ``on_infeasible="nearest"``
-        asks for the compromise. Nothing waits for a GPU, and compiled, exported and mapped code takes it too.
+        asks for the compromise. It does not wait for a GPU, and works in compiled, exported and mapped code.
 
         Args:
             raw: ``(*batch, n)``.
             x: The input.
 
         Returns:
-            `hardnet.solvers.Solution`; `dual` is ``(*batch, m)`` for m general rows, or ``(*batch, m + n)`` where
-            coordinates have bounds of their own, which come last: `constraint.structure_names` names them in order.
+            `hardnet.solvers.Solution`; `dual` is ``(*batch, m)`` for m general rows, or ``(*batch, m + n)`` if there is
+            a box, whose coordinates come last: `constraint.structure_names` names them in order.
         """
         return solve_layer(self, raw, x, self._find)
 
@@ -142,11 +143,11 @@ class Projection(Layer):
 
 
 MOST_OUTPUTS = 4096
-"""Outputs up to which a layer keeps factors of its rows: matrices of this size."""
+"""The most outputs for which a layer keeps factors of its rows, which are matrices of this size."""
 
 
 def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
-    """The factors of a polyhedron with many constant rows; None for any other set, and beside a box for few rows."""
+    """The factors of a polyhedron with many constant rows; None for any other set, and for few rows beside a box."""
     like = constraint.origin() if constraint.polyhedral and not constraint.relaxed else None
     if like is None or not 1 < like.shape[-1] <= MOST_OUTPUTS:
         return None
@@ -159,28 +160,28 @@ def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
 
 
 def _box_and_few_rows(A: Tensor) -> bool:
-    """Whether most rows bound one output, and so few others that they are solved in their multipliers."""
+    """Whether the rows are a box and so few others that these are solved in their multipliers."""
     general = int(((A != 0).sum(-1) > 1).sum())
     return general <= MOST_BOX_ROWS and general < len(A)
 
 
 @torch.no_grad()
 def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
-    """The solution that `find` has for a layer, whose constants follow raw; half precision is solved in float32."""
+    """The solution of `find` for a layer, whose constants move to raw; half precision is solved in float32."""
     layer.settle(raw)
     found = _find_precisely(widen(raw), input_of_set(x, raw), find)
     y = narrow(found.y, raw.dtype, "nan") if raw.dtype in HALF else found.y
-    return Solution(y, *found[1:])  # torch 2.11 compiles no return of a record that `_replace` made
+    return Solution(y, *found[1:])  # torch 2.11 cannot compile returning a record made by `_replace`
 
 
 @full_precision
 def _find_precisely(raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
-    """What `find` knows, whatever autocast says; x is converted before, as autocast tells."""
+    """Call `find` with autocast off; x was converted before, depending on autocast."""
     return find(raw, x)
 
 
 def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Solution:
-    """What `nearest_point` knows of its answer; multipliers of general rows first, then those of the box."""
+    """The full solution behind `nearest_point`; multipliers of general rows first, then those of the box."""
     if constraint.relaxed:
         raise UnsupportedSetError(sentence("constraint", "rows that do not give way", "Relaxed", "call the layer"))
     numbers = constraint.numbers(x, raw)
@@ -192,7 +193,7 @@ def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) ->
 
 
 def _box_last(constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor) -> Tensor:
-    """Multipliers of `constraint.rows` as those of its structure: every member has its coordinates before its rows."""
+    """Reorder multipliers of `constraint.rows`, where each member has its coordinates first, to put the box last."""
     general, box = [], []
     for part, own in zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True):
         count, k = part.row_count(own, raw), part.structure(own, raw).A.shape[-2]
@@ -203,20 +204,20 @@ def _box_last(constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor
 
 
 MOST_DIAGNOSED = 1000
-"""Outputs up to which the rows of an empty set beside a box are named by the solver of dense rows."""
+"""The most outputs for which the solver of dense rows is used to name the rows of an empty set with a box."""
 
 
 def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Tensor:
-    """The projection onto a polyhedral set, whose structure decides who solves; an empty set names its rows."""
+    """The projection onto a polyhedral set, by the solver for its structure; the error for an empty set names rows."""
     numbers = constraint.numbers(x, raw)
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
-    as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither knows of a box
+    as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
     rows = BoxedRows(*constraint.rows(numbers, raw)) if as_rows else constraint.structure(numbers, raw)
     structure, arguments = rows.classify()
     project = PROJECTIONS[structure]
-    if mode() in GRAPHS:  # which raise nothing
+    if mode() in GRAPHS:  # graphs raise nothing
         return project(raw, *arguments, **options)
     try:
         return project(raw, *arguments, **options)

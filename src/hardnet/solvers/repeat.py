@@ -1,7 +1,7 @@
-"""A step taken a stated number of times: plain operations where they run, one loop of the graph where it is exported.
+"""A step repeated a given number of times: plain operations, or one loop operation in an exported graph.
 
 An exported graph with every step written out has thousands of operations, takes minutes to make, and runs all of them;
-its loop is one operation (ONNX: Loop) that ends with the last sample.
+a loop is one operation (ONNX: Loop) that ends when the last sample is done.
 
 Called by `hardnet.solvers.polyhedron.box_interior`, `hardnet.solvers.polyhedron.box_rows` and
 `hardnet.solvers.polyhedron.fixed`.
@@ -28,15 +28,16 @@ def repeat(
 ) -> State:
     """``step(*state)`` up to `count` times.
 
-    Tensors that go through a loop, or that its step reads, should have no dimension of size 1: the exporter to ONNX
-    takes it for one of any size, which does not spread.
+    The tensors of the state, and those that the step reads, should have no dimension of size 1: the ONNX exporter
+    treats it as a dimension of any size, which does not broadcast.
 
     Args:
-        step: From tensors to as many of the same shapes and dtypes.
+        step: Maps the state to tensors of the same number, shapes and dtypes.
         state: The tensors to start from.
         count: How many times.
-        going: Whether some sample has not come to rest, a bool ``()`` of the state: an exported loop ends where not.
-        exported: Whether a graph is exported.
+        going: From the state, a bool ``()`` that says whether some sample is not done; an exported loop ends when none
+            is left.
+        exported: Whether the graph is exported.
     """
     if not exported:
         for _ in range(count):
@@ -46,7 +47,7 @@ def repeat(
 
 
 def _loop(step: Callable[..., State], state: State, count: int, going: Callable[..., Tensor] | None) -> State:
-    """The same as one loop of the graph."""
+    """The same as one loop operation of the graph."""
     from torch._higher_order_ops.while_loop import while_loop
 
     def more(done: Tensor, *parts: Tensor) -> Tensor:

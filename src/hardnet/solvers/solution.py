@@ -1,6 +1,6 @@
-"""What a solver returns: the value, how it ended, and how good it is. The caller raises or looks.
+"""What a solver returns: the value, how it ended, and how good it is; raising errors is left to the caller.
 
-And what solvers do with records, named tuples of tensors that lead with the batch: take some samples, place them back.
+Also helpers for records, named tuples of tensors with a leading batch dimension: take some samples, place them back.
 
 Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and others.
 """
@@ -33,8 +33,8 @@ class Solution(NamedTuple):
         dual: Multipliers, ``(*batch, m)``; positive at the upper bound, negative at the lower.
         status: `Status` of each sample, ``(*batch)`` int8.
         iterations: Iterations spent on each sample, ``(*batch)`` int.
-        residual: Scale-free KKT residual of y and dual, ``(*batch)``. A polyhedron whose rows are parallel to 1e-9 and
-            less may have a SOLVED sample with a larger one: a point that meets the rows and is not proved the nearest.
+        residual: Scale-free KKT residual of y and dual, ``(*batch)``. A SOLVED sample of a polyhedron whose rows are
+            parallel to within 1e-9 may have a larger one: its point satisfies the rows but is not proved the nearest.
     """
 
     y: Tensor
@@ -62,11 +62,11 @@ def take(record: Record, index: Tensor) -> Record:
 
 
 def place(record: Record, index: Tensor, part: Record) -> Record:
-    """The record with the samples `index` replaced by those of `part`."""
+    """The record with the samples at `index` replaced by those of `part`."""
     kind: Any = type(record)
     return kind(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(record, part, strict=True)))
 
 
 def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` where the sample is in the mask ``(B,)``, else `old`; of any number of dimensions."""
+    """`new` for the samples in the mask ``(B,)``, else `old`; both may have any number of dimensions."""
     return torch.where(mask.view(-1, *(1 for _ in new.shape[1:])), new, old)
