@@ -15,12 +15,14 @@ import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.small_eigen import eigen
-from hardnet.kernels.cpu.tiles import bound_size
+from hardnet.kernels.cpu.tiles import bound_size, row_dot
 
 INTERVALS, CONE, MATRIX = 0, 1, 2
 """Kinds of blocks: rows between bounds, one second-order cone (the height last), one packed semidefinite matrix."""
 ROOT = math.sqrt(2.0)
 TINY = 2.0**-1022
+LONG = 64
+"""Numbers from which on a sum in whatever order the vector unit likes is worth its call."""
 SMALLEST = 2.0**-900
 """Below it, and above its inverse, a sum of squares is not trusted."""
 
@@ -137,8 +139,11 @@ def evaluate(rows: Rows, y: Tile, z: Tile) -> None:
         total = rows.k[row]
         for j in range(n):
             turned = 0.0
-            for i in range(n):
-                turned += rows.P[c, j * n + i] * y[i]
+            if n >= LONG:
+                turned = row_dot(rows.P[c, j * n : j * n + n], y)
+            else:
+                for i in range(n):
+                    turned += rows.P[c, j * n + i] * y[i]
             turned *= rows.bend[c]
             rows.J[j, row] = turned + rows.q[c, j]
             total += (0.5 * turned + rows.q[c, j]) * y[j]

@@ -14,6 +14,7 @@ import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.conic_blocks import INTERVALS, ROOT, TINY, Rows, block, norm, power_above
+from hardnet.kernels.cpu.tiles import row_dot
 
 ROWS, SECOND_ORDER, BALL, SEMIDEFINITE, QUADRATIC = 0, 1, 2, 3, 4
 """How the numbers of a block are written, as `hardnet.kernels.cpu.conic.FORMS` has it."""
@@ -155,9 +156,7 @@ def convex(rows: Rows, curve: int, L: Tile, rounding: float) -> bool:
         return False
     for a in range(n):
         for b in range(a + 1):
-            total = P[a * n + b] + (rounding * most + TINY if a == b else 0.0)
-            for c in range(b):
-                total -= L[a, c] * L[b, c]
+            total = P[a * n + b] + (rounding * most + TINY if a == b else 0.0) - row_dot(L[a, :b], L[b, :b])
             if a == b and not total > 0.0:
                 return False
             L[a, b] = math.sqrt(total) if a == b else total / L[b, b]

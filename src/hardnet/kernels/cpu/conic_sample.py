@@ -14,20 +14,28 @@ from typing import NamedTuple
 import numpy as np
 
 from hardnet.kernels.cpu.compiling import Tile, bare
-from hardnet.kernels.cpu.conic_blocks import copy, evaluate, find_foot_of_any_size, largest, measure, miss, power_above
+from hardnet.kernels.cpu.conic_blocks import (
+    copy,
+    evaluate,
+    find_foot_of_any_size,
+    largest,
+    measure,
+    miss,
+    power_above,
+)
 from hardnet.kernels.cpu.conic_layout import clamp, find_factors, lay_out, rescale, sound
 from hardnet.kernels.cpu.conic_steps import TARGET, Sample, derive, go_inside, polish, settle
 from hardnet.kernels.cpu.conic_system import down, factorize, up
 from hardnet.kernels.cpu.small_eigen import EPS, identity
+from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import FAINT, FAR_AWAY, HALFWAY, PASSES, TIGHT
 
 LOOSE = 1e-6
 """The residual of an answer from which a point on the way is found: that of the last one alone decides."""
-CLIMB, NEAR = 64, 0.25
-"""Newton steps towards one quadratic at most, and the part of its multiplier from which on they are left to others.
-
-From far away a step makes the multiplier half as large again, a third of what it is then.
-"""
+CLIMB, NEAR = 48, 0.25
+"""Newton steps towards one quadratic at most, and the part of its multiplier from which on they are left to others."""
+LEAP, FAR_STEP = 4.0, 0.4
+"""From far away a step makes the multiplier half as large again: one above this part of it is made so much longer."""
 
 
 class Case(NamedTuple):
@@ -186,33 +194,38 @@ def tidy(case: Case) -> int:
 @bare
 def start_near_quadratics(case: Case) -> None:
     """One pass of projections onto the curved rows, each alone and roughly: from far away Newton would be slow."""
-    rows, system, sample = case.sample.rows, case.sample.system, case.sample
-    y, dual = system.move, sample.shift[0]
+    rows, y = case.sample.rows, case.sample.system.move
     for c in range(rows.curved.size):
-        row, mu, step = int(rows.curved[c]), 0.0, np.inf
-        system.T[:], system.weight[:], dual[:] = 0.0, 0.0, 0.0
         copy(case.y, y)
-        identity(system.L, y.size)
-        for _ in range(CLIMB):
-            evaluate(rows, y, sample.at.z)
-            if not (sample.at.z[row] > 0.0 and step > NEAR * mu):
-                break
-            fall = 0.0
-            for j in range(y.size):
-                system.half[j] = rows.J[j, row]
-            down(system.L, system.half)
-            for j in range(y.size):
-                fall += system.half[j] * system.half[j]
-            step = sample.at.z[row] / fall
-            mu += step
-            dual[row] = mu
-            factorize(rows, 1.0, dual, system)
-            for j in range(y.size):
-                y[j] = case.y[j] - mu * rows.q[c, j]
-            down(system.L, y)
-            up(system.L, y)
+        climb(case, c, y)
         if largest(y) < np.inf:
             copy(y, case.y)
+
+
+@bare
+def climb(case: Case, c: int, y: Tile) -> None:
+    """``y = (I + mu P)^-1 (y_0 - mu q)`` for the mu of value zero, by Newton; inside it is left as it is."""
+    rows, system, dual, z = case.sample.rows, case.sample.system, case.sample.shift[0], case.sample.at.z
+    row, mu, below, step, passed = int(rows.curved[c]), 0.0, 0.0, np.inf, False
+    system.T[:], system.weight[:], dual[:] = 0.0, 0.0, 0.0
+    identity(system.L, y.size)
+    for _ in range(CLIMB):
+        evaluate(rows, y, z)
+        if not abs(step) > NEAR * mu or (mu == 0.0 and not z[row] > 0.0):
+            break
+        for j in range(y.size):
+            system.half[j] = rows.J[j, row]
+        down(system.L, system.half)
+        below, step = mu if z[row] > 0.0 else below, z[row] / row_dot(system.half, system.half)
+        passed |= z[row] < 0.0  # a leap was too long: no other one
+        step *= LEAP if step > FAR_STEP * mu > 0.0 and not passed else 1.0
+        mu = max(mu + step, below)
+        dual[row] = mu
+        factorize(rows, 1.0, dual, system)
+        for j in range(y.size):
+            y[j] = case.y[j] - mu * rows.q[c, j]
+        down(system.L, y)
+        up(system.L, y)
 
 
 @bare

@@ -11,8 +11,9 @@ import math
 from typing import NamedTuple
 
 from hardnet.kernels.cpu.compiling import Tile, bare
-from hardnet.kernels.cpu.conic_blocks import Foot, Rows, frame, turn_rows
+from hardnet.kernels.cpu.conic_blocks import LONG, Foot, Rows, frame, turn_rows
 from hardnet.kernels.cpu.small_eigen import EPS, orthogonalize
+from hardnet.kernels.cpu.tiles import row_dot
 
 FLOOR = 1e-11
 """Below this eigenvalue of the projection's derivative a direction counts as tight: `solvers.conic.stack`."""
@@ -81,8 +82,11 @@ def factorize(rows: Rows, base: float, dual: Tile, system: System) -> None:
     for a in range(n):
         for b in range(a + 1):
             total = L[a, b]
-            for c in range(b):
-                total -= L[a, c] * L[b, c]
+            if b >= LONG:
+                total -= row_dot(L[a, :b], L[b, :b])
+            else:
+                for c in range(b):
+                    total -= L[a, c] * L[b, c]
             L[a, b] = math.sqrt(total) if a == b else total / L[b, b]
 
 
