@@ -17,7 +17,7 @@ from hardnet.products import align, times_aligned
 from hardnet.rows import bound_size
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
-"""The fraction of ``sum |a_j y_j|`` beyond which a violated row is corrected: well below what the certificate allows."""
+"""The fraction of ``sum |a_j y_j|`` beyond which a violated row is corrected: well below what a certificate allows."""
 ALLOWED = 16
 """How far a row may be violated, in roundings of ``|a|_1 max |y| + |bounds|``; the same as in a certificate."""
 INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
@@ -107,7 +107,7 @@ class Problem(NamedTuple):
         return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
     def certified(self, y: Tensor, rounding: float, product: Tensor | None = None) -> Tensor:
-        """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product` is ``A y``."""
+        """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product`: ``A y``."""
         product = times_aligned(self.A, y) if product is None else product
         return (self.violation(product) <= ALLOWED * rounding * self.size_at(y)).all(-1)
 
@@ -132,8 +132,8 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
 def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound.
 
-    The larger bound adds nothing: if it is violated from the far side of zero, the smaller one is violated as well, and
-    otherwise ``|a'y|`` is larger still.
+    The larger bound is not needed: if it is violated by an ``a'y`` on the far side of zero, the smaller bound is as
+    large; otherwise ``|a'y|`` is larger.
     """
     nearest = torch.minimum(lower.abs(), upper.abs())
     size = torch.where(nearest.isfinite(), nearest, 0.0)

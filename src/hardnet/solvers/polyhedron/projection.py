@@ -115,7 +115,7 @@ def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
     moved = (found.iterations > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
     empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
-    proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # without reading values, only one row has a proof
+    proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # else only one row has a proof
     if not proved:
         return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)

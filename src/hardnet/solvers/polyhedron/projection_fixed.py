@@ -25,7 +25,7 @@ from hardnet.solvers.solution import Outcome, Status
 
 
 def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Outcome:
-    """Solve all samples by the same program: shared factors, the GPU kernel if the rows fit, or a fixed number of pivots.
+    """Solve all samples by the same program: shared factors, a GPU kernel if the rows fit, or a fixed number of pivots.
 
     If a row is violated by more than a certificate allows for this machine epsilon, `rounding`, the sample's residual
     is infinite, however small the violation is relative to a raw far away.

@@ -35,7 +35,7 @@ STRICT = 1e-11
 SHARED = 1e-13
 """The residual up to which multipliers spread over dependent rows replace the original ones."""
 THREADED_ENTRIES = 2000
-"""The entries of one sample's A below which DAQP is so fast that a second thread would only wait for the interpreter."""
+"""The entries of one sample's A below which DAQP is so fast that a second thread only waits for the interpreter."""
 
 Answer = tuple[Tensor, Tensor, Tensor, Tensor]
 """y ``(B, n)``, dual ``(B, m)``, iterations ``(B,)`` and which samples are claimed to be solved ``(B,)``."""
@@ -191,7 +191,7 @@ def side_of(problem: Problem, dual: Tensor) -> Tensor:
 
 
 def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
-    """Where rows touch y with a zero multiplier, spread the multipliers by the pseudo-inverse if their signs allow it."""
+    """Where rows touch y with a zero multiplier, spread the multipliers by the pseudo-inverse if the signs allow it."""
     slack = 10 * problem.slack
     touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
     touch = torch.where(problem.equality, 1.0, touch)

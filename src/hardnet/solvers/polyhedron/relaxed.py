@@ -62,7 +62,7 @@ class Relaxation(NamedTuple):
 
     Attributes:
         y: The nearest point with the least slack, ``(B, n)``.
-        slack: The least slack in units of the rows of length one, ``(B, k)``: negative where the upper bound is relaxed.
+        slack: The least slack, in units of the rows of length one, ``(B, k)``: negative if the upper bound is relaxed.
         fixed: The rows that determine the least slack, ``(B, k)`` int8: the relaxed ones and the hard ones that
             force them, +1 at the upper bound and -1 at the lower.
         side: All strictly active rows at y in the same signs, ``(B, k)`` int8.

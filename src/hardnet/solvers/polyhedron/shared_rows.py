@@ -104,7 +104,7 @@ def _of_rows(values: Tensor, index: Tensor, count: int, absent: float) -> Tensor
 
 
 def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
-    """Bounds and slacks of the rows that are not equalities, in units of G; no bounds if the equalities determine a row."""
+    """Bounds and slacks of the inequality rows, in units of G; no bounds if the equalities determine a row."""
     count = len(rows.G)
     own = rows.gram.diagonal() > 0
     low = _of_rows(problem.lower, rows.free, count, -torch.inf) / rows.scale

@@ -112,7 +112,10 @@ def _beyond(rows: SparseRows, y: Any, excess: Any) -> Any:
 
 
 def _touch_up(rows: SparseRows, y: Any, dual: Any, low: Any, high: Any) -> tuple[Any, Any, bool]:
-    """Correct the last digits: y moved by ``A_J'w`` so that the rows J at their bounds meet them; whether all rows hold."""
+    """Correct the last digits: move y by ``A_J'w`` so that the rows J at their bounds meet them.
+
+    Also returns whether all rows hold.
+    """
     import numpy as np
 
     for attempt in range(TOUCHES + 1):
