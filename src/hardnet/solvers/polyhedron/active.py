@@ -1,9 +1,9 @@
 """Linear algebra on the active rows J of each sample: ``(A_J A_J')^+`` without ragged shapes.
 
 Rows are scaled to length one first, so that the pseudo-inverse does not depend on how a row is scaled. Samples are
-grouped by their number of active rows, rounded up to a fixed ladder of sizes: the work follows the active rows and a
-sample's answer depends on its own size alone. A Cholesky factor serves independent rows; where one of its pivots says
-that rows are nearly dependent, a singular value decomposition of the rows takes over.
+grouped by their number of active rows, rounded up to a fixed ladder of sizes: the work is proportional to the active
+rows, and a sample's answer depends only on its own size. Independent rows are solved by a Cholesky factor; if one of
+its pivots shows that rows are nearly dependent, by a singular value decomposition of the rows.
 
 Called by `hardnet.functional.derivatives`, `hardnet.functional.polyhedron_gradient` and others.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 from hardnet.products import ALIGNMENT, times, times_aligned
 
 NEARLY_DEPENDENT = 1e-8
-"""Smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
+"""The smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
 SMALL = 8
-"""Most rows for which all samples are solved at full size: more groups would cost more than they save."""
+"""The most rows for which all samples are solved at full size: more groups would cost more than they save."""
 RIDGE, STEPS = 1e-10, 5
-"""What is added to the Gram matrix of unit rows where nobody may look at its rank, and how many steps undo it."""
+"""The ridge added to the Gram matrix of unit rows where its rank may not be read, and how many steps undo it."""
 CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
-"""Most entries of one gathered block of rows: what stays in the cache of a CPU, what fits the memory of a GPU."""
+"""The most entries of one gathered block of rows: what fits the cache of a CPU, or the memory of a GPU."""
 
 
 def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,11 +56,11 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 
 
 def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
-    """`solve_active` for rows of any length without a look at a value: ``(A_J A_J')^+ target_J``, ``(*batch, m)``.
+    """`solve_active` for rows of any length, without reading values: ``(A_J A_J')^+ target_J``, ``(*batch, m)``.
 
-    Proximal steps ``w + (K + RIDGE I)^-1 (target - K w)`` from zero tend to the pseudo-inverse of the unit rows' Gram
-    matrix K. Its factor and triangular solves run inside a CUDA graph, where batched LU, and the solve that belongs to
-    Cholesky, ask the device for memory.
+    Proximal steps ``w + (K + RIDGE I)^-1 (target - K w)`` from zero converge to the pseudo-inverse of the unit rows'
+    Gram matrix K. The factor and the triangular solves can run inside a CUDA graph; batched LU and `cholesky_solve`
+    cannot, since they allocate memory on the device.
     """
     both = active.unsqueeze(-1) & active.unsqueeze(-2)
     gram = torch.where(both, A @ A.mT, 0.0)
@@ -76,7 +76,7 @@ def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 
 
 def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """Solve group by group; ``exact(unit rows, samples, scaled target)`` serves the nearly dependent samples."""
+    """Solve group by group; ``exact(unit rows, samples, scaled target)`` solves the nearly dependent samples."""
     if A.shape[-2] == 1:
         squared = A.square().sum(-1).clamp_min(torch.finfo(A.dtype).tiny)
         return torch.where(active, target / squared, 0.0)
@@ -108,7 +108,7 @@ def _unit_scale(gram: Tensor, kept: Tensor) -> Tensor:
 
 
 def groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
-    """Samples with the same rounded number of active rows, in chunks: by size on a CPU, one size on a GPU."""
+    """Samples with the same rounded number of active rows, in chunks: grouped by size on a CPU, one size on a GPU."""
     m = active.shape[-1]
     sizes = None if m <= SMALL else _ladder(active.sum(-1), m)
     if sizes is not None and active.device.type != "cpu" and len(sizes):
@@ -122,7 +122,7 @@ def groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:
 
 
 def _ladder(count: Tensor, m: int) -> Tensor:
-    """Round up to 0, 8, 16, 24, 32, 48, 64, 96, ... and at most m: multiples of `ALIGNMENT`."""
+    """Round up to 0, 8, 16, 24, 32, 48, 64, 96, ..., multiples of `ALIGNMENT`, but at most m."""
     eighths = (count + ALIGNMENT - 1) // ALIGNMENT
     power = torch.ldexp(torch.ones_like(count, dtype=torch.float64), torch.frexp(eighths.double()).exponent)
     rounded = torch.where(
@@ -132,7 +132,7 @@ def _ladder(count: Tensor, m: int) -> Tensor:
 
 
 def first_rows(active: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Indices of the active rows first, ``(b, size)``, and which of them are really active."""
+    """Row indices with the active rows first, ``(b, size)``, and which of them are really active."""
     if size == active.shape[-1]:
         return torch.arange(size, device=active.device).expand(active.shape), active
     index = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :size]
@@ -153,6 +153,6 @@ def _decompose(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _inverse(singular: Tensor, rows: Tensor) -> Tensor:
-    """``1/s`` where s is above rounding of the largest, else 0."""
+    """``1/s`` where s is above the rounding of the largest singular value, else 0."""
     cut = max(rows.shape[-2:]) * torch.finfo(rows.dtype).eps * singular[..., :1]
     return torch.where(singular > cut, 1 / singular, 0.0)

@@ -1,8 +1,8 @@
 """One row and a box: the multiplier from the sorted breakpoints of a monotone, piecewise linear function.
 
-``phi(t) = a' clamp(raw - a t, low, high)`` falls with t, and bends where a coordinate meets or leaves a bound, at
-``(raw - low) / a`` and ``(raw - high) / a``. Bisection over these 2n sorted numbers, ``log2(2n + 1)`` evaluations,
-finds the piece on which phi passes its target; there it is a straight line.
+``phi(t) = a' clamp(raw - a t, low, high)`` decreases with t, and its slope changes where a coordinate meets or leaves a
+bound, at ``(raw - low) / a`` and ``(raw - high) / a``. Bisection over these 2n sorted numbers, ``log2(2n + 1)``
+evaluations, finds the piece on which phi crosses its target; phi is linear there.
 
 Called by `hardnet.solvers.polyhedron.box_rows`.
 """
@@ -16,7 +16,7 @@ from hardnet.solvers.polyhedron.box_problem import BoxProblem
 
 
 def multiplier_of_one_row(problem: BoxProblem) -> Tensor:
-    """``(B, 1)``: t with ``lower <= phi(t) <= upper`` nearest to 0; an end of the breakpoints where there is none."""
+    """The t nearest to 0 with ``lower <= phi(t) <= upper``, ``(B, 1)``; the outermost breakpoint if there is none."""
     a = problem.A.squeeze(-2)
     at_raw = _phi(problem, a, torch.zeros_like(problem.raw[:, :1]))
     target = torch.minimum(torch.maximum(at_raw, problem.lower), problem.upper)
@@ -31,7 +31,7 @@ def _phi(problem: BoxProblem, a: Tensor, at: Tensor) -> Tensor:
 
 
 def _breakpoints(problem: BoxProblem, a: Tensor) -> tuple[Tensor, Tensor]:
-    """The finite ones first and in order, ``(B, 2n)``, and how many they are, ``(B, 1)``."""
+    """The breakpoints, finite ones first and sorted, ``(B, 2n)``, and how many are finite, ``(B, 1)``."""
     safe = torch.where(a == 0, 1.0, a)
     ends = torch.cat([(problem.raw - side) / safe for side in (problem.low, problem.high)], dim=-1)
     met = (a != 0).expand(problem.raw.shape)
@@ -41,13 +41,13 @@ def _breakpoints(problem: BoxProblem, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at(points: Tensor, index: Tensor, count: Tensor) -> Tensor:
-    """The breakpoint of that number, or the nearest there is; 0 where there is none."""
+    """The breakpoint at that index, clamped to the valid range; 0 if there are none."""
     index = torch.minimum(index, count - 1).clamp_min(0)
     return torch.where(count > 0, points.gather(-1, index), 0.0)
 
 
 def _bracket(problem: BoxProblem, a: Tensor, target: Tensor, points: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of the last breakpoint where phi is at least the target (-1: none), and the next."""
+    """The index of the last breakpoint where phi is at least the target (-1 if none), and the next index."""
     before, after = torch.full_like(count, -1), count
     for _ in range(points.shape[-1].bit_length()):
         middle = (before + after) // 2
@@ -60,16 +60,16 @@ def _bracket(problem: BoxProblem, a: Tensor, target: Tensor, points: Tensor, cou
 def _on_piece(
     problem: BoxProblem, a: Tensor, target: Tensor, points: Tensor, count: Tensor, before: Tensor, after: Tensor
 ) -> Tensor:
-    """Where the straight line between two breakpoints, or beyond the outermost, meets the target."""
+    """Where the line between two breakpoints, or beyond the outermost one, meets the target."""
     left, right = _at(points, before, count), _at(points, after, count)
     first, last = _phi(problem, a, left), _phi(problem, a, right)
     falls = first - last
     inner = left + (right - left) * ((first - target) / torch.where(falls > 0, falls, 1.0))
     below, above = problem.low.isinf(), problem.high.isinf()
     square, rises = a.square(), a > 0
-    # ONNX Runtime does not choose between masks
+    # written with & and |, since ONNX Runtime has no `where` for masks
     first_free, last_free = (rises & above) | (~rises & below), (rises & below) | (~rises & above)
-    # beyond the breakpoints the coordinates without a bound on that side are free
+    # beyond the breakpoints only the coordinates without a bound on that side are free
     start = torch.where(first_free, square, 0.0).sum(-1, keepdim=True)
     end = torch.where(last_free, square, 0.0).sum(-1, keepdim=True)
     slope = torch.where(before < 0, start, end)

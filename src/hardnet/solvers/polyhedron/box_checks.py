@@ -1,7 +1,7 @@
-"""Checks of a point of a box and a few rows: inside, optimal to rounding, or a proof that the set is empty.
+"""Checks for a box and a few rows: whether a point is inside, whether it is optimal, whether the set is empty.
 
-Rows are measured by their terms, in roundings; a certificate of emptiness is a direction in which even the best corner
-of the box misses the rows.
+Violations of rows are measured in roundings of their terms; a certificate of emptiness is a direction in which even the
+best corner of the box misses the rows.
 
 Called by `hardnet.solvers.polyhedron.box_rows`.
 """
@@ -16,15 +16,15 @@ from hardnet.rows import bound_size
 from hardnet.solvers.polyhedron.box_problem import EPS, BoxProblem
 
 INSIDE = 4.0
-"""Roundings of the output dtype by which a row may miss its bounds and count as satisfied."""
+"""How far a row may miss its bounds and still count as satisfied, in roundings of the output dtype."""
 SOLVED = 8.0
-"""Roundings of float64 up to which a row, and eight times as many up to which a point, counts as right."""
+"""The error up to which a row counts as correct, in roundings of float64; for a point it is eight times as many."""
 NO_SLOPE = 64 * EPS
-"""Part of its terms below which an entry of ``A'v`` is rounding, where a certificate of emptiness needs a zero."""
+"""The fraction of its terms below which an entry of ``A'v`` counts as zero in a certificate of emptiness."""
 
 
 def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
-    """Whether raw is in the box, and in the rows to rounding of its dtype: ``(B,)``."""
+    """Whether raw is in the box and satisfies the rows to rounding of its dtype: ``(B,)``."""
     raw = problem.raw
     boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
     size = times_rowwise(problem.A.abs(), raw.abs())
@@ -33,10 +33,10 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
 
 
 def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
-    """The optimality conditions in parts of what counts as solved, ``(B,)``: rows, signs, and y of the dual.
+    """The residual of the optimality conditions, ``(B,)``: rows, signs, and y as a function of the dual; 1 is solved.
 
-    Rows are measured by their size at y, multipliers by the change of y that they stand for, and y by the size of raw,
-    since ``raw - A'dual`` cannot be known better.
+    Rows are measured relative to their size at y, multipliers by the change of y that they cause, and y relative to the
+    size of raw, since ``raw - A'dual`` cannot be more accurate.
     """
     product, size = problem.times(y), problem.size(y)
     shift = problem.A.abs().sum(-1) * dual
@@ -50,7 +50,7 @@ def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
 
 
 def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
-    """``(B, k)``: v with ``v'A y > sigma(v)`` all over the box, or zero; rows are tried, then the dual's direction."""
+    """A v ``(B, k)`` with ``v'A y > sigma(v)`` on the whole box, or zero; tries the rows, then the dual's direction."""
     k = dual.shape[-1]
     largest = dual.abs().amax(-1, keepdim=True)
     direction = dual / torch.where(largest > 0, largest, 1.0)
@@ -64,7 +64,7 @@ def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
 
 
 def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
-    """Whether the least of ``v'A y`` over the box is above the most that the rows allow, by more than rounding."""
+    """Whether the minimum of ``v'A y`` over the box exceeds the most that the rows allow, by more than rounding."""
     slope = problem.transposed(v)
     terms = times_columnwise(problem.A.abs(), v.abs())
     corner = torch.where(slope > 0, problem.low, problem.high)
@@ -73,6 +73,6 @@ def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
     least = slope * corner
     most = torch.where(v > 0, problem.upper, problem.lower)
     most = torch.where(v == 0, 0.0, v * torch.where(v == 0, 0.0, most))
-    # the products are added with the rounding of their terms, of which a slope may be a small part
+    # the rounding of a slope is relative to its terms, which may be much larger than the slope
     slack = INSIDE * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
     return least.sum(-1) - most.sum(-1) > slack

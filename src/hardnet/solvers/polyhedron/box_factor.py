@@ -1,8 +1,8 @@
 """``C C' x = r`` for a few long rows C: orthogonalize the rows, then two triangular solves.
 
 With ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
-``D = Q Q'``. The error grows with cond(C), not with its square as that of a factor of ``C C'`` would. Everything is
-plain tensor operations, so that it differentiates, maps, compiles and exports.
+``D = Q Q'``. The error grows with cond(C), not with its square as for a factor of ``C C'``. Everything is plain tensor
+operations, so that it can be differentiated, mapped, compiled and exported.
 
 Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.polyhedron.box_interior` and
 `hardnet.solvers.polyhedron.box_rows`.
@@ -18,7 +18,7 @@ from torch import Tensor
 from hardnet.products import times_rowwise
 
 DEPENDENT = 1e-12
-"""A row whose part outside the span of the rows before it is below this part of it counts as dependent."""
+"""A row is dependent if its part outside the span of the rows before it is below this fraction of its length."""
 
 
 class Factor(NamedTuple):
@@ -26,8 +26,8 @@ class Factor(NamedTuple):
 
     Attributes:
         below: Column j of L under its diagonal, ``(*batch, k - 1 - j)``, for each j.
-        diagonal: D, ``(*batch, k)``; 1 for rows that depend on those before them.
-        clear: Which rows do not, ``(*batch, k)``.
+        diagonal: D, ``(*batch, k)``; 1 for rows that depend on the rows before them.
+        clear: Which rows do not depend on the rows before them, ``(*batch, k)``.
     """
 
     below: list[Tensor]
@@ -35,7 +35,7 @@ class Factor(NamedTuple):
     clear: Tensor
 
     def solve(self, right: Tensor) -> Tensor:
-        """``x`` with ``C C' x = right``, ``(*batch, k)``; zero for dependent rows, right where the system is."""
+        """``x`` with ``C C' x = right``, ``(*batch, k)``; zero for dependent rows, exact for a consistent system."""
         parts = list(right.unbind(-1))
         k = len(parts)
         for j in range(k):
@@ -45,7 +45,7 @@ class Factor(NamedTuple):
             value = parts[j] / self.diagonal[..., j]
             for i in range(j + 1, k):
                 value = value - self.below[j][..., i - j - 1] * parts[i]
-            # a dependent row takes nothing over from the rows after it either
+            # a dependent row stays zero whatever the rows after it contribute
             parts[j] = torch.where(self.clear[..., j], value, 0.0)
         return torch.stack(parts, dim=-1)
 

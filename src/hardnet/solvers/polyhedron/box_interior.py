@@ -1,8 +1,7 @@
-"""A box and several rows: multipliers by an interior point method, the same number of steps for every sample.
+"""A box and several rows: multipliers by an interior point method, with the same number of steps for every sample.
 
-The variables are ``z = (y, s)`` with ``A y = s``, so that the bounds of rows are a box as well, and each of the k
-equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is coordinate by
-coordinate.
+The variables are ``z = (y, s)`` with ``A y = s``, so that the row bounds become a box as well, and each of the k
+equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is elementwise.
 
 Called by `hardnet.solvers.polyhedron.box_rows`.
 """
@@ -20,23 +19,24 @@ from hardnet.solvers.polyhedron.box_problem import BoxProblem, power_near
 from hardnet.solvers.repeat import repeat
 
 STEPS = 32
-"""Steps of the method: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
+"""Number of steps: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
 STEPS_IN_GRAPHS = 16
 """The same in compiled code, where each step is part of the graph."""
 ROW_CURVATURE = 1e-12
-"""Curvature given to ``s``, which has none, so that rows far from their bounds stay solvable; Newton undoes it."""
+"""Curvature added for ``s``, which has none, so that rows far from their bounds stay solvable; the Newton steps that
+follow undo it."""
 TO_THE_BORDER = 0.995
-"""Part of the way to the nearest bound that a step may go."""
+"""The fraction of the way to the nearest bound that a step may go."""
 DONE = 1e-28
-"""The mean of slack times multiplier at which a sample stays where it is."""
+"""The mean of slack times multiplier at which a sample stops moving."""
 
 
 FAR = 1e9
-"""A bound that many sizes of a sample away is left out: in the gaps to all bounds it would hide the others."""
+"""A bound farther away than this many sizes of the sample is dropped: its gap would dominate the mean of all gaps."""
 
 
 class _Frame(NamedTuple):
-    """``(B, n + k)`` each: center and curvature of the objective, bounds of z, and which exist; ``M = [A, -I]``."""
+    """Center and curvature of the objective, bounds of z, and which exist, ``(B, n + k)`` each; ``M = [A, -I]``."""
 
     center: Tensor
     curvature: Tensor
@@ -49,9 +49,9 @@ class _Frame(NamedTuple):
 
 
 class _State(NamedTuple):
-    """z, its distances to its bounds (1 where there is none), the k multipliers of ``M z = 0``, those of the bounds.
+    """z, its distances to its bounds (1 if absent), the k multipliers of ``M z = 0``, and those of the bounds.
 
-    The distances are kept beside z: as differences they would lose their digits near the bounds.
+    The distances are stored beside z: computed as differences, they would lose their digits near the bounds.
     """
 
     z: Tensor
@@ -63,7 +63,7 @@ class _State(NamedTuple):
 
 
 def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
-    """``(B, k)``: nearly the multipliers of ``lower <= A y <= upper``; `mode` is that of the call."""
+    """Approximate multipliers ``(B, k)`` of ``lower <= A y <= upper``; `mode` is the mode of the call."""
     unit = _unit(problem)
     frame = _frame(problem, unit)
     state = _start(frame)
@@ -75,7 +75,7 @@ def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
 
 
 def _unit(problem: BoxProblem) -> Tensor:
-    """A power of two near the largest number of the sample that counts, ``(B, 1)``."""
+    """A power of two near the largest relevant number of the sample, ``(B, 1)``."""
     inside = problem.clamp(problem.raw)
     reach = torch.maximum(problem.raw.abs().amax(-1, keepdim=True), inside.abs().amax(-1, keepdim=True))
     away = problem.excess(problem.times(inside)).abs().amax(-1, keepdim=True)
@@ -99,7 +99,7 @@ def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
 
 
 def _start(frame: _Frame) -> _State:
-    """Raw and its rows, a part of the width inside their bounds; multipliers of 1."""
+    """Raw and its rows, moved inside their bounds by a fraction of the width; multipliers of 1."""
     margin = 0.1 * (frame.high - frame.low).clamp(0.0, 1.0)
     k = frame.M.shape[-2]
     between = lambda z: torch.minimum(torch.maximum(z, frame.low + margin), frame.high - margin)
@@ -113,7 +113,7 @@ def _start(frame: _Frame) -> _State:
 
 
 class _Equations(NamedTuple):
-    """What the equations of a step are made of."""
+    """The parts of the equations of a step."""
 
     inverse: Tensor
     factor: Factor
@@ -122,7 +122,7 @@ class _Equations(NamedTuple):
 
 
 def _step(frame: _Frame, state: _State) -> _State:
-    """A predictor, a centered corrector, and as much of it as the bounds allow."""
+    """A predictor and a centered corrector, taken as far as the bounds allow."""
     equations = _equations(frame, state)
     count, gap, none = *_gap(state), torch.zeros_like(state.z)
     guess = _direction(frame, state, equations, none, none)
@@ -138,7 +138,7 @@ def _step(frame: _Frame, state: _State) -> _State:
 
 
 def _going(frame: _Frame, state: _State) -> Tensor:
-    """Whether some sample has not come to rest: a bool ``()``."""
+    """Whether some sample is not done: a bool ``()``."""
     miss = times_rowwise(frame.M, state.z).abs().amax(-1, keepdim=True)
     return ((_gap(state)[1] > DONE) | (miss > DONE)).any()
 
@@ -159,7 +159,7 @@ def _equations(frame: _Frame, state: _State) -> _Equations:
 
 
 def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Tensor, high_goal: Tensor) -> _State:
-    """The way to ``at_low * below = low_goal``, ``at_high * above = high_goal`` and ``M z = 0``, to first order."""
+    """The step to ``at_low * below = low_goal``, ``at_high * above = high_goal`` and ``M z = 0``, to first order."""
     inverse, factor, slope, miss = equations
     below, above = state.below, state.above
     pull = (slope - low_goal / below + high_goal / above) * inverse
@@ -173,7 +173,7 @@ def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Te
 
 
 def _products(state: _State, move: _State, reach: Tensor | float) -> Tensor:
-    """The sum of distance times multiplier after that part of a move, ``(B, 1)``."""
+    """The sum of distance times multiplier after the fraction `reach` of a move, ``(B, 1)``."""
     low = (state.at_low + reach * move.at_low) * (state.below + reach * move.below)
     high = (state.at_high + reach * move.at_high) * (state.above + reach * move.above)
     total = torch.where(state.at_low > 0, low, 0.0) + torch.where(state.at_high > 0, high, 0.0)
@@ -181,7 +181,7 @@ def _products(state: _State, move: _State, reach: Tensor | float) -> Tensor:
 
 
 def _reach(state: _State, move: _State, part: float) -> Tensor:
-    """How much of a move, at most all of it, goes that part of the way to the first zero: ``(B, 1)``."""
+    """The fraction of a move, at most 1, that goes the fraction `part` of the way to the first zero: ``(B, 1)``."""
     some_low, some_high = state.at_low > 0, state.at_high > 0
     rates = [
         torch.where(some_low, -move.below / state.below, 0.0),

@@ -1,4 +1,4 @@
-"""A box and a few rows in the form the solvers share: one flat batch of float64 numbers, rows of size 1.
+"""A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
 
 Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.polyhedron.box_breakpoints` and others.
 """
@@ -15,8 +15,8 @@ from hardnet.rows import bound_size
 
 EPS = torch.finfo(torch.float64).eps
 VERIFIED = 11.0
-"""How many roundings of its size a row may be off at an answer: rounding y to its dtype adds half of one, and the
-certificate allows 16."""
+"""How far a row may miss its bounds at an answer, in roundings of its size: rounding y to its dtype adds half of one,
+and the certificate allows 16."""
 
 
 class BoxProblem(NamedTuple):
@@ -61,7 +61,7 @@ class BoxProblem(NamedTuple):
         return times_columnwise(self.A, dual)
 
     def size(self, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |bounds|``, ``(B, k)``: what a row's rounding goes by."""
+        """``|a|_1 |y|_inf + |bounds|``, ``(B, k)``, to which a row's rounding is relative."""
         weight = self.A.abs().sum(-1)
         return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
@@ -72,7 +72,7 @@ class BoxProblem(NamedTuple):
     def holds(self, y: Tensor, rounding: float) -> Tensor:
         """Whether every row is within `VERIFIED` roundings of its size at y, ``(B,)``; false for NaN.
 
-        As in a certificate, outputs count as at least one rounding of 1 where both bounds of a row are zero.
+        Where both bounds of a row are zero, the size is at least one rounding of ``|a|_1``, as in a certificate.
         """
         size = self.size(y)
         floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
@@ -80,6 +80,6 @@ class BoxProblem(NamedTuple):
 
 
 def power_near(size: Tensor) -> Tensor:
-    """A power of two near a size, 1 for zero, in operations that every graph has: dividing by it is exact."""
+    """A power of two near a size, 1 for zero, so that dividing by it is exact; uses operations that every graph has."""
     exponent = torch.log2(torch.where(size > 0, size, 1.0)).round()
     return torch.exp2(exponent.clamp_max(largest_power(size.dtype)))

@@ -1,14 +1,14 @@
 """The Euclidean projection onto a box and a few rows, in the multipliers of the rows: no matrix of n + k rows.
 
-The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k numbers decide it.
+The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k numbers determine it.
 
-1. One row: the multiplier from sorted breakpoints. Several: an interior point method of a fixed number of steps.
-2. Newton's steps on ``A y(dual) = clamp(A y(dual) + dual, lower, upper)``, with y recomputed from the point
-   ``raw - A'dual`` so far: the rows then hold to rounding of y, however far away raw was.
-3. What rounding allows is checked: rows, signs of multipliers, and certificates of an empty set. No answer whose rows
-   do not hold counts as solved, whoever found it.
+1. One row: the multiplier from sorted breakpoints. Several rows: an interior point method of a fixed number of steps.
+2. Newton steps on ``A y(dual) = clamp(A y(dual) + dual, lower, upper)``, with y recomputed from the accumulated point
+   ``raw - A'dual``, so that the rows hold to rounding of y, however far away raw was.
+3. Checks up to rounding: rows, signs of multipliers, and certificates of an empty set. An answer whose rows do not hold
+   never counts as solved, whichever solver found it.
 
-All samples take the same steps, so nothing looks at values: it compiles, exports and maps.
+All samples take the same steps and no value is read, so it can be compiled, exported and mapped.
 
 Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and `hardnet.functional.solve`.
 """
@@ -33,13 +33,13 @@ from hardnet.solvers.repeat import repeat
 from hardnet.solvers.solution import Solution, Status, place
 
 NEWTON_STEPS = 8
-"""Newton's steps after the first multipliers: two or three are enough unless coordinates lie at their bounds."""
+"""Newton steps after the first multipliers: two or three are enough unless coordinates are at their bounds."""
 NEWTON_STEPS_IN_GRAPHS = 3
 """The same in compiled code, and for one row in exported code, where each step is part of the graph."""
 
 
 class Outcome(NamedTuple):
-    """A flat batch, in the units that came in.
+    """The outcome for a flat batch, in the original units.
 
     Attributes:
         y: ``(B, n)``, inside the box.
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """``point = raw - A'dual``, as it was accumulated, and the dual."""
+    """``point = raw - A'dual``, accumulated step by step, and the dual."""
 
     point: Tensor
     dual: Tensor
@@ -73,10 +73,10 @@ def project_box_rows(
     box_lower: Tensor | None = None,
     box_upper: Tensor | None = None,
 ) -> Solution:
-    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, with what the solver knows.
+    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, as a full `Solution`.
 
-    No autograd, no look at values, nothing raised for bad samples: see ``.status``. For an empty set y is NaN and
-    ``.dual`` shows it: no point of the box has ``dual' A y <= sum of dual times bound``.
+    It has no autograd, reads no value and raises nothing for bad samples: see ``.status``. For an empty set y is NaN
+    and ``.dual`` proves it: no point of the box has ``dual' A y <= sum of dual times bound``.
 
     Args:
         raw: ``(*batch, n)``.
@@ -95,7 +95,7 @@ def project_box_rows(
 
 
 def steps(k: int) -> int:
-    """How many steps every sample takes after the breakpoints of one row were sorted."""
+    """How many steps every sample takes; sorting the breakpoints of one row is not counted."""
     return NEWTON_STEPS if k == 1 else NEWTON_STEPS + STEPS
 
 
@@ -112,7 +112,7 @@ def solve(
 ) -> Outcome:
     """Project a flat batch (see `hardnet.rows.boxed`).
 
-    `rounding` is that of the dtype which the answer will have, `mode` what records or transforms the call.
+    `rounding` is the machine epsilon of the answer's dtype, and `mode` what records or transforms the call.
     """
     if mode == "export":  # see `repeat`
         A, lower, upper, low, high = (
@@ -138,7 +138,7 @@ def solve(
 
 
 def settle(found: Outcome, flat: BoxedBatch, rounding: float, by_kernel: bool) -> Outcome:
-    """The samples that did not converge by the next solver: after a kernel `solve`, then n + k dense rows."""
+    """Solve the samples that did not converge by the next solver: `solve` after a kernel, then n + k dense rows."""
     index = (found.status == int(Status.NOT_CONVERGED)).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
@@ -152,9 +152,9 @@ def settle(found: Outcome, flat: BoxedBatch, rounding: float, by_kernel: bool) -
 def _by_dense_rows(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
 ) -> Outcome:
-    """The same by the solver for any polyhedron, then clamped; NOT_CONVERGED, and NaN, if rows do not hold after that.
+    """Solve by the solver for any polyhedron, then clamp; NOT_CONVERGED and NaN if rows do not hold after that.
 
-    Among nearly dependent rows the multipliers are so large that a row misses its bounds by what they round to.
+    The multipliers of nearly dependent rows may be so large that their rounding makes a row miss its bounds.
     """
     k, n = A.shape[-2:]
     spread = lambda part: part.expand(len(raw), *part.shape[1:])
@@ -173,7 +173,7 @@ def _by_dense_rows(
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Finite raw and A, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
+    """Whether raw and A are finite, and bounds ordered, not NaN and not infinite on the wrong side: ``(B,)``."""
     numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
     return numbers & ordered(lower, upper).all(-1) & ordered(low, high).all(-1)
 
@@ -181,7 +181,7 @@ def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, hi
 def _problem(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor
 ) -> tuple[BoxProblem, Tensor]:
-    """Rows of size 1 and the power of two each was divided by, ``(B, k)``; zeros and open bounds for bad numbers."""
+    """Rows of size 1 and the power of two each was divided by, ``(B, k)``; bad numbers become zero or absent bounds."""
     raw, A = (torch.where(part.isfinite(), part, 0.0) for part in (raw, A))
     scale = power_near(A.abs().amax(-1))
     sound = lambda bound, absent: torch.where(bound.isnan() | (bound == -absent), absent, bound)
@@ -191,7 +191,7 @@ def _problem(
 
 
 def _newton(problem: BoxProblem, dual: Tensor, mode: str) -> _Point:
-    """Newton's steps from the first multipliers."""
+    """Newton steps from the first multipliers."""
     found = _Point(problem.raw - problem.transposed(dual), dual)
     step = lambda *parts: _newton_step(problem, _Point(*parts))
     if mode == "compile" or (mode == "export" and dual.shape[-1] == 1):
@@ -202,10 +202,10 @@ def _newton(problem: BoxProblem, dual: Tensor, mode: str) -> _Point:
 
 
 def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
-    """Active rows to their bounds over the free coordinates, multipliers of the others to zero."""
+    """Move active rows to their bounds by the free coordinates, and set the multipliers of the other rows to zero."""
     point, dual = found
     y = problem.clamp(point)
-    near = 4 * EPS * problem.raw.abs().amax(-1, keepdim=True)  # the point is known to rounding of raw
+    near = 4 * EPS * problem.raw.abs().amax(-1, keepdim=True)  # the point is accurate to rounding of raw
     free = (point > problem.low - near) & (point < problem.high + near) & ~problem.fixed
     rows = torch.where(free.unsqueeze(-2), problem.A, 0.0)
     product = problem.times(y)
@@ -221,8 +221,8 @@ def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
 
 
 def _place(problem: BoxProblem, point: Tensor) -> Tensor:
-    """The code of each coordinate; one that touches its bound without a multiplier is free."""
-    place = (point > problem.high).long() - (point < problem.low).long()  # ONNX Runtime chooses no 8 bits
+    """The code of each coordinate; one that touches its bound with a zero multiplier is free."""
+    place = (point > problem.high).long() - (point < problem.low).long()  # ONNX Runtime has no `where` for int8
     return torch.where(problem.fixed, 2, place).to(torch.int8)
 
 

@@ -1,4 +1,4 @@
-"""Rows that bound one output by a power of two (``y_j <= u``, ``-2 y_j <= u``): what they say holds exactly.
+"""Rows that bound one output times a power of two (``y_j <= u``, ``-2 y_j <= u``): y is clamped to meet them exactly.
 
 Called by `hardnet.solvers.polyhedron.projection`.
 """
@@ -15,10 +15,10 @@ def clamp_coordinates(y: Tensor, A: Tensor, row: Tensor, lower: Tensor, upper: T
     """Y ``(B, n)`` clamped to the bounds of the rows with a single entry that is a power of two.
 
     Args:
-        y: ``(B, n)``, in the units that came in.
+        y: ``(B, n)``, in the original units.
         A: Rows divided by ``2^row``: ``(m, n)`` or ``(B, m, n)`` with largest entries in [1/2, 1).
         row: Exponents of the rows, ``(m,)`` or ``(B, m)``.
-        lower: ``(B, m)``, in the units that came in.
+        lower: ``(B, m)``, in the original units.
         upper: Like `lower`.
     """
     largest, place = A.abs().max(-1)

@@ -1,8 +1,8 @@
-"""Whether the last iterate of a solver proves ``lower <= A y <= upper`` empty: plain operations, no look at a value.
+"""Whether the last iterate of a solver proves ``lower <= A y <= upper`` empty, in plain operations that read no value.
 
-A program of fixed length stops at an empty set with active rows J and a violated row j that depends on them,
-``a_j = A_J'r``. Then ``ray = e_j - r`` has ``A'ray = 0``, and if the bounds that it meets add up below zero no y
-satisfies these rows (Farkas): the status of what no host looked at.
+On an empty set a program of fixed length stops with active rows J and a violated row j that depends on them,
+``a_j = A_J'r``. Then ``ray = e_j - r`` has ``A'ray = 0``, and if the bounds, weighted by it, add up below zero, no y
+satisfies these rows (Farkas). This gives a status where the host reads no value.
 
 Called by `hardnet.functional.polyhedron`.
 """
@@ -17,11 +17,11 @@ from hardnet.solvers.polyhedron.active import solve_unseen
 from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
 
 NOTHING = 1e-12
-"""Part of the largest weight of a ray below which a weight is rounding."""
+"""The fraction of the largest weight of a ray below which a weight is rounding."""
 
 
 def prove_empty(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, side: Tensor) -> Tensor:
-    """Weights of rows that contradict each other, ``(B, m)`` with a largest of one; zero where that is not proved.
+    """Weights of rows that contradict each other, ``(B, m)``, the largest of size one; zero if that is not proved.
 
     Args:
         raw: ``(B, n)``, float64.
@@ -39,7 +39,7 @@ def prove_empty(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor,
     bound = torch.where(ray > 0, upper, lower)
     value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
     leak = times(rows.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
-    # what A'ray leaves may add up to the missing amount at points FAR times as large as the sample
+    # the rest of A'ray could make up for the violation at a point that far away, which is not counted as a solution
     reach = FAR * torch.maximum(raw.abs().amax(-1), y.abs().amax(-1))
     proof = ray / length
     proof = proof / proof.abs().amax(-1, keepdim=True)
@@ -47,7 +47,7 @@ def prove_empty(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor,
 
 
 def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: Tensor) -> Tensor:
-    """``e_j - r`` for the most violated row j off J, with ``a_j`` nearest to ``A_J'r``, turned to its violated side."""
+    """``e_j - r`` for the most violated row j off J, with ``A_J'r`` nearest to ``a_j``; signed by the violated side."""
     product = times(rows, y)
     above, below = product - upper, lower - product
     worst = torch.where(active, -torch.inf, torch.maximum(above, below)).argmax(-1, keepdim=True)

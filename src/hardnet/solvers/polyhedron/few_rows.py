@@ -2,15 +2,15 @@
 
     minimize |d|  subject to  lower_i <= value_i + a_i . d <= upper_i,   d = -sum_i dual_i a_i
 
-Leave out the last row and solve. If the answer d keeps the last row, it is the answer. If it leaves the row above its
-upper bound (below its lower one), the nearest point with the row lies *on* that bound: were it inside, it would be
-nearest without the row too. So pin the row there, take its direction out of the others, and solve these again. One
-row is a clamp, and k rows are twice k - 1 rows: 2^k - 1 tests in all, whatever the numbers are, and every row may
-have two bounds, which the test tells apart.
+Leave out the last row and solve. If the answer d satisfies the last row, it is the answer. If the row is above its
+upper bound (below its lower one) there, the nearest point with the row is *on* that bound: if it were inside, it would
+be nearest without the row too. So pin the row to that bound, project its direction out of the others, and solve these
+again. One row is a clamp, and k rows are k - 1 rows solved twice: 2^k - 1 tests in all, whatever the numbers are. Every
+row may have two bounds, which the test tells apart.
 
 If the rows before the last have a common point and pinning the last one leaves none, there is none with the last row
-either: the line from a point inside to d would cross the bound. So an empty set shows where a row is constant on what
-is pinned and outside its bounds; the combination of rows that is zero then stands in the place of the multipliers.
+either: the line from a point inside to d would cross the bound. So an empty set is detected where a row is constant on
+the pinned rows and outside its bounds; the combination of rows that is zero is then returned in place of multipliers.
 
 Called by `hardnet.functional.nearest_formulas`.
 """
@@ -23,9 +23,9 @@ from torch import Tensor
 from hardnet.products import times_rowwise
 
 DEPENDENT = (64 * torch.finfo(torch.float64).eps) ** 2
-"""A row is constant on pinned rows if they leave this part of its square: an angle of 1e-14."""
+"""A row is constant on the pinned rows if they leave no more than this fraction of its square: an angle of 1e-14."""
 DOUBT = 8 * torch.finfo(torch.float64).eps
-"""An excess within this part of the terms it came from is rounding: at a vertex where more rows meet than needed, it
+"""An excess below this fraction of the terms it came from is rounding: at a vertex where more rows meet than needed, it
 would pin a row whose multiplier has the wrong sign."""
 
 
@@ -39,16 +39,16 @@ def solve(
     slack: Tensor,
     pinned: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The multipliers ``(B, k)``, positive at an upper bound, and which sets are empty ``(B, 1)``, without a look.
+    """The multipliers ``(B, k)``, positive at an upper bound, and which sets are empty ``(B, 1)``; reads no value.
 
     Args:
-        rows: What the pinned rows leave of each row, ``(B, k, d)``, in any coordinates that keep angles and lengths.
+        rows: The rows with the pinned ones projected out, ``(B, k, d)``, in coordinates that keep angles and lengths.
         square: The squared length of each whole row, ``(B, k)``.
-        value: Where each row stands, ``(B, k)``.
+        value: The current value of each row, ``(B, k)``.
         lower: ``(B, k)``.
         upper: ``(B, k)``.
         noise: The rounding of the values, ``(B, 1)``.
-        slack: What a constant row may be outside its bounds, ``(B, 1)``.
+        slack: How far a constant row may be outside its bounds, ``(B, 1)``.
         pinned: How many rows are pinned.
     """
     last, at, others = rows[..., -1, :], value[..., -1:], rows[..., :-1, :]
@@ -70,7 +70,7 @@ def solve(
     reduced = others - share.unsqueeze(-1) * last.unsqueeze(-2)
     held, contradicts = solve(reduced, before[0], value[..., :-1] - cross * step, *before[1:], noise, slack, pinned + 1)
     mine = torch.where(contradicts, 0.0, step) - (share * held).sum(-1, keepdim=True)
-    # the multiplier of a violated row has the sign of the excess, but for rounding
+    # the multiplier of a violated row has the sign of the excess, except for rounding
     mine = torch.where(excess > 0, mine.clamp_min(0), mine.clamp_max(0))
     lost = constant & (excess.abs() > slack)
     leaves = (excess.abs() > doubt) & ~constant & ~hopeless
@@ -81,7 +81,7 @@ def solve(
 
 
 def _solve_one(excess: Tensor, own: Tensor, constant: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """The multiplier of one row that is outside its bounds by `excess`, and whether it is constant there."""
+    """The multiplier of one row that is outside its bounds by `excess`, and whether its set is empty."""
     empty = constant & (excess.abs() > slack)
     return torch.where(constant, torch.where(empty, excess.sign(), 0.0), excess / own), empty
 
@@ -89,7 +89,7 @@ def _solve_one(excess: Tensor, own: Tensor, constant: Tensor, slack: Tensor) -> 
 def coordinates(rows: Tensor) -> Tensor:
     """Rows ``(B, m, n)`` in at most m coordinates that keep angles and lengths: L of ``rows = L Q``, Q orthonormal.
 
-    Gram-Schmidt and not the Gram matrix: the angle of nearly parallel rows would be lost in its rounding.
+    By Gram-Schmidt, since the rounding of a Gram matrix would lose the angle between nearly parallel rows.
     """
     m, n = rows.shape[-2:]
     if n <= m:

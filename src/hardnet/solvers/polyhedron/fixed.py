@@ -1,8 +1,8 @@
-"""A fixed number of pivots in plain tensor operations: for compiled, exported and transformed code, which cannot loop.
+"""A fixed number of pivots in plain tensor operations: for compiled, exported and transformed code.
 
-The dual active set of `hardnet.solvers.polyhedron.pivoting`, with masks in the place of indices and no look at any
-value: every sample takes every step, and one that is through stays where it is. Equalities join first. A sample that
-the steps do not finish says so by its residual.
+This is the dual active set method of `hardnet.solvers.polyhedron.pivoting`, with masks instead of indices, and without
+reading values: every sample takes every step, and a finished one no longer changes. Equalities join first. A sample
+that the steps do not finish can be recognized by its residual.
 
 Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.polyhedron.projection_fixed`.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from hardnet.solvers.repeat import repeat
 
 DEPENDENT = 1e-11
-"""A squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
+"""The squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 
 
 class Fixed(NamedTuple):
@@ -26,7 +26,8 @@ class Fixed(NamedTuple):
     Attributes:
         side: +1 active at the upper bound, -1 at the lower, 0 inactive: ``(*batch, m)``.
         inverse: ``(A_J A_J')^-1`` of the active rows, zero elsewhere: ``(*batch, m, m)``.
-        ray: Where a violated row depends on rows that cannot leave: their combination, else zero: ``(*batch, m)``.
+        ray: The combination of a violated row and the active rows it depends on, if none of these can leave; else zero:
+            ``(*batch, m)``.
     """
 
     side: Tensor
@@ -35,7 +36,7 @@ class Fixed(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Basic variables `value` (the multiplier of an active row, the product of another) and what moves them."""
+    """The basic variables `value` (the multiplier of an active row, the product of an inactive one), and the rest."""
 
     tableau: Tensor
     value: Tensor
@@ -47,10 +48,11 @@ class _State(NamedTuple):
 
 
 def steps_for(m: int, n: int) -> int:
-    """Pivots that finish nearly every sample: active rows join, and from far away others do and leave again.
+    """The number of pivots that finishes nearly every sample.
 
-    Of 1000 samples of random slabs with raw up to 1e4 times outside the last took 28 for 10 rows of 10 outputs, 46 for
-    20 rows, 60 for 40 and 80 for 100, so that each doubling of the rows adds to it.
+    Every active row joins, and for a raw far away other rows join and leave again. Of 1000 samples of random slabs with
+    raw up to 1e4 times outside, the slowest took 28 pivots for 10 rows of 10 outputs, 46 for 20 rows, 60 for 40 and 80
+    for 100, so each doubling of the rows adds some.
     """
     return 2 * (1 + (m // n).bit_length()) * min(m, n) + 10
 
@@ -74,7 +76,7 @@ def fixed_pivots(
         upper: ``(*batch, m)``.
         slack: Violation that still counts as satisfied, ``(*batch, m)``.
         steps: How many pivots.
-        exported: Whether a graph is exported, which has them as one loop.
+        exported: Whether the graph is exported; the pivots are then one loop operation.
     """
     nothing = torch.zeros_like(product)
     none = torch.zeros_like(product, dtype=torch.bool)
@@ -111,15 +113,15 @@ def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[T
 
 
 def compiled_pivots(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, steps: int) -> Fixed:
-    """`fixed_pivots` as one operator of a compiled graph, which has thousands of operations otherwise.
+    """`fixed_pivots` as one operator of a compiled graph, which would have thousands of operations otherwise.
 
-    It has no derivative, as active rows have none: transforms and derivatives see what is computed from its answer.
+    It has no derivative, since active rows have none; what is computed from its result is differentiated as usual.
     """
     return Fixed(*_opaque(gram, product, lower, upper, slack, steps))
 
 
 def _going(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> Tensor:
-    """Whether some sample has a row to join: a bool ``()``."""
+    """Whether some sample still has a row that must join: a bool ``()``."""
     violated = torch.maximum(state.value - upper, lower - state.value) > slack
     stuck = (state.ray != 0).any(-1, keepdim=True)
     return ((state.joining | state.wanted | (violated & (state.side == 0))) & ~stuck).any()
@@ -189,7 +191,7 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
 
 
 def _either(condition: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """``where`` of masks, which ONNX Runtime does not have."""
+    """``where`` for masks, which ONNX Runtime does not have."""
     return (condition & first) | (~condition & second)
 
 
@@ -200,7 +202,7 @@ def _first_largest(score: Tensor) -> Tensor:
 
 
 def _sweep(tableau: Tensor, turned: Tensor) -> Tensor:
-    """Pivot T on ``T_qq`` for the row q of the mask: T as it is where there is none."""
+    """Pivot T on ``T_qq`` for the row q of the mask; T is unchanged if the mask is empty."""
     across, down = turned.unsqueeze(-1), turned.unsqueeze(-2)
     column = (tableau * across).sum(-2)
     pivot = torch.where(turned, column, 0.0).sum(-1, keepdim=True)

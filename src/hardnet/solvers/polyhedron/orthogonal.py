@@ -1,14 +1,15 @@
-"""Dual active set on an orthonormal basis of the active rows: accurate and slow, for samples that others leave open.
+"""Dual active set on an orthonormal basis of the active rows: accurate but slow, for samples that others leave open.
 
-The method of Goldfarb and Idnani, as in `hardnet.solvers.polyhedron.pivoting`, but with ``A_J' = Q R`` computed afresh
+The method of Goldfarb and Idnani, as in `hardnet.solvers.polyhedron.pivoting`, but with ``A_J' = Q R`` computed anew
 from the unit rows at every step instead of an updated Gram matrix. Rows at an angle of 1e-7 keep nine digits where
-their Gram matrix keeps two, and nothing adds up over the steps:
+their Gram matrix keeps two, and errors do not accumulate over the steps:
 
     y = raw - own a_p - Q R^-T (A_J (raw - own a_p) - b_J),     dual_J = R^-1 Q'(raw - own a_p - y)
 
-with row p joining at the multiplier `own`. Its part across the active rows, ``z = a_p - Q Q'a_p``, moves y. Where z is
-rounding and no active row can leave, ``ray = (1 for p, -R^-1 Q'a_p for J)`` combines the rows to ``z``: with bounds on
-the wrong side of each other this proves the set empty, unless a point beyond `FAR` times the sample's size exists.
+with row p joining at the multiplier `own`. Its component orthogonal to the active rows, ``z = a_p - Q Q'a_p``, moves y.
+If z is rounding and no active row can leave, ``ray = (1 for p, -R^-1 Q'a_p for J)`` combines the rows to ``z``. With
+bounds on the wrong side of each other this proves the set empty, except for points beyond `FAR` times the sample's
+size.
 
 Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.polyhedron.projection_steps`.
 """
@@ -25,11 +26,11 @@ from hardnet.solvers.polyhedron.problem import Problem
 
 EPS = torch.finfo(torch.float64).eps
 FAR = 1e3
-"""A set whose points could only be this many sizes away, and only if roundings are taken at their word, is empty."""
+"""A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 FAINT = 1e-14
-"""Part of the largest weight of a ray below which a row has no share in a contradiction."""
+"""The fraction of the largest weight of a ray below which a row takes no part in a contradiction."""
 CHUNK_ENTRIES = 1 << 20
-"""Most entries of the rows that are worked on at once."""
+"""The most entries of the rows that are processed at once."""
 
 
 class Settled(NamedTuple):
@@ -37,7 +38,7 @@ class Settled(NamedTuple):
 
     Attributes:
         y: ``(B, n)``.
-        dual: Multipliers, or the proof of emptiness: ``A'dual = 0`` and bounds on the wrong side, ``(B, m)``.
+        dual: Multipliers, or the proof of emptiness (``A'dual = 0`` and bounds on the wrong side), ``(B, m)``.
         side: +1 active at the upper bound, -1 at the lower, 0 inactive: ``(B, m)``.
         steps: ``(B,)``.
         empty: Whether the set is proved empty, ``(B,)``.
@@ -51,7 +52,7 @@ class Settled(NamedTuple):
 
 
 class _Basis(NamedTuple):
-    """Active rows first: their indices ``(B, k)``, which of them are there, Q ``(B, n, k)`` and R ``(B, k, k)``."""
+    """The active rows: their indices ``(B, k)``, which entries are in use, Q ``(B, n, k)`` and R ``(B, k, k)``."""
 
     chosen: Tensor
     kept: Tensor
@@ -87,7 +88,7 @@ def _settle(problem: Problem, limit: int) -> Settled:
 
 
 def _step(problem: Problem, state: _State, result: Settled, count: int) -> tuple[_State, Problem]:
-    """One change of the active sets; samples that end are written into `result` and dropped."""
+    """One change of the active sets; the state is written into `result`, and finished samples are dropped."""
     basis = _basis(problem.A, state.side)
     y, dual, start = _minimizer(problem, state, basis)
     _write(result, state, y, dual, count)
@@ -113,7 +114,7 @@ def _step(problem: Problem, state: _State, result: Settled, count: int) -> tuple
 
 
 def _basis(A: Tensor, side: Tensor) -> _Basis:
-    """``A_J' = Q R`` of the active rows, with zeros in the place of missing ones."""
+    """``A_J' = Q R`` of the active rows, with zeros in place of missing ones."""
     active = side != 0
     size = max(1, int(active.sum(-1).amax()))
     index = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :size]
@@ -125,7 +126,7 @@ def _basis(A: Tensor, side: Tensor) -> _Basis:
 
 
 def _minimizer(problem: Problem, state: _State, basis: _Basis) -> tuple[Tensor, Tensor, Tensor]:
-    """The nearest point on the active rows, corrected once, its multipliers ``(B, m)``, and `own` as it stands."""
+    """The nearest point on the active rows, corrected once, its multipliers ``(B, m)``, and the current `own`."""
     row = state.joining.clamp_min(0)
     moved = problem.raw - state.own.unsqueeze(-1) * _row(problem.A, row)
     bound = torch.where(state.side > 0, problem.upper, problem.lower).gather(-1, basis.chosen)
@@ -156,7 +157,7 @@ def _violation(problem: Problem, y: Tensor, row: Tensor) -> tuple[Tensor, Tensor
 
 
 def _directions(problem: Problem, basis: _Basis, row: Tensor) -> tuple[Tensor, Tensor]:
-    """``z = a_p - Q Q'a_p``, twice for its digits, and ``R^-1 Q'a_p`` ``(B, k)``."""
+    """``z = a_p - Q Q'a_p``, orthogonalized twice for accuracy, and ``R^-1 Q'a_p`` ``(B, k)``."""
     a = _row(problem.A, row)
     inner = times_aligned(basis.Q.mT, a)
     across = a - times_aligned(basis.Q, inner)
@@ -181,7 +182,7 @@ def _write(result: Settled, state: _State, y: Tensor, dual: Tensor, count: int) 
 
 
 def _write_rays(result: Settled, problem: Problem, state: _State, basis: _Basis, found: tuple[Tensor, ...]) -> None:
-    """Write the proofs of emptiness of the samples that are stuck, where they are proofs."""
+    """Write the proofs of emptiness of the samples that are stuck, if they are valid proofs."""
     row, sign, across, along, missing, y, stuck = found
     ray = torch.zeros_like(problem.lower).scatter(-1, basis.chosen, -along).scatter(-1, row.unsqueeze(-1), 1.0)
     ray = ray * sign.unsqueeze(-1)

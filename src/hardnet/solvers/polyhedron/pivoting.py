@@ -2,15 +2,15 @@
 
 With unit rows and ``y = raw - A'dual`` the products are ``A y = A raw - G dual``, ``G = A A'``. The method of Goldfarb
 and Idnani starts from the empty active set J, takes the most violated row j, and raises its multiplier until the
-row is tight (j joins J) or until the multiplier of an active row reaches zero (that row leaves J). All it asks
-for is column j of the tableau
+row is tight (j joins J) or until the multiplier of an active row reaches zero (that row leaves J). All it needs
+is column j of the tableau
 
     T = [ -K^-1      K^-1 G_JN            ]        K = G_JJ
         [ G_NJ K^-1   G_NN - G_NJ K^-1 G_JN ]
 
-and a row joins or leaves J by one symmetric pivot of T. The dual objective rises with every step, so the method ends;
-rows that depend on J show up as a zero pivot, and a violated one without a row that could leave proves that the set is
-empty. Every operation is elementwise or a gather: a sample's answer has the same bits in any batch.
+and a row joins or leaves J by one symmetric pivot of T. The dual objective increases with every step, so the method
+terminates. Rows that depend on J show up as a zero pivot; if such a row is violated and no active row can leave, the
+set is empty. Every operation is elementwise or a gather, so a sample's answer has the same bits in any batch.
 
 Called by `hardnet.solvers.polyhedron.projection_fixed`, `hardnet.solvers.polyhedron.projection_steps` and others.
 """
@@ -29,11 +29,11 @@ from hardnet.rows import step_limit
 from hardnet.solvers.polyhedron.problem import Problem
 
 KERNEL_ROWS = 128
-"""Most rows that the kernel holds in registers."""
+"""The most rows that the kernel holds in registers."""
 CACHE_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 27}
-"""Most entries of the tableaus that one run holds."""
+"""The most entries of the tableaus in one chunk."""
 ROUND = 8
-"""Steps between two looks at which samples are still at work."""
+"""The number of steps between two checks of which samples are still working."""
 INFINITY = float("inf")
 
 
@@ -54,7 +54,7 @@ class Pivoted(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Basic variables ``value`` (the multiplier of an active row, the product of another) and what moves them."""
+    """The basic variables ``value`` (the multiplier of an active row, the product of an inactive one), and the rest."""
 
     sample: Tensor
     tableau: Tensor
@@ -105,7 +105,7 @@ def pivot_reference(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor,
         lower: ``(B, m)``.
         upper: ``(B, m)``.
         slack: Violation that still counts as satisfied, ``(B, m)``.
-        limit: Most steps.
+        limit: The most steps.
     """
     result = Pivoted(
         torch.zeros_like(product),
@@ -147,7 +147,7 @@ def _working(state: _State) -> Tensor:
 
 
 def _record(result: Pivoted, state: _State, finished: Tensor) -> None:
-    """Write the samples that are through; the others keep their place for a later look."""
+    """Write the current state of every sample; those still working are overwritten later."""
     dual = torch.where(state.side != 0, state.value, 0.0)
     result.dual[state.sample] = dual
     result.side[state.sample] = state.side
@@ -205,7 +205,7 @@ def _sweep(tableau: Tensor, index: Tensor, working: Tensor) -> None:
 def _exchange(
     state: _State, moved: Tensor, index: Tensor, joins: Tensor, working: Tensor, sign: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Let row ``index`` change places: a joining row holds its multiplier, a leaving one the bound it was at."""
+    """Exchange row ``index``: the value of a joining row becomes its multiplier, of a leaving row its former bound."""
     was = _at(state.side, index)
     bound = torch.where(was > 0, _at(state.upper, index), _at(state.lower, index))
     held = torch.where(working, torch.where(joins, own, bound), _at(moved, index))

@@ -1,7 +1,7 @@
 """The polyhedron ``lower <= A y <= upper`` as the solvers share it: a flat batch in float64, in units of size one.
 
-`hardnet.solvers.polyhedron.projection` makes the units. How good an answer is says the natural residual of its
-optimality conditions. Read by every solver of polyhedra.
+`hardnet.solvers.polyhedron.projection` chooses the units. The quality of an answer is measured by the natural residual
+of its optimality conditions. Every solver of polyhedra uses this form.
 
 Called by `hardnet.functional.polyhedron_fixed`, `hardnet.solvers.polyhedron.projection_steps` and others.
 """
@@ -17,14 +17,14 @@ from hardnet.products import align, times_aligned
 from hardnet.rows import bound_size
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
-"""Part of ``sum |a_j y_j|`` beyond which a violated row is met again: well below what the certificate allows."""
+"""The fraction of ``sum |a_j y_j|`` beyond which a violated row is corrected: well below what a certificate allows."""
 ALLOWED = 16
-"""Roundings of ``|a|_1 max |y| + |bounds|`` by which a row may be violated, as many as a certificate allows."""
+"""How far a row may be violated, in roundings of ``|a|_1 max |y| + |bounds|``; the same as in a certificate."""
 INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
-"""Part of a row's size by which it may be violated at a raw that comes back as it was where nobody looks at a value:
-what a certificate allows, less the rounding of units and of the product."""
+"""The fraction of a row's size by which it may be violated at a raw that is returned unchanged where no value may be
+read: what a certificate allows, less the rounding of units and of the product."""
 FEASIBLE = 1e-13
-"""A row is satisfied when it is violated by no more than this part of ``|a| |raw| + |bound|``."""
+"""A row counts as satisfied if it is violated by no more than this fraction of ``|a| |raw| + |bound|``."""
 SOLVED = 1e-12
 """The residual up to which a sample counts as solved."""
 
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
         norm: ``|a_i|``, ``(m,)`` or ``(B, m)``; 1 for a zero row.
         product: ``A raw``, ``(B, m)``.
         slack: How far each row may be violated and still count as satisfied, ``(B, m)``, in units of ``A y``.
-        size: m and n that came in: on a CPU zero rows without bounds and zero outputs follow them, `align`.
+        size: The original m and n; on a CPU they are padded with zero rows without bounds and zero outputs, `align`.
     """
 
     raw: Tensor
@@ -86,15 +86,15 @@ class Problem(NamedTuple):
         return torch.maximum(product - self.upper, self.lower - product)
 
     def beyond(self, y: Tensor, product: Tensor) -> Tensor:
-        """How far the worst row is violated beyond `CERTAIN` of its terms at y, given ``A y``: ``(B,)``, else zero.
+        """How far the worst row is violated beyond `CERTAIN` of its terms at y, given ``A y``: ``(B,)``; zero if none.
 
-        A row's terms ``sum |a_j y_j|`` are no less than ``|a'y|``: they are added up where that does not decide.
+        A row's terms ``sum |a_j y_j|`` are at least ``|a'y|``, so they are only summed where ``|a'y|`` does not decide.
         """
         excess, worst = self.violation(product), torch.zeros_like(y[:, 0])
         sample, row = (excess > CERTAIN * product.abs()).nonzero(as_tuple=True)
         if len(sample) == 0:
             return worst
-        if self.shared:  # one product for all costs less than a copy of each row in doubt
+        if self.shared:  # one product for all samples costs less than copying each row in doubt
             terms = times_aligned(self.A.abs(), y.abs())[sample, row]
         else:
             terms = times_aligned(self.A[sample, row].abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
@@ -102,7 +102,7 @@ class Problem(NamedTuple):
         return worst.scatter_reduce(0, sample, left, "amax")
 
     def size_at(self, y: Tensor) -> Tensor:
-        """``|a|_1 max |y| + |bounds|``, which a certificate measures violations by: ``(B, m)``."""
+        """``|a|_1 max |y| + |bounds|``, to which violations are relative in a certificate: ``(B, m)``."""
         weight = self.A.abs().sum(-1)
         return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
@@ -113,7 +113,7 @@ class Problem(NamedTuple):
 
 
 def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
-    """The numbers of a batch in units of size one, with what the solvers read beside them.
+    """The problem of a batch given in units of size one, with the derived numbers that the solvers read.
 
     Args:
         raw: ``(B, n)``.
@@ -130,9 +130,10 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
 
 
 def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound: the larger one cannot be broken without the other.
+    """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound.
 
-    If the larger bound is broken from the far side of zero, the smaller one is as large; else ``|a'y|`` is larger.
+    The larger bound is not needed: if it is violated by an ``a'y`` on the far side of zero, the smaller bound is as
+    large; otherwise ``|a'y|`` is larger.
     """
     nearest = torch.minimum(lower.abs(), upper.abs())
     size = torch.where(nearest.isfinite(), nearest, 0.0)
@@ -142,8 +143,8 @@ def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:
     """``max(|y - raw + A'dual|, |A y - clamp(A y + dual, lower, upper)|) / max(1, |y|)`` with unit rows: ``(B,)``.
 
-    It is zero exactly at the projection. The sample's unit makes 1 the size of raw and of the way to the set.
-    `product` is ``A y`` where the caller has it already.
+    It is zero exactly at the projection. In the sample's unit, raw and the distance to the set have size 1.
+    `product` is ``A y`` if the caller has it already.
     """
     stationarity = (y - problem.raw + times_aligned(problem.A.mT, dual)).abs().amax(-1)
     product = times_aligned(problem.A, y) if product is None else product
@@ -153,10 +154,10 @@ def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | No
 
 
 def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
-    """`kkt_residual` less what the rounding of the multipliers alone may leave of ``y - raw + A'dual``: ``(B,)``.
+    """`kkt_residual` less what rounding of the multipliers alone may contribute to ``y - raw + A'dual``: ``(B,)``.
 
-    Nearly dependent rows have multipliers far above the size of y, which cancel: each is off by its own rounding. That
-    excuses no violated row.
+    Nearly dependent rows have multipliers far larger than y, which cancel, and each is off by its own rounding. This
+    allowance does not apply to violated rows.
     """
     size, unit = times_aligned(problem.A.abs().mT, dual.abs()).amax(-1), y.abs().amax(-1).clamp_min(1.0)
     rounding = y.shape[-1] * torch.finfo(y.dtype).eps * size / unit

@@ -1,14 +1,14 @@
-"""The Euclidean projection onto ``lower <= A y <= upper``: which algorithm serves which sample.
+"""The Euclidean projection onto ``lower <= A y <= upper``: which algorithm solves which sample.
 
 1. One row has a closed form.
-2. On a GPU all of it, and the check of the answer, is one launch for problems of up to 32 rows and outputs; on a CPU
-   one pass of compiled code.
-3. Elsewhere, and for what that leaves open, `hardnet.solvers.polyhedron.projection_steps`; without a look at any value
-   `hardnet.solvers.polyhedron.projection_fixed`.
+2. On a GPU, problems of up to 32 rows and outputs are solved and checked in one launch; on a CPU by one compiled
+   kernel.
+3. Otherwise, and for samples left open, `hardnet.solvers.polyhedron.projection_steps`, or
+   `hardnet.solvers.polyhedron.projection_fixed` if no value may be read.
 
-Before all this every row i is divided by ``2^r_i``, the power above its largest entry, a sample by ``2^s``: the power
-above its largest raw output and above the distance that a bound on the far side of zero asks for (``lower > 0`` or
-``upper < 0``). Powers of two are exact to divide by, and nothing overflows; every projection is invariant:
+First every row i is divided by ``2^r_i``, the power of two above its largest entry, and every sample by ``2^s``, the
+power above its largest raw output and above the distance that bounds away from zero require (``lower > 0`` or
+``upper < 0``). Dividing by powers of two is exact, nothing overflows, and the projection is invariant:
 ``y = 2^s y_scaled``, ``dual = 2^(s - r) dual_scaled``.
 
 Called by `hardnet.functional.polyhedron`, `hardnet.solvers.nonlinear.step` and others.
@@ -38,9 +38,9 @@ from hardnet.solvers.solution import Outcome, Solution, Status, place
 def project_affine(
     raw: Tensor, A: Tensor, lower: Tensor | None = None, upper: Tensor | None = None, *, backend: str = "auto"
 ) -> Solution:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper``, with what the solver knows about it.
+    """``argmin |y - raw|  subject to  lower <= A y <= upper``, as a full `Solution`.
 
-    Shapes as in `hardnet.functional.project_affine`; no autograd, nothing raised for bad samples: look at
+    Shapes are as in `hardnet.functional.project_affine`. It has no autograd and raises nothing for bad samples: see
     ``.status``. For an empty set y is the compromise with the least sum of squared distances to the rows, and
     ``.dual`` is a certificate of emptiness.
 
@@ -66,12 +66,12 @@ def solve(
     again: bool = True,
     rounding: float | None = None,
 ) -> Outcome:
-    """Project a record in float64 (`hardnet.rows.in_double`), in the units that came in.
+    """Project a record in float64 (`hardnet.rows.in_double`), in its original units.
 
-    Without a look at any value the host never waits for the device: every sample takes the same program, and what
-    that leaves open is NOT_CONVERGED. A constant A that was prepared comes with its factors, `shared`. Rows that
-    rounding left violated are met `again`; a sample is NOT_CONVERGED if that leaves one violated by more than a
-    certificate allows for numbers of this `rounding`.
+    If no value may be read, the host never waits for the device: every sample runs the same program, and samples that
+    it does not solve are NOT_CONVERGED. `shared` are the factors of a constant A that was prepared. With `again`, rows
+    that rounding left violated are corrected; a sample is NOT_CONVERGED if one is still violated by more than a
+    certificate allows for this machine epsilon, `rounding`.
     """
     (raw, A, lower, upper), look = given.numbers, given.look
     assert lower is not None
@@ -111,22 +111,22 @@ def measure(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Units:
 
 
 def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
-    """The outcome in the units that came in; raw itself where it did not move."""
+    """The outcome in the original units; raw itself for samples that did not move."""
     moved = (found.iterations > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
     empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
-    proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # of several rows only who looks has a proof
+    proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # else only one row has a proof
     if not proved:
         return found._replace(y=y, dual=shift(found.dual, units.sample - units.row))
     smallest = torch.where(found.dual != 0, units.row, LARGEST_EXPONENT).amin(-1, keepdim=True)
     dual = shift(found.dual, torch.where(empty, smallest, units.sample) - units.row)
-    # a proof of emptiness has no size of its own: its largest weight is one
+    # a proof of emptiness has no natural size: scale its largest weight to one
     dual = torch.where(empty, dual / dual.abs().amax(-1, keepdim=True), dual)
     return found._replace(y=y, dual=dual)
 
 
 def _again(rows: Batch) -> Project:
-    """A function of the numbers of some corrections: their nearest points and dual, NaN where there is none."""
+    """A function that projects corrections: from their numbers to nearest points and dual, NaN if there are none."""
 
     def project(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         found = solve(Batch(raw, A, lower, upper, mode=rows.mode, look=True, memory=rows.memory), again=False)
@@ -151,7 +151,7 @@ def _choose(
 
 
 def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
-    """Every sample by compiled code; those that it leaves open in steps, where values may be looked at."""
+    """Solve every sample by a kernel, and those it leaves open by `solve_in_steps` where values may be read."""
     allowed = torch.inf if rounding is None else ALLOWED * rounding
     tolerances = Tolerances(INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed)
     y, dual, side, steps, residual, left, met = kernel.forward(rows, step_limit(rows.A), tolerances)
@@ -172,13 +172,13 @@ def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
 
 
 def _valid(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Finite raw and rows, bounds that are no NaN, in order, and not infinite on the wrong side: ``(B,)``."""
+    """Whether raw and rows are finite, and bounds ordered, not NaN and not infinite on the wrong side: ``(B,)``."""
     numbers = raw.isfinite().all(-1) & size.isfinite().all(-1)
     return numbers & ordered(lower, upper).all(-1)
 
 
 def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
-    """Replace the numbers of invalid samples by zeros and open bounds, which no solver stumbles over."""
+    """Replace the numbers of invalid samples by zeros and absent bounds, which every solver can handle."""
     row = valid.unsqueeze(-1)
     A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
     bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)

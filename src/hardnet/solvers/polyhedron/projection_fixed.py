@@ -1,7 +1,7 @@
-"""The projection onto ``lower <= A y <= upper`` without a look at any value: all samples take the same program.
+"""The projection onto ``lower <= A y <= upper`` without reading values: all samples run the same program.
 
-Prepared rows are solved in batches, `hardnet.solvers.polyhedron.shared_rows`, others by a fixed number of pivots. What
-that leaves open is NOT_CONVERGED.
+Prepared rows are solved in batches, `hardnet.solvers.polyhedron.shared_rows`, others by a fixed number of pivots.
+Samples that are not solved by that are NOT_CONVERGED.
 
 Called by `hardnet.solvers.polyhedron.projection`.
 """
@@ -25,10 +25,10 @@ from hardnet.solvers.solution import Outcome, Status
 
 
 def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Outcome:
-    """All samples by the same pivots: in the kernel of a GPU where it holds the rows, else a fixed number of them.
+    """Solve all samples by the same program: shared factors, a GPU kernel if the rows fit, or a fixed number of pivots.
 
-    If a row is violated by more than a certificate allows for numbers of this `rounding`, the sample's residual is
-    infinite, however small the violation is beside a raw far away.
+    If a row is violated by more than a certificate allows for this machine epsilon, `rounding`, the sample's residual
+    is infinite, however small the violation is relative to a raw far away.
     """
     inside, problem = _split(standard_form(*rows[:4]))  # pyright: ignore[reportArgumentType]
     m, n = problem.size
@@ -45,14 +45,14 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
 
 
 def _split(problem: Problem) -> tuple[Tensor, Problem]:
-    """Which samples are inside ``(B,)``, and the problem: near the set a row counts as violated from `INSIDE` on."""
+    """Which samples are inside ``(B,)``, and the problem, whose slack for samples near the set is that of `INSIDE`."""
     excess, slack = problem.violation(problem.product), INSIDE * problem.size_at(problem.raw)
     close = (excess <= CLOSE * problem.slack).all(-1, keepdim=True)
     return (excess <= slack).all(-1), problem._replace(slack=torch.where(close, slack, problem.slack))
 
 
 def _answer(problem: Problem, shared: SharedRows | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Y, dual and steps of every sample, corrected once on its active rows where the pivots are plain operations."""
+    """Y, dual and steps of every sample; after pivots in plain operations y is corrected twice on its active rows."""
     m, n = problem.size
     if shared is not None:
         y, dual, _ = shared_answer(problem, shared, look=False)

@@ -1,9 +1,9 @@
-"""The projection onto ``lower <= A y <= upper`` in steps over all samples, each by the first method that serves it.
+"""The projection onto ``lower <= A y <= upper`` in several stages, each sample by the first method that solves it.
 
-A sample inside the set is returned as it came. Constant rows that were prepared are solved in batches,
-`hardnet.solvers.polyhedron.shared_rows`; the rest goes to a dual active set: DAQP on a CPU where it is installed, else
-batched pivoting. The optimality conditions of every answer are checked; what fails is settled by the dual active set on
-orthonormal bases, which also proves sets empty. An empty set is answered by the compromise, by proximal steps.
+A sample inside the set is returned unchanged. Constant rows that were prepared are solved in batches,
+`hardnet.solvers.polyhedron.shared_rows`; the rest by a dual active set method: DAQP on a CPU if it is installed, else
+batched pivoting. The optimality conditions of every answer are checked; samples that fail are solved by the dual active
+set on orthonormal bases, which also proves sets empty. For an empty set, proximal steps find the compromise.
 
 Called by `hardnet.solvers.polyhedron.projection`.
 """
@@ -31,11 +31,11 @@ from hardnet.solvers.polyhedron.touch_up import Project, touch_up
 from hardnet.solvers.solution import Outcome, Status, place, take
 
 STRICT = 1e-11
-"""Part of the sample's size above which a multiplier makes its row strictly active."""
+"""The fraction of the sample's size above which a multiplier makes its row strictly active."""
 SHARED = 1e-13
-"""The residual up to which multipliers spread over dependent rows replace the first ones."""
+"""The residual up to which multipliers spread over dependent rows replace the original ones."""
 THREADED_ENTRIES = 2000
-"""Entries of one sample's A below which DAQP is so quick that a second thread only waits for the interpreter."""
+"""The entries of one sample's A below which DAQP is so fast that a second thread only waits for the interpreter."""
 
 Answer = tuple[Tensor, Tensor, Tensor, Tensor]
 """y ``(B, n)``, dual ``(B, m)``, iterations ``(B,)`` and which samples are claimed to be solved ``(B,)``."""
@@ -48,10 +48,10 @@ def solve_in_steps(
     again: Project | None = None,
     rounding: float | None = None,
 ) -> Outcome:
-    """Project a flat batch by launches over all samples at once.
+    """Project a flat batch in stages, each for all its samples at once.
 
-    `again` projects what needs its last digits; what then still misses a row by more than a certificate with this
-    `rounding` allows is not converged.
+    `again` projects the corrections of the last digits; a sample that still misses a row by more than a certificate
+    with this `rounding` allows is NOT_CONVERGED.
     """
     problem = standard_form(*rows[:4])  # pyright: ignore[reportArgumentType]
     outside = (problem.violation(problem.product) > problem.slack).any(-1)
@@ -73,9 +73,9 @@ def solve_in_steps(
 
 
 def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, rounding: float | None) -> Outcome:
-    """The outcome with the last digits of the samples whose rows are not met to the certificate, given ``A y``.
+    """The outcome with the last digits corrected where rows miss their bounds beyond `CERTAIN`, given ``A y``.
 
-    Rows that contradict each other by the rounding of their bounds may not be met at all: that is told.
+    Rows that contradict each other by the rounding of their bounds cannot be satisfied: then NOT_CONVERGED.
     """
     worst = problem.beyond(found.y, product)
     index = ((found.status == int(Status.SOLVED)) & (worst > 0)).nonzero().squeeze(-1)
@@ -92,14 +92,14 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, 
 
 
 def _unchanged(problem: Problem) -> Outcome:
-    """Every sample as it came: right for the samples inside, and the place for the others' answers."""
+    """Every sample unchanged: the answer for samples inside the set, and a placeholder for the others."""
     zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.raw[:, 0])
     status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
     return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
 
 
 def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Outcome, Tensor]:
-    """Solve the samples outside the set, check them, and settle those that fail the check; ``A y`` beside it."""
+    """Solve the samples outside the set, check them, and solve those that fail more carefully; also returns ``A y``."""
     y, dual, iterations, finished = _first_answer(problem, backend, shared)
     product = times_aligned(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
@@ -129,7 +129,7 @@ def _dual_active_set(problem: Problem, backend: str) -> Answer:
 
 
 def _or_dual_active_set(problem: Problem, found: Answer) -> Answer:
-    """What was found, with the samples that did not settle by the dual active set."""
+    """The answers found, with the samples that did not settle solved by the dual active set."""
     rest = (~found[-1]).nonzero().squeeze(-1)
     if len(rest) == 0:
         return found
@@ -143,7 +143,7 @@ def has_daqp() -> bool:
 
 
 def _by_daqp(problem: Problem) -> Answer:
-    """Each sample in turn by DAQP, over torch's number of threads where a solve is long enough."""
+    """Solve sample by sample with DAQP, on torch's number of threads if a solve takes long enough."""
     if not has_daqp():
         raise MissingExtraError("daqp", "qp")
     batch, (m, n) = len(problem.raw), problem.size
@@ -184,14 +184,14 @@ def _solve_span(problem: Problem, found: Answer, span: slice) -> None:
 
 
 def side_of(problem: Problem, dual: Tensor) -> Tensor:
-    """The sign of each multiplier that is more than rounding."""
+    """The sign of each multiplier that exceeds rounding, else 0."""
     weight = dual * problem.norm
     strict = weight.abs() > STRICT * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
     return torch.where(strict, weight.sign(), 0.0)
 
 
 def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
-    """Where rows touch y without a multiplier, spread the multipliers by the pseudo-inverse if their signs allow."""
+    """Where rows touch y with a zero multiplier, spread the multipliers by the pseudo-inverse if the signs allow it."""
     slack = 10 * problem.slack
     touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
     touch = torch.where(problem.equality, 1.0, touch)
@@ -211,7 +211,7 @@ def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
 
 
 def _careful(problem: Problem) -> Outcome:
-    """The samples that the first answer left open: solved, proved empty, or given up."""
+    """Solve, prove empty, or give up the samples that the first answer left open."""
     unit = problem.of_unit_rows()
     found = orthogonal.settle(unit, step_limit(problem.A))
     residual = careful_residual(unit, found.y, found.dual)

@@ -1,8 +1,8 @@
 """The compromise on an empty set, by proximal steps on the dual, which need no feasible point.
 
 Each step solves the problem with Gram matrix ``G + I/weight`` and product ``A raw + dual/weight`` (an augmented
-Lagrangian step), which pivoting can always finish. The multipliers run off along a proof of emptiness, while y settles
-at the compromise: the point nearest to raw among those with the least sum of squared distances to the rows.
+Lagrangian step), which pivoting can always finish. The multipliers diverge along a proof of emptiness, while y
+converges to the compromise: the point nearest to raw among those with the least sum of squared distances to the rows.
 
 Called by `hardnet.solvers.polyhedron.projection_steps`.
 """
@@ -20,11 +20,11 @@ from hardnet.solvers.polyhedron.problem import Problem
 STEPS = 24
 FIRST_WEIGHT, LAST_WEIGHT = 1e4, 1e8
 BALANCED = 1e-10
-"""The part of the distances to the rows up to which they may pull y to one side at the compromise."""
+"""How large ``A'v`` may be at the compromise, relative to the distances v to the rows."""
 
 
 def compromise(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, the rows that hold it ``(B, m)`` (+1 at or beyond the upper bound, -1 the lower) and the steps.
+    """Y ``(B, n)``, its active rows ``(B, m)`` (+1 at or beyond the upper bound, -1 the lower), and the steps.
 
     The samples have unit rows and empty sets. At the compromise the distances v to the rows satisfy ``A'v = 0``.
     """

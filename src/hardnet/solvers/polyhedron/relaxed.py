@@ -1,9 +1,9 @@
-"""The least slack of rows that may give way beside rows that may not, and the nearest point that has it.
+"""The least slack when some rows may be relaxed and others may not, and the nearest point with that slack.
 
 First ``min sum_i w_i s_i^2`` over y and s with ``lower <= A y + s <= upper``, where only rows with a weight have an s;
-then ``min |y - raw|`` with exactly that s. The least slack is unique. It is found by proximal steps: each adds ``eps |y
-- y_k|^2``, which makes it a projection in the variables ``(sqrt(eps) y, sqrt(w) s)``. The active rows of a step give
-the slack in closed form, and its optimality conditions say whether they are the right ones.
+then ``min |y - raw|`` with exactly that s. The least slack is unique. It is found by proximal steps: each adds
+``eps |y - y_k|^2``, which makes it a projection in the variables ``(sqrt(eps) y, sqrt(w) s)``. The active rows of a
+step give the slack in closed form, and its optimality conditions tell whether they are the right ones.
 
 Called by `hardnet.functional.relaxed`.
 """
@@ -23,12 +23,12 @@ from hardnet.solvers.solution import Status
 PROXIMAL = (1e-2, 1e-4, *(1e-6,) * 8, *(1e-8,) * 8)
 """Weights of the proximal term, step by step; rows have length one, and the largest weight of a slack is one."""
 EXACT, OPTIMAL = 1e-13, 1e-10
-"""The part of its size by which an optimality condition of the least slack may be missed: where steps end, and at most.
+"""The relative error in the optimality conditions of the least slack at which the steps end, and the largest accepted.
 """
 KNOWN = 1e-7
-"""The part of the size of y to which the slack of every row that gave way must be known."""
+"""The accuracy, relative to the size of y, to which the slack of every relaxed row must be known."""
 RANK = 1e-11
-"""Singular values below this part of the largest row count as zero."""
+"""Singular values below this fraction of the largest count as zero."""
 
 
 class Rows(NamedTuple):
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
         A: ``(B, k, n)``.
         lower: ``(B, k)``; -inf where absent.
         upper: ``(B, k)``; +inf where absent.
-        weight: ``(B, k)``, at most one; 0 for rows that may not give way.
+        weight: ``(B, k)``, at most one; 0 for hard rows, which may not be relaxed.
     """
 
     A: Tensor
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of_unit_length(cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Rows, Tensor]:
-        """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row stays as it is."""
+        """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row is unchanged."""
         lengths = row_lengths(A.detach())
         return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, _unit_weight(weight, lengths)), lengths
 
@@ -62,9 +62,9 @@ class Relaxation(NamedTuple):
 
     Attributes:
         y: The nearest point with the least slack, ``(B, n)``.
-        slack: The least slack in units of the rows of length one, ``(B, k)``: negative where the upper bound gave way.
-        fixed: The rows that the least slack decides, ``(B, k)`` int8: those that gave way and the hard ones that
-            make them, +1 at the upper bound and -1 at the lower.
+        slack: The least slack, in units of the rows of length one, ``(B, k)``: negative if the upper bound is relaxed.
+        fixed: The rows that determine the least slack, ``(B, k)`` int8: the relaxed ones and the hard ones that
+            force them, +1 at the upper bound and -1 at the lower.
         side: All strictly active rows at y in the same signs, ``(B, k)`` int8.
         proof: Weights of hard rows that contradict each other where the status is INFEASIBLE, ``(B, k)``.
         status: ``(B,)`` int8.
@@ -80,7 +80,7 @@ class Relaxation(NamedTuple):
 
 @torch.no_grad()
 def relax(raw: Tensor, rows: Rows) -> Relaxation:
-    """Both stages for samples whose rows contradict each other; look at ``.status``.
+    """Both stages for samples whose rows contradict each other; see ``.status``.
 
     Args:
         raw: ``(B, n)`` float64.
@@ -97,7 +97,7 @@ def row_lengths(A: Tensor) -> Tensor:
 
 
 def _unit_weight(weight: Tensor, lengths: Tensor) -> Tensor:
-    """``w |a|^2`` in units of the largest, by roots, which neither overflow nor lose a row that may give way."""
+    """``w |a|^2`` relative to the largest, via square roots, which neither overflow nor lose a row with a weight."""
     soft = weight > 0
     root = weight.sqrt() * (lengths / torch.where(soft, lengths, 0.0).amax(-1, keepdim=True))
     root = torch.where(soft, root / torch.where(soft, root, 0.0).amax(-1, keepdim=True), 0.0)
@@ -105,7 +105,7 @@ def _unit_weight(weight: Tensor, lengths: Tensor) -> Tensor:
 
 
 def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
-    """The point next to `anchor` ``(B, n)`` with the least slack on fixed active rows; in plain operations.
+    """The point nearest to `anchor` ``(B, n)`` with the least slack on fixed active rows; in plain operations.
 
     ``min sum_V w (a y - bound)^2`` over the soft rows V subject to ``a y = bound`` in the hard rows I: with P the
     pseudo-inverse of A_I and ``N = 1 - P A_I``, the step from ``y0 = anchor - P(A_I anchor - b_I)`` is
@@ -118,7 +118,7 @@ def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
     start = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
     root = torch.where((fixed != 0) & soft, rows.weight.sqrt(), 0.0)
     pull = root.unsqueeze(-1) * rows.A
-    rounding = RANK * root.detach().amax(-1)  # absolute: what the hard rows leave free of a pull may be nothing at all
+    rounding = RANK * root.detach().amax(-1)  # absolute: the hard rows may leave nothing of a pull
     step = torch.linalg.pinv(pull - pull @ inverse @ held, atol=rounding, rtol=torch.zeros_like(rounding))
     return start + times_aligned(step, root * bound - times_aligned(pull, start))
 
@@ -138,7 +138,7 @@ class _First(NamedTuple):
 
 
 def _least_slack(raw: Tensor, rows: Rows) -> _First:
-    """Proximal steps until the active rows of every sample are right; the best ones of all steps count."""
+    """Proximal steps until the active rows of every sample are right; keeps the best ones of all steps."""
     empty = torch.zeros_like(raw[:, 0], dtype=torch.bool)
     least = torch.full_like(raw[:, 0], torch.inf)
     fixed, proof = torch.zeros_like(rows.lower, dtype=torch.int8), torch.zeros_like(rows.lower)
@@ -170,11 +170,12 @@ def _extended(near: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor, Ten
 
 
 def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
-    """By which part of its size y ``(B, n)`` misses an optimality condition of the least slack at most: ``(B,)``.
+    """The largest relative error of y ``(B, n)`` in the optimality conditions of the least slack: ``(B,)``.
 
-    ``A_V'(w s) = A_I'dual`` with multipliers whose signs say that each bound is needed, no other row is violated, and
-    the rows in V miss the bound that they are said to miss. The multipliers are those of the step, `dual` ``(B, k)``,
-    or those of least length: the first have right signs, the second are exact. NaN, which is no answer, misses by inf.
+    The conditions are ``A_V'(w s) = A_I'dual`` with multipliers whose signs match their bounds, no other row violated,
+    and the rows in V violated at the bound that `fixed` names. The multipliers are those of the step, `dual`
+    ``(B, k)``, which have the right signs, or those of least length, which are exact; the better ones count. The error
+    of a NaN is infinite.
     """
     soft, product = rows.weight > 0, times_aligned(rows.A, y)
     gave_way, bound = (fixed != 0) & soft, active_bound(rows, fixed)
@@ -195,10 +196,10 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
 
 
 def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
-    """To which part of the size of y ``(B, n)`` the slack of the rows that gave way is not known: ``(B,)``.
+    """The uncertainty of the slack of the relaxed rows, relative to the size of y ``(B, n)``: ``(B,)``.
 
-    Forces ``w s`` balance to the part `missed` ``(B,)`` of the largest, or to rounding; that much of a force is all the
-    slack of a row whose weight is small.
+    The forces ``w s`` balance up to the fraction `missed` ``(B,)`` of the largest, or up to rounding; for a row with a
+    small weight that error may be as large as its whole slack.
     """
     gave_way, bound = (fixed != 0) & (rows.weight > 0), active_bound(rows, fixed)
     slack = torch.where(gave_way, bound - times_aligned(rows.A, y), 0.0)
@@ -209,9 +210,10 @@ def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
 
 
 def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
-    """The second stage: an orthonormal basis of the fixed rows as equalities, which cannot contradict each other.
+    """The second stage: the fixed rows become equalities on an orthonormal basis, which cannot contradict each other.
 
-    The other rows let the point of the first stage in, so that rounding cannot empty the set.
+    The bounds of the other rows are widened to admit the point of the first stage, so that rounding cannot make the set
+    empty.
     """
     fixed = first.fixed != 0
     _, size, basis = torch.linalg.svd(torch.where(fixed.unsqueeze(-1), rows.A, 0.0), full_matrices=False)

@@ -1,9 +1,9 @@
 """``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
 
-The active rows come first and are filled up with rows of the identity: to their number rounded up on a ladder where a
-look is free, to all rows where no value may be looked at. A diagonal of `RIDGE` keeps dependent rows factorizable;
-corrections take its share of the answer away again. Where the answer is not unique it is the one nearest to where they
-start: from zero, rows that are duplicates share evenly.
+The active rows come first and are padded with rows of the identity: to their number rounded up to a ladder of sizes
+where values may be read, else to all rows. A diagonal of `RIDGE` keeps dependent rows factorizable; corrections remove
+its effect on the answer. If the answer is not unique, it is the one nearest to the starting point: from zero, duplicate
+rows share evenly.
 
 Called by `hardnet.solvers.polyhedron.shared_rows`.
 """
@@ -22,15 +22,15 @@ from hardnet.solvers.polyhedron.active import CHUNK_ENTRIES, first_rows, groups
 RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
 BLOCK = {"cpu": 1 << 30, "cuda": 64}
-"""Columns that are factorized at once: a GPU spends its time in the products of blocks."""
+"""Columns that are factorized at once: on a GPU most of the time is then spent in products of blocks."""
 PART_OF_MEMORY = 32
-"""One chunk of factors takes this part of the memory of a GPU at most."""
+"""One chunk of factors takes at most one part in this many of the memory of a GPU."""
 SOLVES = 3
-"""One solution and its corrections."""
+"""The number of solves: one solution and two corrections."""
 
 
 class Blocks(NamedTuple):
-    """``K_JJ + RIDGE I = L L'`` ``(B, size, size)``, with the inverses of its diagonal blocks in their place."""
+    """``K_JJ + RIDGE I = L L'``; L is ``(B, size, size)``, with its diagonal blocks replaced by their inverses."""
 
     L: Tensor
     width: int
@@ -59,10 +59,10 @@ class Blocks(NamedTuple):
 def factorize(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
     """Factorize the rows and columns `index` ``(B, size)`` of K ``(k, k)``; the identity where they are not `kept`.
 
-    Without an index these are all rows in their order.
+    Without an index these are all rows in order.
 
-    Left-looking: a block of columns is read from K, corrected by one product with the blocks before it, and written
-    once.
+    The factorization is left-looking: a block of columns is read from K, corrected by one product with the blocks
+    before it, and written once.
     """
     size, width = kept.shape[-1], min(BLOCK.get(K.device.type, 64), kept.shape[-1])
     blocks = Blocks(K.new_empty(len(kept), size, size), width)
@@ -89,9 +89,9 @@ def solve_shared(
         K: ``(k, k)``, unit diagonal.
         active: J as a mask, ``(B, k)``.
         target: ``(B, k)``.
-        look: Whether the number of active rows may decide the size of the factors.
+        look: Whether the number of active rows may be read to decide the size of the factors.
         start: A first answer, ``(B, k)``; zero by default.
-        solves: One solution and its corrections.
+        solves: The number of solves: one solution and its corrections.
     """
     result = torch.zeros_like(target)
     start = result if start is None else torch.where(active, start, 0.0)
@@ -102,7 +102,7 @@ def solve_shared(
 
 
 def _solve(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, solves: int) -> Tensor:
-    if len(active) == 1:  # one alone takes other routines, which add up in another order
+    if len(active) == 1:  # a batch of one uses other routines, which sum in another order
         return _solve(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size, solves)[:1]
     index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
     factor = factorize(K, index, kept)
@@ -134,7 +134,7 @@ def _whole(active: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _entries(device: torch.device) -> int:
-    """Most numbers of one chunk of factors: on a GPU a part of its memory, since small chunks leave it waiting."""
+    """The most numbers in one chunk of factors: on a GPU a part of its memory, since small chunks leave it idle."""
     if device.type != "cuda":
         return CHUNK_ENTRIES["cpu"]
     return torch.cuda.get_device_properties(device).total_memory // (8 * PART_OF_MEMORY)

@@ -1,7 +1,7 @@
 """Constant rows, many of them: when their factors are shared by all samples, and how they are made.
 
-The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and
-the active sets of all samples are found in batches. A layer keeps the factors; a bare call makes them where that pays.
+The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and the active sets of
+all samples are found in batches. A layer keeps the factors; a plain function call makes them where that pays off.
 
 Called by `hardnet.functional.polyhedron`, `hardnet.layers.auto` and `hardnet.layers.projection`.
 """
@@ -17,19 +17,19 @@ from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.shared_factor import SharedRows, prepare
 
 LEAST_ROWS = 16
-"""Rows below which other ways are faster."""
+"""The number of rows below which other methods are faster."""
 LEAST_SAMPLES = 16
-"""Samples of a batch on a CPU below which they are solved one by one."""
+"""The batch size on a CPU below which samples are solved one by one."""
 ELIMINATED = 8
-"""Equalities whose elimination pays on a CPU however many other rows there are, without compiled code."""
+"""The number of equalities whose elimination pays off on a CPU without kernels, however many other rows there are."""
 
 
 def prepare_rows(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
-    """The factors of a constant A for ``project_affine(..., shared=)``, in float64; None where it has none.
+    """The factors of a constant A for ``project_affine(..., shared=)``, in float64; None if it has none.
 
     Args:
         A: ``(m, n)``.
-        equality: Which rows are equalities in every sample, ``(m,)`` bool; None: not known, and nothing is looked at.
+        equality: Which rows are equalities in every sample, ``(m,)`` bool; None if not known: then no value is read.
     """
     if A.is_meta or (equality is not None and not bool(A.isfinite().all())):
         return None
@@ -37,10 +37,10 @@ def prepare_rows(A: Tensor, equality: Tensor | None = None) -> SharedRows | None
 
 
 def rows_for(rows: Batch, given: SharedRows | None) -> SharedRows | None:
-    """The factors that this call takes: those `given`, or its own for a batch that pays for them.
+    """The factors that this call uses: those `given`, or its own if they pay off for the batch; else None.
 
-    A is one matrix with at least `LEAST_ROWS` rows. Without a look the equalities of a bare call are not known: they
-    are rows among others.
+    A is one matrix with at least `LEAST_ROWS` rows. If values may not be read and no factors are given, the equalities
+    are not known and are treated like other rows.
     """
     A, (m, n), on_gpu = rows.A, rows.A.shape[-2:], rows.raw.is_cuda
     if on_gpu and max(m, n) <= MOST_ON_CHIP:
@@ -55,10 +55,10 @@ def rows_for(rows: Batch, given: SharedRows | None) -> SharedRows | None:
 
 
 def _pays(equalities: int, m: int, n: int) -> bool:
-    """Whether batches of products beat one active set after the other on a CPU.
+    """Whether batched products are faster on a CPU than one active set after the other.
 
-    Compiled code finds active sets in half the time of batches; only many equalities, which it eliminates for each
-    sample anew, cost more than that.
+    Kernels find active sets in half the time of batched products, unless there are many equalities, which they
+    eliminate again for each sample.
     """
     if HAS_NUMBA and m <= MOST_ROWS_TO_AN_OUTPUT * n:
         return equalities >= max(ELIMINATED, 2 * (m - equalities))

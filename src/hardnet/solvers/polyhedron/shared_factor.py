@@ -1,11 +1,11 @@
 """Constant rows, prepared once for every sample: equalities eliminated, one Gram matrix of the other rows.
 
-With unit equality rows C, the projector ``P = I - C^+ C`` on their null space and the other rows scaled to length one
-in it, ``|P g_i| = 1``, the nearest point is
+With unit equality rows C, the projector ``P = I - C^+ C`` onto their null space, and the other rows scaled to length
+one in it, ``|P g_i| = 1``, the nearest point is
 
     y = q - P G'dual,     q = raw - C^+ (C raw - b),     lower <= G q - K dual <= upper,     K = G P G'
 
-so that only the multipliers of the other rows are searched, and K serves all samples. Numbers are float64, in the rows'
+so that only the multipliers of the other rows are unknown, and all samples share K. Numbers are float64, in the row
 units of `hardnet.solvers.polyhedron.problem`.
 
 Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
@@ -22,15 +22,15 @@ from torch import Tensor
 from hardnet.products import align, exponent, shift_rows, times
 
 SOFT, STIFF = 4.0, 40.0
-"""Weights rho of unit rows in a splitting step: where few rows are active, and where nearly as many as outputs are."""
+"""Weights rho of unit rows in a splitting step: for few active rows, and for nearly as many as outputs."""
 RELAXATION = 1.6
 """Over-relaxation of a splitting step."""
 MOST_DEPENDENT = 1e5
-"""Largest size of ``C^+`` for unit equality rows that are eliminated: beyond it they are left to the general solver."""
+"""The largest norm of ``C^+`` for which unit equality rows are eliminated: beyond it the general solver takes over."""
 WITHIN = 1e-7
-"""Part of a row's length across the equalities below which the equalities alone decide about it."""
+"""A row is determined by the equalities if less than this fraction of its length is in their null space."""
 CORRECTIONS = 3
-"""Steps that bring a point onto the equalities: each gains the digits that the conditioning of C leaves."""
+"""Steps that bring a point onto the equalities: each gains as many digits as the condition of C permits."""
 
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -38,7 +38,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class SharedRows(NamedTuple):
-    """What is kept of constant rows A ``(m, n)``: p of them equalities, k others.
+    """The factors of constant rows A ``(m, n)``: p of them equalities, k others.
 
     Attributes:
         equal: Indices of the equalities, ``(p,)``.
@@ -46,10 +46,10 @@ class SharedRows(NamedTuple):
         C: Equality rows of length one, ``(p, n)``.
         inverse: ``(C^+)'``, ``(p, n)``.
         length: ``|a_i|`` of the equalities, ``(p,)``.
-        G: The other rows, of length one across the equalities; zero where the equalities decide, ``(k, n)``.
-        scale: ``a_i = scale_i g_i``; 1 where the equalities decide, ``(k,)``.
+        G: The other rows, of length one in the null space of C; zero if the equalities determine the row, ``(k, n)``.
+        scale: ``a_i = scale_i g_i``; 1 if the equalities determine the row, ``(k,)``.
         gram: K, ``(k, k)``.
-        soft: ``RELAXATION / 2 I - RELAXATION (I + SOFT K)^-1``: what a splitting step multiplies by, ``(k, k)``.
+        soft: ``RELAXATION / 2 I - RELAXATION (I + SOFT K)^-1``, the matrix of a splitting step, ``(k, k)``.
         stiff: The same with `STIFF`.
     """
 
@@ -65,17 +65,17 @@ class SharedRows(NamedTuple):
     stiff: Tensor
 
     def aligned(self) -> SharedRows:
-        """The same with rows and outputs filled up as `Problem` has them on a CPU."""
+        """The same with rows and outputs padded as in `Problem` on a CPU."""
         wide = {name: align(getattr(self, name), 2) for name in ("C", "inverse", "G", "gram", "soft", "stiff")}
         return self._replace(**wide, length=align(self.length, absent=1.0), scale=align(self.scale, absent=1.0))
 
 
 def prepare(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
-    """Factorize constant rows A ``(m, n)``; None where the equalities are too dependent to be eliminated.
+    """Factorize constant rows A ``(m, n)``; None if the equalities are too dependent to be eliminated.
 
     Args:
         A: ``(m, n)``, finite.
-        equality: Which rows are equalities in every sample, ``(m,)``; None for none, without a look at A.
+        equality: Which rows are equalities in every sample, ``(m,)``; None for none, and then no value of A is read.
     """
     A = A.detach().double()
     A = shift_rows(A, exponent(A.abs().amax(-1)))
@@ -113,7 +113,7 @@ def on_equalities(rows: SharedRows, point: Tensor, b: Tensor | float) -> tuple[T
 
 
 def _eliminate(C: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``(C^+)'`` ``(p, n)`` and an orthonormal basis ``(n, n - p)`` of the null space, None for the whole space."""
+    """``(C^+)'`` ``(p, n)`` and an orthonormal basis ``(n, n - p)`` of the null space; None if that is everything."""
     count = len(C)
     if count == 0:
         return C, None
@@ -123,7 +123,7 @@ def _eliminate(C: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _across(A: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """G, scale and the rows of G in the basis: unit ones, zero where the equalities decide."""
+    """G, scale, and the rows of G in the basis: of length one, or zero if the equalities determine the row."""
     reduced = A if basis is None else A @ basis
     length = torch.linalg.vector_norm(reduced, dim=-1)
     own = length > WITHIN * torch.linalg.vector_norm(A, dim=-1)

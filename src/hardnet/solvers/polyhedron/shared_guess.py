@@ -1,11 +1,12 @@
 """A guess of the active rows of constant rows: splitting steps for the whole batch, or one launch of pivots on a GPU.
 
-Splitting in the products ``v = G y - G q``, which start at zero, with bounds shifted alike: over-relaxed steps of
+Splitting works on the products ``v = G y - G q``, which start at zero, with bounds shifted likewise. The steps
 
     s = clamp(t, low, high),     t <- t + relaxation ((I + rho K)^-1 and the bounds' reflection of 2 s - t)
 
-are one product with a constant matrix for all samples. At the end ``t - s`` is the multiplier over rho: rows with t
-beyond a bound are the guess. Any number of steps is right in the end, since the guess is verified.
+are over-relaxed, and each is one product with a constant matrix for all samples. At the end ``t - s`` is the multiplier
+divided by rho, and the rows with t beyond a bound are the guess. Any number of steps is safe, since the guess is
+verified.
 
 Called by `hardnet.solvers.polyhedron.shared_rows`.
 """
@@ -21,14 +22,14 @@ from hardnet.solvers.polyhedron.shared_factor import RELAXATION, SOFT, STIFF, Sh
 
 
 def split_steps(step: Tensor, low: Tensor, high: Tensor, state: Tensor, count: int) -> Tensor:
-    """The state t ``(B, k)`` after so many steps: with ``r = 2 s - t``, ``t <- (1 - relaxation/2) t + r step``.
+    """The state t ``(B, k)`` after `count` steps ``t <- (1 - relaxation/2) t + r step`` with ``r = 2 s - t``.
 
     Args:
         step: `SharedRows.soft` or `SharedRows.stiff`.
-        low: Lower bounds less ``G q``, ``(B, k)``.
-        high: Upper bounds less ``G q``, ``(B, k)``.
-        state: t to start from; zero is ``y = q``.
-        count: How many.
+        low: Lower bounds minus ``G q``, ``(B, k)``.
+        high: Upper bounds minus ``G q``, ``(B, k)``.
+        state: The t to start from; zero is ``y = q``.
+        count: The number of steps.
     """
     for _ in range(count):
         reflected = torch.lerp(state, state.clamp(low, high), 2.0)
@@ -37,7 +38,7 @@ def split_steps(step: Tensor, low: Tensor, high: Tensor, state: Tensor, count: i
 
 
 def stiffen(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The state with the same multipliers ``rho (t - s)`` under the weight `STIFF` in the place of `SOFT`."""
+    """The state with the same multipliers ``rho (t - s)`` for the weight `STIFF` instead of `SOFT`."""
     return torch.lerp(state.clamp(low, high), state, SOFT / STIFF)
 
 
@@ -57,6 +58,6 @@ def pivots_on_chip(rows: SharedRows) -> bool:
 
 
 def pivoted(rows: SharedRows, product: Tensor, low: Tensor, high: Tensor, slack: Tensor) -> Pivoted:
-    """The multipliers by `solvers.polyhedron.pivoting`, which is exact: bounds of ``G y``, ``(B, k)``."""
+    """The exact multipliers by `solvers.polyhedron.pivoting`; `low` and `high` bound ``G y``, ``(B, k)``."""
     gram = rows.gram.expand(len(product), -1, -1)
     return pivot(gram, product, low, high, slack, 10 * sum(rows.G.shape) + 50)

@@ -1,11 +1,11 @@
-"""The nearest point under constant rows, many of them: active sets of all samples in batches of dense products.
+"""The nearest point for many constant rows: the active sets of all samples in batches of dense products.
 
 1. Equalities are eliminated, `hardnet.solvers.polyhedron.shared_factor`.
 2. The active rows are guessed, `hardnet.solvers.polyhedron.shared_guess`.
 3. ``K_JJ dual = (G q - bound)_J`` makes them tight. Rows with a multiplier of the wrong sign leave, violated ones join,
-   and the samples that changed are solved again; those that still change guess again by more splitting steps.
+   and the samples that changed are solved again; for those that still change, more splitting steps make a new guess.
 
-Where no value may be looked at, the samples to solve again are a fixed share of the batch, the open ones first. The
+Where no value may be read, the samples to solve again are a fixed share of the batch, with the open ones first. The
 caller checks the optimality conditions of every answer.
 
 Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.polyhedron.projection_fixed` and others.
@@ -27,16 +27,16 @@ from hardnet.solvers.polyhedron.shared_guess import guess_of, pivoted, pivots_on
 FIRST_STEPS = 50
 """Splitting steps of all samples."""
 MORE_STEPS = 60
-"""Stiff ones after them where no value may be looked at, so that few samples are open afterwards."""
+"""Stiff splitting steps that follow where no value may be read, so that few samples are open afterwards."""
 AGAIN = ((0, 16), (150, 4), (0, 8), (450, 16), (0, 16))
-"""Further solutions of the samples that are open, by stiff splitting steps before each; 0: exchange rows instead. Where
-no value may be looked at, one sample in so many can be solved again."""
+"""Further rounds for the open samples, as pairs: the number of stiff splitting steps before the round (0: exchange rows
+instead), and, where no value may be read, the k for which one sample in k can be solved again."""
 LEAST = 64
-"""Samples that can be solved again in the smallest batch."""
+"""At least this many samples can be solved again, however small the batch is."""
 TIGHT = 8.0
-"""How many slacks a row may be off and still be tight."""
+"""How far a row may miss its bound and still count as tight, in slacks."""
 NEGATIVE = 1e-13
-"""A multiplier of the wrong sign that counts as zero, as a part of the largest and of the sample's unit."""
+"""A multiplier of the wrong sign below this fraction of the largest, or of the sample's unit, counts as zero."""
 
 
 class _Reduced(NamedTuple):
@@ -52,7 +52,7 @@ class _Reduced(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Multipliers of these sides ``(B, k)``, the sides that should follow, and whether they are the same ``(B,)``."""
+    """Multipliers for the given sides ``(B, k)``, the sides to try next, and whether nothing changed ``(B,)``."""
 
     dual: Tensor
     side: Tensor
@@ -60,9 +60,9 @@ class _Found(NamedTuple):
 
 
 def answer(problem: Problem, rows: SharedRows, look: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Y ``(B, n)``, dual ``(B, m)`` and which samples settled ``(B,)``; no value is looked at unless `look`.
+    """Y ``(B, n)``, dual ``(B, m)`` and which samples settled ``(B,)``; values are read only if `look`.
 
-    The whole batch has to come, since products of all samples at once have bits that depend on how many they are.
+    Pass the whole batch: the bits of a product over all samples depend on how many samples there are.
     """
     rows = rows.aligned()
     b = _of_rows(problem.lower, rows.equal, len(rows.C), 0.0) / rows.length
@@ -77,7 +77,7 @@ def answer(problem: Problem, rows: SharedRows, look: bool) -> tuple[Tensor, Tens
 
 
 def shared_vjp(grad: Tensor, rows: SharedRows, active: Tensor, look: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """``g = u + A_J'w`` with ``A_J u = 0``, as `active.split`, and how far ``A_J u`` is off ``(B,)``.
+    """``g = u + A_J'w`` with ``A_J u = 0``, as in `active.split`, and the error of ``A_J u``, ``(B,)``.
 
     Args:
         grad: g, ``(B, n)``, aligned.
@@ -98,13 +98,13 @@ def shared_vjp(grad: Tensor, rows: SharedRows, active: Tensor, look: bool) -> tu
 
 
 def _of_rows(values: Tensor, index: Tensor, count: int, absent: float) -> Tensor:
-    """Columns `index` of values ``(B, m)``, filled up to `count`."""
+    """Columns `index` of values ``(B, m)``, padded to `count`."""
     missing = count - len(index)
     return torch.nn.functional.pad(values[:, index], (0, missing), value=absent) if missing else values[:, index]
 
 
 def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
-    """Bounds and slacks of the rows that are no equalities, in units of G; none where the equalities decide."""
+    """Bounds and slacks of the inequality rows, in units of G; no bounds if the equalities determine a row."""
     count = len(rows.G)
     own = rows.gram.diagonal() > 0
     low = _of_rows(problem.lower, rows.free, count, -torch.inf) / rows.scale
@@ -115,8 +115,8 @@ def _reduce(problem: Problem, rows: SharedRows, start: Tensor) -> _Reduced:
 
 
 def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
-    """The multipliers of every sample, guessed and made exact."""
-    if len(rows.gram) == 0:  # equalities alone
+    """The multipliers of every sample, first guessed, then made exact."""
+    if len(rows.gram) == 0:  # only equalities
         return _Found(
             reduced.product, reduced.product, torch.ones(len(reduced.product), device=reduced.product.device) > 0
         )
@@ -130,7 +130,7 @@ def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
     found = _solve(rows, reduced, *guess_of(state, low, high), look, times)
     for steps, share in AGAIN:
         chosen = _open(found.settled, share, look)
-        if len(chosen) == 0 or (steps and look and not state.is_cuda):  # a CPU has a better way for the rest
+        if len(chosen) == 0 or (steps and look and not state.is_cuda):  # a CPU has a better method for the rest
             break
         guess = found.side[chosen], found.dual[chosen]
         if steps:
@@ -142,7 +142,7 @@ def _multipliers(rows: SharedRows, reduced: _Reduced, look: bool) -> _Found:
 
 
 def _open(settled: Tensor, share: int, look: bool) -> Tensor:
-    """The samples to solve again: those that are open; where none may be looked at, one in `share`, open ones first."""
+    """The samples to solve again: the open ones; where no value may be read, one in `share`, open ones first."""
     if look:
         return (~settled).nonzero().squeeze(-1)
     count = min(len(settled), max(LEAST, len(settled) // share))
@@ -150,7 +150,7 @@ def _open(settled: Tensor, share: int, look: bool) -> Tensor:
 
 
 def _keep(found: _Found, chosen: Tensor, again: _Found) -> _Found:
-    """Write what was solved again into its place, unless that sample had settled."""
+    """Write the new results into their places, except for samples that had settled."""
     done = found.settled[chosen]
     parts = []
     for old, new in zip(found, again, strict=True):
@@ -160,7 +160,7 @@ def _keep(found: _Found, chosen: Tensor, again: _Found) -> _Found:
 
 
 def _solve(rows: SharedRows, reduced: _Reduced, side: Tensor, start: Tensor, look: bool, product_of: Product) -> _Found:
-    """Make the rows of `side` tight by multipliers near those of `start`, and say which sides should follow."""
+    """Make the rows of `side` tight by multipliers near `start`, and find the sides to try next."""
     product, low, high, slack = reduced
     tight = low == high
     side = torch.where(tight, 1.0, side)

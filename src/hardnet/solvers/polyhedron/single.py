@@ -13,7 +13,7 @@ from hardnet.solvers.solution import Outcome, Status
 
 
 def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
-    """Project on one row per sample; the numbers are finite and the bounds in order."""
+    """Project onto one row per sample; the numbers must be finite and the bounds in order."""
     a = A.reshape(-1, A.shape[-1])
     square = a.square().sum(-1, keepdim=True)
     product = (a * raw).sum(-1, keepdim=True)
@@ -24,7 +24,7 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcom
     empty = moved & (square == 0)
     dual = torch.where(moved & ~empty, excess / square, 0.0)
     y = raw - a * dual
-    # once more at y: a raw output far outside leaves rounding relative to raw, which may be much larger than y
+    # correct once at y: for a raw output far outside, rounding is relative to raw, which may be much larger than y
     rest = torch.where(dual != 0, ((a * y).sum(-1, keepdim=True) - target) / square, 0.0)
     y = torch.where(moved, y - a * rest, raw)
     missed = ((a * y).sum(-1, keepdim=True) - target).abs() / torch.where(size > 0, size, 1.0)

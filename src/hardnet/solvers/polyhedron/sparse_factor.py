@@ -1,7 +1,8 @@
-"""``(K + diag(d)) w = r`` with ``K = A A'`` of sparse unit rows: by scipy, in bands where the rows lie along a line.
+"""``(K + diag(d)) w = r`` with ``K = A A'`` of sparse unit rows, by scipy: banded if the rows couple only neighbors.
 
 Rows that couple neighbors (rate limits over a horizon, conservation along a line) have a narrow band after reordering;
-a Cholesky factor of the band is then linear in the number of rows. Any other pattern takes a sparse LU factor.
+the cost of a Cholesky factor of the band is then linear in the number of rows. Any other pattern uses a sparse LU
+factor.
 
 Called by `hardnet.functional.sparse_rows`, `hardnet.sets.sparse` and others.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from hardnet.errors import MissingExtraError
 
 WIDEST = 5e8
-"""Operations of a band factor, ``m width^2``, above which a sparse LU factor is taken."""
+"""The number of operations of a band factor, ``m width^2``, above which a sparse LU factor is used."""
 
 
 class SparseRows(NamedTuple):
@@ -24,10 +25,10 @@ class SparseRows(NamedTuple):
 
     Attributes:
         A: Rows of length one, ``(m, n)`` in compressed rows.
-        length: ``|a_i|`` as they came; 1 for a zero row, ``(m,)``.
+        length: ``|a_i|`` of the original rows; 1 for a zero row, ``(m,)``.
         gram: K, ``(m, m)``.
         order: The order of the rows in which K has a narrow band, ``(m,)``.
-        band: The lower diagonals of K in that order, ``(width + 1, m)``; None where they are too many.
+        band: The lower diagonals of K in that order, ``(width + 1, m)``; None if there are too many.
     """
 
     A: Any
@@ -52,13 +53,13 @@ def prepare_sparse(crow: Tensor, col: Tensor, values: Tensor, n: int) -> SparseR
     length = length * largest
     gram = (A @ A.T).tocsr()
     for matrix in (A, gram):
-        matrix.sum_duplicates()  # entries in order from the start: scipy orders them when it needs to, and sums change
+        matrix.sum_duplicates()  # sort entries now: scipy would sort them at some later time, and sums would change
     order = reverse_cuthill_mckee(gram, symmetric_mode=True)
     return SparseRows(A, length, gram, order, _band(gram[order][:, order].tocoo()))
 
 
 def _divided(A: Any, by: Any) -> tuple[Any, Any]:
-    """The rows of A divided by positive numbers ``(m,)``, and these; 1 for a zero row."""
+    """The rows of A divided by the numbers `by` ``(m,)``, and these numbers, with 1 for a zero row."""
     import numpy as np
 
     by = np.where(by > 0, by, 1.0)
@@ -68,7 +69,7 @@ def _divided(A: Any, by: Any) -> tuple[Any, Any]:
 
 
 def _band(K: Any) -> Any:
-    """The lower diagonals of K ``(width + 1, m)``, or None where there are too many."""
+    """The lower diagonals of K ``(width + 1, m)``, or None if there are too many."""
     import numpy as np
 
     below = K.row - K.col
@@ -86,7 +87,7 @@ class Factor:
 
     Args:
         rows: The sparse rows.
-        diagonal: d, ``(m,)``, positive or small beside K.
+        diagonal: d, ``(m,)``, positive or small compared with K.
         active: J as a mask, ``(m,)``; None for all rows.
     """
 

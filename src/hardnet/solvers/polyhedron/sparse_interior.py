@@ -1,11 +1,11 @@
 """A guess of the active sparse rows by an interior point method in their multipliers.
 
-With ``y = raw - A'dual``, ``dual = above - below``, slacks s to the bounds and the products ``v = A raw - K dual``, the
-steps of Mehrotra towards ``above s_above = below s_below = mu`` all solve
+With ``y = raw - A'dual``, ``dual = above - below``, slacks s to the bounds and the products ``v = A raw - K dual``,
+Mehrotra's steps towards ``above s_above = below s_below = mu`` all solve
 
     (K + 1/w) d = g/w,     w = above / s_above + below / s_below
 
-one symmetric system a sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``.
+one symmetric system per sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``.
 
 Called by `hardnet.solvers.polyhedron.sparse_rows`.
 """
@@ -17,19 +17,19 @@ from typing import Any, NamedTuple
 from hardnet.solvers.polyhedron.sparse_factor import Factor, SparseRows
 
 STEPS = 60
-"""Most steps; twenty are usual."""
+"""The most steps; twenty are usual."""
 ENOUGH = 1e-11
-"""Mean product of multiplier and slack, in the sample's unit, at which the active rows can be told."""
+"""The mean product of multiplier and slack, in the sample's unit, at which the active rows can be identified."""
 CLOSE = 1e-8
-"""How far the products may then be off their bounds and slacks."""
+"""How far the products may then disagree with their bounds and slacks."""
 HUGE = 1e9
-"""Multipliers, in the sample's unit, that only an empty set has."""
+"""The size of multipliers, in the sample's unit, that only an empty set reaches."""
 RIDGE = 1e-11
-"""Added to the unit diagonal of K, for rows that are dependent."""
+"""Added to the unit diagonal of K to allow dependent rows."""
 
 
 class _State(NamedTuple):
-    """Multipliers and slacks of the two sides, ``(2, m)`` each, above first: zero and infinite where there is none."""
+    """Multipliers and slacks of the two sides, ``(2, m)`` each, upper side first; zero and infinite if absent."""
 
     dual: Any
     slack: Any
@@ -38,7 +38,7 @@ class _State(NamedTuple):
 def guess(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """The sides of one sample's active rows and its multipliers, from ``A raw`` and the bounds: ``(m,)`` each.
 
-    Under rows that contradict each other the multipliers grow along the contradiction, until they are `HUGE`.
+    If rows contradict each other, the multipliers grow along the contradiction until they are `HUGE`.
     """
     import numpy as np
 
@@ -69,7 +69,7 @@ def guess(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, Any
 def _step(
     rows: SparseRows, state: _State, held: Any, missing: Any, off: Any, mu: float, there: Any, tight: Any
 ) -> tuple[_State, Any]:
-    """One predictor and one corrector with the same factor, as far as multipliers and slacks stay positive."""
+    """One predictor and one corrector with the same factor, taken as far as multipliers and slacks stay positive."""
     import numpy as np
 
     ratio = (state.dual / state.slack).sum(0)

@@ -1,7 +1,7 @@
-"""The nearest point under sparse constant rows: interior point guess, then the active rows made tight exactly.
+"""The nearest point for sparse constant rows: an interior point guess, then the active rows are made exactly tight.
 
-The same conditions as in `hardnet.solvers.polyhedron.shared_rows`, with sparse factors of ``K_JJ`` and one sample after
-the other: rows with a multiplier of the wrong sign leave, violated ones join, until nothing changes.
+The conditions are those of `hardnet.solvers.polyhedron.shared_rows`, with sparse factors of ``K_JJ`` and one sample
+after the other: rows with a multiplier of the wrong sign leave and violated rows join until nothing changes.
 
 Called by `hardnet.functional.sparse_rows`.
 """
@@ -20,21 +20,21 @@ from hardnet.solvers.polyhedron.sparse_interior import RIDGE, guess
 from hardnet.solvers.solution import Status
 
 EXCHANGES = 8
-"""Most exchanges of rows after the guess."""
+"""The most exchanges of rows after the guess."""
 SOLVES = 12
-"""One solution and its corrections, at most: the ridge leaves less each time where rows nearly depend on each other."""
+"""The most solves, one solution and its corrections: for nearly dependent rows each reduces the effect of the ridge."""
 SOLVED = 1e-9
 """The residual up to which a sample counts as solved, in its own unit."""
 SLACK = 1e-12
-"""How far a row may be off its bound and still hold, in the sample's unit."""
+"""How far a row may miss its bound and still hold, in the sample's unit."""
 TOUCHES = 3
-"""Most corrections of the last digits."""
+"""The most corrections of the last digits."""
 LEAK = 1e-12
-"""What ``A'ray`` of a contradiction may be, as a part of its weights: rounding, and no more."""
+"""How large ``A'ray`` of a contradiction may be, relative to its weights: no more than rounding."""
 NOTHING = 1e-13
-"""Part of the largest weight of a contradiction below which a row has no share in it."""
+"""The fraction of the largest weight of a contradiction below which a row takes no part in it."""
 STRICT = 1e-11
-"""Multiplier above which a row is strictly active, in the sample's unit."""
+"""The multiplier above which a row is strictly active, in the sample's unit."""
 
 
 class SparseAnswer(NamedTuple):
@@ -65,7 +65,7 @@ def project_sparse(rows: SparseRows, raw: Tensor, lower: Tensor, upper: Tensor) 
 
 
 def split_sparse(rows: SparseRows, grad: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """``g = u + A_J'w`` with ``A_J u = 0``: u ``(B, n)``, and w ``(B, m)`` of the rows as they came."""
+    """``g = u + A_J'w`` with ``A_J u = 0``: u ``(B, n)``, and w ``(B, m)`` for the original rows."""
     import numpy as np
 
     us, ws = [], []
@@ -112,7 +112,10 @@ def _beyond(rows: SparseRows, y: Any, excess: Any) -> Any:
 
 
 def _touch_up(rows: SparseRows, y: Any, dual: Any, low: Any, high: Any) -> tuple[Any, Any, bool]:
-    """The last digits: y moved by ``A_J'w`` so that the rows J at their bounds meet them, and whether all rows hold."""
+    """Correct the last digits: move y by ``A_J'w`` so that the rows J at their bounds meet them.
+
+    Also returns whether all rows hold.
+    """
     import numpy as np
 
     for attempt in range(TOUCHES + 1):
@@ -136,7 +139,10 @@ def _valid(raw: Any, lower: Any, upper: Any) -> bool:
 
 
 def _multipliers(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, int]:
-    """Multipliers that make the guessed rows tight, exchanged until optimal, or those of the guess; how many times."""
+    """Multipliers that make the guessed rows tight, with rows exchanged until optimal, and the number of exchanges.
+
+    If the exchanges do not end, these are the multipliers of the guess.
+    """
     import numpy as np
 
     tight = low == high
@@ -171,14 +177,14 @@ def _tight(rows: SparseRows, active: Any, target: Any, start: Any) -> Any:
     for _ in range(SOLVES):
         missing = np.where(active, target - rows.gram @ found, 0.0)
         left = abs(missing).max(initial=0.0)
-        if not left < before / 2:  # bounds that contradict each other leave the same each time, while w grows
+        if not left < before / 2:  # with contradicting bounds the error stays the same each time, while w grows
             break
         found, before = found + np.where(active, factor.solve(missing), 0.0), left
     return found
 
 
 def _clamped(rows: SparseRows, y: Any, lower: Any, upper: Any) -> Any:
-    """Y within the bounds of rows that are one output, or one output with the sign turned: these hold exactly."""
+    """Y clamped to the bounds of rows that are one output, or its negative, so that these hold exactly."""
     import numpy as np
 
     alone = (np.diff(rows.A.indptr) == 1) & (rows.length == 1.0)
@@ -191,10 +197,10 @@ def _clamped(rows: SparseRows, y: Any, lower: Any, upper: Any) -> Any:
 
 
 def _contradiction(rows: SparseRows, dual: Any, low: Any, high: Any) -> Any:
-    """Farkas: a ray ``(m,)`` with ``A'ray = 0``, ``sum(high ray+) - sum(low ray-) < 0``; zeros where none is found.
+    """Farkas: a ray ``(m,)`` with ``A'ray = 0``, ``sum(high ray+) - sum(low ray-) < 0``; zeros if none is found.
 
-    Multipliers grow along it. What ``K_JJ`` sees of them is taken away, so that ``A'ray`` is rounding where rows depend
-    on each other: nearly dependent rows meet somewhere, however far.
+    The multipliers grow along it. Their component in the range of ``K_JJ`` is removed, so that ``A'ray`` is rounding if
+    the rows are dependent. Nearly dependent rows do not contradict each other: they meet somewhere, however far away.
     """
     import numpy as np
 

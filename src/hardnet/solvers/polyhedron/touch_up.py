@@ -1,7 +1,7 @@
-"""The last digits of a projection: rows that rounding left violated are met again.
+"""The last digits of a projection: correct rows that rounding left violated.
 
-The solvers call a row satisfied that is violated by 1e-13 of its size, and their answers carry the rounding of a whole
-solve; the certificate allows 16 roundings of the row's own terms.
+For the solvers a row is satisfied if it is violated by up to 1e-13 of its size, and their answers carry the rounding of
+a whole solve; the certificate allows 16 roundings of the row's own terms.
 
 Called by `hardnet.solvers.polyhedron.projection_steps` with the samples that have a row `beyond` that.
 """
@@ -18,30 +18,30 @@ from hardnet.solvers.polyhedron.active import solve_active
 from hardnet.solvers.polyhedron.problem import FEASIBLE, Problem
 
 ROUNDS = 2
-"""Most corrections of a sample by a projection; each leaves the rounding of one product."""
+"""The most corrections of a sample by a projection; each leaves the rounding of one product."""
 LONGEST = 4.0
-"""A correction on the rows at their bounds may be this many times as long as all violations together."""
+"""A correction on the rows at their bounds may be at most this many times as long as all violations together."""
 Project = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From raw ``(B, n)``, A, lower and upper ``(B, m)`` to the nearest points and their dual, NaN where there is none."""
+"""From raw ``(B, n)``, A, lower and upper ``(B, m)`` to the nearest points and their dual, NaN if there are none."""
 
 
 def touch_up(
     problem: Problem, y: Tensor, dual: Tensor, moved: Tensor, worst: Tensor, project: Project
 ) -> tuple[Tensor, Tensor]:
-    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, where that is better, and its multipliers.
+    """``y + argmin |d|  subject to  lower - A y <= A d <= upper - A y``, if that is better, and its multipliers.
 
     ``d = -A'w`` adds w to the dual, so that ``raw - y = A'dual`` still holds.
 
-    First on the rows at their bounds alone, ``d = A_J^+ (clamp(A y) - A y)``, the least squares where these contradict
-    each other by a rounding; the samples of which that leaves a row violated, or that it moves farther than the rows
-    ask for, go to `project`, twice at most. d has units of its own, so that its rounding is that of a tiny number.
+    The first attempt uses only the rows at their bounds, ``d = A_J^+ (clamp(A y) - A y)``, a least squares solution if
+    these contradict each other by a rounding. Samples that still have a violated row, or that would move farther than
+    the rows require, go to `project`, at most twice. d is solved for in its own units, so its rounding is tiny.
 
     Args:
         problem: In units of size one.
         y: ``(B, n)``.
         dual: ``(B, m)``.
-        moved: Which samples a solver answered; the others are raw, and only `project` moves them: ``(B,)``.
-        worst: How far each sample is `beyond`, ``(B,)``.
+        moved: Which samples a solver moved, ``(B,)``; the others are raw, and only `project` may move them.
+        worst: `Problem.beyond` of each sample, ``(B,)``.
         project: Solves a batch of such problems.
     """
     nearby, weight, left = _on_touching_rows(problem, y)
@@ -66,9 +66,9 @@ def touch_up(
 
 
 def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds, its multipliers, and how far it is `beyond`.
+    """``y + A_J^+ (clamp(A y) - A y)`` with J the rows at their bounds, its multipliers, and its `Problem.beyond`.
 
-    Infinitely far where the step is longer than the rows ask for.
+    The last is infinite if the step is longer than the rows require.
     """
     product = times_aligned(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
