@@ -38,7 +38,7 @@ def project_box(
         raw: ``(*batch, n)``.
         lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates.
         upper: Like `lower`.
-        on_invalid: What NaN or lower > upper give on a CPU in eager mode: an error, or NaN for that sample.
+        on_invalid: On NaN or lower > upper on a CPU in eager mode, raise an error or return NaN for that sample.
     """
     require_float("raw", raw)
     n = raw.shape[-1] if raw.dim() else 0
@@ -65,7 +65,7 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
     Args:
         raw: ``(*batch, n)``.
         total: A number, or ``(*batch)``; not negative. A total of zero gives the origin.
-        on_invalid: What NaN or a negative total give on a CPU in eager mode: an error, or NaN for that sample.
+        on_invalid: On NaN or a negative total on a CPU in eager mode, raise an error or return NaN for that sample.
     """
     require_float("raw", raw)
     if raw.dim() == 0 or raw.shape[-1] == 0:
@@ -145,7 +145,7 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
         raw: ``(*batch, n)``.
         center: ``(n,)`` or ``(*batch, n)``.
         radius: A number, or ``(*batch)``; not negative. A radius of zero gives `center` itself.
-        on_invalid: What NaN or a negative radius give on a CPU in eager mode: an error, or NaN for that sample.
+        on_invalid: On NaN or a negative radius on a CPU in eager mode, raise an error or return NaN for that sample.
     """
     radius = _check_ball(raw, center, radius)
     reach = radius.unsqueeze(-1)
