@@ -28,7 +28,7 @@ ELSEWHERE = {
     "functional/test_affine_strict.py": "functional/strict",
     "functional/test_box_rows.py": "functional/box_rows_gradient",
     "functional/test_cones.py": "solvers/conic/cones solvers/conic/semidefinite",
-    "functional/test_intersection.py": "functional/conic functional/conic_gradient functional/conic_report",
+    "functional/test_intersection.py": "functional/conic functional/conic_gradient",
     "functional/test_nearest_few.py": "functional/nearest_formulas solvers/polyhedron/few_rows solvers/solution",
     "functional/test_nonlinear.py": "functional/nonlinear_call functional/nonlinear_gradient solvers/nonlinear/kkt",
     "functional/test_polyhedron.py": "functional/samples",

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.functional.conic_gradient import cotangents
-from hardnet.functional.conic_report import report
 from hardnet.functional.derivatives import last_derivative
-from hardnet.functional.samples import Policy
+from hardnet.functional.samples import Policy, report_curved
 from hardnet.kernels.cpu.conic import project, takes
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, plain, refuse_transforms
 from hardnet.rows import lead
@@ -68,7 +67,7 @@ def project_intersection(
     y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, looks, *flat)
     if looks and bool((status != int(Status.SOLVED)).any()):
         found = y, status.reshape(batch), residual.reshape(batch)
-        report(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
+        report_curved(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
     return y.reshape(*batch, raw.shape[-1])
 
 

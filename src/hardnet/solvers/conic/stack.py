@@ -1,6 +1,6 @@
 """Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share.
 
-Called by `hardnet.functional.conic_report`, `hardnet.functional.conic_gradient` and others.
+Called by `hardnet.functional.samples`, `hardnet.functional.conic_gradient` and others.
 """
 
 from __future__ import annotations
