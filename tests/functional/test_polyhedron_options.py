@@ -124,3 +124,12 @@ def test_outputs_beyond_the_range_of_a_half_type_are_an_error():
     raw, A = torch.tensor([[0.0, 0.0]], dtype=torch.float16), torch.tensor([[1e-3, 0.0]], dtype=torch.float16)
     with pytest.raises(NonFiniteError, match="range of"):
         project_affine(raw, A, lower=torch.tensor([1e3], dtype=torch.float16))
+
+
+@pytest.mark.parametrize("option", [{"strict": True}, {"metric": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=F64)}])
+def test_an_error_that_is_asked_for_reads_no_value_in_mapped_code(option):
+    """``on_infeasible="raise"`` allows the solver of eager code to wait, not what records or transforms operations."""
+    raw, A, lower, upper = gaussian(4, 5, 7, shared=True)
+    expected = project_affine(raw, A, lower, upper, on_infeasible="raise", **option)
+    mapped = torch.func.vmap(lambda raw, low, high: project_affine(raw, A, low, high, on_infeasible="raise", **option))
+    torch.testing.assert_close(mapped(raw, lower, upper), expected, rtol=1e-9, atol=1e-9)

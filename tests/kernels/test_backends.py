@@ -6,7 +6,7 @@ import torch
 from hardnet.kernels import backends
 from hardnet.kernels.backends import BACKENDS, Backend, find
 from hardnet.kernels.cpu import launch
-from hardnet.rows import Batch, take_rows
+from hardnet.rows import Batch, boxed, take_rows
 
 PROBLEMS = Backend._fields
 METHODS = {
@@ -58,3 +58,15 @@ def test_a_new_backend_is_a_line_of_the_table(monkeypatch):
     first = Backend(*[Greedy()] * 4)
     monkeypatch.setattr(backends, "BACKENDS", (first, *BACKENDS))
     assert find("few_rows", record()) is first.few_rows
+
+
+@pytest.mark.skipif(not launch.HAS_NUMBA, reason="numba compiles them")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_answer_alone_is_that_of_the_whole_operation(dtype):
+    draw = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    few = take_rows(3 * draw, torch.eye(3, dtype=dtype)[:2], None, torch.zeros(2, dtype=dtype))
+    assert torch.equal(launch.FewRows().answer(few), launch.FewRows().forward(few)[0])
+    ones = torch.ones(1, 3, dtype=dtype)
+    rows = take_rows(draw, ones, ones[0, :1], ones[0, :1], None, torch.zeros(3, dtype=dtype), None)
+    whole = launch.BoxRows().forward(boxed(rows), torch.finfo(dtype).eps)[0]
+    assert torch.equal(launch.BoxRows().answer(boxed(rows, dtype)), whole.to(dtype))

@@ -69,7 +69,6 @@ def project(rows: Batch, options: Options) -> Tensor:
     """The nearest points ``(B, n)`` of a record, in the dtype of its raw; a metric as `take_metric` returns it."""
     if rows.A.shape[-2] == 0:
         return rows.raw
-    rows = rows._replace(look=rows.look or options.on_infeasible in ASKING)
     if options.metric is None:
         y = _route(rows, options)
     else:
@@ -127,7 +126,8 @@ def _route(rows: Batch, options: Options) -> Tensor:
             raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
         found = project_fixed(rows)
         return _without_a_look(found.y, found.status, found.residual)
-    return _project(rows._replace(mode="eager"), options)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
+    look = rows.look or options.on_infeasible in ASKING  # the solver may wait, recorded operations may not
+    return _project(rows._replace(mode="eager", look=look), options)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
 
 
 def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
