@@ -1,4 +1,4 @@
-"""Every example runs by itself and stays short."""
+"""Every example runs by itself."""
 
 import subprocess
 import sys
@@ -11,6 +11,5 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example, tmp_path):
-    assert len(example.read_text().splitlines()) <= 60
     result = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr

@@ -44,7 +44,3 @@ def test_links_lead_somewhere(page):
 def test_readme_has_exactly_two_set_up_commands():
     commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands == ["demo", "test"]
-
-
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 130

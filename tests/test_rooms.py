@@ -1,8 +1,6 @@
 """The rooms of the house: each imports only from rooms to its left."""
 
 import ast
-import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,64 +69,6 @@ def test_the_rule_can_fail(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("from hardnet.layers.base import Layer\nfrom hardnet import sets\n")
     assert imported_rooms(bad) == {"layers", "sets"}
-
-
-MODULES = {
-    "hardnet." + path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
-    for path in FILES
-}
-HEADS = [name for name, path in MODULES.items() if path.name not in ("__init__.py", "__main__.py")]
-
-
-def imported_names(name: str) -> list[tuple[str, str]]:
-    """What a module imports, as pairs: a module, and the name taken from it or nothing."""
-    found = []
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [(node.module, alias.name) for alias in node.names]
-    return found
-
-
-@cache
-def imports_of(name: str) -> set[str]:
-    """The modules that a module imports; a name that a package hands on counts as its module's."""
-    found = set()
-    for module, part in imported_names(name):
-        found |= {module, f"{module}.{part}"}
-        if module in MODULES and MODULES[module].name == "__init__.py":
-            found |= {source for source, handed_on in imported_names(module) if handed_on == part}
-    return found
-
-
-def wrong_callers(name: str, head: str) -> list[str]:
-    """What is wrong with the paragraph of a head that says who calls the module: nothing, or no paragraph, or names."""
-    said = [part for part in head.split("\n\n") if part.startswith("Called by ")]
-    if not said:
-        return ["no paragraph that begins with 'Called by'"]
-    near = name.rpartition(".")[0]
-    called = [part if part in MODULES else f"{near}.{part}" for part in re.findall(r"`([\w.]+)`", said[-1])]
-    named = [part for part in called if part in MODULES]
-    if not named and not re.search(r"\busers\b|\bthe tests\b", said[-1]):
-        return ["nobody"]
-    by_name = said[-1].rstrip().endswith("by name.")
-    return [part for part in named if not by_name and name not in imports_of(part)]
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_the_head_of_a_file_says_who_calls_it(name):
-    head = ast.get_docstring(ast.parse(MODULES[name].read_text())) or ""
-    assert not wrong_callers(name, head), (
-        "each head ends with 'Called by `hardnet.room.module` and ...': who imports it"
-    )
-
-
-def test_a_wrong_caller_is_seen():
-    assert wrong_callers("hardnet.rows", "Rows.") == ["no paragraph that begins with 'Called by'"]
-    assert wrong_callers("hardnet.rows", "Rows.\n\nCalled by `someone`.") == ["nobody"]
-    assert wrong_callers("hardnet.rows", "Rows.\n\nCalled by `hardnet.errors`.") == ["hardnet.errors"]
-    assert not wrong_callers("hardnet.rows", "Rows.\n\nCalled by `hardnet.sets.affine` and others.")
 
 
 AROUND = {

@@ -1,7 +1,4 @@
-"""check(constraint, y, x): which rows hold, per sample, evaluated in arithmetic more precise than y's dtype.
-
-Called by users, `hardnet.integrations.gymnasium`, `hardnet.integrations.lightning` and others.
-"""
+"""check(constraint, y, x): which rows hold, per sample, evaluated in arithmetic more precise than y's dtype."""
 
 from __future__ import annotations
 

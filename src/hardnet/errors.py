@@ -2,8 +2,6 @@
 
 A message names the argument, what was expected, what was passed, and what would work instead. Everything that can be
 wrong with a number of a set is in one table at the end of this file: defect -> error class -> wording.
-
-Called by users, `hardnet.files`, `hardnet.modes` and others.
 """
 
 from __future__ import annotations

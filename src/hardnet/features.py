@@ -1,7 +1,4 @@
-"""Features of the constraint as inputs for a network: the rows of C(x) and the distance of a point to each bound.
-
-Called by users.
-"""
+"""Features of the constraint as inputs for a network: the rows of C(x) and the distance of a point to each bound."""
 
 from __future__ import annotations
 

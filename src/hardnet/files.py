@@ -1,7 +1,4 @@
-"""Files that are always complete: replaced atomically, protected by a digest, and locked while a run writes.
-
-Called by `hardnet.storage`, `hardnet.train.checkpoint` and others.
-"""
+"""Files that are always complete: replaced atomically, protected by a digest, and locked while a run writes."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ A projection removes the component of the gradient that is normal to the active 
 loss would push y out of C(x), and harmful where it would pull y inside: then the sample is stuck although it could
 improve. ``HardNet(..., leak=0.1)`` is one remedy, ``gradient="tangent"`` another; `gradient_flow` measures the effect
 of each.
-
-Called by users.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Additional loss terms for training, besides the loss of the task.
-
-Called by users.
-"""
+"""Additional loss terms for training, besides the loss of the task."""
 
 from __future__ import annotations
 

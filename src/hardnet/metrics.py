@@ -1,7 +1,4 @@
-"""Violations and gaps as the paper defines them.
-
-Called by users, `hardnet.problems.base`, `hardnet.problems.own` and others.
-"""
+"""Violations and gaps as the paper defines them."""
 
 from __future__ import annotations
 

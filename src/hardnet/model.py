@@ -1,7 +1,4 @@
-"""HardNet(net, constraint): a network followed by an enforcement layer.
-
-Called by users, `hardnet.gradients`, `hardnet.integrations.sklearn` and others.
-"""
+"""HardNet(net, constraint): a network followed by an enforcement layer."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Only plain eager code may read values to decide what is computed, or hand memory to compiled kernels. Everything else
 (torch.compile, export, tracing, vmap, forward mode, tensor subclasses) uses formulas in tensor operations. Products
 run in full precision whatever autocast says, and half precision is enforced in float32.
-
-Called by `hardnet.rows`, `hardnet.layers.base` and others.
 """
 
 from __future__ import annotations

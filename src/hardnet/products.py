@@ -4,8 +4,6 @@
 batch. Where a sample must have the same bits in any batch, use one sum per row or column, arguments padded by `align`,
 or tiles of samples. ``A' v`` is ``times(A.mT, v)``. This file also has the length of a vector of any magnitude, and
 powers of two as units, by which division is exact.
-
-Called by `hardnet.functional.affine`, `hardnet.solvers.polyhedron.problem`, `hardnet.solvers.conic.images` and others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `Batch` is a flat batch of raw outputs with their rows. It also records where the call runs and what transforms it, so
 that functions, solvers and kernels read the record and never ask torch.
-
-Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
 """
 
 from __future__ import annotations

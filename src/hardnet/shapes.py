@@ -1,7 +1,4 @@
-"""Checks of shape, dtype and device for the functions on affine rows, without reading values or synchronizing.
-
-Called by `hardnet.rows`, `hardnet.sets.arguments` and others.
-"""
+"""Checks of shape, dtype and device for the functions on affine rows, without reading values or synchronizing."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The header of ``model.safetensors`` contains method, options, leak, and the stru
 together with the numbers by a digest. The file is replaced atomically, so that at every moment either the old or the
 new model is complete. ``model.json`` is a copy of the header for people; a save interrupted between the two files
 leaves the older copy.
-
-Called by users and `hardnet.experiments.inputs`.
 """
 
 from __future__ import annotations

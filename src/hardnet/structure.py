@@ -2,8 +2,6 @@
 
 `BoxedRows` is what polyhedral sets return; only `dense` writes the n rows of its box as a matrix. `classify` says which
 solver projects onto it.
-
-Called by `hardnet.rows`, `hardnet.sets.affine` and others.
 """
 
 from __future__ import annotations

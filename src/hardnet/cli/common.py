@@ -1,7 +1,4 @@
-"""What the commands share: the application, exit codes, and how data is printed.
-
-Called by `hardnet.cli.experiments`, `hardnet.cli.library` and `hardnet.cli.machine`.
-"""
+"""What the commands share: the application, exit codes, and how data is printed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""hardnet demo | reproduce | suite | report: the paper's experiments, and other papers' benchmarks.
-
-Called by `hardnet.cli`.
-"""
+"""hardnet demo | reproduce | suite | report: the paper's experiments, and other papers' benchmarks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""hardnet methods | explain | check: what the library enforces, how, and whether it holds.
-
-Called by `hardnet.cli`.
-"""
+"""hardnet methods | explain | check: what the library enforces, how, and whether it holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""hardnet doctor | warmup: what this machine has, and how long its kernels take.
-
-Called by `hardnet.cli`.
-"""
+"""hardnet doctor | warmup: what this machine has, and how long its kernels take."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, with a table as the result.
-
-Called by users.
-"""
+"""Compare methods on a problem from Python: the machinery of ``hardnet reproduce``, with a table as the result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``hardnet demo``: train the paper's first table and the best recipe, and write the report.
-
-Called by `hardnet.cli.experiments`.
-"""
+"""``hardnet demo``: train the paper's first table and the best recipe, and write the report."""
 
 from __future__ import annotations
 

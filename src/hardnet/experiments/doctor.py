@@ -1,7 +1,4 @@
-"""``hardnet doctor``: versions, extras, active kernels, and the time that one call of each takes.
-
-Called by `hardnet.cli.machine`.
-"""
+"""``hardnet doctor``: versions, extras, active kernels, and the time that one call of each takes."""
 
 from __future__ import annotations
 

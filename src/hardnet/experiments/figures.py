@@ -1,7 +1,4 @@
-"""The paper's figures, drawn from result files: learned functions, trajectories, gradient paths, learning curves.
-
-Called by `hardnet.experiments.sections`.
-"""
+"""The paper's figures, drawn from result files: learned functions, trajectories, gradient paths, learning curves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the command line reads from files and modules: inputs, networks, problems and sets; `certify` a saved model.
-
-Called by `hardnet.cli.library` and `hardnet.experiments.run`.
-"""
+"""What the command line reads from files and modules: inputs, networks, problems and sets; `certify` a saved model."""
 
 from __future__ import annotations
 

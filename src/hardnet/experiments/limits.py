@@ -1,7 +1,4 @@
-"""Limits as data: the cost of the optimum and of controllers without a network, on each test set.
-
-Called by `hardnet.experiments.sections` and `hardnet.experiments.tables`.
-"""
+"""Limits as data: the cost of the optimum and of controllers without a network, on each test set."""
 
 from __future__ import annotations
 

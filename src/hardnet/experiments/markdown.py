@@ -1,7 +1,4 @@
-"""Markdown tables; all tables are written with this function.
-
-Called by `hardnet.experiments.measured` and `hardnet.experiments.tables`.
-"""
+"""Markdown tables; all tables are written with this function."""
 
 from __future__ import annotations
 

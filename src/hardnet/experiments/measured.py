@@ -2,8 +2,6 @@
 
 For each pair: the largest violation reached, and the time per 1000 samples forward and backward; or, where the method
 cannot enforce the set, the reason from its error message.
-
-Called by `hardnet.cli.library`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Optima of the problems by IPOPT (the one bundled with CasADi), to which the tables measure the distance.
-
-Called by `hardnet.experiments.limits`, `hardnet.experiments.substeps` and others.
-"""
+"""Optima of the problems by IPOPT (the one bundled with CasADi), to which the tables measure the distance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The numbers published in the paper, as data.
-
-Called by `hardnet.experiments.report_page` and `hardnet.experiments.tables`.
-"""
+"""The numbers published in the paper, as data."""
 
 from __future__ import annotations
 

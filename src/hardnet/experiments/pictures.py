@@ -1,7 +1,4 @@
-"""The data of the figures, computed from a model: learned functions, trajectories, descent paths.
-
-Called by `hardnet.experiments.row`.
-"""
+"""The data of the figures, computed from a model: learned functions, trajectories, descent paths."""
 
 from __future__ import annotations
 

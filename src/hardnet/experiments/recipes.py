@@ -2,8 +2,6 @@
 
 A recipe names a network, an optimizer and the terms of the loss; `hardnet reproduce --recipe` runs it. The published
 recipe leaves everything as the problem and the method define it.
-
-Called by `hardnet.experiments.sections`, `hardnet.experiments.row` and others.
 """
 
 from __future__ import annotations

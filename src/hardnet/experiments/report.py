@@ -1,7 +1,4 @@
-"""The report: a self-contained page with every table and figure beside the paper's, and the tables as Markdown.
-
-Called by `hardnet.cli.experiments` and `hardnet.experiments.demo`.
-"""
+"""The report: a self-contained page with every table and figure beside the paper's, and the tables as Markdown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The report as one HTML page that needs no other file: tables, figures and the environments of the results.
-
-Called by `hardnet.experiments.report`.
-"""
+"""The report as one HTML page that needs no other file: tables, figures and the environments of the results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Result files: one JSON file per problem and method, written when training is finished and protected by a digest.
-
-Called by `hardnet.experiments.compare`, `hardnet.experiments.figures` and others.
-"""
+"""Result files: one JSON file per problem and method, written when training is finished and protected by a digest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One row of a table: train a method on a problem, test it, write its result file.
-
-Called by `hardnet.experiments.run` and `hardnet.experiments.suites.run`.
-"""
+"""One row of a table: train a method on a problem, test it, write its result file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Run experiments: train every requested method on every requested problem, and write one result file for each.
-
-Called by `hardnet.cli.experiments`, `hardnet.cli.library` and others.
-"""
+"""Run experiments: train every requested method on every requested problem, and write one result file for each."""
 
 from __future__ import annotations
 

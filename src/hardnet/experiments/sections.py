@@ -1,7 +1,4 @@
-"""The results in a folder as sections of a report, in the order of the paper, each with table, figures and a note.
-
-Called by `hardnet.experiments.demo`, `hardnet.experiments.report` and `hardnet.experiments.report_page`.
-"""
+"""The results in a folder as sections of a report, in the order of the paper, each with table, figures and a note."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Specification of the runs: the methods of the paper's tables and how each problem is trained with them.
-
-Called by `hardnet.experiments.sections`, `hardnet.experiments.row` and others.
-"""
+"""Specification of the runs: the methods of the paper's tables and how each problem is trained with them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The stamp of every recorded number: command, revision, versions, device, threads, date and seed.
-
-Called by `hardnet.experiments.limits`, `hardnet.experiments.row` and others.
-"""
+"""The stamp of every recorded number: command, revision, versions, device, threads, date and seed."""
 
 from __future__ import annotations
 

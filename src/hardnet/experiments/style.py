@@ -1,7 +1,4 @@
-"""The style sheet of the report page.
-
-Called by `hardnet.experiments.report_page`.
-"""
+"""The style sheet of the report page."""
 
 CSS = """\
 :root { --ink: #1d2430; --soft: #667085; --line: #e4e7ec; --green: #e6f4ec; --red: #fbe9e7; --accent: #1a7f5a; }

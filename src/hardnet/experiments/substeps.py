@@ -4,8 +4,6 @@ The simulator cuts a step of 0.02 s where a control is large: a sub-step lasts `
 the policy is evaluated again in each. So a policy can do what no sequence of 50 controls can. Here the sub-steps of a
 given run are kept as a pattern and all its controls are optimized. The result is a run of the same simulator, never
 worse than the initial one. The solver is local and the pattern is one of many: a best known value, not a proof.
-
-Called by `hardnet.experiments.limits`.
 """
 
 from __future__ import annotations

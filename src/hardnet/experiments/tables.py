@@ -1,7 +1,4 @@
-"""Our tables with the paper's numbers: one data model, written as Markdown and as HTML.
-
-Called by `hardnet.cli.experiments`, `hardnet.experiments.compare` and others.
-"""
+"""Our tables with the paper's numbers: one data model, written as Markdown and as HTML."""
 
 from __future__ import annotations
 

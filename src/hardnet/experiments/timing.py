@@ -1,8 +1,6 @@
 """Timing: medians of interleaved calls, measured between events on a GPU, and replays of a captured graph.
 
 All timings of the package use this file. It needs only torch, so that a benchmark can load it beside any revision.
-
-Called by `hardnet.experiments.doctor`, `hardnet.experiments.measured` and `hardnet.experiments.row`.
 """
 
 from __future__ import annotations

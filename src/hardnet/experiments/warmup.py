@@ -1,8 +1,6 @@
 """Compile the CPU kernels ahead of time by solving every kind of problem that has its own kernel.
 
 Kernels are compiled in parallel, one process per core; all problems of a kernel go to the same process.
-
-Called by `hardnet.cli.machine` and `hardnet.experiments.doctor`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 One autograd function, `ClosedForm`, carries its path (numba on a CPU, Triton on a GPU, plain torch) from the forward
 to the backward. A gradient that is itself differentiated or mapped goes through `ClosedFormGradients`, which
 differentiates the formulas; forward mode and export use the formulas only.
-
-Called by `hardnet.experiments.warmup`, `hardnet.layers.hardnet_aff` and `hardnet.layers.hardnet_eq`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ found and solved by QR.
 
 Rows are divided by their largest entry first, so that no square overflows or underflows. The factor is NaN if rows are
 dependent up to the rounding of their dtype.
-
-Called by `hardnet.functional.affine`, `hardnet.functional.affine_formulas` and users.
 """
 
 from __future__ import annotations

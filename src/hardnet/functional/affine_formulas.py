@@ -6,8 +6,6 @@ With ``s = relu(lower - A raw) - relu(A raw - upper)``, ``V = diag(s != 0)``, ``
     g_raw = g - A' V w,   g_lower = w [s > 0],   g_upper = w [s < 0],   g_A = q (g - A' w)' - w step' - V w raw'.
 
 The kernels implement the same formulas.
-
-Called by `hardnet.functional.affine`, which chooses the path.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 ``y = clamp(raw - A'dual, box_lower, box_upper)``, so the k multipliers of the rows determine y: see
 `hardnet.solvers.polyhedron.box_rows`. Eager calls use one autograd function; under compile, export and torch.func
 everything is plain tensor operations that read no value.
-
-Called by `hardnet.experiments.warmup`, `hardnet.functional.nearest` and others.
 """
 
 from __future__ import annotations

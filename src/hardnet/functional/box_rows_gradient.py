@@ -7,8 +7,6 @@ With F the free coordinates, J the active rows and g the cotangent of y,
 raw receives u, active row bounds w, the bound of a held coordinate ``g_i - a_i'w``, and A_J ``-dual u' - w y'``.
 Coordinates that touch a bound with a zero multiplier are free, and such rows are inactive. The two equal bounds of a
 fixed coordinate or an equality receive half each.
-
-Called by `hardnet.functional.box_rows`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Completion: solve ``A y = b`` for some coordinates of y, given the others by the network.
 
 With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b - A_P y_P)``.
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.dc3` and others.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Small sets on a CPU are projected by compiled code, sample by sample; the solver
 compiled code leaves open. Eager code calls both in a function of autograd, a compiled graph as one operator, since
 iterations would be thousands of operations of the graph; nothing is raised there, and a sample that is not solved is
 NaN. All have the derivative of `conic_gradient`.
-
-Called by `hardnet.sets.curved`, `hardnet.sets.intersection` and others.
 """
 
 from __future__ import annotations

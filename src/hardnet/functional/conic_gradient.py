@@ -7,8 +7,6 @@ At a solution, with the derivative of the cone projection in its eigenbasis (row
 
 the cotangent of raw is ``u = N g``; that of every number of the set is the gradient of
 ``weight . G(y) - dual . DG(y) u`` at fixed y, with ``weight = -Q (S^+ C W^-1 g + bend rows u)``.
-
-Called by `hardnet.functional.conic`.
 """
 
 from __future__ import annotations

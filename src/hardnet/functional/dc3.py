@@ -5,8 +5,6 @@
 
 The completion is affine in z, so descending on z and completing once at the end is the published iteration on y, and
 the equalities hold to the accuracy of one solve.
-
-Called by `hardnet.layers.dc3`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
 `keep_value` and `leak_gradient` give a value another gradient; `along_tangent` adds the gradient that pulls violated
 rows back inside.
-
-Called by `hardnet.layers.hardnet_eq`, `hardnet.model` and others.
 """
 
 from __future__ import annotations

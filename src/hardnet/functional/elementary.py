@@ -1,7 +1,4 @@
-"""Sets whose exact projection is one formula: the box, the simplex, the ball, and the second-order and PSD cones.
-
-Called by `hardnet.functional.box_rows`, `hardnet.sets.affine`, `hardnet.sets.simplex` and others.
-"""
+"""Sets whose exact projection is one formula: the box, the simplex, the ball, and the second-order and PSD cones."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Each piece of C (linear rows, a convex quadratic, a second-order cone, a matrix 
 and then evaluated in closed form; the gauge of an intersection is the largest of its pieces. A gauge is positively
 homogeneous, so directions need not be normalized and v = 0 is not a special case. All formulas are for displacements
 ``y = y0 + N v`` in the coordinates of a basis N of the affine hull.
-
-Called by `hardnet.layers.rayen`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Positive linear constraints in the unit cube: LinSATNet (Wang et al., 2023), solved to rounding.
-
-Called by `hardnet.layers.linsat`.
-"""
+"""Positive linear constraints in the unit cube: LinSATNet (Wang et al., 2023), solved to rounding."""
 
 from __future__ import annotations
 

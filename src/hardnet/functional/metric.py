@@ -5,8 +5,6 @@ a diagonal W the change of variables scales each output.
 
 Mapping z back to ``y = L^-T z`` multiplies its rounding by the condition number of L, so rows that z satisfies may be
 violated at y. A step from y, the shortest in W, corrects that; the step is tiny, and so is its rounding.
-
-Called by `hardnet.functional.polyhedron` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ For few rows, with J the active ones (those with a multiplier, and every equalit
 
 A row that touches y with a zero multiplier is not in J, which agrees with relu'(0) = 0. Where rows depend on each
 other, the later ones are dropped: their multiplier and w are zero. Each bound of an equality receives half of w.
-
-Called by `hardnet.functional.relaxed`, `hardnet.layers.projection` and others.
 """
 
 from __future__ import annotations

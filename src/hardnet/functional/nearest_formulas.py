@@ -7,8 +7,6 @@ graph. Then, with the targets t of the rows in J and any constant multipliers,
 
 is the nearest point on J. The correction is made at x, so its rounding is relative to y and not to a raw output far
 away. Its derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``, since the multipliers cancel.
-
-Called by `hardnet.functional.nearest`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Points of ``lower <= g(y, x) <= upper`` and affine rows: the nearest or a near one, with its derivative.
 
 A sample whose rows do not hold gives an error that names it, NaN, the best point found, or raw: `apply_policy`.
-
-Called by `hardnet.layers.nonlinear`.
 """
 
 from __future__ import annotations

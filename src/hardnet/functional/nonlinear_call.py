@@ -2,8 +2,6 @@
 
 `call` evaluates a user's function. `Call` holds the function, its input and the options of the solver; bounds and rows
 are converted to those of a flat batch in float64.
-
-Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_gradient` and `hardnet.sets.nonlinear`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ gradients of the active rows, let ``[W C'; C 0] (p, q) = (cotangent of y, 0)``. 
 
 Where the backward pass is itself differentiated, the derivative is that of two Newton steps on the KKT system
 (`differentiable`).
-
-Called by `hardnet.functional.nonlinear`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ cotangent of y,
 Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
 dual and w through the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code uses
 the fixed program of `hardnet.functional.polyhedron_fixed`.
-
-Called by `hardnet.functional.box_rows`, `hardnet.functional.nearest` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ them,
 is an ordinary function of raw, A and the bounds, which reads no value. torch.compile, torch.export, ONNX, vmap, forward
 mode and higher derivatives handle it like any other. In compiled code the pivots are one operator; in an exported
 program, which runs elsewhere, they are plain operations.
-
-Called by `hardnet.functional.metric` and `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

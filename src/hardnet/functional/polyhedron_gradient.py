@@ -2,8 +2,6 @@
 
 With u and w from `implicit_vjp` on the active rows, raw receives u, A ``-dual u' - w y'``, and the active bounds w.
 Small problems on a GPU do all of this in one kernel, `hardnet.kernels.gpu.projection_backward`.
-
-Called by `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The projection onto any set that CVXPY can express, by one compiled cone program; errors name the failed samples.
-
-Called by `hardnet.sets.cvxpy`.
-"""
+"""The projection onto any set that CVXPY can express, by one compiled cone program; errors name the failed samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One convex quadratic ``1/2 y'Py + q'y + r <= 0``: exact projection by a one-dimensional root.
-
-Called by `hardnet.layers.hardnet_cvx`, `hardnet.sets.quadratic` and `hardnet.sets.scaled_sets`.
-"""
+"""One convex quadratic ``1/2 y'Py + q'y + r <= 0``: exact projection by a one-dimensional root."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 find the nearest y to raw with that s. If the whole set is not empty, the slack is zero and y is the ordinary
 projection. Otherwise both stages are linear systems on their active rows, which autograd differentiates, including the
 dependence of the slack on the numbers.
-
-Called by `hardnet.sets.intersection` and `hardnet.sets.relaxed`.
 """
 
 from __future__ import annotations

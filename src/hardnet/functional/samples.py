@@ -1,8 +1,6 @@
 """Errors for bad samples: which samples, what is wrong with them, and what would work.
 
 Solvers answer with NaN for bad samples alone; where values may be read, the functions here raise or warn instead.
-
-Called by `hardnet.sets.ball`, `hardnet.sets.affine` and others.
 """
 
 from __future__ import annotations

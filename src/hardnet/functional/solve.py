@@ -3,8 +3,6 @@
 The solvers are those of `hardnet.functional.nearest`, chosen by the same table, without derivatives. No error is
 raised, and values are read only where that is free (eager code on a CPU). Compiled and exported graphs can return
 every field.
-
-Called by `hardnet.layers.projection`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw
 receives u, the active bounds w. The solver is `hardnet.solvers.polyhedron.sparse_rows`, on a CPU.
-
-Called by `hardnet.sets.sparse`.
 """
 
 from __future__ import annotations

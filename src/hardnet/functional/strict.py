@@ -5,8 +5,6 @@ the computed product keeps at least that distance from its bounds. Samples with 
 few roundings of the output dtype, by projecting them onto tightened bounds, until all rows are certain. A row without
 room for that is moved to the middle of its bounds. An equality stays there, and `rounding_bound` says how exact it is;
 an inequality that is not certain even there has no answer.
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.hardnet_eq` and others.
 """
 
 from __future__ import annotations

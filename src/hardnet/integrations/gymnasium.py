@@ -1,7 +1,4 @@
-"""Gymnasium: an environment whose actions satisfy a constraint that depends on the observation.
-
-Called by users.
-"""
+"""Gymnasium: an environment whose actions satisfy a constraint that depends on the observation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lightning: log what the enforcement does during training, by the names of the constraints.
-
-Called by users.
-"""
+"""Lightning: log what the enforcement does during training, by the names of the constraints."""
 
 from __future__ import annotations
 

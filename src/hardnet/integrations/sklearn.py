@@ -1,7 +1,4 @@
-"""scikit-learn: a regressor whose predictions satisfy their constraint in the units of the data.
-
-Called by users.
-"""
+"""scikit-learn: a regressor whose predictions satisfy their constraint in the units of the data."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 An operation has `takes`, `forward` and, where the derivative is compiled too, `backward`; `answer` returns y alone.
 Plain torch computes what no backend takes. To add a backend, add a folder of kernels and an entry in `BACKENDS`.
-
-Called by `hardnet.functional.affine`, `hardnet.functional.nearest` and others.
 """
 
 from __future__ import annotations

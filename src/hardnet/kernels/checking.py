@@ -1,7 +1,4 @@
-"""`check_kernel`: compare a kernel with its plain reference, on fresh inputs and with poisoned outputs.
-
-Called by `hardnet.testing`.
-"""
+"""`check_kernel`: compare a kernel with its plain reference, on fresh inputs and with poisoned outputs."""
 
 from __future__ import annotations
 

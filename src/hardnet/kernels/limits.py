@@ -1,7 +1,4 @@
-"""Limits on the rows and sizes that kernels take, and the constants that a kernel shares with its plain reference.
-
-Called by `hardnet.solvers.polyhedron.box_rows`, `hardnet.solvers.nonlinear.guesses` and others.
-"""
+"""Limits on the rows and sizes that kernels take, and the constants that a kernel shares with its plain reference."""
 
 from __future__ import annotations
 

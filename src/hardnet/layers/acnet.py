@@ -1,7 +1,4 @@
-"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities determine the others.
-
-Called by `hardnet.layers.registry`.
-"""
+"""ACnet (Beucler et al., 2021): the network predicts some outputs, the equalities determine the others."""
 
 from __future__ import annotations
 

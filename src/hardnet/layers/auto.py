@@ -6,8 +6,6 @@
 3. Any other affine rows: the nearest point, ``projection``. It never moves an output farther than necessary and trains
    far better where rows are nearly parallel; use ``method="aff"`` where rows are well conditioned and speed matters.
 4. Everything else: the first method that accepts the set (``police`` for an affine map on a region of inputs).
-
-Called by users, `hardnet.integrations.gymnasium`, `hardnet.model` and others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A layer defines how a set is enforced: it maps (raw, x) to y. One file per paper.
-
-Called by `hardnet.integrations.gymnasium`, `hardnet.model` and others.
-"""
+"""A layer defines how a set is enforced: it maps (raw, x) to y. One file per paper."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""C-DGM: linear inequalities by Fourier-Motzkin elimination (Stoian et al., 2024).
-
-Called by `hardnet.layers.registry`.
-"""
+"""C-DGM: linear inequalities by Fourier-Motzkin elimination (Stoian et al., 2024)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Homogeneous inequalities by generators (Frerix, Nießner & Cremers, 2020).
-
-Called by `hardnet.layers.registry`.
-"""
+"""Homogeneous inequalities by generators (Frerix, Nießner & Cremers, 2020)."""
 
 from __future__ import annotations
 

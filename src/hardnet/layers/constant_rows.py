@@ -1,7 +1,4 @@
-"""Affine rows whose matrix A is constant, and layers that prepare tables from them once, in float64.
-
-Called by `hardnet.layers.cdgm`, `hardnet.layers.cone` and others.
-"""
+"""Affine rows whose matrix A is constant, and layers that prepare tables from them once, in float64."""
 
 from __future__ import annotations
 

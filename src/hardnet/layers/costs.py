@@ -1,8 +1,6 @@
 """Recorded costs of the closed form and the nearest point for a type of device; read by `explain`.
 
 ``costs.json`` is generated from the result files by ``python -m benchmarks.pages``.
-
-Called by `hardnet.layers.auto`.
 """
 
 from __future__ import annotations

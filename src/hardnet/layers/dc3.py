@@ -1,7 +1,4 @@
-"""DC3 (Donti, Rolnick & Kolter, 2021): complete the equalities, then correct the inequalities by descent.
-
-Called by `hardnet.experiments.specs` and `hardnet.layers.registry`.
-"""
+"""DC3 (Donti, Rolnick & Kolter, 2021): complete the equalities, then correct the inequalities by descent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DC3 (Donti, Rolnick & Kolter, 2021) for smooth constraints: Newton completion, then descent along the equalities.
-
-Called by `hardnet.layers`.
-"""
+"""DC3 (Donti, Rolnick & Kolter, 2021) for smooth constraints: Newton completion, then descent along the equalities."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them.
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.auto` and others.
-"""
+"""Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them."""
 
 from __future__ import annotations
 

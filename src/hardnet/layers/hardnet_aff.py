@@ -1,7 +1,4 @@
-"""HardNet-Aff (Min & Azizan, 2025): affine rows in closed form.
-
-Called by `hardnet.experiments.pictures`, `hardnet.layers.auto` and others.
-"""
+"""HardNet-Aff (Min & Azizan, 2025): affine rows in closed form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HardNet-Cvx (Min & Azizan, 2025): the Euclidean projection onto any convex set.
-
-Called by `hardnet.layers.registry`.
-"""
+"""HardNet-Cvx (Min & Azizan, 2025): the Euclidean projection onto any convex set."""
 
 from __future__ import annotations
 

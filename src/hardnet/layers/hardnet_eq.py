@@ -1,7 +1,4 @@
-"""HardNet-Aff with the equalities solved first (Min & Azizan, 2025, Appendix B).
-
-Called by `hardnet.layers.registry`.
-"""
+"""HardNet-Aff with the equalities solved first (Min & Azizan, 2025, Appendix B)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The method and options that a state dict or a file belongs to, as JSON data to compare a layer with.
-
-Called by `hardnet.layers.base` and `hardnet.storage`.
-"""
+"""The method and options that a state dict or a file belongs to, as JSON data to compare a layer with."""
 
 from __future__ import annotations
 

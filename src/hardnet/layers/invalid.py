@@ -1,7 +1,4 @@
-"""How a layer in plain torch handles invalid samples: NaN for these alone, then an error where reading values is free.
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.cdgm` and others.
-"""
+"""How a layer in plain torch handles invalid samples: NaN for these alone, then an error where reading is free."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""KKT-hPINN (Chen, Constante-Flores & Li, 2024): the projection onto ``A x + B y = b`` as two fixed matrices.
-
-Called by `hardnet.layers.registry`.
-"""
+"""KKT-hPINN (Chen, Constante-Flores & Li, 2024): the projection onto ``A x + B y = b`` as two fixed matrices."""
 
 from __future__ import annotations
 

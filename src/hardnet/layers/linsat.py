@@ -1,7 +1,4 @@
-"""LinSAT: positive linear constraints in the unit cube (Wang et al., 2023).
-
-Called by `hardnet.layers.registry`.
-"""
+"""LinSAT: positive linear constraints in the unit cube (Wang et al., 2023)."""
 
 from __future__ import annotations
 

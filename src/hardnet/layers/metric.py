@@ -1,7 +1,4 @@
-"""The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``.
-
-Called by `hardnet.layers.projection`.
-"""
+"""The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nonlinear rows: the nearest point, or a near one, that satisfies ``lower(x) <= g(y, x) <= upper(x)``.
-
-Called by `hardnet.layers.registry`.
-"""
+"""Nonlinear rows: the nearest point, or a near one, that satisfies ``lower(x) <= g(y, x) <= upper(x)``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A layer declares them as a nested frozen dataclass ``Options``. Each field is one of the kinds below, so that this
 module refuses all bad values when the layer is built.
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.base` and others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""POLICE: a network that is affine on a region of its inputs (Balestriero & LeCun, 2023).
-
-Called by `hardnet.layers.registry`.
-"""
+"""POLICE: a network that is affine on a region of its inputs (Balestriero & LeCun, 2023)."""
 
 from __future__ import annotations
 

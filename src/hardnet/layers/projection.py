@@ -1,7 +1,4 @@
-"""The exact Euclidean projection onto any polyhedron, as a layer.
-
-Called by `hardnet.layers.hardnet_cvx` and `hardnet.layers.registry`.
-"""
+"""The exact Euclidean projection onto any polyhedron, as a layer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """RAYEN (Tordesillas et al., 2023): rays from an interior point, cut at the boundary of a constant convex set.
 
 The same layer also implements two related maps: the ray shift of Konstantinov & Utkin (2023) and the soft radial map.
-
-Called by `hardnet.layers.registry`.
 """
 
 from __future__ import annotations

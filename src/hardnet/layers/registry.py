@@ -1,7 +1,4 @@
-"""All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes.
-
-Called by users, `hardnet.experiments.measured`, `hardnet.storage` and others.
-"""
+"""All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The baselines that enforce nothing: a plain network, and one trained with a penalty in the loss.
-
-Called by `hardnet.experiments.specs` and `hardnet.layers.registry`.
-"""
+"""The baselines that enforce nothing: a plain network, and one trained with a penalty in the loss."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Table 1 of the HardNet paper as data: what each method enforces, and the test that backs each claim.
 
 Where a layer of this library does more than its paper, the row says what the layer does, and `remark` says what is new.
-
-Called by users and `hardnet.cli.library`.
 """
 
 from __future__ import annotations

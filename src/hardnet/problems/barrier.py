@@ -3,8 +3,6 @@
 A rollout evaluates both about fifty times and differentiates through every evaluation, so their derivatives are
 written out instead of left to autograd: this takes a third of the operations, and derivatives of any order still
 work, because the backward formulas are themselves differentiable.
-
-Called by `hardnet.experiments.figures`, `hardnet.experiments.limits` and others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Every tensor is float64 with any leading batch dimensions. The trainer stacks its seeds in front, so inputs are
 ``(seeds, batch, input_dim)`` and results per sample are ``(seeds, batch)``.
-
-Called by `hardnet.experiments.compare`, `hardnet.experiments.inputs` and others.
 """
 
 from __future__ import annotations

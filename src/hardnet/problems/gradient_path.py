@@ -1,7 +1,4 @@
-"""Gradient descent through an enforcement layer, step by step: Appendix C of the paper.
-
-Called by `hardnet.experiments.figures` and `hardnet.experiments.pictures`.
-"""
+"""Gradient descent through an enforcement layer, step by step: Appendix C of the paper."""
 
 from __future__ import annotations
 

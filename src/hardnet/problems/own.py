@@ -1,7 +1,4 @@
-"""A user-defined problem: data arrays, a constraint and a loss, on which every method of the library can be trained.
-
-Called by users, in Python or in a file that ``hardnet reproduce FILE.py:NAME`` reads.
-"""
+"""A user-defined problem: data arrays, a constraint and a loss, on which every method of the library can be trained."""
 
 from __future__ import annotations
 

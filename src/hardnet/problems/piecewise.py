@@ -1,7 +1,4 @@
-"""Learning a function on [-2, 2] under piecewise constraints: pwc, pwcfull and pwcbox of the paper.
-
-Called by `hardnet.experiments.figures`, `hardnet.experiments.pictures` and `hardnet.experiments.sections`.
-"""
+"""Learning a function on [-2, 2] under piecewise constraints: pwc, pwcfull and pwcbox of the paper."""
 
 from __future__ import annotations
 

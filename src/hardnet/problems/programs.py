@@ -1,7 +1,4 @@
-"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the paper's problem opt.
-
-Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
-"""
+"""Learning to solve ``min 1/2 y'Qy + p'sin y  s.t.  A y <= b, C y = x``: the paper's problem opt."""
 
 from __future__ import annotations
 

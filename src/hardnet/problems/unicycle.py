@@ -1,7 +1,4 @@
-"""Safe control of a unicycle between two elliptical obstacles: the paper's problem cbf.
-
-Called by `hardnet.experiments.limits`, `hardnet.experiments.optimal` and others.
-"""
+"""Safe control of a unicycle between two elliptical obstacles: the paper's problem cbf."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Affine rows ``lower <= A y <= upper``, equalities as the case ``lower == upper``, and boxes ``lower <= y <= upper``.
-
-Called by users, `hardnet.problems.barrier`, `hardnet.problems.gradient_path` and others.
-"""
+"""Affine rows ``lower <= A y <= upper``, equalities (``lower == upper``), and boxes ``lower <= y <= upper``."""
 
 from __future__ import annotations
 

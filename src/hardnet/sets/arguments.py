@@ -1,7 +1,4 @@
-"""The arguments of a set: each is a constant, a function of x, or learned, and is checked by one rule for shapes.
-
-Called by `hardnet.sets.base`.
-"""
+"""The arguments of a set: each is a constant, a function of x, or learned, and is checked by one rule for shapes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Balls: ``|y - center| <= radius``.
-
-Called by users and `hardnet.experiments.measured`.
-"""
+"""Balls: ``|y - center| <= radius``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A set says what is allowed: it maps the input x to the numbers of C(x).
-
-Called by `hardnet.layers.acnet`, `hardnet.layers.auto` and others.
-"""
+"""A set says what is allowed: it maps the input x to the numbers of C(x)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The constants of a set and state dicts: a load fills what the meta device left empty, and changes nothing else.
-
-Called by `hardnet.layers.base` and `hardnet.sets.arguments`.
-"""
+"""The constants of a set and state dicts: a load fills what the meta device left empty, and changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected.
-
-Called by `hardnet.sets.ball`, `hardnet.sets.lmi` and others.
-"""
+"""What curved sets share: they are blocks ``G(y) in K``, so that any of them can be intersected and projected."""
 
 from __future__ import annotations
 

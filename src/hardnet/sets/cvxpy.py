@@ -1,7 +1,4 @@
-"""Any set that CVXPY can express: constraints built from a variable and parameters that depend on x.
-
-Called by users and `hardnet.sets.scaled`.
-"""
+"""Any set that CVXPY can express: constraints built from a variable and parameters that depend on x."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A set as plain data: its class and where each argument comes from, so that a file can be checked against it.
-
-Called by `hardnet.storage`.
-"""
+"""A set as plain data: its class and where each argument comes from, so that a file can be checked against it."""
 
 from __future__ import annotations
 

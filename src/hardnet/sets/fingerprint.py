@@ -1,7 +1,4 @@
-"""What a set with functions of x is known by in a file: the numbers of C(x) at an example, and what they allow.
-
-Called by `hardnet.storage`.
-"""
+"""What a set with functions of x is known by in a file: the numbers of C(x) at an example, and what they allow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Intersections: ``y in C_1(x) and y in C_2(x) and ...``.
-
-Called by `hardnet.layers.hardnet_eq`, `hardnet.sets.base` and others.
-"""
+"""Intersections: ``y in C_1(x) and y in C_2(x) and ...``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The records that a certificate is made from: what is allowed, what was found, and the outputs with their sizes.
 
 `judge_rows.py` fills them for polyhedra, `judgment.py` for all other sets.
-
-Called by `hardnet.certificate`, `hardnet.sets.judge_rows` and `hardnet.sets.judgment`.
 """
 
 from __future__ import annotations

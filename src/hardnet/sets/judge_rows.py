@@ -2,8 +2,6 @@
 
 A block stays in the cache, so that a certificate costs little more than reading y and writing the answer, and never
 needs a matrix for a box. `judgment.py` calls it for every member of a set that is a polyhedron.
-
-Called by `hardnet.sets.judgment`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How far y violates sparse rows: summed over their entries, and again in twice the precision where that decides.
-
-Called by `hardnet.sets.judgment`.
-"""
+"""How far y violates sparse rows: summed over their entries, and again in twice the precision where that decides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How far y violates the rows of any set, what counts as satisfied, and how far off that arithmetic can be.
-
-Called by `hardnet.certificate`, `hardnet.features` and `hardnet.metrics`.
-"""
+"""How far y violates the rows of any set, what counts as satisfied, and how far off that arithmetic can be."""
 
 from __future__ import annotations
 

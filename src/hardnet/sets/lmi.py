@@ -1,7 +1,4 @@
-"""Linear matrix inequalities: ``F0 + sum_i y_i F_i`` positive semidefinite.
-
-Called by users and `hardnet.experiments.measured`.
-"""
+"""Linear matrix inequalities: ``F0 + sum_i y_i F_i`` positive semidefinite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nonlinear rows: ``lower(x) <= g(y, x) <= upper(x)``, convex or not.
-
-Called by users, `hardnet.layers.nonlinear`, `hardnet.problems.suites.acopf` and others.
-"""
+"""Nonlinear rows: ``lower(x) <= g(y, x) <= upper(x)``, convex or not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Convex quadratics: ``1/2 y'Py + q'y + r <= 0``; ellipsoids, paraboloids, cylinders, half-spaces.
-
-Called by users.
-"""
+"""Convex quadratics: ``1/2 y'Py + q'y + r <= 0``; ellipsoids, paraboloids, cylinders, half-spaces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Affine on a region of inputs: ``y = A x + b`` for every x in the convex hull of given vertices.
-
-Called by `hardnet.layers.police`.
-"""
+"""Affine on a region of inputs: ``y = A x + b`` for every x in the convex hull of given vertices."""
 
 from __future__ import annotations
 

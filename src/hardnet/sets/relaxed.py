@@ -1,7 +1,4 @@
-"""Relaxed: rows that give way where they must, and only there.
-
-Called by users, `hardnet.certificate`, `hardnet.sets.judgment` and `hardnet.sets.scaled`.
-"""
+"""Relaxed: rows that give way where they must, and only there."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A network that is trained on scaled targets emits ``z = (y - mean) / std``: its constraint must be scaled as well, or it
 holds for other numbers than those that anybody uses.
-
-Called by users and `hardnet.integrations.sklearn`.
 """
 
 from __future__ import annotations

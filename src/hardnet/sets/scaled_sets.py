@@ -1,7 +1,4 @@
-"""Sets seen in scaled units: each keeps the set in the units of y, and rewrites the numbers that it gives at x.
-
-Called by `hardnet.sets.scaled`.
-"""
+"""Sets seen in scaled units: each keeps the set in the units of y, and rewrites the numbers that it gives at x."""
 
 from __future__ import annotations
 

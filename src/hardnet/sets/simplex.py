@@ -1,7 +1,4 @@
-"""The simplex: ``y >= 0, sum(y) = total``.
-
-Called by users, `hardnet.sets.judgment` and `hardnet.sets.scaled_sets`.
-"""
+"""The simplex: ``y >= 0, sum(y) = total``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Smooth constraints given by two functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``.
-
-Called by `hardnet.layers.dc3_smooth` and `hardnet.sets.scaled`.
-"""
+"""Smooth constraints given by two functions: ``inequality(y, x) <= 0`` and ``equality(y, x) = 0``."""
 
 from __future__ import annotations
 

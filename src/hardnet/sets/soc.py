@@ -1,7 +1,4 @@
-"""Second-order cones: ``|A y + b| <= c'y + d``.
-
-Called by users and `hardnet.experiments.measured`.
-"""
+"""Second-order cones: ``|A y + b| <= c'y + d``."""
 
 from __future__ import annotations
 

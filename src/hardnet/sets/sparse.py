@@ -1,7 +1,4 @@
-"""Affine rows with a sparse constant matrix: ``lower(x) <= A y <= upper(x)``, never written densely.
-
-Called by `hardnet.sets.affine`, `hardnet.sets.intersection` and others.
-"""
+"""Affine rows with a sparse constant matrix: ``lower(x) <= A y <= upper(x)``, never written densely."""
 
 from __future__ import annotations
 

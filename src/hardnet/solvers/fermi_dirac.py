@@ -7,8 +7,6 @@ For each sample, with one multiplier per row,
 where ``link`` is the sigmoid, or for the first published variant the solution of ``log x - crowd log(1 - x) = score``.
 With ``slope = weights`` the equations are the optimality conditions of a convex problem, the Fermi-Dirac entropy on a
 polyhedron in the unit cube, and have a solution whenever its interior is not empty.
-
-Called by `hardnet.functional.linsat`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 ``y_i = min(max(raw_i, lower_i(y_1..y_{i-1})), upper_i(y_1..y_{i-1}))``, with the bounds that
 `hardnet.solvers.offline.elimination` derived once.
-
-Called by `hardnet.layers.cdgm`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 An exported graph with every step written out has thousands of operations, takes minutes to make, and runs all of them;
 a loop is one operation (ONNX: Loop) that ends when the last sample is done.
-
-Called by `hardnet.solvers.polyhedron.box_interior`, `hardnet.solvers.polyhedron.box_rows` and
-`hardnet.solvers.polyhedron.fixed`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a solver returns: the value, how it ended, and how good it is; raising errors is left to the caller.
 
 Also helpers for records, named tuples of tensors with a leading batch dimension: take some samples, place them back.
-
-Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and others.
 """
 
 from __future__ import annotations

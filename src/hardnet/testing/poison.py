@@ -1,7 +1,4 @@
-"""Corrupt each number of a set in turn: the result must be an error, NaN for that sample alone, or a correct y.
-
-Called by `hardnet.testing`.
-"""
+"""Corrupt each number of a set in turn: the result must be an error, NaN for that sample alone, or a correct y."""
 
 from __future__ import annotations
 

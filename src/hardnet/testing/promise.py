@@ -1,7 +1,4 @@
-"""The error for a violated contract, and the function that raises it.
-
-Called by `hardnet.testing.poison`.
-"""
+"""The error for a violated contract, and the function that raises it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sample order and dropout masks of one epoch, drawn for each seed from its own random stream.
-
-Called by `hardnet.train.loop`.
-"""
+"""Sample order and dropout masks of one epoch, drawn for each seed from its own random stream."""
 
 from __future__ import annotations
 

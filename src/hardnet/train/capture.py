@@ -3,8 +3,6 @@
 The graph counts its own steps on the device. A step whose inner loop was too short for some sample changes
 nothing and is not counted, and neither is any step after it. At the end of the epoch the host reads how many
 steps were taken, captures a longer loop, and continues from there, so every counted step is exact.
-
-Called by `hardnet.train.loop`.
 """
 
 from __future__ import annotations

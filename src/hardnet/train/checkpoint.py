@@ -1,7 +1,4 @@
-"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run resumes bit for bit.
-
-Called by `hardnet.experiments.row`.
-"""
+"""Checkpoints: one safetensors file with a JSON header, replaced atomically, from which a run resumes bit for bit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Several processes share every batch: each takes its rows, and all take the same step with the summed gradients.
-
-Called by `hardnet.experiments.row`, `hardnet.experiments.run` and `hardnet.train.loop`.
-"""
+"""Several processes share every batch: each takes its rows, and all take the same step with the summed gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The training loop over stacked seeds.
-
-Called by `hardnet.experiments.pictures` and `hardnet.train.checkpoint`.
-"""
+"""The training loop over stacked seeds."""
 
 from __future__ import annotations
 

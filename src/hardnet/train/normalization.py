@@ -1,7 +1,4 @@
-"""Batch normalization of stacked networks, with its derivative in closed form.
-
-Called by `hardnet.train.distributed` and `hardnet.train.stacked`.
-"""
+"""Batch normalization of stacked networks, with its derivative in closed form."""
 
 from __future__ import annotations
 

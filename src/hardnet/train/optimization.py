@@ -1,8 +1,6 @@
 """Optimization: Adam or AdamW for all seeds at once, a cosine schedule, and gradient clipping per seed.
 
 Everything here can be captured in a CUDA graph.
-
-Called by `hardnet.train.loop`.
 """
 
 from __future__ import annotations

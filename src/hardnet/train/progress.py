@@ -1,7 +1,4 @@
-"""Progress display in training: a bar per method with percent and time left, and loss and violation if they fit.
-
-Called by `hardnet.experiments.compare`, `hardnet.experiments.demo` and others.
-"""
+"""Progress display in training: a bar per method with percent and time left, and loss and violation if they fit."""
 
 from __future__ import annotations
 

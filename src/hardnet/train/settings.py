@@ -1,7 +1,4 @@
-"""Inputs and record of a run: the task, the settings, and the learning curves.
-
-Called by `hardnet.train.checkpoint` and `hardnet.train.loop`.
-"""
+"""Inputs and record of a run: the task, the settings, and the learning curves."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The seeds share only the kernel launches: each has its own weights, its own normalization statistics and its own
 random stream, so a seed's numbers do not depend on which other seeds are stacked with it.
-
-Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
 """
 
 from __future__ import annotations

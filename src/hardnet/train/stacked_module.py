@@ -1,7 +1,4 @@
-"""Any network stacked over seeds with torch.func, for problems that bring their own network.
-
-Called by `hardnet.experiments.row`, `hardnet.train.batches` and `hardnet.train.loop`.
-"""
+"""Any network stacked over seeds with torch.func, for problems that bring their own network."""
 
 from __future__ import annotations
 

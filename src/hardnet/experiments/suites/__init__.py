@@ -1,4 +1,4 @@
-"""Other papers' benchmarks under one command: ``hardnet suite NAME``. Called by the command line and the report.
+"""Other papers' benchmarks under one command: ``hardnet suite NAME``.
 
 A suite is data: a `Suite` and its `Case`s, one file per suite in this folder. To add one, write its problem
 (`hardnet.problems.suites`), its file here, its published numbers (``experiments/data/suites/NAME.json``), and an entry

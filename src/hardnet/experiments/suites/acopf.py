@@ -1,7 +1,4 @@
-"""AC optimal power flow on the grids of 9, 57 and 118 buses: ``hardnet suite acopf``.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""AC optimal power flow on the grids of 9, 57 and 118 buses: ``hardnet suite acopf``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A suite as data: its cases, their training recipes, the columns of its tables, and the published numbers.
 
 The other files of this folder define the suites; its runner, tables and the report read them.
-
-Called by `hardnet.experiments.suites.acopf`, `hardnet.experiments.suites.dc3` and others.
 """
 
 from __future__ import annotations

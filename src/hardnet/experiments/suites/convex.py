@@ -1,7 +1,4 @@
-"""Convex programs solved by Clarabel, one instance at a time; only for ``--references``.
-
-Called by `hardnet.experiments.suites.programs`.
-"""
+"""Convex programs solved by Clarabel, one instance at a time; only for ``--references``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DC3's programs (Donti, Rolnick and Kolter 2021): simple and nonconvex at 50 + 50 rows, and eight other sizes.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""DC3's programs (Donti, Rolnick and Kolter 2021): simple and nonconvex at 50 + 50 rows, and eight other sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FSNet's programs (Nguyen and Donti 2025): convex, nonconvex and nonsmooth, with affine, quadratic and conic rows.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""FSNet's programs (Nguyen and Donti 2025): convex, nonconvex and nonsmooth, with affine, quadratic and conic rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The unicycle MPC of HardNet++: ``hardnet suite hardnetpp``.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""The unicycle MPC of HardNet++: ``hardnet suite hardnetpp``."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ and Newton's method follows ``N'(grad f + A'u) = 0, u s = mu`` as mu goes to zer
 with D the second derivatives of f, in absolute value for a sample whose matrix is not positive definite. For an
 instance of 1000 variables Clarabel takes half a minute on one core and this method half a second, with the same value
 to 1e-10. Solutions are checked by their optimality conditions; a sample that fails them gets the value infinity.
-
-Called by `hardnet.experiments.suites.programs`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Pinet's programs (Terpin et al. 2026): DC3's data with Pinet's own split, and a large size that we draw ourselves.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""Pinet's programs (Terpin et al. 2026): DC3's data with Pinet's own split, and a large size that we draw ourselves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """IPOPT for AC optimal power flow, used by ``hardnet suite acopf --references``, and the recording of the grids.
 
 `record_grid` (with pypower, the extra ``power``) and `record_loads` made the data files of the problems.
-
-Called by `hardnet.experiments.suites.acopf`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Training recipes for DC3's and Pinet's programs, and the solvers for their exact optima.
-
-Called by `hardnet.experiments.suites.dc3`, `hardnet.experiments.suites.pinet` and others.
-"""
+"""Training recipes for DC3's and Pinet's programs, and the solvers for their exact optima."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The files are in ``src/hardnet/problems/suites/data`` and are part of the repository, so that evaluation needs no
 solver.
-
-Called by `hardnet.cli.experiments`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Run a suite: its cases, recipes and methods as rows, with the machinery of the paper's experiments.
-
-Called by `hardnet.cli.experiments`.
-"""
+"""Run a suite: its cases, recipes and methods as rows, with the machinery of the paper's experiments."""
 
 from __future__ import annotations
 

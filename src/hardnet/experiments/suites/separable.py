@@ -1,8 +1,6 @@
 """Training recipes for SnareNet's and FSNet's curved rows, and the optima of their programs by IPOPT.
 
 The optima are for ``hardnet suite snarenet --references`` and ``hardnet suite fsnet --references``.
-
-Called by `hardnet.experiments.suites.fsnet` and `hardnet.experiments.suites.snarenet`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""SnareNet's programs: nonconvex with affine rows, and convex with 10, 50 and 100 quadratic rows.
-
-Called by `hardnet.experiments.suites`, by name.
-"""
+"""SnareNet's programs: nonconvex with affine rows, and convex with 10, 50 and 100 quadratic rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables of a suite: the exact optimum, our trained rows, and published rows, marked as such.
-
-Called by `hardnet.cli.experiments` and `hardnet.experiments.sections`.
-"""
+"""Tables of a suite: the exact optimum, our trained rows, and published rows, marked as such."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""IPOPT for HardNet++'s unicycle: optima of its test poses, and the trajectories that give its training poses.
-
-Called by `hardnet.experiments.suites.hardnetpp`, for ``hardnet suite hardnetpp --references``; `record_states` made the
-file of the training poses once.
-"""
+"""IPOPT for HardNet++'s unicycle: optima of its test poses, and the trajectories that give its training poses."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 in the multipliers of the rows, by a dual active-set method. See `hardnet.solvers.nonlinear.step`, which calls it, for
 the same in plain torch and for the handling of samples that are not solved here.
-
-Called by `hardnet.solvers.nonlinear.step`.
 """
 
 from __future__ import annotations

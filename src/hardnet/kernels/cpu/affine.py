@@ -2,8 +2,6 @@
 
 A small A, shared or not, takes one pass (`affine_few`); a larger shared one has a factor ``P = A⁺'``, and torch
 multiplies between the passes of `affine_shared`. Samples that do not reach their bounds are returned as NaN.
-
-Called by `hardnet.kernels.backends` and `hardnet.kernels.cpu.affine_shared`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Sums are formed in float64 whatever the dtype. With ``A = L R``, L unit lower tr
 
 the error grows with cond(A), not with its square, and does not depend on the scale of a row. A sample is computed by
 the same instructions in any batch and in any lane. A shared A is factorized once, for the first tile.
-
-Called by `hardnet.kernels.cpu.affine`.
 """
 
 from __future__ import annotations

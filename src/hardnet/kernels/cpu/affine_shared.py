@@ -2,8 +2,6 @@
 
 Torch does the products. Each function here does one other step in one pass over the batch: compare with the bounds,
 find the samples that need a second application, split a gradient between the bounds. numba compiles them for the CPU.
-
-Called by `hardnet.kernels.cpu.affine`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
 
 with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear.nearest_step` for the same in plain torch, and
 for samples whose W is not positive definite or whose active rows are not found.
-
-Called by `hardnet.solvers.nonlinear.nearest_compiled` and `hardnet.solvers.nonlinear.nearest_step`.
 """
 
 from __future__ import annotations

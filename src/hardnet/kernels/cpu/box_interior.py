@@ -3,8 +3,6 @@
 The variables are ``z = (y, s)`` with ``M z = A y - s = 0``, so that the bounds of rows become a box too.
 `hardnet.solvers.polyhedron.box_interior` explains the method and has it in plain torch; here each sample stops when it
 is done.
-
-Called by `hardnet.kernels.cpu.nearest_box_rows`.
 """
 
 from __future__ import annotations

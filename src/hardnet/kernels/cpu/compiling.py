@@ -1,7 +1,4 @@
-"""Compile kernels for a CPU with numba: functions of addresses and counts, cached on disk by the text of all kernels.
-
-Called by `hardnet.kernels.cpu.affine`, `hardnet.kernels.cpu.launch` and others.
-"""
+"""Compile kernels for a CPU with numba: functions of addresses and counts, cached by the text of all kernels."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The fields of all blocks are laid one after the other in memory, beside a table that says where each one begins. Blocks
 are known by the names of `hardnet.solvers.conic.blocks`.
-
-Called by `hardnet.functional.conic` and `hardnet.functional.conic_gradient`; numba is imported at the first launch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 All rows of all blocks follow one another, the row being the last index. The same mathematics for batches of tensors,
 with its derivation, is in `hardnet.solvers.conic.cones`.
-
-Called by `hardnet.kernels.cpu.conic_steps`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The entry of the compiled projection onto small curved sets and of its derivative: addresses, and room to work in.
-
-Called by `hardnet.kernels.cpu.conic`.
-"""
+"""The entry of the compiled projection onto small curved sets and of its derivative: addresses, and room to work in."""
 
 from __future__ import annotations
 

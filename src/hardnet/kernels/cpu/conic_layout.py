@@ -2,8 +2,6 @@
 
 What `hardnet.solvers.conic.blocks` and the images do for batches of tensors. The numbers of all blocks lie one after
 the other in memory; a table says for each block where its fields begin, and how far from sample to sample.
-
-Called by `hardnet.kernels.cpu.conic_sample`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Everything that `hardnet.solvers.conic.solve` and `hardnet.solvers.conic.distance` do for a sample, where it is derived,
 happens at once. What that leaves open (numbers that describe no convex set, an empty set, a residual above the
 tolerance, a row that is missed by more than rounding) is flagged for these.
-
-Called by `hardnet.kernels.cpu.conic_entry`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 ``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.lagrangian` and
 `hardnet.solvers.conic.newton`, where they are derived; what is not solved here goes on there.
-
-Called by `hardnet.kernels.cpu.conic_sample`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 ``matrix^-1 right`` and the least pivot; see `hardnet.solvers.algebra.small`, which calls it, for the same in plain
 torch.
-
-Called by `hardnet.kernels.cpu.approach` and `hardnet.solvers.algebra.small`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Gram-Schmidt on tiles of samples: ``A = L R`` with orthogonal rows R, and triangular solves with L.
-
-Called by `hardnet.kernels.cpu.affine_few` and `hardnet.kernels.cpu.nearest_few`.
-"""
+"""Gram-Schmidt on tiles of samples: ``A = L R`` with orthogonal rows R, and triangular solves with L."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 by the system of the rows ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.kkt` for the same in plain
 torch, and for samples whose W is not positive definite.
-
-Called by `hardnet.solvers.nonlinear.kkt`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 This file has the operations of the nearest point, one launch per direction: few rows, a box and rows, any rows. The
 closed form has its own file, `affine`. numba is imported at the first launch.
-
-Called by `hardnet.kernels.backends`, `hardnet.kernels.cpu.affine` and others.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 moves the point ``raw - a t`` in place and returns phi and its slope. The next t is Newton's if that lies between the
 last t on either side of the root, else the next breakpoint or the midpoint. This takes O(n) per pass and a handful of
 passes. See `hardnet.solvers.polyhedron.box_rows` for the same in plain torch.
-
-Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

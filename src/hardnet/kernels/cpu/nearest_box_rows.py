@@ -4,8 +4,6 @@
 fails, an interior point method finds approximate multipliers, and the Newton steps start from these. Steps and bounds
 are those of `hardnet.solvers.polyhedron.box_rows`, which explains them and handles the samples left open here: those
 that did not converge, and empty sets.
-
-Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Sums are formed in float64 whatever the dtype, and a sample is computed by the same instructions in any batch and in any
 lane.
-
-Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The multipliers of the nearest point for few rows on a CPU, by recursion over the rows, for tiles of samples.
 
 The same recursion as `hardnet.solvers.polyhedron.few_rows.solve`, where it is explained; the sample is the last index.
-
-Called by `hardnet.kernels.cpu.nearest_few` and `hardnet.kernels.cpu.nearest_tiles`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Tiles of few rows on a CPU: load and scale them, orthogonalize the active rows, correct and check y.
 
 The steps are those of `hardnet.functional.nearest_formulas`; the sample is the last index of every array.
-
-Called by `hardnet.kernels.cpu.nearest_few`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ it is needed:
 
 The equalities E are eliminated first: the reduced Gram matrix and products describe the inequalities on the points
 that satisfy E.
-
-Called by `hardnet.kernels.cpu.projection` and `hardnet.kernels.cpu.active_set`.
 """
 
 from __future__ import annotations

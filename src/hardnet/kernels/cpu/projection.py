@@ -4,8 +4,6 @@ One call does everything that `hardnet.solvers.polyhedron.projection_steps` does
 inside, the Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, and the
 residual of the optimality conditions. Samples that remain open (an empty set, dependent rows, a residual above the
 tolerance, a row that is violated beyond rounding or touches y without a multiplier) are flagged for that module.
-
-Called by `hardnet.kernels.cpu.launch`.
 """
 
 from __future__ import annotations

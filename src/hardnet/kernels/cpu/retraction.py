@@ -5,8 +5,6 @@
 
 `retract_step` and `retract_state` in `hardnet.solvers.nonlinear` have the same in plain torch. A sample has the vectors
 y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
-
-Called by `hardnet.solvers.nonlinear.retract_compiled`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Eigenvalues and singular values of small matrices on a CPU, one sample at a time, by Jacobi rotations.
 
 For orders below ten a call to the linear algebra library costs more than the rotations.
-
-Called by `hardnet.kernels.cpu.conic_blocks` and `hardnet.kernels.cpu.conic_system`.
 """
 
 from __future__ import annotations

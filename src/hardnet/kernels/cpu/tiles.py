@@ -1,8 +1,6 @@
 """Tiles of samples for the kernels on a CPU: the sample (lane) is the last, contiguous index of every array.
 
 So every inner loop compiles to vector instructions, and a tile stays in the cache.
-
-Called by `hardnet.kernels.cpu.affine_few`, `hardnet.kernels.cpu.gram_schmidt` and others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 For an A per sample, or few shared rows, the forward keeps nothing but its inputs, and the backward recomputes what it
 needs from one more read of A. More shared rows have a factor ``P = A^+'``, which their kernels read.
-
-Called by `hardnet.kernels.backends`, `hardnet.functional.affine` and others.
 """
 
 from __future__ import annotations

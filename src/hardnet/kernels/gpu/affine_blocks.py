@@ -1,8 +1,6 @@
 """``y = raw + A^+ s`` for up to 64 rows: one sample per program, its rows in blocks of 16, the Gram matrix on chip.
 
 A is read from memory once, for the Gram matrix; later reads of its columns hit the cache.
-
-Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

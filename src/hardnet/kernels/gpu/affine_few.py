@@ -5,8 +5,6 @@ one thread; for larger ones, row i of all samples is one tile. The code is the s
 ``G = A A'`` and its factorization ``G = L D L'`` are tuples of ``(BLOCK,)`` vectors, unrolled over the m rows. Dot
 products are summed in ``COMPUTE``. Rows need no scaling, because every pivot is compared with its own diagonal entry
 and ``L D L'`` does not otherwise depend on the scale.
-
-Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -4,8 +4,6 @@ Rows per sample and few shared rows are summed in float64 whatever their dtype: 
 adds doubles at half the rate of floats, and the Gram matrix of float32 rows then costs no accuracy. More shared rows
 come with their factor. Every choice depends on the shape of one sample alone, never on the batch, so that a sample
 gets the same result in any batch.
-
-Called by `hardnet.kernels.gpu.affine`.
 """
 
 from __future__ import annotations

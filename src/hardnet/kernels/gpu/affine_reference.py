@@ -1,7 +1,4 @@
-"""The closed form and its gradients in plain torch, in float64: the reference for the kernels.
-
-Called by the tests.
-"""
+"""The closed form and its gradients in plain torch, in float64: the reference for the kernels."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A program takes several samples as the rows of a tile. The products with A' and with P run on the float64 matrix units,
 over chunks of columns: A is read for ``A raw``, then A and P for y and ``A y`` together. P is rounded to its dtype, so
 a sample that ends farther from its bounds than the rounding of y explains is corrected with P again, starting from y.
-
-Called by `hardnet.kernels.gpu.affine_plan`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

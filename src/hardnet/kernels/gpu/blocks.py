@@ -2,8 +2,6 @@
 
 The Gram matrix is scaled to a unit diagonal and factorized by blocks, ``S G S = L D L'``, with the diagonal blocks of D
 inverted by symmetric Gauss-Jordan sweeps; the unit diagonal of L is not stored.
-
-Called by `hardnet.kernels.gpu.affine_blocks`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -5,8 +5,6 @@ their diagonal, so entry (i, j) is number ``i (i - 1) / 2 + j``.
 
 Products are added by explicit `tl.fma`. Left to itself, the compiler would fuse either product of ``a b + c d``,
 depending on the surrounding code, and two kernels that compute the same number would round it differently.
-
-Called by `hardnet.kernels.gpu.affine_blocks`, `hardnet.kernels.gpu.affine_few` and others.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -2,8 +2,6 @@
 
 ``matrix^-1 right`` and the least pivot. `hardnet.solvers.algebra.small` calls it, and does the same in plain torch,
 where every column takes a handful of launches; here the whole system stays in registers.
-
-Called by `hardnet.solvers.algebra.small`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -2,8 +2,6 @@
 
 Rows 16 i to 16 i + 15 are block i. The Gram matrix is a tuple of 16 x 16 tiles (lower triangle, packed by rows), summed
 over chunks of columns.
-
-Called by `hardnet.kernels.gpu.affine_blocks`, `hardnet.kernels.gpu.affine_shared` and `hardnet.kernels.gpu.blocks`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

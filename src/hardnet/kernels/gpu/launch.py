@@ -2,8 +2,6 @@
 
 An ordinary launch inspects every argument to find the matching compiled kernel, which takes the host three times as
 long as a small batch takes the device. Here the lookup is short, since most arguments are fixed in advance.
-
-Called by `hardnet.kernels.gpu.affine_plan`, `hardnet.kernels.gpu.nearest` and others.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ A vector over the n outputs of ``BLOCK`` samples is a tuple of pieces; row i of 
   share the columns of a sample. Loads and stores are coalesced; a sum over the outputs reduces across threads.
 
 One number per sample is a vector ``(BLOCK,)`` in both: only loads, stores and sums over outputs depend on the layout.
-
-Called by `hardnet.kernels.gpu.affine_few` and `hardnet.kernels.gpu.nearest_few`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -1,8 +1,6 @@
 """The operations of the nearest point on a GPU, one launch per direction: few rows, a box and one row, any rows.
 
 Triton is imported at the first launch.
-
-Called by `hardnet.kernels.backends`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 ``raw - a t``, which stays in registers, and sums phi and its slope in float64. The next t is Newton's if that lies
 between the last t on either side of the root, else the next breakpoint or the midpoint. The last Newton step solves
 exactly over the coordinates that are free at the answer. `hardnet.kernels.cpu.nearest_box` does the same on a CPU.
-
-Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -5,8 +5,6 @@ method in float32 comes near the root with half the registers and a third of the
 is summed without rounding at exactly the y that would be stored, and t is corrected until the row misses its bound by
 no more than the rounding of the free coordinates. Samples that do not get there (far raws, terms too small for float32,
 empty sets, invalid numbers) are left to the float64 kernel.
-
-Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

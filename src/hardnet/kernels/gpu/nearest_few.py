@@ -2,8 +2,6 @@
 
 The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, check. Sums are
 formed in float64 whatever the dtype.
-
-Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

@@ -2,8 +2,6 @@
 
 The recursion of `hardnet.solvers.polyhedron.few_rows.solve`, where it is explained, unrolled for one to four rows.
 Tuples hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
-
-Called by `hardnet.kernels.gpu.nearest_few`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types, tuples grow by +.

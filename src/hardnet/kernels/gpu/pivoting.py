@@ -3,8 +3,6 @@
 The same steps and signature as the plain reference `hardnet.solvers.polyhedron.pivoting.pivot`, which explains the
 mathematics. A step of the reference takes some fifty launches over the whole batch; here it is one pass over
 registers, and each sample stops when it is finished.
-
-Called by `hardnet.kernels.gpu.projection` and `hardnet.solvers.polyhedron.pivoting`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

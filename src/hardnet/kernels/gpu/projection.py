@@ -3,8 +3,6 @@
 The whole computation for a sample happens on chip: its unit, the test whether raw is inside, the Gram matrix, pivoting,
 y, and the residual of the optimality conditions. Samples that remain open (invalid numbers, an empty set, a residual
 above the tolerance, a row that touches y without a multiplier) are flagged for the general path.
-
-Called by `hardnet.kernels.gpu.nearest`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -6,8 +6,6 @@ With J the active rows, U their unit rows ``S A_J``, and g the cotangent of y,
 
 Everything is computed on chip in float64. A sample whose active rows are nearly dependent, or whose set is empty while
 the gradient of A is wanted, is flagged for the general path of `hardnet.functional.polyhedron_gradient`.
-
-Called by `hardnet.functional.polyhedron_gradient`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

@@ -7,8 +7,6 @@ only the controls as outputs, that is, the power of all generators but one and a
 gives the rest, so the balance holds by construction and the bounds of the dependent quantities are the nonlinear rows.
 Both are measured on the whole dispatch. Loads are drawn from DC3's distribution with our own random stream, since
 DC3's file is not public.
-
-Called by `hardnet.experiments.suites.acopf` and `hardnet.experiments.suites.power`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A row of data is an input followed by the optimum of that instance (NaN where it
 one). The optima come from small files beside this one, made by ``hardnet suite NAME --references``, so that evaluation
 needs no solver. A problem is a subclass with `value` and, where its rows are not those of its set, `residuals`;
 `hardnet.experiments.suites` trains it.
-
-Called by `hardnet.experiments.pictures`, `hardnet.experiments.sections` and others.
 """
 
 from __future__ import annotations

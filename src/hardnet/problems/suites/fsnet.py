@@ -4,8 +4,6 @@ Numpy's legacy generator with seed 2025 draws, in this order, Q = 0.5 rand(n) (d
 X = U(-1, 1) (10000 x 50), and then G = U(-1, 1) with ``h = sum_j |(G C⁺)_ij|`` and, for qcqp, H = U(0, 0.1); or, for
 socp, y0 = U(-1, 1) and for every cone A_i, b_i, c_i = U(-1, 1) with ``d_i = |A_i y0 + b_i| - c_i'y0``. Torch's
 generator with seed 2025 shuffles the samples: 7000 for training, 1000 for validation, 2000 for the test.
-
-Called by `hardnet.experiments.suites.fsnet`.
 """
 
 from __future__ import annotations

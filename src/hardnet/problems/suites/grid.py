@@ -7,8 +7,6 @@ With voltages of magnitude V and angle a, admittances G + iB, ``a_ij = a_i - a_j
 
 and a bus is in balance when P + load = generation, for active and reactive power. Everything is in units of the grid's
 base power. The data is in ``data/grid-CASE.json``, so that neither a solver nor a package of cases is needed.
-
-Called by `hardnet.experiments.suites.power` and `hardnet.problems.suites.acopf`.
 """
 
 from __future__ import annotations

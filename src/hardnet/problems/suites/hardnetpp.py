@@ -4,8 +4,6 @@
 as published. `UnicycleControls` outputs only the 20 controls: the states are computed from them, so the dynamics hold
 by construction and the keep-out rows and bounds remain. Both are measured on the same 50 numbers. The formulas are in
 `hardnet.problems.suites.hardnetpp_rows`.
-
-Called by `hardnet.experiments.suites.hardnetpp` and `hardnet.experiments.suites.unicycle`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ From the pose s_0 = (p_x, p_y, heading), ten steps of 0.2 s with the speed v_k a
     min  sum_k |e_k|^2 + e_T' diag(10, 10, 1) e_T + 0.1 |(v, w)|^2,   e = s - (3.5, 0, 0), the heading wrapped
     s.t. s_k = s_{k-1} + 0.2 (v_k cos heading_{k-1}, v_k sin heading_{k-1}, w_k),   p_k'diag(Q) p_k >= 1,
          0 <= v <= 2,  |w| <= 1.5.
-
-Called by `hardnet.experiments.suites.unicycle` and `hardnet.problems.suites.hardnetpp`.
 """
 
 from __future__ import annotations

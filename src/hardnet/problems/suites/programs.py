@@ -3,8 +3,6 @@
 Numpy's legacy generator with seed 17 draws, in this order, Q = diag(random(n)), p = random(n),
 C = normal(equalities x n), X = uniform(-1, 1), A = normal(inequalities x n); ``b = sum_j |(A C⁺)_ij|``. Every size
 starts from the same seed.
-
-Called by `hardnet.experiments.optimal`, `hardnet.experiments.suites.convex` and others.
 """
 
 from __future__ import annotations

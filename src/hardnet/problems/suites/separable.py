@@ -3,9 +3,6 @@
 ``min 1/2 y'Qy + p'φ(y) + weight |y|  s.t.  C y = x, rows(y) <= bound(x), |y_j| <= box``, with Q diagonal. The rows are
 ``H y² + G ψ(y)`` with ψ the identity, sine or cosine, or cones ``|A_i y + b_i| - c_i'y``. `snarenet.py` and `fsnet.py`
 in this folder draw the numbers.
-
-Called by `hardnet.experiments.suites.separable`, `hardnet.problems.suites.fsnet` and
-`hardnet.problems.suites.snarenet`.
 """
 
 from __future__ import annotations

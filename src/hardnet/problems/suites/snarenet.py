@@ -4,8 +4,6 @@ Numbers are drawn with numpy's legacy generator, seed 2025. noncvx draws in the 
 draws, in this order, Q = 0.5 rand(n) (diagonal), p = U(-1, 1), C = U(-1, 1), X = U(-0.5, 0.5), G = U(-1, 1),
 H = U(0, 0.1) (diagonals), and bounds ``y'H_i y + G_i'y`` by ``h_i = |C⁺'H_i C⁺|₂ r² + |G_i C⁺| r + 0.1`` with r the
 largest norm of any x, so that C⁺ x is feasible.
-
-Called by `hardnet.experiments.suites.snarenet`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The extended arithmetic writes a product as the rounded value and its exact error (Dekker), splits the values into
 layers whose sums are exact, and adds up the errors separately. Very large and very small rows and outputs are first
 scaled by powers of two, which is exact, so that nothing overflows.
-
-Called by `hardnet.sets.judge_records`, `hardnet.sets.judge_rows` and others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 On a CPU the summation order of LAPACK depends on where a matrix starts in a cache line, so matrices are padded to start
 at the same place. On a GPU ``torch.linalg.eigh`` waits for the device to check whether it failed, so a CUDA graph
 cannot capture it: there cyclic Jacobi is a fixed program that reads no values.
-
-Called by `hardnet.functional.elementary`, `hardnet.functional.quadratic` and others.
 """
 
 from __future__ import annotations

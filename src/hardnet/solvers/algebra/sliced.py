@@ -3,8 +3,6 @@
 Rows and points are written as sums of slices of so few bits that every sum of products of two slices is exact, in any
 order. The certificate (`sets/judge_rows.py`) uses this where many samples share their rows: a slice of a point costs
 two passes over it, whereas products with their errors (`compensated.py`) cost twenty-five.
-
-Called by `hardnet.sets.judge_rows`.
 """
 
 from __future__ import annotations

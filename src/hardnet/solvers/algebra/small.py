@@ -3,8 +3,6 @@
 Compiled code eliminates one sample at a time (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it, elimination
 of up to `SMALL` rows runs column by column over all samples at once, which is faster than a routine called for each
 sample; larger matrices use torch's Cholesky factorization, padded by `align`.
-
-Called by `hardnet.solvers.nonlinear.solve`, `hardnet.solvers.nonlinear.direction` and others.
 """
 
 from __future__ import annotations

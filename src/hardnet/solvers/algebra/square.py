@@ -1,8 +1,4 @@
-"""``A^-1 v`` for each sample, differentiable under every transform.
-
-Called by `hardnet.functional.completion`, `hardnet.functional.polyhedron_fixed`, `hardnet.functional.quadratic` and
-`hardnet.solvers.fermi_dirac`.
-"""
+"""``A^-1 v`` for each sample, differentiable under every transform."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The scaling W is the symmetric map with ``W z = W^-1 s = lam``; it stretches along one axis of the cone, so that it is
 kept as a number `stretch` and a point `axis` of unit determinant.
-
-Called by `hardnet.solvers.conic.interior`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Semidefinite cones in an interior point method by factors alone, no eigenvalue: g matrices of one order at a time.
 
 ``S = F(y)`` and Z are linearized as ``Z S + dZ S + Z dS = mu I``, made symmetric (Helmberg, Kojima and Monteiro).
-
-Called by `hardnet.solvers.conic.interior`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ Every barrier eliminates its slack and multiplier from the Newton system by a li
     ds = DG dy + gap,      dz = drive - weigh(DG dy),
 
 so that `interior` sees one positive definite system in dy. An equality has a constant weight and no slack.
-
-Called by `hardnet.solvers.conic.barrier_cones`, `hardnet.solvers.conic.barrier_matrices` and
-`hardnet.solvers.conic.interior`.
 """
 
 from __future__ import annotations

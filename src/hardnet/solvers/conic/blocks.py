@@ -1,8 +1,6 @@
 """Blocks: the numbers that a convex set is made of, each as it is usually written, and its image ``G(y) in K``.
 
 Tensors may carry batch dimensions or not; the solver flattens them to one, of length B or 1 (constant).
-
-Called by `hardnet.functional.conic`, `hardnet.functional.conic_gradient` and others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Images in cones, and the second-order cone: projection, and its derivative in an eigenbasis.
-
-Called by `hardnet.functional.elementary`, `hardnet.solvers.conic.blocks` and others.
-"""
+"""Images in cones, and the second-order cone: projection, and its derivative in an eigenbasis."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Far away from a small set, rounding relative to raw is no accuracy at y. But ``y
 every point between y and raw. So a first answer names a point on the way, a hundred sizes of the set away; its
 projection is exact at the size of the set; and Newton, with the distance weighted so that the multipliers are of that
 size too, carries it over to raw itself.
-
-Called by `hardnet.functional.conic_gradient`, `hardnet.solvers.conic.solve` and `hardnet.solvers.conic.fixed`.
 """
 
 from __future__ import annotations

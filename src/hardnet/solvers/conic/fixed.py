@@ -2,8 +2,6 @@
 
 No value is looked at, so that CUDA graphs take it; what it did not solve says so in its status. Where a look is free,
 both loops end early and `conic` sends the rest to a solver that needs no interior.
-
-Called by `hardnet.solvers.conic.solve`.
 """
 
 from __future__ import annotations

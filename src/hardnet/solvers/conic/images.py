@@ -7,8 +7,6 @@ quadratics in `quadratic_image`. Made by `blocks`; read by `stack` and `barriers
 The derivative D of the projection onto a closed convex K is symmetric with eigenvalues in [0, 1]. Everything that
 solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the
 constraint is tight, 1 along directions in which it is free, and in between where the boundary is curved.
-
-Called by `hardnet.solvers.conic.blocks`, `hardnet.solvers.conic.cones` and others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Predictor and corrector (Mehrotra) share one Cholesky factor of n x n a step. A sample that has arrived, or whose step
 fails, keeps its best point. Where a look is free the loop ends with the last sample.
-
-Called by `hardnet.solvers.conic.fixed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The task of a projection onto blocks, its iterate, and how far it is from optimal.
-
-Called by `hardnet.solvers.conic.distance`, `hardnet.solvers.conic.newton` and others.
-"""
+"""The task of a projection onto blocks, its iterate, and how far it is from optimal."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 For multipliers and a penalty rho it minimizes ``weight/2 |y - raw|^2 + rho/2 dist(G(y) + dual / rho, K)^2``, which is
 strongly convex whatever the rank or the interior of the set, and then sets ``dual = rho (z - P_K(z))``.
-
-Called by `hardnet.solvers.conic.distance` and `hardnet.solvers.conic.fixed`.
 """
 
 from __future__ import annotations

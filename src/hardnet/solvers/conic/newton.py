@@ -1,7 +1,4 @@
-"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
-
-Called by `hardnet.solvers.conic.distance` and `hardnet.solvers.conic.fixed`.
-"""
+"""The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The image of g convex quadratics: ``1/2 y'P_i y + q_i'y + r_i in (-inf, 0]`` for every i.
 
 Made by `blocks`; read by `stack` and `barriers`.
-
-Called by `hardnet.solvers.conic.blocks`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The multiplier of one convex quadratic, by Newton in one dimension: ``1/2 y'Py + q'y + r = 0`` along y(mu).
-
-Called by `hardnet.functional.quadratic` and `hardnet.solvers.conic.quadratic_image`.
-"""
+"""The multiplier of one convex quadratic, by Newton in one dimension: ``1/2 y'Py + q'y + r = 0`` along y(mu)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 `Saddle` takes rows of any rank by a singular value decomposition. `StiffSaddle` is a fixed program for GPUs and large
 sets: one Cholesky factor of n x n however many rows are tight.
-
-Called by `newton` and the gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The cone of positive semidefinite matrices, packed: image, projection, and its derivative in an eigenbasis.
-
-Called by `hardnet.functional.elementary`, `hardnet.solvers.conic.blocks` and others.
-"""
+"""The cone of positive semidefinite matrices, packed: image, projection, and its derivative in an eigenbasis."""
 
 from __future__ import annotations
 

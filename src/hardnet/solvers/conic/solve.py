@@ -4,8 +4,6 @@ A fixed program, an interior point method and Newton on the active set (`fixed`)
 in graphs that is all. Where a look is free, the samples that it leaves (sets without interior, extreme units) go on to
 an augmented Lagrangian that gets near from anywhere (`lagrangian`) and to Newton steps that are kept only where
 they lower the residual (`newton`).
-
-Called by `hardnet.functional.conic` and `hardnet.sets.curved`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share.
-
-Called by `hardnet.functional.samples`, `hardnet.functional.conic_gradient` and others.
-"""
+"""Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Derivatives, by autograd, of functions ``(y, x) -> values`` whose samples do not depend on each other.
-
-Called by `hardnet.solvers.nonlinear.rows`, `hardnet.functional.nonlinear_gradient` and others.
-"""
+"""Derivatives, by autograd, of functions ``(y, x) -> values`` whose samples do not depend on each other."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 ``W = I + sum_i dual_i Hess g_i``. Where W is not positive definite, curvature along the active rows' gradients is
 added, which does not change the step where these rows hold; negative curvature along the rows is replaced by its
 absolute value.
-
-Called by `hardnet.solvers.nonlinear.nearest_step`, `hardnet.solvers.nonlinear.kkt` and others.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ For the rows held at a bound, with residual r, Jacobian J, ``beta = |J^+|`` and 
 
 since g restricted to ``y + range(J')`` has the derivative J there, whose inverse has norm beta. Every other row must
 hold in the whole ball: its distance to each bound must be at least ``|J_i| radius + L_i radius^2 / 2``.
-
-Called by `hardnet.sets.nonlinear`.
 """
 
 from __future__ import annotations

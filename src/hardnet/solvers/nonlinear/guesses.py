@@ -4,8 +4,6 @@
 
 A guess makes its rows tight; rows whose multiplier has the wrong sign are released and violated rows are added, until
 the guess no longer changes. On a CPU, compiled code uses a dual active-set method instead (`kernels.cpu.active_set`).
-
-Called by `hardnet.solvers.nonlinear.step`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The input x of nonlinear rows as a list of tensors, so that the open samples of a batch can be selected.
-
-Called by `hardnet.functional.nonlinear`, `hardnet.functional.nonlinear_call` and others.
-"""
+"""The input x of nonlinear rows as a list of tensors, so that the open samples of a batch can be selected."""
 
 from __future__ import annotations
 

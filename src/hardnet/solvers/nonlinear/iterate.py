@@ -1,7 +1,4 @@
-"""The iteration where values may be read: retract, approach the nearest point, and report.
-
-Called by `hardnet.solvers.nonlinear.solve` with samples that are not inside of their rows.
-"""
+"""The iteration where values may be read: retract, approach the nearest point, and report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``[W C'; C 0] (p, q) = (cotangent, 0)``: the linear system behind the derivative of a nearest point.
-
-Called by `hardnet.functional.nonlinear_gradient`; by Cholesky where W is positive definite, else by the whole system.
-"""
+"""``[W C'; C 0] (p, q) = (cotangent, 0)``: the linear system behind the derivative of a nearest point."""
 
 from __future__ import annotations
 

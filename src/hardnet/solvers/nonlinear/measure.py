@@ -1,7 +1,4 @@
-"""Measures for a sample: the size of its outputs, lengths and scales of its rows, and the relative violation.
-
-Called by every other module of the nonlinear solver and by `hardnet.functional.nonlinear_call`.
-"""
+"""Measures for a sample: the size of its outputs, lengths and scales of its rows, and the relative violation."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Each pass tries the step of `nearest_step`. A full step that is refused is tried again in the next pass with a
 second-order correction, then shorter; where no length is accepted, once with the step of the plain projection. So the
 operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
-
-Called by `hardnet.solvers.nonlinear.iterate` and `hardnet.solvers.nonlinear.program`.
 """
 
 from __future__ import annotations

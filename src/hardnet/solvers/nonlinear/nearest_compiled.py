@@ -2,8 +2,6 @@
 
 A sample whose full step is refused tries a corrected step, then shorter ones, within the same pass. Samples that have
 ended leave the batch.
-
-Called by `hardnet.solvers.nonlinear.nearest`.
 """
 
 from __future__ import annotations

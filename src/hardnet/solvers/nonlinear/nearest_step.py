@@ -3,8 +3,6 @@
 The step d and the multipliers come from the quadratic program of the Lagrangian (`direction`). The merit is
 ``|y - raw|^2 / 2 + sum_i weight_i violation_i``, with weights above the rows' multipliers, so that d is a descent
 direction.
-
-Called by `hardnet.solvers.nonlinear.nearest` and `hardnet.solvers.nonlinear.nearest_compiled`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The solver as a fixed program, so that a batch can be captured: retraction, nearest point and status.
-
-Called by `hardnet.solvers.nonlinear.solve` for a fixed number of passes, and on a GPU for the first passes.
-"""
+"""The solver as a fixed program, so that a batch can be captured: retraction, nearest point and status."""
 
 from __future__ import annotations
 

@@ -3,9 +3,6 @@
 Each step is the nearest point of the linearized set (`retract_step`), shortened until the violation decreases; affine
 rows are part of every step and always hold. A step that is refused is tried shorter in the next pass, so that the
 operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
-
-Called by `iterate` and `program` for the feasible point, for the start of the nearest one, and for
-what remains violated at its end.
 """
 
 from __future__ import annotations

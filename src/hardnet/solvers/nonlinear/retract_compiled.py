@@ -2,8 +2,6 @@
 
 A sample whose trial is refused tries shorter steps within the same pass. Samples that have ended leave the batch once
 they are a quarter of it, unless the batch has at most `HANDFUL` samples.
-
-Called by `hardnet.solvers.nonlinear.retract`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The state of a retraction in progress: where the samples are, and how a trial step changes it.
-
-Called by `hardnet.solvers.nonlinear.retract`; compiled code has its own, `kernels.cpu.retraction`.
-"""
+"""The state of a retraction in progress: where the samples are, and how a trial step changes it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
 The size of a violation is ``|v|``, each row in units of its gradient's length. Where the linearized rows are infeasible
 the slack s makes the step elastic.
-
-Called by `hardnet.solvers.nonlinear.retract` and `hardnet.solvers.nonlinear.retract_compiled`.
 """
 
 from __future__ import annotations

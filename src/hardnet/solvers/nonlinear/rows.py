@@ -2,8 +2,6 @@
 
 One flat batch of samples in float64. g gets y ``(b, n)`` and x of the same samples, and must treat each sample
 independently: its derivatives come from one batched backward pass, and samples that have converged leave the batch.
-
-Called by `hardnet.functional.nonlinear_call`, `hardnet.functional.nonlinear_gradient` and others.
 """
 
 from __future__ import annotations

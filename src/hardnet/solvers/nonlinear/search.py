@@ -3,8 +3,6 @@
 A sample whose trial is refused stays where it is and tries a shorter step in the next pass, so that a pass is a fixed
 program. Where values may be read, samples that have ended leave the batch. Either way the result of a sample does not
 depend on the other samples of the batch.
-
-Called by `hardnet.solvers.nonlinear.solve`, `hardnet.solvers.nonlinear.nearest` and others.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 3. The remaining samples are projected onto the affine rows and retracted (`iterate`); for the nearest point the result
    is the start of sequential quadratic programming.
 4. Everything reported is evaluated at the returned point.
-
-Called by `hardnet.functional.nonlinear_call`.
 """
 
 from __future__ import annotations

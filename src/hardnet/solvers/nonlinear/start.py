@@ -1,8 +1,4 @@
-"""The starting point of the iteration: on the affine rows, where the rows of g are finite.
-
-Called by `hardnet.solvers.nonlinear.iterate`, and for the check of the bounds by `hardnet.solvers.nonlinear.solve` and
-`hardnet.solvers.nonlinear.program`.
-"""
+"""The starting point of the iteration: on the affine rows, where the rows of g are finite."""
 
 from __future__ import annotations
 

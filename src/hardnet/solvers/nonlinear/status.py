@@ -1,7 +1,4 @@
-"""How samples ended: the status of each, the tests behind it, and the record that a solve returns.
-
-Called by `hardnet.solvers.nonlinear.solve`, `iterate` and `program`; the layer reads the record.
-"""
+"""How samples ended: the status of each, the tests behind it, and the record that a solve returns."""
 
 from __future__ import annotations
 

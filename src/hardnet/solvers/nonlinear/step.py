@@ -9,9 +9,6 @@ Levenberg-Marquardt step. With the last multipliers as the center, s vanishes wh
 
 Most samples are solved in the multipliers: on a CPU by a compiled dual active-set method (`kernels.cpu.active_set`),
 else by guessing the active rows (`guesses`); the rest by `project_affine`.
-
-Called by `hardnet.solvers.nonlinear.direction`, `hardnet.solvers.nonlinear.nearest_step` and
-`hardnet.solvers.nonlinear.retract_step`.
 """
 
 from __future__ import annotations

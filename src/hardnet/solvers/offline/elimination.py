@@ -3,8 +3,6 @@
 From ``G y <= c`` and ``E y = d`` the variables are eliminated one at a time, last first. Every derived row is a fixed
 combination of the original ones, so it is kept as a pair ``body . y <= mix . constants``: the elimination is done once,
 although the constants may depend on the input and differ between samples.
-
-Called by `hardnet.layers.cdgm`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Generators of a polyhedral cone: ``{y : A y <= 0, E y = 0} = {rays' beta + lineality' gamma : beta >= 0}``.
-
-Called by `hardnet.layers.cone`.
-"""
+"""Generators of a polyhedral cone: ``{y : A y <= 0, E y = 0} = {rays' beta + lineality' gamma : beta >= 0}``."""
 
 from __future__ import annotations
 

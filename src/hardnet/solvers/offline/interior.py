@@ -2,8 +2,6 @@
 
 Linear rows alone need linear programs (HiGHS, through scipy); curved blocks need a cone solver (clarabel). Both come
 with the extra ``offline`` and run once, on the CPU in float64.
-
-Called by `hardnet.layers.rayen` and `hardnet.solvers.offline.interior_cone`.
 """
 
 from __future__ import annotations

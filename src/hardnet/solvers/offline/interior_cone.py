@@ -1,8 +1,6 @@
 """The point with the most slack in a set with curved blocks, as one cone program for clarabel.
 
 Variables ``(z, slack)`` with ``y = point + basis z``; each block requires an affine function of them to be in a cone.
-
-Called by `hardnet.solvers.offline.interior`.
 """
 
 from __future__ import annotations

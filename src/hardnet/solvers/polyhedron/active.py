@@ -4,8 +4,6 @@ Rows are scaled to length one first, so that the pseudo-inverse does not depend 
 grouped by their number of active rows, rounded up to a fixed ladder of sizes: the work is proportional to the active
 rows, and a sample's answer depends only on its own size. Independent rows are solved by a Cholesky factor; if one of
 its pivots shows that rows are nearly dependent, by a singular value decomposition of the rows.
-
-Called by `hardnet.functional.derivatives`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

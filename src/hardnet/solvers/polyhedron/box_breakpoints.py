@@ -3,8 +3,6 @@
 ``phi(t) = a' clamp(raw - a t, low, high)`` decreases with t, and its slope changes where a coordinate meets or leaves a
 bound, at ``(raw - low) / a`` and ``(raw - high) / a``. Bisection over these 2n sorted numbers, ``log2(2n + 1)``
 evaluations, finds the piece on which phi crosses its target; phi is linear there.
-
-Called by `hardnet.solvers.polyhedron.box_rows`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Violations of rows are measured in roundings of their terms; a certificate of emptiness is a direction in which even the
 best corner of the box misses the rows.
-
-Called by `hardnet.solvers.polyhedron.box_rows`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 With ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
 ``D = Q Q'``. The error grows with cond(C), not with its square as for a factor of ``C C'``. Everything is plain tensor
 operations, so that it can be differentiated, mapped, compiled and exported.
-
-Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.polyhedron.box_interior` and
-`hardnet.solvers.polyhedron.box_rows`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The variables are ``z = (y, s)`` with ``A y = s``, so that the row bounds become a box as well, and each of the k
 equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is elementwise.
-
-Called by `hardnet.solvers.polyhedron.box_rows`.
 """
 
 from __future__ import annotations

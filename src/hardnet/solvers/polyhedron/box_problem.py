@@ -1,7 +1,4 @@
-"""A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
-
-Called by `hardnet.functional.box_rows_gradient`, `hardnet.solvers.polyhedron.box_breakpoints` and others.
-"""
+"""A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ The nearest point is ``y = clamp(raw - A'dual, box_lower, box_upper)``, so k num
    never counts as solved, whichever solver found it.
 
 All samples take the same steps and no value is read, so it can be compiled, exported and mapped.
-
-Called by `hardnet.functional.box_rows`, `hardnet.functional.box_rows_gradient` and `hardnet.functional.solve`.
 """
 
 from __future__ import annotations

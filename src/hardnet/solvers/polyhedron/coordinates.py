@@ -1,7 +1,4 @@
-"""Rows that bound one output times a power of two (``y_j <= u``, ``-2 y_j <= u``): y is clamped to meet them exactly.
-
-Called by `hardnet.solvers.polyhedron.projection`.
-"""
+"""Rows that bound one output times a power of two (``y_j <= u``, ``-2 y_j <= u``): y is clamped to meet them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 On an empty set a program of fixed length stops with active rows J and a violated row j that depends on them,
 ``a_j = A_J'r``. Then ``ray = e_j - r`` has ``A'ray = 0``, and if the bounds, weighted by it, add up below zero, no y
 satisfies these rows (Farkas). This gives a status where the host reads no value.
-
-Called by `hardnet.functional.polyhedron`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ row may have two bounds, which the test tells apart.
 If the rows before the last have a common point and pinning the last one leaves none, there is none with the last row
 either: the line from a point inside to d would cross the bound. So an empty set is detected where a row is constant on
 the pinned rows and outside its bounds; the combination of rows that is zero is then returned in place of multipliers.
-
-Called by `hardnet.functional.nearest_formulas`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 This is the dual active set method of `hardnet.solvers.polyhedron.pivoting`, with masks instead of indices, and without
 reading values: every sample takes every step, and a finished one no longer changes. Equalities join first. A sample
 that the steps do not finish can be recognized by its residual.
-
-Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.polyhedron.projection_fixed`.
 """
 
 from __future__ import annotations

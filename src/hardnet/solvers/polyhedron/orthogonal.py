@@ -10,8 +10,6 @@ with row p joining at the multiplier `own`. Its component orthogonal to the acti
 If z is rounding and no active row can leave, ``ray = (1 for p, -R^-1 Q'a_p for J)`` combines the rows to ``z``. With
 bounds on the wrong side of each other this proves the set empty, except for points beyond `FAR` times the sample's
 size.
-
-Called by `hardnet.functional.polyhedron_fixed` and `hardnet.solvers.polyhedron.projection_steps`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ is column j of the tableau
 and a row joins or leaves J by one symmetric pivot of T. The dual objective increases with every step, so the method
 terminates. Rows that depend on J show up as a zero pivot; if such a row is violated and no active row can leave, the
 set is empty. Every operation is elementwise or a gather, so a sample's answer has the same bits in any batch.
-
-Called by `hardnet.solvers.polyhedron.projection_fixed`, `hardnet.solvers.polyhedron.projection_steps` and others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `hardnet.solvers.polyhedron.projection` chooses the units. The quality of an answer is measured by the natural residual
 of its optimality conditions. Every solver of polyhedra uses this form.
-
-Called by `hardnet.functional.polyhedron_fixed`, `hardnet.solvers.polyhedron.projection_steps` and others.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ First every row i is divided by ``2^r_i``, the power of two above its largest en
 power above its largest raw output and above the distance that bounds away from zero require (``lower > 0`` or
 ``upper < 0``). Dividing by powers of two is exact, nothing overflows, and the projection is invariant:
 ``y = 2^s y_scaled``, ``dual = 2^(s - r) dual_scaled``.
-
-Called by `hardnet.functional.polyhedron`, `hardnet.solvers.nonlinear.step` and others.
 """
 
 from __future__ import annotations

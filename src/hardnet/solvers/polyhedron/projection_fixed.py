@@ -2,8 +2,6 @@
 
 Prepared rows are solved in batches, `hardnet.solvers.polyhedron.shared_rows`, others by a fixed number of pivots.
 Samples that are not solved by that are NOT_CONVERGED.
-
-Called by `hardnet.solvers.polyhedron.projection`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A sample inside the set is returned unchanged. Constant rows that were prepared 
 `hardnet.solvers.polyhedron.shared_rows`; the rest by a dual active set method: DAQP on a CPU if it is installed, else
 batched pivoting. The optimality conditions of every answer are checked; samples that fail are solved by the dual active
 set on orthonormal bases, which also proves sets empty. For an empty set, proximal steps find the compromise.
-
-Called by `hardnet.solvers.polyhedron.projection`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Each step solves the problem with Gram matrix ``G + I/weight`` and product ``A raw + dual/weight`` (an augmented
 Lagrangian step), which pivoting can always finish. The multipliers diverge along a proof of emptiness, while y
 converges to the compromise: the point nearest to raw among those with the least sum of squared distances to the rows.
-
-Called by `hardnet.solvers.polyhedron.projection_steps`.
 """
 
 from __future__ import annotations

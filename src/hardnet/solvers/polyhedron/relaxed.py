@@ -4,8 +4,6 @@ First ``min sum_i w_i s_i^2`` over y and s with ``lower <= A y + s <= upper``, w
 then ``min |y - raw|`` with exactly that s. The least slack is unique. It is found by proximal steps: each adds
 ``eps |y - y_k|^2``, which makes it a projection in the variables ``(sqrt(eps) y, sqrt(w) s)``. The active rows of a
 step give the slack in closed form, and its optimality conditions tell whether they are the right ones.
-
-Called by `hardnet.functional.relaxed`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The active rows come first and are padded with rows of the identity: to their nu
 where values may be read, else to all rows. A diagonal of `RIDGE` keeps dependent rows factorizable; corrections remove
 its effect on the answer. If the answer is not unique, it is the one nearest to the starting point: from zero, duplicate
 rows share evenly.
-
-Called by `hardnet.solvers.polyhedron.shared_rows`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and the active sets of
 all samples are found in batches. A layer keeps the factors; a plain function call makes them where that pays off.
-
-Called by `hardnet.functional.polyhedron`, `hardnet.layers.auto` and `hardnet.layers.projection`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ one in it, ``|P g_i| = 1``, the nearest point is
 
 so that only the multipliers of the other rows are unknown, and all samples share K. Numbers are float64, in the row
 units of `hardnet.solvers.polyhedron.problem`.
-
-Called by `hardnet.functional.polyhedron`, `hardnet.functional.polyhedron_gradient` and others.
 """
 
 from __future__ import annotations

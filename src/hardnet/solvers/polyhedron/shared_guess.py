@@ -7,8 +7,6 @@ Splitting works on the products ``v = G y - G q``, which start at zero, with bou
 are over-relaxed, and each is one product with a constant matrix for all samples. At the end ``t - s`` is the multiplier
 divided by rho, and the rows with t beyond a bound are the guess. Any number of steps is safe, since the guess is
 verified.
-
-Called by `hardnet.solvers.polyhedron.shared_rows`.
 """
 
 from __future__ import annotations

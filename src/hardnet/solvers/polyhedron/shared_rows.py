@@ -7,8 +7,6 @@
 
 Where no value may be read, the samples to solve again are a fixed share of the batch, with the open ones first. The
 caller checks the optimality conditions of every answer.
-
-Called by `hardnet.functional.polyhedron_gradient`, `hardnet.solvers.polyhedron.projection_fixed` and others.
 """
 
 from __future__ import annotations

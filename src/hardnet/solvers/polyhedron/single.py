@@ -1,7 +1,4 @@
-"""One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``.
-
-Called by `hardnet.solvers.polyhedron.projection`.
-"""
+"""One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``."""
 
 from __future__ import annotations
 

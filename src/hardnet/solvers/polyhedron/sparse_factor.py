@@ -3,8 +3,6 @@
 Rows that couple neighbors (rate limits over a horizon, conservation along a line) have a narrow band after reordering;
 the cost of a Cholesky factor of the band is then linear in the number of rows. Any other pattern uses a sparse LU
 factor.
-
-Called by `hardnet.functional.sparse_rows`, `hardnet.sets.sparse` and others.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Mehrotra's steps towards ``above s_above = below s_below = mu`` all solve
     (K + 1/w) d = g/w,     w = above / s_above + below / s_below
 
 one symmetric system per sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``.
-
-Called by `hardnet.solvers.polyhedron.sparse_rows`.
 """
 
 from __future__ import annotations

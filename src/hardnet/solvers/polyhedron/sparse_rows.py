@@ -2,8 +2,6 @@
 
 The conditions are those of `hardnet.solvers.polyhedron.shared_rows`, with sparse factors of ``K_JJ`` and one sample
 after the other: rows with a multiplier of the wrong sign leave and violated rows join until nothing changes.
-
-Called by `hardnet.functional.sparse_rows`.
 """
 
 from __future__ import annotations

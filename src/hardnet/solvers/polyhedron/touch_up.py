@@ -2,8 +2,6 @@
 
 For the solvers a row is satisfied if it is violated by up to 1e-13 of its size, and their answers carry the rounding of
 a whole solve; the certificate allows 16 roundings of the row's own terms.
-
-Called by `hardnet.solvers.polyhedron.projection_steps` with the samples that have a row `beyond` that.
 """
 
 from __future__ import annotations
