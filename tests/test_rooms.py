@@ -13,7 +13,7 @@ ORDER = [
     {"files"},
     {"modes", "products"},
     {"shapes"},
-    {"structure"},
+    {"structure", "region"},
     {"rows"},
     {"kernels"},
     {"solvers"},
