@@ -17,6 +17,7 @@ ORDER = [
     {"rows"},
     {"kernels"},
     {"solvers"},
+    {"nearest"},
     {"functional"},
     {"sets"},
     {"layers"},

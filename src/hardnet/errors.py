@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -106,7 +107,17 @@ class InfeasibleError(SampleError, ValueError):
 
 
 class ConvergenceError(SampleError, RuntimeError):
-    """An iterative solver did not reach its tolerance on some samples."""
+    """An iterative solver did not reach its tolerance on some samples.
+
+    Attributes:
+        samples: Index of each of these samples.
+        solution: What the solver has for the whole batch, so that nothing of the other samples is lost; or None.
+    """
+
+    def __init__(self, message: str, samples: Sequence[object] = (), solution: Any = None) -> None:
+        """Store the samples, and the solution of the whole batch."""
+        super().__init__(message, samples)
+        self.solution = solution
 
 
 class OptionError(HardNetError, ValueError):
