@@ -1,4 +1,4 @@
-"""What becomes of samples without an answer: an error that names them, NaN for these alone, or the best point there is."""
+"""Samples without an answer: an error that names them, NaN for these alone, or the best point there is."""
 
 from __future__ import annotations
 
