@@ -15,6 +15,7 @@ ORDER = [
     {"shapes"},
     {"structure", "region"},
     {"rows"},
+    {"tolerances"},
     {"kernels"},
     {"solvers"},
     {"nearest"},

@@ -88,7 +88,8 @@ def shared_vjp(grad: Tensor, rows: SharedRows, active: Tensor, look: bool) -> tu
     start, _ = on_equalities(rows, grad, 0.0)
     w = solve_shared(rows.gram, own, times(rows.G, start), look, solves=2)
     u, held = on_equalities(rows, grad - times(rows.G.mT, w), 0.0)
-    missed = torch.where(own, times(rows.G, u), 0.0).abs().amax(-1)
+    missed = torch.where(own, times(rows.G, u), 0.0)
+    missed = torch.nn.functional.pad(missed, (0, 1)).abs().amax(-1)  # there may be equalities alone
     whole = torch.zeros_like(active, dtype=grad.dtype)
     whole[:, rows.free] = (w / rows.scale)[:, : len(rows.free)]
     whole[:, rows.equal] = (held / rows.length)[:, : len(rows.equal)]
