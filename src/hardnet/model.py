@@ -82,7 +82,8 @@ class HardNet(nn.Module):
         """Return the enforced output y.
 
         Args:
-            x: The input of the network and of the constraint.
+            x: The input of the network and of the constraint, of any structure. Every function of x, of every set, sees
+                all of it, whatever parts of it are per sample or shared; what it returns has the batch of raw in front.
             enforce: Whether to enforce; with False (the paper's warm start) y is the raw output.
             return_raw: Whether to return ``(y, raw)``, for a loss that also penalizes how far raw was moved.
         """

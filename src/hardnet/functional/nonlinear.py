@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, SampleError, in_samples, sample_indices
-from hardnet.functional.nonlinear_call import Call, bound, count, dense, flat_box, join, known_tight
+from hardnet.functional.nonlinear_call import Call, bound, dense, flat_box, join, known_tight, probe
 from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
@@ -65,8 +65,7 @@ def project_nonlinear(
     Args:
         raw: ``(*batch, n)``.
         g: ``(y, x) -> (*batch, m)``; it must treat each sample independently, and is called in float64.
-        x: The input of g, of any structure; tensors whose first dimensions are the batch have an entry for each
-            sample, all others are shared by all samples.
+        x: The input of g, of any structure: tensors of a sample's own and tensors that all samples share, of any sizes.
         lower: ``(m,)``, ``(*batch, m)`` or a number; None is -inf.
         upper: Like `lower`; None is inf.
         rows: Affine rows and a box, which must hold too.
@@ -179,7 +178,7 @@ def _project(
     batch, n = raw.shape[:-1], raw.shape[-1]
     point = raw.double().reshape(prod(batch), n)
     given = Input.of(x, batch)
-    m = count(g, point, given)
+    m, held = probe(g, jacobian, point, given)
     A, low, high = dense(rows, raw)
     lower_all = join(bound("lower", lower, m, raw, -torch.inf), low, point, -torch.inf, A.shape[-2])
     upper_all = join(bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
@@ -189,7 +188,7 @@ def _project(
     if exported:  # the graph has only the forward pass
         y, *rest = problem.solve(problem.rows(lower_all, upper_all, A), point)
     else:
-        y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *problem.leaves(point))
+        y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *given.numbers, *held)
     found = NonlinearSolution(y.detach(), *rest)
     shaped = [part.reshape((*batch, *part.shape[1:])) for part in found]
     y = y.reshape(raw.shape).to(raw.dtype)

@@ -62,28 +62,13 @@ class Call:
 
     def rows(self, lower: Tensor, upper: Tensor, A: Tensor, inputs: tuple[Tensor, ...] | None = None) -> Rows:
         """The rows; `inputs` replace the floating-point tensors of x."""
-        x = self.x
-        if inputs is not None:
-            found = iter(inputs)
-            x = x._replace(leaves=tuple(next(found) if _real(leaf) else leaf for leaf in x.leaves))
+        x = self.x if inputs is None else self.x.replaced(inputs)
         return Rows(self.function, self.derivative, x, self.count, A, lower, upper, tight=self.tight)
-
-    def leaves(self, point: Tensor) -> list[Tensor]:
-        """The floating-point tensors of x, followed by every tensor in g that requires a gradient."""
-        own = [leaf for leaf in self.x.leaves if _real(leaf)]
-        if not torch.is_grad_enabled() or len(point) == 0:
-            return own
-        first = torch.zeros(1, dtype=torch.long, device=point.device)
-        x = self.x._replace(leaves=tuple(leaf.detach() if _real(leaf) else leaf for leaf in self.x.leaves))
-        values = [self.function(point[:1].detach(), x.take(first).value())]
-        if self.derivative is not None:
-            values.append(self.derivative(point[:1].detach(), x.take(first).value()))
-        return own + _held_by(values)
 
     @property
     def inputs(self) -> int:
-        """How many of the leaves are tensors of x."""
-        return sum(_real(leaf) for leaf in self.x.leaves)
+        """How many floating-point tensors x has."""
+        return len(self.x.numbers)
 
     def solve(self, rows: Rows, raw: Tensor) -> NonlinearSolution:
         """The solution, rounded to the dtype of raw and clamped to the box, then checked again."""
@@ -112,10 +97,6 @@ class Saved(NamedTuple):
     y: Tensor
     dual: Tensor
     status: Tensor
-
-
-def _real(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _held_by(values: list[Tensor]) -> list[Tensor]:
@@ -160,13 +141,19 @@ def jacobian_of(function: Function, derivative: Function | None, y: Tensor, x: A
     return differentiate(function, y, x)
 
 
-def count(g: Function, point: Tensor, given: Input) -> int:
-    """The number of rows of g, which must be differentiable."""
+def probe(g: Function, jacobian: Function | None, point: Tensor, given: Input) -> tuple[int, list[Tensor]]:
+    """The number of rows of g, which must be differentiable, and the tensors in g that require a gradient."""
     if point.shape[0] == 0:
         with torch.no_grad():
-            return g(point, given.value()).shape[-1]
-    first = torch.zeros(1, dtype=torch.long, device=point.device)
-    return require_differentiable(g, torch.zeros_like(point[:1]), given.take(first).value())
+            return given.call(g, point).shape[-1], []
+    x = given.replaced(tuple(leaf.detach() for leaf in given.numbers))
+    at = torch.where(point.isfinite(), point.detach(), 0.0).requires_grad_()
+    values = [require_differentiable(g, at, x)]
+    if not torch.is_grad_enabled():
+        return values[0].shape[-1], []
+    if jacobian is not None:
+        values.append(x.call(jacobian, at))
+    return values[0].shape[-1], [held for held in _held_by(values) if held is not at]
 
 
 def dense(rows: BoxedRows | None, raw: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -43,6 +43,11 @@ class Nonlinear(ConstraintSet):
     model, beside x in float64; the parameters of a module follow, tensors of a function are written ``A.to(y)``. Every
     other set with affine rows may stand beside it: ``hn.Nonlinear(...) & hn.Box(...) & hn.Equality(...)``.
 
+    x is of any structure, and g is what says which of its tensors are per sample: what holds is judged by g at all
+    samples with x as it was given. Samples that have ended leave the iteration with their entries of the tensors that
+    begin with the batch dimensions, unless g then gives other values, as where a tensor that all samples share
+    happens to begin with the batch size: then g is called for all samples each time.
+
     Args:
         g: ``(y, x) -> (*batch, m)``, of torch operations; a function or a module, which may be learned.
         dim: n.

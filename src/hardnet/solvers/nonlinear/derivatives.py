@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardnet.errors import DTypeError, sentence
 from hardnet.modes import mode
+from hardnet.solvers.nonlinear.input import Input
 
 Function = Callable[[Tensor, Any], Tensor]
 """``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``."""
@@ -54,11 +55,11 @@ def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
     return y.new_zeros(*values.shape, y.shape[-1]) if found is None else found.movedim(0, -2)
 
 
-def require_differentiable(function: Function, y: Tensor, x: Any) -> int:
-    """The number of rows of g at one sample y ``(1, n)``; a g that is not differentiable in y is refused."""
+def require_differentiable(function: Function, y: Tensor, x: Input) -> Tensor:
+    """The values of g at y, which requires a gradient; a g that is not differentiable in y is refused."""
     with torch.enable_grad():
-        value = function(y.detach().requires_grad_(), x)
+        value = x.call(function, y)
     if not isinstance(value, Tensor) or not (value.requires_grad or value.shape[-1] == 0):
         got = "values without a derivative" if isinstance(value, Tensor) else type(value).__name__
         raise DTypeError(sentence("g", "a function of torch operations that can be differentiated", got))
-    return value.shape[-1]
+    return value

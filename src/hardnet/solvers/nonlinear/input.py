@@ -1,7 +1,14 @@
-"""The input x of nonlinear rows as a list of tensors, so that the open samples of a batch can be selected."""
+"""The input x of nonlinear rows, and calls of functions ``(y, x) -> values`` for some samples of a batch.
+
+Which tensors of x have an entry for each sample is not known from their shapes alone: a tensor that all samples share
+may happen to begin with the batch size. `Input.apart` says whether samples may be called with their part of x; where
+that gives other values than a call with all of x (`hardnet.solvers.nonlinear.solve` compares them), every call is made
+for the whole batch with x as it was given.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,35 +18,81 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Input(NamedTuple):
-    """x as a list of leaves; some have one entry for each sample of the flat batch, the others are shared by all.
+    """x as a list of leaves, floating-point tensors in float64, and the samples of the flat batch that are meant.
 
     Attributes:
-        leaves: The leaves of x.
-        own: For each leaf, whether it is a tensor ``(B, ...)`` with an entry for each sample.
-        spec: How to rebuild x from the leaves; None where x is a single tensor.
+        given: The leaves of x.
+        spec: How to rebuild x from its leaves.
+        batch: The batch dimensions of y.
+        own: For each leaf, whether it is a tensor that begins with the batch dimensions.
+        index: The samples, ``(b,)``; None for all.
+        apart: Whether some samples are called with their part of x, rather than all of them with x as given.
+        part: Where some samples are called apart, the leaves for these samples.
     """
 
-    leaves: tuple[Any, ...]
-    own: tuple[bool, ...]
+    given: tuple[Any, ...]
     spec: Any
+    batch: torch.Size
+    own: tuple[bool, ...]
+    index: Tensor | None = None
+    apart: bool = True
+    part: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, x: Any, batch: torch.Size) -> Input:
-        """Flatten the batch dimensions of tensors that begin with them; convert floating-point tensors to float64."""
+        """The input of all samples of a batch."""
         leaves, spec = tree_flatten(x)
         own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
-        flat = [
-            leaf.reshape(prod(batch), *leaf.shape[len(batch) :]) if mine else leaf
-            for leaf, mine in zip(leaves, own, strict=True)
-        ]
-        real = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in flat]
-        return cls(tuple(real), own, None if isinstance(x, Tensor) else spec)
+        return cls(tuple(leaf.double() if is_real(leaf) else leaf for leaf in leaves), spec, batch, own)
+
+    @property
+    def numbers(self) -> list[Tensor]:
+        """The floating-point tensors of x."""
+        return [leaf for leaf in self.given if is_real(leaf)]
+
+    def replaced(self, numbers: tuple[Tensor, ...]) -> Input:
+        """The input of all samples with other floating-point tensors."""
+        found = iter(numbers)
+        return self._replace(given=tuple(next(found) if is_real(leaf) else leaf for leaf in self.given))
 
     def take(self, index: Tensor) -> Input:
         """The input of some samples."""
-        leaves = tuple(leaf[index] if own else leaf for leaf, own in zip(self.leaves, self.own, strict=True))
-        return self._replace(leaves=leaves)
+        chosen = index if self.index is None else self.index[index]
+        if not self.apart:
+            return self._replace(index=chosen)
+        flat = self.part or tuple(
+            self._flat(leaf) if own else leaf for leaf, own in zip(self.given, self.own, strict=True)
+        )
+        part = tuple(leaf[index] if own else leaf for leaf, own in zip(flat, self.own, strict=True))
+        return self._replace(index=chosen, part=part)
 
-    def value(self) -> Any:
-        """The input in the form that g takes."""
-        return self.leaves[0] if self.spec is None else tree_unflatten(list(self.leaves), self.spec)
+    def call(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
+        """``function(y, x)`` of the samples, y ``(b, n)``; values ``(b, ...)``."""
+        if self.index is not None and self.apart:
+            return function(y, self._tree(self.part))
+        if self.index is None:
+            return self._whole(function, y)
+        fill = y[:1].detach() if len(y) else y.new_zeros(1, y.shape[-1])
+        everyone = fill.expand(prod(self.batch), -1).index_copy(0, self.index, y)
+        return self._whole(function, everyone)[self.index]
+
+    def _whole(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
+        """The values of all samples, with x as it was given."""
+        x = self._tree(self.given)
+        if len(self.batch) == 1 or not any(self.own):
+            return function(y, x)
+        value = function(y.reshape(*self.batch, y.shape[-1]), x)
+        return (
+            self._flat(value) if isinstance(value, Tensor) and value.shape[: len(self.batch)] == self.batch else value
+        )
+
+    def _flat(self, leaf: Tensor) -> Tensor:
+        return leaf.reshape(prod(self.batch), *leaf.shape[len(self.batch) :])
+
+    def _tree(self, leaves: tuple[Any, ...]) -> Any:
+        return tree_unflatten(list(leaves), self.spec)
+
+
+def is_real(leaf: Any) -> bool:
+    """Whether a leaf of x is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

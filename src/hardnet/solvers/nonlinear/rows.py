@@ -7,7 +7,7 @@ independently: its derivatives come from one batched backward pass, and samples 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class Rows(NamedTuple):
         """The derivatives at a point where the rows were traced."""
         point, own, value = traced
         with torch.enable_grad():
-            given = None if self.derivative is None else self._given(point, self.x.value())
+            given = None if self.derivative is None else self._given(point)
             jacobian = batched_gradient(own, point) if given is None else given.detach()
         if self.A.shape[-2]:
             jacobian = torch.cat([jacobian, self.A.expand(point.shape[0], *self.A.shape[-2:])], dim=-2)
@@ -127,10 +127,9 @@ class Rows(NamedTuple):
 
     def slope(self, point: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """``g`` ``(b, m)`` and ``sum_i dual_i grad_y g_i`` ``(b, n)``, differentiable in the point."""
-        x = self.x.value()
         with torch.enable_grad():
-            given = None if self.derivative is None else self._given(point, x)
-            own = self._call(point, x)
+            given = None if self.derivative is None else self._given(point)
+            own = self._call(point)
             return own, self._slope(own, given, point, dual)
 
     def _slope(self, own: Tensor, given: Tensor | None, point: Tensor, dual: Tensor) -> Tensor:
@@ -164,15 +163,15 @@ class Rows(NamedTuple):
 
         return apply
 
-    def _call(self, y: Tensor, x: Any = None) -> Tensor:
-        value = self.function(y, self.x.value() if x is None else x)
+    def _call(self, y: Tensor) -> Tensor:
+        value = self.x.call(self.function, y)
         if value.shape != (y.shape[0], self.curved):
             expected = f"values of shape ({y.shape[0]}, {self.curved}) for y of shape {tuple(y.shape)}"
             raise ShapeError(sentence("g", expected, tuple(value.shape), "g must treat samples apart"))
         return value
 
-    def _given(self, y: Tensor, x: Any) -> Tensor:
-        value = self.derivative(y, x)  # pyright: ignore[reportOptionalCall]
+    def _given(self, y: Tensor) -> Tensor:
+        value = self.x.call(self.derivative, y)  # pyright: ignore[reportArgumentType]
         if value.shape != (y.shape[0], self.curved, y.shape[-1]):
             expected = f"shape {(y.shape[0], self.curved, y.shape[-1])}"
             raise ShapeError(sentence("jacobian", expected, tuple(value.shape)))

@@ -4,7 +4,8 @@
 2. Rows that look affine around raw are projected onto exactly; the result is accepted only if g itself confirms it.
 3. The remaining samples are projected onto the affine rows and retracted (`iterate`); for the nearest point the result
    is the start of sequential quadratic programming.
-4. Everything reported is evaluated at the returned point.
+4. Everything reported is evaluated at the returned point, for the whole batch with x as it was given. Where that
+   disagrees with what samples alone gave, the batch is solved again without calling g for a part of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hardnet.errors import ShapeError
 from hardnet.modes import may_look
 from hardnet.solvers.algebra.small import product
 from hardnet.solvers.nonlinear.iterate import Mode, iterate
@@ -20,12 +22,12 @@ from hardnet.solvers.nonlinear.program import run_program
 from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 from hardnet.solvers.nonlinear.search import Pace
 from hardnet.solvers.nonlinear.start import sound_bounds
-from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus, unsolved
+from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus, kkt_residual, unsolved
 from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Status, place
 
 AFFINE = 1e-12
-"""Part of a row's scale by which it may differ from its linearization and still look affine."""
+"""Part of a row's scale by which it may differ from its linearization, or among batches, and still be the same."""
 LOOKS, MOST = 4, 30
 """On a GPU: passes between two checks of which samples are open, and the most passes of the fixed program; samples that
 are not OK after these are solved again, reading values."""
@@ -58,13 +60,51 @@ def solve_nonlinear(
             still = Pace(0, False)
             return run_program(rows.prepared(look=False), raw, first, mode, tolerance, inside, still, iterations)
         rows = rows.prepared(look=True)
-        if may_look(raw):
-            return _look(rows, raw, first, mode, tolerance, inside)
-        found = run_program(rows, raw, first, mode, tolerance, inside, Pace(LOOKS, False), MOST)
-        again = (found.status != NonlinearStatus.OK).nonzero().squeeze(-1)
-        if len(again) == 0:
-            return found
-        return place(found, again, _look(rows.take(again), raw[again], first[again], mode, tolerance, inside))
+        if len(raw) > 1 and _told_apart(rows, raw):
+            found = _solve_batch(rows, raw, first, mode, tolerance, inside)
+            if _confirmed(rows, raw, found, tolerance):
+                return found
+        together = rows._replace(x=rows.x._replace(apart=False))
+        return _solve_batch(together, raw, first, mode, tolerance, inside)
+
+
+def _told_apart(rows: Rows, raw: Tensor) -> bool:
+    """Whether g at raw says of the first sample and of the others alone what it says of all samples together."""
+    point = torch.where(raw.isfinite(), raw, 0.0)
+    first = torch.arange(len(raw), device=raw.device) < 1
+    try:
+        parts = [rows.take(some.nonzero().squeeze(-1)).value(point[some]) for some in (first, ~first)]
+    except (RuntimeError, IndexError, ShapeError):  # where they are not of the parts, all samples together raise them
+        return False
+    whole, parts = rows.value(point), torch.cat(parts)
+    if torch.allclose(parts, whole, rtol=AFFINE, atol=0, equal_nan=True):
+        return True
+    scale = relative_error(rows, rows.evaluate(point), point, point)[1]
+    return bool((((parts - whole).abs() <= AFFINE * scale) | (parts.isnan() & whole.isnan()) | (parts == whole)).all())
+
+
+def _confirmed(rows: Rows, raw: Tensor, found: NonlinearSolution, tolerance: float) -> bool:
+    """Whether the rows at y, with x as it was given, confirm the violation and the KKT residual of every sample."""
+    y = torch.where(found.y.isfinite(), found.y, 0.0)
+    at = rows.evaluate(y)
+    error, _ = relative_error(rows, at, y, raw)
+    residual, rounding = kkt_residual(rows, raw, y, at, found.dual)
+    same = (error <= found.violation + tolerance) | found.violation.isnan()
+    optimal = (residual <= found.residual + tolerance + rounding) | (found.dual == 0).all(-1)
+    return bool(((same & optimal) | (found.status == NonlinearStatus.INVALID)).all())
+
+
+def _solve_batch(
+    rows: Rows, raw: Tensor, first: Tensor, mode: Mode, tolerance: float, inside: float
+) -> NonlinearSolution:
+    """The solution of all samples, of which those that are open at the end of a pass may be evaluated alone."""
+    if may_look(raw):
+        return _look(rows, raw, first, mode, tolerance, inside)
+    found = run_program(rows, raw, first, mode, tolerance, inside, Pace(LOOKS, False), MOST)
+    again = (found.status != NonlinearStatus.OK).nonzero().squeeze(-1)
+    if len(again) == 0:
+        return found
+    return place(found, again, _look(rows.take(again), raw[again], first[again], mode, tolerance, inside))
 
 
 def _look(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:

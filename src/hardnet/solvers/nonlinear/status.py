@@ -91,18 +91,24 @@ def judged(
     look: bool = True,
 ) -> NonlinearSolution:
     """Check what holds at y, where `at` was evaluated, and derive the status from it."""
-    away = y - raw
     error, _ = relative_error(rows, at, y, raw)
+    residual, rounding = kkt_residual(rows, raw, y, at, dual)
+    optimal = settled & (residual <= tolerance + rounding)
+    flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
+    weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
+    found = status_of(y, dual, error, ratio, tolerance, optimal, weak)
+    return found._replace(residual=residual)
+
+
+def kkt_residual(rows: Rows, raw: Tensor, y: Tensor, at: Derivatives, dual: Tensor) -> tuple[Tensor, Tensor]:
+    """The KKT residual relative to ``1 + |y - raw|``, and the rounding that it may have, ``(b,)`` each."""
+    away = y - raw
     size = 1 + away.abs().amax(-1)
     gap = torch.where(dual > 0, rows.upper - at.value, at.value - rows.lower)
     slack = torch.where(dual != 0, dual.abs() * gap.abs(), 0.0).amax(-1) / size.square()
     residual = torch.maximum((away + product(at.jacobian.mT, dual)).abs().amax(-1) / size, slack)
     terms = product(at.jacobian.abs().mT, dual.abs()).amax(-1) / size  # the rounding of the sum is relative to it
-    optimal = settled & (residual <= tolerance + KKT_ROUNDINGS * torch.finfo(y.dtype).eps * terms)
-    flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
-    weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
-    found = status_of(y, dual, error, ratio, tolerance, optimal, weak)
-    return found._replace(residual=residual)
+    return residual, KKT_ROUNDINGS * torch.finfo(y.dtype).eps * terms
 
 
 def status_of(
