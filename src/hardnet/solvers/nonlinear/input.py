@@ -25,7 +25,7 @@ class Input(NamedTuple):
         spec: How to rebuild x from its leaves.
         batch: The batch dimensions of y.
         own: For each leaf, whether it is a tensor that begins with the batch dimensions.
-        index: The samples, ``(b,)``; None for all.
+        samples: The samples meant, ``(b,)``; None for all.
         apart: Whether some samples are called with their part of x, rather than all of them with x as given.
         part: Where some samples are called apart, the leaves for these samples.
     """
@@ -34,7 +34,7 @@ class Input(NamedTuple):
     spec: Any
     batch: torch.Size
     own: tuple[bool, ...]
-    index: Tensor | None = None
+    samples: Tensor | None = None
     apart: bool = True
     part: tuple[Any, ...] = ()
 
@@ -57,24 +57,24 @@ class Input(NamedTuple):
 
     def take(self, index: Tensor) -> Input:
         """The input of some samples."""
-        chosen = index if self.index is None else self.index[index]
+        chosen = index if self.samples is None else self.samples[index]
         if not self.apart:
-            return self._replace(index=chosen)
+            return self._replace(samples=chosen)
         flat = self.part or tuple(
             self._flat(leaf) if own else leaf for leaf, own in zip(self.given, self.own, strict=True)
         )
         part = tuple(leaf[index] if own else leaf for leaf, own in zip(flat, self.own, strict=True))
-        return self._replace(index=chosen, part=part)
+        return self._replace(samples=chosen, part=part)
 
     def call(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
         """``function(y, x)`` of the samples, y ``(b, n)``; values ``(b, ...)``."""
-        if self.index is not None and self.apart:
+        if self.samples is not None and self.apart:
             return function(y, self._tree(self.part))
-        if self.index is None:
+        if self.samples is None:
             return self._whole(function, y)
         fill = y[:1].detach() if len(y) else y.new_zeros(1, y.shape[-1])
-        everyone = fill.expand(prod(self.batch), -1).index_copy(0, self.index, y)
-        return self._whole(function, everyone)[self.index]
+        everyone = fill.expand(prod(self.batch), -1).index_copy(0, self.samples, y)
+        return self._whole(function, everyone)[self.samples]
 
     def _whole(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
         """The values of all samples, with x as it was given."""
