@@ -22,7 +22,9 @@ def test_structured_polyhedra_are_what_was_asked_for(name):
     drawn, again = FAMILIES[name](1, 60), FAMILIES[name](1, 60)
     assert all((a == b).all() for a, b in zip(drawn, again, strict=True))
     m, n = drawn.A.shape
-    assert 40 <= n <= 80 and m <= 2 * n and drawn.raw.shape == (4, n)
+    assert 40 <= n <= 80
+    assert m <= 2 * n
+    assert drawn.raw.shape == (4, n)
     assert bool(drawn.raw.isfinite().all())
     assert found(drawn)
     assert not found(FAMILIES[name](1, 60, contradiction=1e-3))
