@@ -170,6 +170,11 @@ def ellipsoid_rows(y: Tensor, x: Tensor) -> Tensor:
     return (y * torch.arange(1, 5, dtype=y.dtype, device=y.device)).square().sum(-1, keepdim=True) - 4
 
 
+def shares_of(x: Tensor) -> Tensor:
+    """(*batch, 2), positive with sum one."""
+    return torch.softmax(x[..., :2], -1)
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -184,6 +189,7 @@ CASES = [
     Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
+    Case("projection-transport", lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of)), 4, 2),
     Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
     Case(
         "projection-scaled", lambda: hn.layers.Projection(hn.scaled(moving_rows() & hn.Box(-3.0, 4.0), MEAN, STD)), 4, 4

@@ -181,7 +181,7 @@ def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) ->
     """The full solution behind `nearest_point`; multipliers of general rows first, then those of the box."""
     if constraint.relaxed:
         raise UnsupportedSetError(sentence("constraint", "rows that do not give way", "Relaxed", "call the layer"))
-    numbers = constraint.numbers(x, raw)
+    numbers = constraint.essential(constraint.numbers(x, raw))
     structure = constraint.structure(numbers, raw)
     if options.get("shared") is None or not structure.boxed:
         return solve_rows(raw, structure, **options)
@@ -211,7 +211,8 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
     as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
-    rows = BoxedRows(*constraint.rows(numbers, raw)) if as_rows else constraint.structure(numbers, raw)
+    solved = constraint.essential(numbers)
+    rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
     structure, arguments = rows.classify()
     project = PROJECTIONS[structure]
     if mode() in GRAPHS:  # graphs raise nothing

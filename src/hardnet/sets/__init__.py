@@ -17,6 +17,7 @@ from hardnet.sets.simplex import Simplex
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
 from hardnet.sets.sparse import SparseAffine
+from hardnet.sets.transport import DoublyStochastic, Transport
 
 __all__ = [
     "LMI",
@@ -28,6 +29,7 @@ __all__ = [
     "ConstraintSet",
     "CurvedSet",
     "Cvxpy",
+    "DoublyStochastic",
     "Equality",
     "Intersection",
     "Nonlinear",
@@ -40,5 +42,6 @@ __all__ = [
     "Simplex",
     "Smooth",
     "SparseAffine",
+    "Transport",
     "scaled",
 ]

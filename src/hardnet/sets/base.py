@@ -132,6 +132,13 @@ class ConstraintSet(Arguments):
         declared = set(self.equality_rows(numbers, like))
         return BoxedRows(*rows, equality=tuple(row in declared for row in range(rows.A.shape[-2])))
 
+    def essential(self, numbers: Any) -> Any:
+        """The numbers with infinite bounds on rows that other rows imply: what solvers get, who may lose digits there.
+
+        The rows keep their places. A certificate judges all of them.
+        """
+        return numbers
+
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The A of `rows` where it is constant, so that its factor can be kept (bounds may depend on x); else None."""
         return None

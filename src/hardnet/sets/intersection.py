@@ -115,6 +115,10 @@ class Intersection(ConstraintSet):
         """The general rows of all members, one below the other, and their boxes clipped to each other."""
         return join_rows([part.structure(own, like) for part, own in zip(self.parts, numbers, strict=True)])
 
+    def essential(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of all members."""
+        return tuple(part.essential(own) for part, own in zip(self.parts, numbers, strict=True))
+
     def row_count(self, numbers: tuple[Any, ...], like: Tensor) -> int:
         """The rows of all members."""
         return sum(part.row_count(own, like) for part, own in zip(self.parts, numbers, strict=True))

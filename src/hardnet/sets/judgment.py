@@ -17,7 +17,7 @@ from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not
 from hardnet.sets.judge_rows import judge_rows
 from hardnet.sets.judge_sparse import judge_sparse
 from hardnet.sets.relaxed import loosened
-from hardnet.sets.simplex import Simplex
+from hardnet.sets.sums import Sums
 from hardnet.solvers.algebra.compensated import UNIT, Excess
 from hardnet.structure import BoxedRows
 
@@ -30,7 +30,7 @@ four above that is for the growth of these with the number of rows and outputs, 
 """
 UNDERFLOW = 2.0**-537
 """What a norm may lose where squares underflow: the root of the smallest float64."""
-SCALES_OF_ROWS = (Affine.scale, Box.scale, Simplex.scale)
+SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 

@@ -15,16 +15,18 @@ from hardnet.products import times
 from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
-from hardnet.sets.simplex import Simplex
+from hardnet.sets.sums import Sums
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.structure import BoxedRows, join, join_rows
 
 
 class ScaledNumbers(NamedTuple):
-    """The numbers of the set in the units of y, and what they are in scaled units: rows beside a box, or a block."""
+    """The numbers of the set in the units of y, as rows beside a box or a block in scaled units, and the units."""
 
     own: Any
     scaled: Any
+    mean: Tensor
+    std: Tensor
 
 
 class ScaledSet(ConstraintSet):
@@ -95,9 +97,16 @@ class ScaledRows(ScaledSet):
 
     def numbers(self, x: Any, like: Tensor) -> ScaledNumbers:
         """The general rows and the box of the set, as they are in scaled units."""
-        own = self.constraint.numbers(x, like)
-        rows = self.constraint.structure(own, like) if self.keep_box else self._as_rows(own, like)
-        return ScaledNumbers(own, scale_rows(rows, *self.units(x, like)))
+        return self._scaled(self.constraint.numbers(x, like), *self.units(x, like))
+
+    def essential(self, numbers: ScaledNumbers) -> ScaledNumbers:
+        """Those of the set, in scaled units."""
+        return self._scaled(self.constraint.essential(numbers.own), numbers.mean, numbers.std)
+
+    def _scaled(self, own: Any, mean: Tensor, std: Tensor) -> ScaledNumbers:
+        """The record of the numbers of the set."""
+        rows = self.constraint.structure(own, std) if self.keep_box else self._as_rows(own, std)
+        return ScaledNumbers(own, scale_rows(rows, mean, std), mean, std)
 
     def _as_rows(self, own: Any, like: Tensor) -> BoxedRows:
         """The rows of the set without a box; those that are equalities stay so."""
@@ -173,7 +182,7 @@ class ScaledRows(ScaledSet):
         """How many of the first rows are coordinates of a box; None where only x knows."""
         if not self.keep_box or type(self.constraint).structure in (ConstraintSet.structure, Affine.structure):
             return 0
-        return like.shape[-1] if isinstance(self.constraint, Box | Simplex) else None
+        return like.shape[-1] if isinstance(self.constraint, Box | Sums) else None
 
 
 def scale_rows(rows: BoxedRows, mean: Tensor, std: Tensor) -> BoxedRows:
@@ -197,7 +206,8 @@ class ScaledCurved(ScaledSet, CurvedSet):
         """The block of the set, as it is in scaled units."""
         own = self.constraint.numbers(x, like)
         assert isinstance(self.constraint, CurvedSet)
-        return ScaledNumbers(own, scale_block(self.constraint.block(own), *self.units(x, like)))
+        units = self.units(x, like)
+        return ScaledNumbers(own, scale_block(self.constraint.block(own), *units), *units)
 
     def residual(self, numbers: ScaledNumbers, y: Tensor) -> Tensor:
         """That of the block."""
