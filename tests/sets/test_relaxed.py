@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import hardnet as hn
-from tests.draws import draw
-from tests.solvers.oracles import two_stages
+from tests.draws import draw, draw_uniform
+from tests.solvers.oracles import nearest_point, two_stages
 
 
 def limits_and_barriers(seed, n=3, m=4, reach=4.0):
@@ -166,3 +166,53 @@ def test_refusals():
         hn.HardNet(torch.nn.Identity(), hn.Ball(torch.zeros(3).double(), 1.0) & relaxed)
     with pytest.raises(hn.errors.UnsupportedSetError, match="give way"):
         torch.func.vmap(hn.layers.Projection(limits & relaxed))(draw(2, 3))
+
+
+def compromise(seed, n, others, *, hard=False, boxed=False):
+    """Two rows along one direction contradict each other by construction, the `others` and a box hold beside them.
+
+    The first of the two may not give way if `hard`; else the two share the gap by their weights. Returns the set, the
+    rows that the answer satisfies, with the level of the compromise as an equality, and the direction's own numbers.
+    """
+    weight, low = 1 + 4 * draw_uniform(2 + others, seed=seed), draw(1, seed=seed + 1)
+    high, along = low + 0.1 + 2 * draw_uniform(1, seed=seed + 2), draw(1, n, seed=seed + 3)
+    level = low if hard else (weight[0] * low + weight[1] * high) / (weight[0] + weight[1])
+    common = draw(n, seed=seed + 4)
+    common = common + along[0] * (level - along[0] @ common) / along[0].square().sum()
+    A, room = draw(others, n, seed=seed + 5), 2 * draw_uniform(others, seed=seed + 6)
+    upper = A @ common + room
+    reach = 0.1 + 3 * draw_uniform(n, seed=seed + 7)
+    soft = hn.Affine(torch.cat([along, A]), lower=torch.cat([high, torch.full_like(upper, -torch.inf)]),
+                     upper=torch.cat([high, upper]))  # fmt: skip
+    first = hn.Affine(along, upper=low)
+    constraint = (first if hard else hn.Relaxed(first, weight=weight[:1])) & hn.Relaxed(soft, weight=weight[1:])
+    rows = [torch.cat([along, A]), torch.cat([level, torch.full_like(upper, -torch.inf)]), torch.cat([level, upper])]
+    if boxed:
+        constraint = hn.Box(common - reach, common + reach) & constraint
+        corners = (torch.eye(n, dtype=torch.float64), common - reach, common + reach)
+        rows = [torch.cat(pair) for pair in zip(rows, corners, strict=True)]
+    return constraint, rows, common
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_need_no_slack_do_not_bind_wherever_raw_is(seed, hard, boxed):
+    """A row that was active on the way from raw to the least slack, and carries none of it, is free at the answer."""
+    n = 2 + seed % 3
+    constraint, rows, common = compromise(100 * seed, n, 1 + seed % 4, hard=hard, boxed=boxed)
+    away = torch.tensor([1.0, 3, 10, 30, 100, 300], dtype=torch.float64).repeat_interleave(4).unsqueeze(-1)
+    raw = (common + away * torch.nn.functional.normalize(draw(24, n, seed=seed), dim=-1)).requires_grad_()
+    y = hn.layers.Projection(constraint)(raw)
+    expected = torch.stack([nearest_point(point, *rows) for point in raw.detach()])
+    assert ((y - expected).abs().amax(-1, keepdim=True) <= 1e-11 * (1 + away)).all()
+    direction = draw(n, seed=seed + 1)
+    assert hn.check(constraint, y).ok
+    (gradient,) = torch.autograd.grad((y @ direction).sum(), raw)
+    step, axes = 1e-5, torch.eye(n, dtype=torch.float64)
+    nearest = lambda points: torch.stack([nearest_point(point, *rows) @ direction for point in points])
+    ahead, behind = (torch.stack([nearest(p + s * step * axes) for p in raw.detach()]) for s in (1, -1))
+    here = (expected @ direction).unsqueeze(-1)
+    smooth = ((ahead - here) - (here - behind)).abs() <= 1e-3 * step  # both sides share their active rows
+    assert smooth.double().mean() > 0.9
+    assert ((gradient - (ahead - behind) / (2 * step)).abs()[smooth] <= 1e-5).all()

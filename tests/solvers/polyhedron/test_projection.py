@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.errors import MissingExtraError
 from hardnet.solvers import Status, project_affine
 from hardnet.solvers.polyhedron import projection_steps
@@ -185,6 +186,27 @@ def test_invalid_samples_are_named_and_leave_their_batch_mates_alone():
     assert found.status.tolist() == [Status.INVALID] * 5 + [Status.SOLVED]
     assert found.y[:5].isnan().all()
     assert torch.equal(found.y[5], whole.y[5])
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 0.0), (-torch.inf, 0.0), (0.0, torch.inf), (-1.0, 1.0)])
+@pytest.mark.parametrize(("m", "n"), [(2, 3), (3, 5), (5, 8), (9, 4)])
+def test_a_zero_row_has_multiplier_zero_and_hides_no_other(m, n, bounds):
+    """Its bound of 0 touches every y; the other multipliers are those without it, and the derivative as well."""
+    raw, A = (5 * draw(8, n, seed=m)).requires_grad_(), draw(8, m, n, seed=m + 1)
+    low, high = -draw(8, m, seed=m + 2).abs(), draw(8, m, seed=m + 3).abs()
+    alone = project_affine(raw, A, low, high)
+    place, own = m // 2, torch.full((8, 1), 1.0, dtype=F64)
+    beside = lambda part, row: torch.cat([part[:, :place], row, part[:, place:]], dim=1)
+    rows = beside(A, torch.zeros(8, 1, n, dtype=F64)), *map(beside, (low, high), (own * bounds[0], own * bounds[1]))
+    found = project_affine(raw, *rows)
+    assert not found.dual[:, place].any()
+    assert torch.allclose(found.dual[:, torch.arange(m + 1) != place], alone.dual, rtol=1e-9, atol=1e-9)
+    weight = draw(8, n, seed=m + 4)
+    gradients = [
+        torch.autograd.grad((weight * hn.functional.project_affine(raw, *given)).sum(), raw)[0]
+        for given in ((A, low, high), rows)
+    ]
+    assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9)
 
 
 def test_zero_rows_hold_or_make_the_set_empty():

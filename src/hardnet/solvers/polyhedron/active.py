@@ -76,15 +76,15 @@ def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
     """Solve group by group; ``exact(unit rows, samples, scaled target)`` solves the nearly dependent samples."""
     if A.shape[-2] == 1:
-        squared = A.square().sum(-1).clamp_min(torch.finfo(A.dtype).tiny)
-        return torch.where(active, target / squared, 0.0)
+        squared = A.square().sum(-1)
+        return torch.where(active & (squared > 0), target / squared.clamp_min(torch.finfo(A.dtype).tiny), 0.0)
     result = torch.zeros_like(target)
     for samples, size in groups(active, A.shape[-1]):
         index, kept = first_rows(active[samples], size)
         rows = None if A.dim() == 2 else _gather(A, samples, index)
         unit = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
         scale = _unit_scale(unit.detach(), kept)
-        unit.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(~kept)
+        unit.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(scale == 0)
         right = target[samples].gather(-1, index) * scale
         factor, info = torch.linalg.cholesky_ex(unit)
         solved = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
@@ -100,9 +100,12 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
 
 
 def _unit_scale(gram: Tensor, kept: Tensor) -> Tensor:
-    """``1/|a_i|`` for the kept rows, else 0: a constant for autograd, since the solution does not depend on it."""
-    squared = torch.where(kept, gram.diagonal(dim1=-2, dim2=-1), 1.0)
-    return kept * squared.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+    """``1/|a_i|`` for the kept rows, else 0: a constant for autograd, since the solution does not depend on it.
+
+    It is 0 for a row of zeros too, whose multiplier the pseudo-inverse makes 0.
+    """
+    squared = torch.where(kept, gram.diagonal(dim1=-2, dim2=-1), 0.0)
+    return torch.where(squared > 0, squared.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt(), 0.0)
 
 
 def groups(active: Tensor, n: int) -> Iterator[tuple[Tensor, int]]:

@@ -16,13 +16,15 @@ from torch import Tensor
 from hardnet.products import length, times_aligned
 from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.projection import solve
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Status, place
 
 PROXIMAL = (1e-2, 1e-4, *(1e-6,) * 8, *(1e-8,) * 8)
 """Weights of the proximal term, step by step; rows have length one, and the largest weight of a slack is one."""
 EXACT, OPTIMAL = 1e-13, 1e-10
 """The relative error in the optimality conditions of the least slack at which the steps end, and the largest accepted.
 """
+CARRIES = 1e-9
+"""The force or multiplier of a row, relative to the largest force, above which the least slack rests on the row."""
 KNOWN = 1e-7
 """The accuracy, relative to the size of y, to which the slack of every relaxed row must be known."""
 RANK = 1e-11
@@ -107,18 +109,20 @@ def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
 
     ``min sum_V w (a y - bound)^2`` over the soft rows V subject to ``a y = bound`` in the hard rows I: with P the
     pseudo-inverse of A_I and ``N = 1 - P A_I``, the step from ``y0 = anchor - P(A_I anchor - b_I)`` is
-    ``(sqrt(w) A_V N)^+ sqrt(w)(b_V - A_V y0)``.
+    ``(sqrt(w) A_V N)^+ sqrt(w)(b_V - A_V y0)``. A second pass removes the rounding of an anchor far away.
     """
     soft = rows.weight > 0
     bound = active_bound(rows, fixed)
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
     inverse = torch.linalg.pinv(held, rtol=RANK)
-    start = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
     root = torch.where((fixed != 0) & soft, rows.weight.sqrt(), 0.0)
     pull = root.unsqueeze(-1) * rows.A
     rounding = RANK * root.detach().amax(-1)  # absolute: the hard rows may leave nothing of a pull
     step = torch.linalg.pinv(pull - pull @ inverse @ held, atol=rounding, rtol=torch.zeros_like(rounding))
-    return start + times_aligned(step, root * bound - times_aligned(pull, start))
+    for _ in range(2):
+        anchor = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
+        anchor = anchor + times_aligned(step, root * bound - times_aligned(pull, anchor))
+    return anchor
 
 
 def active_bound(rows: Rows, side: Tensor) -> Tensor:
@@ -140,6 +144,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
     empty = torch.zeros_like(raw[:, 0], dtype=torch.bool)
     least = torch.full_like(raw[:, 0], torch.inf)
     fixed, proof = torch.zeros_like(rows.lower, dtype=torch.int8), torch.zeros_like(rows.lower)
+    carries = torch.zeros_like(fixed, dtype=torch.bool)
     best, near = raw, raw
     for eps in PROXIMAL:
         found = solve(_record(*_extended(near, rows, eps)))
@@ -148,14 +153,16 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
         side = found.side.to(torch.int8)
         y = settle(near, rows, side)
-        missed = _missed(y, rows, side, found.dual)
+        missed, needed = _missed(y, rows, side, found.dual)
         better = ((missed < least) & (least > EXACT)).unsqueeze(-1)
         best, fixed = torch.where(better, y, best), torch.where(better, side, fixed)
+        carries = torch.where(better, needed, carries)
         least = torch.where(better.squeeze(-1), missed, least)
         if bool(((least <= EXACT) | empty).all()):
             break
     sound = (least <= OPTIMAL) & (_unknown(best, rows, fixed, least) <= KNOWN)
     status = torch.where(sound, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    fixed = torch.where(carries, fixed, 0)
     return _First(best, fixed, proof, torch.where(empty, int(Status.INFEASIBLE), status).to(torch.int8))
 
 
@@ -167,13 +174,17 @@ def _extended(near: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor, Ten
     return start, torch.cat([rows.A / eps**0.5, columns], dim=-1), rows.lower, rows.upper
 
 
-def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
-    """The largest relative error of y ``(B, n)`` in the optimality conditions of the least slack: ``(B,)``.
+def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest relative error of y ``(B, n)`` in the optimality conditions ``(B,)``, and the rows that carry force.
 
     The conditions are ``A_V'(w s) = A_I'dual`` with multipliers whose signs match their bounds, no other row violated,
     and the rows in V violated at the bound that `fixed` names. The multipliers are those of the step, `dual`
     ``(B, k)``, which have the right signs, or those of least length, which are exact; the better ones count. The error
     of a NaN is infinite.
+
+    The second answer ``(B, k)`` marks the rows of `fixed` without which the conditions do not hold: soft rows that give
+    way and hard rows with a multiplier. The others were active in a step, on its way from raw, and need not be at the
+    nearest point.
     """
     soft, product = rows.weight > 0, times_aligned(rows.A, y)
     gave_way, bound = (fixed != 0) & soft, active_bound(rows, fixed)
@@ -184,13 +195,17 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> Tensor:
     pull = times_aligned(rows.A.mT, force)
     signed = torch.where(rows.lower < rows.upper, fixed, 0)  # an equality may be needed on either side
     shortest = times_aligned(torch.linalg.pinv(held.mT, rtol=RANK), pull)
-    missed = [
+    of_step, largest = torch.where(soft, 0.0, dual), force.abs().amax(-1)
+    short, stepped = (
         torch.maximum((pull - times_aligned(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
-        for chosen in (shortest, torch.where(soft, 0.0, dual))
-    ]
-    unbalanced = torch.maximum(torch.minimum(*missed), (force * signed).amax(-1)) / force.abs().amax(-1)
+        for chosen in (shortest, of_step)
+    )
+    unbalanced = torch.maximum(torch.minimum(short, stepped), (force * signed).amax(-1)) / largest
     missed = torch.maximum(other.nan_to_num(0.0), unbalanced.nan_to_num(0.0))
-    return missed + torch.where(y.isfinite().all(-1), 0, torch.inf)
+    multiplier = torch.where((short <= stepped).unsqueeze(-1), shortest, of_step)
+    carried = torch.maximum(force.abs(), torch.where(held.any(-1), multiplier, 0.0).abs()) > CARRIES * largest[:, None]
+    slack = torch.where(gave_way, bound - product, 0.0).abs() > KNOWN * size[:, None]
+    return missed + torch.where(y.isfinite().all(-1), 0, torch.inf), (fixed != 0) & (carried | slack)
 
 
 def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
@@ -210,18 +225,22 @@ def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
 def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
     """The second stage: the fixed rows become equalities on an orthonormal basis, which cannot contradict each other.
 
-    The bounds of the other rows are widened to admit the point of the first stage, so that rounding cannot make the set
-    empty.
+    Where rounding makes the set empty, the bounds of the other rows are widened to admit the point of the first stage.
     """
     fixed = first.fixed != 0
     _, size, basis = torch.linalg.svd(torch.where(fixed.unsqueeze(-1), rows.A, 0.0), full_matrices=False)
     basis = torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
     level, product = times_aligned(basis, first.y), times_aligned(rows.A, first.y)
-    room = 4 * torch.finfo(raw.dtype).eps * first.y.abs().amax(-1, keepdim=True)
-    lower = torch.where(fixed, -torch.inf, torch.minimum(rows.lower, product - room * (product <= rows.lower)))
-    upper = torch.where(fixed, torch.inf, torch.maximum(rows.upper, product + room * (product >= rows.upper)))
     every = torch.cat([basis, rows.A], dim=-2)
+    lower, upper = torch.where(fixed, -torch.inf, rows.lower), torch.where(fixed, torch.inf, rows.upper)
     found = solve(_record(raw, every, torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1)))
+    left = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
+    if len(left):
+        room = 4 * torch.finfo(raw.dtype).eps * first.y.abs().amax(-1, keepdim=True)
+        lower = torch.minimum(lower, product - room * (product <= lower))
+        upper = torch.maximum(upper, product + room * (product >= upper))
+        low, high = torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1)
+        found = place(found, left, solve(_record(raw[left], every[left], low[left], high[left])))
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
     done = first.status == int(Status.SOLVED)
     status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
