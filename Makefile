@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL) -c constraints.txt
-CODE := src tests examples benchmarks docs/playground
+CODE := src lab tests examples benchmarks docs/playground
 # make bench REV=v0.1.0 puts another revision beside this tree; the last tag by default
 REV ?=
 # the oldest versions that pyproject.toml promises
@@ -13,7 +13,7 @@ OLDEST_TORCH ?= torch==2.11.*
 
 .PHONY: demo test warm lint bench docs tables site coverage test-oldest wheel clean
 
-demo: $(VENV)/experiments-ready wheel
+demo: $(VENV)/cpu-ready wheel
 	$(BIN)/hardnet demo
 
 # all cores compile the kernels that all tests share, beside the look at the sources; then a worker has a thread
@@ -31,8 +31,8 @@ lint: $(VENV)/dev-ready
 
 # us, our last revision and the peers in one run; the peers have an environment of their own
 bench: .venv-bench/ready
-	PYTHONPATH=src .venv-bench/bin/python -m benchmarks closed-form --revision '$(REV)' --out results/bench/closed_form_cpu.json --device cpu
-	PYTHONPATH=src .venv-bench/bin/python -m benchmarks nearest-point --revision '$(REV)' --out results/bench/nearest_point_cpu.json --device cpu
+	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks closed-form --revision '$(REV)' --out results/bench/closed_form_cpu.json --device cpu
+	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks nearest-point --revision '$(REV)' --out results/bench/nearest_point_cpu.json --device cpu
 
 docs: tables site
 
@@ -45,37 +45,37 @@ site: $(VENV)/docs-ready wheel tables
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 coverage: $(VENV)/dev-ready wheel
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist worksteal --cov=hardnet --cov-report=json:build/coverage.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 --dist worksteal --cov=hardnet --cov=hardnet_lab --cov-report=json:build/coverage.json
 	$(BIN)/python -m benchmarks.coverage build/coverage.json results/coverage.json
 
 test-oldest: .venv-oldest/ready
 	rm -rf build/lib
-	.venv-oldest/bin/python $(INSTALL) --no-deps --force-reinstall .
+	.venv-oldest/bin/python $(INSTALL) --no-deps --force-reinstall . -e ./lab
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest tests -n 2 --dist worksteal
 
-# the package itself is built and installed anew each time; its dependencies only when they change
+# the library is built and installed anew each time, the laboratory as it lies here; dependencies only when they change
 wheel: $(VENV)/python-ready
 	rm -rf build/lib  # or the wheel would hold modules that are gone
-	$(PIP) --no-deps --force-reinstall .
+	$(PIP) --no-deps --force-reinstall . -e ./lab
 
 $(VENV)/python-ready:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/%-ready: $(VENV)/python-ready pyproject.toml constraints.txt
-	$(PIP) '.[$*]'
+$(VENV)/%-ready: $(VENV)/python-ready pyproject.toml lab/pyproject.toml constraints.txt
+	$(PIP) '.[$*]' ./lab
 	touch $@
 
-.venv-bench/ready: pyproject.toml constraints.txt
+.venv-bench/ready: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python $(INSTALL) -c constraints.txt '.[bench]'
+	.venv-bench/bin/python $(INSTALL) -c constraints.txt '.[bench]' ./lab
 	touch $@
 
-.venv-oldest/ready: pyproject.toml constraints.txt
+.venv-oldest/ready: pyproject.toml lab/pyproject.toml constraints.txt
 	$(OLDEST_PYTHON) -m venv .venv-oldest
 	mkdir -p build && grep -v '^torch==' constraints.txt > build/constraints-oldest.txt
-	.venv-oldest/bin/python $(INSTALL) -c build/constraints-oldest.txt '$(OLDEST_TORCH)' '.[dev]'
+	.venv-oldest/bin/python $(INSTALL) -c build/constraints-oldest.txt '$(OLDEST_TORCH)' '.[dev]' ./lab
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-oldest build dist runs src/*.egg-info
+	rm -rf $(VENV) .venv-bench .venv-oldest build dist runs src/*.egg-info lab/build lab/src/*.egg-info

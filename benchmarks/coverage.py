@@ -11,9 +11,9 @@ from collections import defaultdict
 from pathlib import Path, PurePath
 from typing import Any
 
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import read_json, write_json
-from hardnet.experiments.stamp import environment
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import read_json, write_json
+from hardnet_lab.experiments.stamp import environment
 
 
 def by_room(files: dict[str, Any]) -> dict[str, dict[str, float]]:

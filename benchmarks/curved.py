@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
-from hardnet.experiments.timing import capture, measure_processor, time_all
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.timing import capture, measure_processor, time_all
 
 ROUNDS, SEED = 5, 2025
 PATIENCE = 10_000.0

@@ -17,10 +17,10 @@ from torch import Tensor
 import hardnet as hn
 from benchmarks.problems import Case, Size, floors, large_problem
 from benchmarks.tools import KEPT, PRODUCTS
-from hardnet.experiments import timing
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
+from hardnet_lab.experiments import timing
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
 
 Enforce = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TARGETS: dict[tuple[int, int, int], tuple[float, float] | None] = {

@@ -17,9 +17,9 @@ import torch
 import hardnet as hn
 from benchmarks.device import replayed
 from benchmarks.problems import Size
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
 
 SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import hardnet
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
 
 ROOT = Path(hardnet.__file__).parent
 

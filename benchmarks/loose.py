@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from benchmarks.recipes import VARIANTS, varied
-from hardnet.experiments import specs
-from hardnet.experiments.recipes import Recipe
-from hardnet.experiments.results import write_json
-from hardnet.experiments.row import build_model, partly_enforced
-from hardnet.experiments.run import choose_device
-from hardnet.experiments.stamp import environment
-from hardnet.experiments.suites import find_case
-from hardnet.problems.suites import SuiteProblem
-from hardnet.train import Training, streams_of
+from hardnet_lab.experiments import specs
+from hardnet_lab.experiments.recipes import Recipe
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.row import build_model, partly_enforced
+from hardnet_lab.experiments.run import choose_device
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.suites import find_case
+from hardnet_lab.problems.suites import SuiteProblem
+from hardnet_lab.train import Training, streams_of
 
 WEIGHTS: dict[str, dict[str, Any]] = {f"weight {w:g}": {"settings": {"soft_weight": w}} for w in (0.3, 1.0, 3.0, 10.0)}
 """Variants of the penalty weight, in addition to those of `benchmarks.recipes`."""

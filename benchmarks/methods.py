@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from hardnet.experiments import measured
-from hardnet.experiments.results import read_json, write_json
-from hardnet.experiments.stamp import environment
+from hardnet_lab.experiments import measured
+from hardnet_lab.experiments.results import read_json, write_json
+from hardnet_lab.experiments.stamp import environment
 
 BASELINES = ("soft", "none")
 """Methods that enforce nothing and therefore have no column."""

@@ -12,13 +12,13 @@ from benchmarks.costs import PACKAGED, packaged_costs
 from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
-from hardnet.experiments import tables
-from hardnet.experiments.results import Result
-from hardnet.experiments.sections import read_runs
-from hardnet.experiments.suites import find_suite, known_suites
-from hardnet.experiments.suites.base import Case, Suite
-from hardnet.experiments.suites.tables import read_suites, suite_note, suite_table
 from hardnet.files import write_atomically
+from hardnet_lab.experiments import tables
+from hardnet_lab.experiments.results import Result
+from hardnet_lab.experiments.sections import read_runs
+from hardnet_lab.experiments.suites import find_suite, known_suites
+from hardnet_lab.experiments.suites.base import Case, Suite
+from hardnet_lab.experiments.suites.tables import read_suites, suite_note, suite_table
 
 MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from hardnet.experiments import specs
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.recipes import BEST, Recipe, recipe_of
-from hardnet.experiments.results import write_json
-from hardnet.experiments.row import build_model
-from hardnet.experiments.stamp import environment
-from hardnet.problems import PROBLEMS, Problem
-from hardnet.train import Training, streams_of
+from hardnet_lab.experiments import specs
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.recipes import BEST, Recipe, recipe_of
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.row import build_model
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.problems import PROBLEMS, Problem
+from hardnet_lab.train import Training, streams_of
 
 POINTS, SEED = 400, 1017
 """Number of validation points, and their seed."""

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardnet.experiments import specs
-from hardnet.experiments.results import Result, write_result
-from hardnet.experiments.stamp import environment
-from hardnet.experiments.suites import find_case
-from hardnet.problems.suites import SuitePrograms
+from hardnet_lab.experiments import specs
+from hardnet_lab.experiments.results import Result, write_result
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.suites import find_case
+from hardnet_lab.problems.suites import SuitePrograms
 
 SIGMA = {100: 0.06806787572155291, 1000: 0.161}
 """Step size of the splitting by number of variables, as tuned by its authors."""

@@ -69,7 +69,8 @@ class Process:
 def start(name: str, last: Path | None = None) -> Iterator[Process]:
     """A process by its name in `tools`; `last` is the folder with the sources of the last revision."""
     sources = last if name == LAST and last is not None else ROOT / "src"
-    environment = {"PYTHONPATH": f"{sources}{os.pathsep}{ROOT}"} | ({"HARDNET_NUMBA": "0"} if name == BARE else {})
+    path = os.pathsep.join(str(folder) for folder in (sources, ROOT / "lab" / "src", ROOT))
+    environment = {"PYTHONPATH": path} | ({"HARDNET_NUMBA": "0"} if name == BARE else {})
     process = Process(environment)
     try:
         yield process

@@ -1,8 +1,8 @@
 """How the recipes for the suites of programs were chosen: variants compared by their gap on the validation split.
 
 ``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. For
-programs with affine rows, `hardnet.experiments.suites.interior` finds the optima of the validation rows; other programs
-are compared by their objective there. Test rows are not used.
+programs with affine rows, `hardnet_lab.experiments.suites.interior` finds the optima of the validation rows; other
+programs are compared by their objective there. Test rows are not used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from hardnet.experiments import specs
-from hardnet.experiments.recipes import Recipe
-from hardnet.experiments.results import write_json
-from hardnet.experiments.row import build_model, partly_enforced
-from hardnet.experiments.run import choose_device
-from hardnet.experiments.stamp import environment
-from hardnet.experiments.suites import find_case
-from hardnet.experiments.suites.interior import solve_interior
-from hardnet.problems.suites import SuiteProblem, SuitePrograms
-from hardnet.train import Training, streams_of
+from hardnet_lab.experiments import specs
+from hardnet_lab.experiments.recipes import Recipe
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.row import build_model, partly_enforced
+from hardnet_lab.experiments.run import choose_device
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.suites import find_case
+from hardnet_lab.experiments.suites.interior import solve_interior
+from hardnet_lab.problems.suites import SuiteProblem, SuitePrograms
+from hardnet_lab.train import Training, streams_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "recipe": {},

@@ -16,11 +16,11 @@ import torch
 
 from benchmarks.device import gradients, replayed
 from benchmarks.problems import Size, large_problem
-from hardnet.experiments import timing
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
 from hardnet.functional import enforce_affine
+from hardnet_lab.experiments import timing
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
 
 EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
 """The theoretical exponents: time ~ B n m^2."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import hardnet as hn
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
 from hardnet.solvers import Status
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
 
 INPUTS, OUTPUTS = 4, 6
 SPREAD = 3.0

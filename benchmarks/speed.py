@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.problems import size_of
 from benchmarks.tools import KEPT, LAST, OURS
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import read_json
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import read_json
 
 Content = dict[str, Any]
 LAUNCH = 1e-4

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from hardnet.experiments.markdown import table_text
-from hardnet.experiments.results import write_json
-from hardnet.experiments.stamp import environment
 from hardnet.layers.auto import build_layer
 from hardnet.model import HardNet
-from hardnet.problems import PROBLEMS, Problem
-from hardnet.train import Settings, StackedMLP, Training, streams_of
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.problems import PROBLEMS, Problem
+from hardnet_lab.train import Settings, StackedMLP, Training, streams_of
 
 PLAIN = "none"
 METHODS = (PLAIN, "aff")

@@ -21,7 +21,7 @@ from benchmarks.peers import Run
 from benchmarks.problems import Case, Size, errors, problem
 from benchmarks.tools import TASKS
 
-CLOCK = runpy.run_path(str(Path(__file__).parents[1] / "src" / "hardnet" / "experiments" / "timing.py"))
+CLOCK = runpy.run_path(str(Path(__file__).parents[1] / "lab" / "src" / "hardnet_lab" / "experiments" / "timing.py"))
 FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions of a tool that are recorded as its result and do not end the run."""
 

@@ -7,7 +7,7 @@ balance: what the lines carry away, its load and its generation add up to zero, 
 import torch
 
 import hardnet as hn
-from hardnet.problems.suites.acopf import PowerBalance, PowerFlow, draw_loads
+from hardnet_lab.problems.suites.acopf import PowerBalance, PowerFlow, draw_loads
 
 torch.manual_seed(0)
 problem = PowerBalance("case9")

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 import hardnet
+import hardnet_lab
 
-SOURCES = Path(hardnet.__file__).parents[1]
+SOURCES = dict.fromkeys(str(Path(package.__file__ or "").parents[1]) for package in (hardnet, hardnet_lab))
 
 
 def pytest_configure():
-    """Put the folder of hardnet in front of PYTHONPATH, with absolute paths, unless it is installed.
+    """Put the folders of hardnet and of its laboratory in front of PYTHONPATH, unless they are installed.
 
     Tests may run from sources (``PYTHONPATH=src``) in a folder of their own, where a relative path leads nowhere.
     """
     given = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    own = [] if SOURCES.name == "site-packages" else [str(SOURCES)]
+    own = [folder for folder in SOURCES if Path(folder).name != "site-packages"]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *given]))
 
 

@@ -105,3 +105,30 @@ except hn.errors.MissingExtraError as error:
     print(error)
 """
     assert "pip install 'hardnet[save]'" in run(CORE + code).stdout
+
+
+def test_without_the_laboratory_its_names_say_what_to_install():
+    code = """
+import hardnet as hn
+
+for ask in (lambda: hn.compare, lambda: hn.problems.OwnProblem):
+    try:
+        ask()
+    except hn.errors.MissingExtraError as error:
+        print(error)
+"""
+    assert run(CORE + code).stdout.count("pip install hardnet-lab") == 2
+
+
+def test_the_laboratory_is_found_by_the_names_of_the_library():
+    pytest.importorskip("hardnet_lab")
+    code = """
+import hardnet as hn
+import hardnet_lab.experiments.compare
+import hardnet_lab.problems
+
+assert hn.compare is hardnet_lab.experiments.compare.compare
+assert hn.problems.OwnProblem is hardnet_lab.problems.OwnProblem
+print("found")
+"""
+    assert run(code).stdout == "found\n"

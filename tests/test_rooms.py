@@ -23,9 +23,9 @@ ORDER = [
     {"sets"},
     {"layers"},
     {"model", "storage", "certificate"},
-    {"testing", "metrics", "losses", "gradients", "features", "integrations", "train"},
+    {"testing", "metrics", "losses", "gradients", "features", "integrations", "warming"},
+    {"laboratory"},
     {"problems"},
-    {"experiments"},
     {"cli", "__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
@@ -63,7 +63,7 @@ def test_imports_only_from_the_left(path):
 
 def allowed_neighbors(room: str, same_rank: set[str]) -> set[str]:
     """Rooms that the design writes side by side may lean on each other in one direction."""
-    lean = {("storage", "model"), ("__main__", "cli"), ("train", "metrics")}
+    lean = {("storage", "model"), ("__main__", "cli")}
     return {other for other in same_rank if (room, other) in lean}
 
 
@@ -71,6 +71,24 @@ def test_the_rule_can_fail(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("from hardnet.layers.base import Layer\nfrom hardnet import sets\n")
     assert imported_rooms(bad) == {"layers", "sets"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_one_door_leads_to_the_laboratory(path):
+    if path.name in ("laboratory.py", "problems.py"):
+        return
+    assert "hardnet_lab" not in imported_packages(path), "ask `hardnet.laboratory`"
+
+
+def imported_packages(path: Path) -> set[str]:
+    tree = ast.walk(ast.parse(path.read_text()))
+    return {node.module.split(".")[0] for node in tree if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_a_second_door_is_seen(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    from hardnet_lab.train import bars\n")
+    assert "hardnet_lab" in imported_packages(bad)
 
 
 AROUND = {

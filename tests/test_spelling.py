@@ -14,7 +14,7 @@ BRITISH = re.compile(
 )
 RECORDED = "docs/suites.md"
 """Its captions quote recipes as they were recorded with their results."""
-FOLDERS = ("src", "tests", "benchmarks", "docs", "examples")
+FOLDERS = ("src", "lab", "tests", "benchmarks", "docs", "examples")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md")]
 FILES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from benchmarks.pictures.style import Draw, Palette, legend, panels
 from benchmarks.problems import operations, size_of
 from benchmarks.tools import LAST, OURS, PLAIN
-from hardnet.experiments.paper import published
-from hardnet.experiments.results import read_json
+from hardnet_lab.experiments.paper import published
+from hardnet_lab.experiments.results import read_json
 
 RESULTS = Path(__file__).parents[2] / "results"
 SMALLEST = 1e-17

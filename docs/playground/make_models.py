@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardnet.experiments.results import write_json
-from hardnet.experiments.row import build_model, final_metrics
-from hardnet.experiments.specs import all_methods
-from hardnet.experiments.stamp import environment
 from hardnet.layers import Layer
 from hardnet.layers.auto import build_layer
-from hardnet.problems import PROBLEMS, Problem
-from hardnet.train import Training, stacked_net, streams_of
+from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.row import build_model, final_metrics
+from hardnet_lab.experiments.specs import all_methods
+from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.problems import PROBLEMS, Problem
+from hardnet_lab.train import Training, stacked_net, streams_of
 
 FOLDER = Path(__file__).parent / "models"
 STAMP = "models.json"

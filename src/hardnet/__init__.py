@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hardnet import errors, functional, gradients, layers, losses, metrics, sets, solvers, testing
+from hardnet import errors, functional, gradients, layers, losses, metrics, problems, sets, solvers, testing
 from hardnet.certificate import Certificate, check
 from hardnet.features import features
 from hardnet.gradients import GradientFlow, gradient_flow
+from hardnet.laboratory import laboratory
 from hardnet.layers import explain, methods, register
 from hardnet.model import HardNet
 from hardnet.sets import (
@@ -27,8 +28,7 @@ from hardnet.sets import (
 from hardnet.storage import load, save
 
 if TYPE_CHECKING:
-    from hardnet import problems
-    from hardnet.experiments.compare import compare
+    from hardnet_lab.experiments.compare import compare
 
 __version__ = "0.2.0"
 
@@ -73,13 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What stands around the library is imported when it is asked for, so that ``import hardnet`` stays light."""
+    """The laboratory stands beside the library, and is imported when it is asked for."""
     if name == "compare":
-        from hardnet.experiments.compare import compare
-
-        return compare
-    if name == "problems":
-        from importlib import import_module
-
-        return import_module("hardnet.problems")
+        return laboratory("experiments.compare").compare
     raise AttributeError(f"module 'hardnet' has no attribute '{name}'")

@@ -143,9 +143,10 @@ class StateError(FileError, RuntimeError):
 class MissingExtraError(HardNetError, ImportError):
     """A required optional dependency is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        """Name the package and the extra that installs it."""
-        super().__init__(f"this needs the package '{package}'; install it with: pip install 'hardnet[{extra}]'")
+    def __init__(self, package: str, extra: str | None = None) -> None:
+        """Name the package, and the extra that installs it; without one, the package itself is to be installed."""
+        wanted = package if extra is None else f"'hardnet[{extra}]'"
+        super().__init__(f"this needs the package '{package}'; install it with: pip install {wanted}")
 
 
 class NotConvergedWarning(UserWarning):

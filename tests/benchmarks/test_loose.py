@@ -4,8 +4,8 @@ import torch
 
 from benchmarks.loose import WEIGHTS, judged
 from benchmarks.recipes import varied
-from hardnet.experiments.suites.separable import LOOSE
-from tests.problems.suites.test_separable import small
+from hardnet_lab.experiments.suites.separable import LOOSE
+from tests.lab.problems.suites.test_separable import small
 
 
 def test_a_variant_is_judged_with_every_row_enforced():

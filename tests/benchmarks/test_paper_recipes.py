@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from benchmarks import paper_recipes
-from hardnet.experiments.recipes import recipe_of
+from hardnet_lab.experiments.recipes import recipe_of
 
 
 def test_every_variant_has_an_error_on_points_of_its_own(tmp_path, monkeypatch):

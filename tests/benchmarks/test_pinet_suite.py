@@ -5,8 +5,8 @@ import math
 import pytest
 
 from benchmarks import pinet_suite as pinet
-from hardnet.experiments.suites.programs import WIDE
-from hardnet.problems.suites import SuitePrograms
+from hardnet_lab.experiments.suites.programs import WIDE
+from hardnet_lab.problems.suites import SuitePrograms
 
 
 def small():

@@ -3,9 +3,9 @@
 import torch
 
 from benchmarks.recipes import VARIANTS, trained, varied
-from hardnet.experiments.suites.interior import solve_interior
-from hardnet.experiments.suites.programs import WIDE
-from hardnet.problems.suites import SuitePrograms
+from hardnet_lab.experiments.suites.interior import solve_interior
+from hardnet_lab.experiments.suites.programs import WIDE
+from hardnet_lab.problems.suites import SuitePrograms
 
 
 def test_every_variant_but_the_recipe_itself_changes_something():

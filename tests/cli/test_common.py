@@ -49,7 +49,7 @@ def test_interrupted_runs_exit_with_130(monkeypatch, capsys):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hardnet.experiments.run.request", stop)
+    monkeypatch.setattr("hardnet_lab.experiments.run.request", stop)
     assert call(monkeypatch, capsys, "reproduce", "pwc", "--json")[0] == 130
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hardnet.cli.inputs import build
 from hardnet.errors import HardNetError
-from hardnet.experiments.inputs import build
 from hardnet.storage import save
 from tests.cli.calling import call
 
@@ -176,7 +176,7 @@ def test_networks_that_cannot_be_built(saved, name, message):
 
 
 def test_methods_can_be_measured_on_the_spot(monkeypatch, capsys):
-    from hardnet.experiments import measured
+    from hardnet_lab.experiments import measured
 
     rows = measured.measure(names=["aff"], seconds=0.01)
     monkeypatch.setattr(measured, "measure", lambda device: rows)

@@ -8,7 +8,7 @@ from tests.cli.calling import call
 
 
 def test_doctor(monkeypatch, capsys):
-    from hardnet.experiments import doctor
+    from hardnet.cli import doctor
 
     few = {name: doctor.PROBLEMS[name] for name in ("nearest point, shared A",)}
     monkeypatch.setattr(doctor, "PROBLEMS", few)
@@ -26,22 +26,22 @@ def test_doctor(monkeypatch, capsys):
 
 
 def test_warmup_runs_every_shape_of_problem_once(monkeypatch, capsys):
-    from hardnet.experiments import warmup
+    from hardnet import warming
 
-    small = {name: warmup.PROBLEMS[name] for name in ("nearest point, shared A",)}
-    monkeypatch.setattr(warmup, "PROBLEMS", small)
-    monkeypatch.setattr(warmup, "HAS_NUMBA", True)
+    small = {name: warming.PROBLEMS[name] for name in ("nearest point, shared A",)}
+    monkeypatch.setattr(warming, "PROBLEMS", small)
+    monkeypatch.setattr(warming, "HAS_NUMBA", True)
     code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
     assert code == 0
     assert list(json.loads(out)) == [f"nearest point, shared A, {dtype}" for dtype in ("float32", "float64")]
-    monkeypatch.setattr(warmup, "HAS_NUMBA", False)
+    monkeypatch.setattr(warming, "HAS_NUMBA", False)
     code, out, _ = call(monkeypatch, capsys, "warmup")
     assert (code, "numba is not installed" in out) == (0, True)
 
 
 def test_warmup_compiles_every_kernel_in_a_process_of_its_own():
-    from hardnet.experiments import warmup
+    from hardnet import warming
 
-    kernels = {problem.kernel for problem in warmup.PROBLEMS.values()}
-    assert sorted(kernels) == sorted(warmup.SLOWEST_FIRST)
+    kernels = {problem.kernel for problem in warming.PROBLEMS.values()}
+    assert sorted(kernels) == sorted(warming.SLOWEST_FIRST)
     assert all(find_spec(f"hardnet.kernels.cpu.{kernel}") for kernel in kernels - {""})

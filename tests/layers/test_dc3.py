@@ -7,10 +7,10 @@ import torch
 
 from hardnet.errors import BoundsError, NonFiniteError, RankError, ShapeError, UnsupportedSetError
 from hardnet.layers.dc3 import DC3
-from hardnet.problems.programs import opt
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.simplex import Simplex
+from hardnet_lab.problems.programs import opt
 from tests.draws import draw, tensor
 
 F64 = torch.float64

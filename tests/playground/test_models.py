@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.problems import PROBLEMS
-from hardnet.problems.barrier import nominal_control
-from hardnet.problems.unicycle import Rollout
+from hardnet_lab.problems import PROBLEMS
+from hardnet_lab.problems.barrier import nominal_control
+from hardnet_lab.problems.unicycle import Rollout
 from tests.playground.browser import PAGE, Page
 
 NAMES = ["pwc", "cbf"]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Annotated
 
-from hardnet.cli import experiments, library, machine
-from hardnet.cli.common import BAD_INPUT, INTERRUPTED, app, typer
+from hardnet.cli import library, machine
+from hardnet.cli.common import BAD_INPUT, app, typer
 from hardnet.errors import HardNetError
+from hardnet.laboratory import laboratory
 
-__all__ = ["app", "experiments", "library", "machine", "main"]
+__all__ = ["app", "library", "machine", "main"]
+
+if find_spec("hardnet_lab") is not None:
+    laboratory("cli")  # its commands join
 
 PAGE = """\
 hardnet {version}: neural networks whose outputs satisfy hard, input-dependent constraints
@@ -62,14 +67,10 @@ def options(
 
 def main() -> None:
     """Run a command; errors that the user can fix are printed in one line, with exit code 2."""
-    from hardnet.train import InterruptedRunError
-
     try:
         app()
-    except InterruptedRunError as stop:
-        _leave(str(stop), INTERRUPTED)
     except HardNetError as error:
-        _leave(str(error), BAD_INPUT)
+        _leave(str(error), getattr(error, "exit_code", BAD_INPUT))
     except OSError as error:
         _leave(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
 

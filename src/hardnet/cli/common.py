@@ -12,11 +12,11 @@ from hardnet.errors import MissingExtraError
 try:
     import typer
 except ImportError:
-    sys.exit(f"hardnet: {MissingExtraError('typer', 'experiments')}")
+    sys.exit(f"hardnet: {MissingExtraError('typer', 'cli')}")
 
-__all__ = ["BAD_INPUT", "BROKEN", "INTERRUPTED", "AsJson", "app", "print_json", "print_table", "typer"]
+__all__ = ["BAD_INPUT", "BROKEN", "AsJson", "app", "print_json", "print_table", "typer"]
 
-BAD_INPUT, BROKEN, INTERRUPTED = 2, 1, 130
+BAD_INPUT, BROKEN = 2, 1
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -33,7 +33,7 @@ def print_table(rows: Sequence[dict[str, Any]], columns: tuple[str, ...]) -> Non
         from rich.console import Console
         from rich.table import Table
     except ImportError as error:
-        raise MissingExtraError("rich", "experiments") from error
+        raise MissingExtraError("rich", "cli") from error
     table = Table(*columns)
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hardnet.cli.common import BROKEN, AsJson, app, print_json, print_table, typer
+from hardnet.laboratory import laboratory
 
 
 @app.command()
@@ -31,10 +32,8 @@ def methods(
 
 def _measure_methods(device: str, as_json: bool) -> None:
     """Print the violation and the time of every method on every standard set."""
-    from hardnet.experiments import measured
-    from hardnet.experiments.run import choose_device
-
-    rows = measured.measure(str(choose_device(device)))
+    measured = laboratory("experiments.measured")
+    rows = measured.measure(str(laboratory("experiments.run").choose_device(device)))
     if as_json:
         print_json(rows)
     else:
@@ -48,7 +47,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Which method 'auto' chooses for a set, the structure it found, and why not the others."""
-    from hardnet.experiments.inputs import find_set, read_inputs
+    from hardnet.cli.inputs import find_set, read_inputs
     from hardnet.layers import explain as choose
 
     found = find_set(constraint)
@@ -68,7 +67,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Certificate of a saved model on a data file; exit code 0: it holds, 1: violated, 2: could not be checked."""
-    from hardnet.experiments.inputs import certify
+    from hardnet.cli.inputs import certify
 
     certificate = certify(model, data, net, tolerance)
     if as_json:

@@ -15,7 +15,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """What is installed, which kernels are active, and how long one call of each takes."""
-    from hardnet.experiments.doctor import examine, in_words
+    from hardnet.cli.doctor import examine, in_words
 
     findings = examine(timing)
     if as_json:
@@ -27,7 +27,7 @@ def doctor(
 @app.command()
 def warmup(as_json: AsJson = False) -> None:
     """Compile the CPU kernels ahead of time, on all cores, so that no first call waits for them."""
-    from hardnet.experiments.warmup import warm
+    from hardnet.warming import warm
 
     compiled = {}
     for what, seconds in warm():

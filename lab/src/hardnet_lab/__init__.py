@@ -1,0 +1,1 @@
+"""The laboratory of hardnet: experiments, problems, suites, training and reports, beside the library."""

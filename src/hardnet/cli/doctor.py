@@ -1,0 +1,131 @@
+"""``hardnet doctor``: versions, extras, active kernels, and the time that one call of each takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hardnet
+from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.gpu.affine import HAS_TRITON
+from hardnet.warming import PROBLEMS
+
+SAMPLES = 1000
+"""Samples in a timed call."""
+CALLS = 11
+"""Timed calls."""
+
+
+def examine(timing: bool = True) -> dict[str, Any]:
+    """All findings as plain data; timing compiles the kernels if they have not been compiled yet."""
+    found: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "extras": _extras(), "kernels": _kernels()}
+    if timing:
+        found["milliseconds"] = _milliseconds()
+    return found
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The findings as a page of at most 80 columns."""
+    lines = ["  ".join(f"{name} {value}" for name, value in found["versions"].items())]
+    lines += [f"{name}: {value}" for name, value in found["machine"].items()] + ["", "extras"]
+    for extra, packages in found["extras"].items():
+        missing = [name for name, version in packages.items() if version is None]
+        state = f"missing {', '.join(missing)}: pip install 'hardnet[{extra}]'" if missing else "installed"
+        lines.append(f"  {extra:12} {state}")
+    lines += ["", "kernels", *(f"  {name:12} {state}" for name, state in found["kernels"].items())]
+    if "milliseconds" in found:
+        lines += ["", f"{'one call on ' + str(SAMPLES) + ' samples, float32':48} forward  + backward (ms)"]
+        lines += [
+            f"  {name:46} {times['forward']:7.3f}  {times['backward']:7.3f}"
+            for name, times in found["milliseconds"].items()
+        ]
+    return "\n".join(lines)
+
+
+def _versions() -> dict[str, str]:
+    return {"hardnet": hardnet.__version__, "torch": torch.__version__, "Python": platform.python_version()}
+
+
+def _machine() -> dict[str, str]:
+    """The CPU and the GPUs that torch sees."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
+    return {"CPU": f"{platform.machine()}, {cores}", "GPU": ", ".join(gpus) or "none"}
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    """The packages of each extra, as declared by the installed package, with their versions; None where missing."""
+    extras: dict[str, dict[str, str | None]] = {}
+    for line in metadata.requires("hardnet") or []:
+        match = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", line)
+        if match is not None and match[1] != "hardnet":
+            extras.setdefault(match[2], {})[match[1]] = _version(match[1])
+    return extras
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _kernels() -> dict[str, str]:
+    """Which compiled code is active here, and why the rest is not."""
+    if HAS_NUMBA:
+        cpu = f"active: numba {_version('numba')}"
+    else:
+        off = _version("numba") is not None
+        cpu = "off by HARDNET_NUMBA=0; torch computes" if off else "off: torch computes; pip install 'hardnet[cpu]'"
+    if not torch.cuda.is_available():
+        gpu = "off: torch sees no CUDA device"
+    else:
+        gpu = f"active: triton {_version('triton')}" if HAS_TRITON else "off: triton is not installed; torch computes"
+    daqp = _version("daqp")
+    dense = f"active: daqp {daqp}" if daqp else "off: torch computes; pip install 'hardnet[qp]'"
+    return {"CPU": cpu, "GPU": gpu, "many rows": dense}
+
+
+def _milliseconds() -> dict[str, dict[str, float]]:
+    """Times of one forward pass, and of one forward and backward pass, for every problem of `warmup.PROBLEMS`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {name: _time(problem.solve, problem.shape, device) for name, problem in PROBLEMS.items()}
+
+
+def _time(solve: Callable[..., Tensor], shape: tuple[int, ...], device: str) -> dict[str, float]:
+    """Median milliseconds on random rows for which 0 is feasible."""
+    stream = torch.Generator().manual_seed(0)
+    batch = shape[:-2] and (SAMPLES,)
+    A = torch.randn(*batch, *shape[-2:], generator=stream).to(device).requires_grad_()
+    raw = torch.randn(SAMPLES, shape[-1], generator=stream).to(device).requires_grad_()
+    upper = torch.full(shape[-2:-1], 0.1, device=device)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return solve(raw, A, -upper, upper)
+
+    def backward() -> None:
+        torch.autograd.grad(solve(raw, A, -upper, upper).sum(), (raw, A))
+
+    return {"forward": _median(forward), "backward": _median(backward)}
+
+
+def _median(work: Callable[[], object]) -> float:
+    """Median milliseconds of some calls, after two that warm up."""
+    times = []
+    for _ in range(CALLS + 2):
+        began = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times[2:])
