@@ -13,6 +13,7 @@ from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.products import length, times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
+from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.judgment import members
 from hardnet.solvers.conic.blocks import Intervals
 from hardnet.structure import BoxedRows, join
@@ -26,7 +27,7 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
 
     Unit rows, and the distance from p to each bound, positive inside; asinh compresses large distances. A row that
     does not depend on x is no information for a network and is left out, but its distances are not; an equality has
-    one distance. A curved set is replaced by its tangent at p. Gradients flow to x and to learned numbers.
+    one distance. A curved set or an L1 ball is replaced by its tangent at p. Gradients flow to x and to learned numbers.
 
     ``net(torch.cat([x, hn.features(constraint, x)], -1))`` knows the constraint that will be enforced on its output.
 
@@ -62,6 +63,7 @@ def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
         moves = not part.polyhedral or part.fixed_matrix(point) is None
         return _of_rows(part.structure(numbers, point), point, moves)
     block = part.block(numbers) if isinstance(part, CurvedSet) else None
+    block = part.ball(numbers) if isinstance(part, AbsoluteSet) else block
     if block is None or isinstance(block, Intervals):
         expected = "affine rows or a curved set with a block"
         raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))

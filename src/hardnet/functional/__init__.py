@@ -12,6 +12,7 @@ from hardnet.functional.elementary import (
     project_second_order_cone,
     project_simplex,
 )
+from hardnet.functional.l1_ball import project_l1_ball
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron_fixed import solve_affine
@@ -28,6 +29,7 @@ __all__ = [
     "project_box",
     "project_box_rows",
     "project_intersection",
+    "project_l1_ball",
     "project_nonlinear",
     "project_psd",
     "project_quadratic",

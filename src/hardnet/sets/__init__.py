@@ -6,6 +6,7 @@ from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.l1_ball import L1Ball
 from hardnet.sets.lmi import LMI
 from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.quadratic import Quadratic
@@ -32,6 +33,7 @@ __all__ = [
     "DoublyStochastic",
     "Equality",
     "Intersection",
+    "L1Ball",
     "Nonlinear",
     "Number",
     "Quadratic",

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional.orthants import Region, project_with_balls, solve_with_balls
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.sets.affine import BoxNumbers
 from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
@@ -60,15 +62,15 @@ class Intersection(ConstraintSet):
 
     @property
     def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether some member is curved and all have blocks, or some rows may give way and no member is curved.
+        """Whether some member is curved or an L1 ball and the others, too, or polyhedra; or some rows may give way.
 
-        So are sparse rows beside others that are constant. Polyhedra are left to the projection of their rows.
+        Beside the latter no member is curved. So are sparse rows beside others that are constant. Polyhedra are left to the projection of their rows.
         """
         if self.compressed:
             return self.same_rows
         if self.relaxed:
             return all(part.polyhedral or part.relaxed for part in self.parts)
-        return not self.polyhedral and all(part.curved or part.polyhedral for part in self.parts)
+        return not self.polyhedral and all(part.curved or part.polyhedral or part.absolute for part in self.parts)
 
     @property
     def compressed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,6 +86,11 @@ class Intersection(ConstraintSet):
     def relaxed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the rows of some member may give way."""
         return any(part.relaxed for part in self.parts)
+
+    @property
+    def absolute(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether some member is an L1 ball."""
+        return any(part.absolute for part in self.parts)
 
     @property
     def declares_equalities(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -190,10 +197,23 @@ class Intersection(ConstraintSet):
             return self._give_way(numbers, raw, on_infeasible, on_invalid)
         if self.compressed:
             return self._sparsely(numbers, raw, on_infeasible, on_invalid)
+        if self.absolute:
+            return project_with_balls(
+                raw, self._region(numbers, raw), on_infeasible=on_infeasible, on_invalid=on_invalid
+            )
         blocks = self.blocks(numbers, raw)
         return project_intersection(
             raw, blocks, tolerance=tolerance, on_infeasible=on_infeasible, on_invalid=on_invalid
         )
+
+    def _region(self, numbers: tuple[Any, ...], like: Tensor) -> Region:
+        """The members by kind: rows beside a box, curved blocks, and L1 balls."""
+        members = list(zip(self.parts, numbers, strict=True))
+        none = BoxedRows(like.new_empty(0, like.shape[-1]), None, None, equality=())
+        rows = [part.structure(own, like) for part, own in members if part.polyhedral]
+        blocks = [block_of(part, own, like) for part, own in members if part.curved]
+        balls = [part.ball(own) for part, own in members if isinstance(part, AbsoluteSet)]
+        return Region(join_rows(rows or [none]), blocks, balls)
 
     def _give_way(self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
         """The nearest point with the least slack; hard rows that contradict each other are named."""
@@ -217,6 +237,8 @@ class Intersection(ConstraintSet):
         numbers = self.numbers(x, raw)
         if self.compressed:
             return solve_compressed(self.parts, numbers, raw, self._factors)
+        if self.absolute:
+            return solve_with_balls(raw, self._region(numbers, raw))
         return solve_intersection(raw, self.blocks(numbers, raw), tolerance=tolerance)
 
     def fixed_matrix(self, like: Tensor) -> Tensor | None:

@@ -17,9 +17,10 @@ from hardnet.sets.base import ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction
 from hardnet.sets.relaxed import Relaxed
-from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
+from hardnet.sets.scaled_sets import ScaledCurved, ScaledL1, ScaledRows
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.sparse import SparseAffine
 
@@ -52,6 +53,8 @@ def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSe
         return _nonlinear(constraint, mean, std)
     if isinstance(constraint, Cvxpy):
         return _rebuilt(constraint, mean, std)
+    if isinstance(constraint, AbsoluteSet):
+        return ScaledL1(constraint, mean, std)
     return (ScaledCurved if isinstance(constraint, CurvedSet) else ScaledRows)(constraint, mean, std)
 
 

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.conic import project_intersection
+from hardnet.functional.l1_ball import L1
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.functional.samples import Policy
 from hardnet.products import times
 from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
+from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.sums import Sums
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.structure import BoxedRows, join, join_rows
@@ -228,6 +230,28 @@ class ScaledCurved(ScaledSet, CurvedSet):
         if isinstance(numbers.scaled, Quadratics):
             return project_quadratic(raw, *numbers.scaled, on_infeasible=on_infeasible, on_invalid=on_invalid)
         return project_intersection(raw, [numbers.scaled], on_infeasible=on_infeasible, on_invalid=on_invalid)
+
+
+class ScaledL1(ScaledSet, AbsoluteSet):
+    """An L1 ball in scaled units: another one, with ``std weights`` as its weights.
+
+    Args:
+        constraint: An `L1Ball`.
+        mean: ``(n,)`` or a number, or a function of x.
+        std: The same, > 0.
+    """
+
+    def numbers(self, x: Any, like: Tensor) -> ScaledNumbers:
+        """The numbers of the set, and the ball in scaled units."""
+        own = self.constraint.numbers(x, like)
+        assert isinstance(self.constraint, AbsoluteSet)
+        (center, radius, weights), (mean, std) = self.constraint.ball(own), self.units(x, like)
+        weights = std if weights is None else weights * std
+        return ScaledNumbers(own, L1((center - mean) / std, radius, weights))
+
+    def ball(self, numbers: ScaledNumbers) -> L1:
+        """What `numbers` found."""
+        return numbers.scaled
 
 
 def scale_block(block: Block, mean: Tensor, std: Tensor) -> Block:
