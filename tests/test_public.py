@@ -5,7 +5,7 @@ import pytest
 import hardnet as hn
 
 PROMISED = (
-    "Affine Equality Box Simplex Transport DoublyStochastic Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear "
+    "Affine Equality Box Simplex Transport DoublyStochastic Ball L1Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear "
     "HardNet explain methods check "
     "save load functional solvers testing errors layers sets metrics"
 ).split()

@@ -179,7 +179,29 @@ def limits(panel: Axes, palette: Palette) -> None:
     panel.fill_between(charge, lower, upper, color=palette.fill, linewidth=0)
 
 
+def trades(palette: Palette) -> Figure:
+    """Trades of a softmax and of the layer, asset by asset, for a budget of turnover."""
+    torch.manual_seed(0)
+    held = torch.softmax(0.5 * torch.randn(24), -1)
+    wished = torch.softmax(held.log() + 0.6 * torch.randn(24), -1)
+    allowed = hn.Simplex(24) & hn.L1Ball(held, 0.2)
+    enforced = hn.layers.HardNetCvx(allowed)(wished)
+    figure, axes = panels(palette, 2, 2.6)
+    for panel, weights, color, title in (
+        (axes[0], wished, palette.bad, "softmax"),
+        (axes[1], enforced, palette.good, "behind the layer"),
+    ):
+        moved = weights - held
+        panel.bar(range(24), moved, color=color)
+        panel.axhline(0, color=palette.line, linewidth=1)
+        turnover, count = moved.abs().sum().item(), int((moved != 0).sum())
+        panel.set(title=f"{title}: turnover {turnover:.2f}, {count} trades", xlabel="asset", ylim=(-0.07, 0.07))
+    axes[0].set_ylabel("change of the weight")
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
+    "trades": trades,
     "filter": filtered,
     "surrogate": surrogate,
     "portfolio": portfolio,

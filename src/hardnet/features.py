@@ -13,8 +13,8 @@ from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.products import length, times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
-from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.judgment import members
+from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.solvers.conic.blocks import Intervals
 from hardnet.structure import BoxedRows, join
 
@@ -27,7 +27,7 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
 
     Unit rows, and the distance from p to each bound, positive inside; asinh compresses large distances. A row that
     does not depend on x is no information for a network and is left out, but its distances are not; an equality has
-    one distance. A curved set or an L1 ball is replaced by its tangent at p. Gradients flow to x and to learned numbers.
+    one distance. A curved set or an L1 ball is replaced by its tangent at p. Gradients flow to x and learned numbers.
 
     ``net(torch.cat([x, hn.features(constraint, x)], -1))`` knows the constraint that will be enforced on its output.
 

@@ -127,7 +127,8 @@ def test_a_set_without_a_point_is_refused_by_sample():
         hn.layers.HardNetCvx(constraint)(draw(2, N), x)
     assert caught.value.samples == [1]
     y = nearest(constraint, draw(2, N), x)
-    assert bool(y[0].isfinite().all()) and bool(y[1].isnan().all())
+    assert bool(y[0].isfinite().all())
+    assert bool(y[1].isnan().all())
 
 
 @pytest.mark.parametrize("beside", [None, "box", "ball"])
@@ -172,7 +173,8 @@ def test_solutions_carry_the_price_of_the_radius():
     found = layer.solve(raw, x)
     done = found.status == 0
     price = found.dual[:, 2]
-    assert bool(done.any()) and bool((price[done] >= 0).all())
+    assert bool(done.any())
+    assert bool((price[done] >= 0).all())
     slack = constraint.parts[0].violation(found.y, x).squeeze(-1)
     assert bool((slack[done] <= 1e-12).all())
     torch.testing.assert_close(found.y[done], layer(raw, x)[done], rtol=0, atol=1e-12)
@@ -193,7 +195,8 @@ def test_float32_names_features_and_files(tmp_path):
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)) * 5
     y = model(x)
     certificate = hn.check(model.constraint, y, x)
-    assert certificate.ok and certificate.names[0] == "leverage"
+    assert certificate.ok
+    assert certificate.names[0] == "leverage"
     assert hn.features(model.constraint, x).isfinite().all()
     hn.save(model, tmp_path / "model")
     assert torch.equal(hn.load(tmp_path / "model", torch.nn.Linear(3, N))(x), y)

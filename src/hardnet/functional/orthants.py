@@ -23,7 +23,6 @@ from hardnet.functional.nearest import PROJECTIONS
 from hardnet.functional.samples import Policy, refuse
 from hardnet.functional.solve import solve_rows
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
-from hardnet.rows import lead
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows, join_rows
@@ -58,9 +57,7 @@ class Region(NamedTuple):
             type(block)(*(function(field, core) for field, core in zip(block, block.cores, strict=True)))
             for block in self.blocks
         ]
-        balls = [
-            L1(function(c, 1), function(r, 0), None if w is None else function(w, 1)) for c, r, w in self.balls
-        ]
+        balls = [L1(function(c, 1), function(r, 0), None if w is None else function(w, 1)) for c, r, w in self.balls]
         return Region(self.rows.map(function), blocks, balls)
 
     def take(self, index: Tensor) -> Region:
@@ -135,8 +132,12 @@ def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
 
     def spread(number: Tensor, core: int) -> Tensor:
         exact = number.double()
-        return exact if exact.dim() <= core else exact.expand(*batch, *exact.shape[exact.dim() - core :]).reshape(
-            batch.numel(), *exact.shape[exact.dim() - core :]
+        return (
+            exact
+            if exact.dim() <= core
+            else exact.expand(*batch, *exact.shape[exact.dim() - core :]).reshape(
+                batch.numel(), *exact.shape[exact.dim() - core :]
+            )
         )
 
     flat = region.map(spread)
@@ -308,17 +309,19 @@ def _rescue(raw: Tensor, region: Region, start: Tensor) -> tuple[Tensor, Solutio
 
     The first step finds a point or proves that there is none; a step that leaves t where it was proves the answer.
     """
-    n, k = raw.shape[-1], len(region.balls)
-    rows, blocks = _lifted(region, n), [_padded(block, k * n) for block in region.blocks]
+    n, count = raw.shape[-1], len(region.balls)
+    rows, blocks = _lifted(region, n), [_padded(block, count * n) for block in region.blocks]
     first = torch.where(start.isfinite(), start, raw)
     t = torch.cat([(first - ball.center).abs().expand_as(raw) for ball in region.balls], -1)
+    found = _solve(torch.cat([raw, t], -1), rows, blocks)
+    fixed = torch.zeros(len(raw), dtype=torch.bool, device=raw.device)
     for _ in range(MOST_STEPS):
-        found = _solve(torch.cat([raw, t], -1), rows, blocks)
         moved = torch.where(_answered(found.status).unsqueeze(-1), found.y[:, n:], t)
         off, t = (moved - t).abs().amax(-1), moved
-        fixed = off <= 64 * torch.finfo(raw.dtype).eps * torch.maximum(t, raw.abs().amax(-1, True)).amax(-1)
+        fixed = off <= 64 * torch.finfo(raw.dtype).eps * torch.maximum(t.amax(-1), raw.abs().amax(-1))
         if bool((fixed | ~_answered(found.status)).all()):
             break
+        found = _solve(torch.cat([raw, t], -1), rows, blocks)
     y = torch.where(_answered(found.status).unsqueeze(-1), found.y[:, :n], raw)
     signs, turned, left = _turn(raw, region, _signs(y, raw, region))
     kept = torch.where(_answered(turned.status) & (~left | fixed), turned.status, int(Status.NOT_CONVERGED))
@@ -327,19 +330,22 @@ def _rescue(raw: Tensor, region: Region, start: Tensor) -> tuple[Tensor, Solutio
 
 
 def _lifted(region: Region, n: int) -> BoxedRows:
-    """The rows in ``(y, t)``; t has no box."""
-    k = len(region.balls)
-    own = region.rows
-    eye, none = torch.eye(n, dtype=own.A.dtype, device=own.A.device), own.A.new_zeros(n, k * n)
-    pad = lambda side, fill: None if side is None else torch.nn.functional.pad(side, (0, k * n), value=fill)
-    parts = [BoxedRows(pad(own.A, 0.0), own.lower, own.upper, pad(own.box_lower, -torch.inf), pad(own.box_upper, torch.inf))]
-    for place, (ball, weights) in enumerate(zip(region.balls, region.weights(), strict=True)):
-        at = none.clone()
-        at[:, place * n : (place + 1) * n] = -eye
-        for sign in (1.0, -1.0):
-            parts.append(BoxedRows(torch.cat([sign * eye, at], -1), None, sign * ball.center))
-        spent = weights.new_zeros(*weights.shape[:-1], 1, n + k * n)
-        spent[..., 0, n + place * n : n + (place + 1) * n] = weights
+    """The rows in ``(y, t)``, one t for each ball."""
+    extra, own = len(region.balls) * n, region.rows
+    eye, none = torch.eye(n, dtype=own.A.dtype, device=own.A.device), own.A.new_zeros(n, extra)
+
+    def pad(part: Tensor | None, fill: float) -> Tensor | None:
+        return None if part is None else torch.nn.functional.pad(part, (0, extra), value=fill)
+
+    A = torch.nn.functional.pad(own.A, (0, extra))
+    parts = [BoxedRows(A, own.lower, own.upper, pad(own.box_lower, -torch.inf), pad(own.box_upper, torch.inf))]
+    for number, (ball, weights) in enumerate(zip(region.balls, region.weights(), strict=True)):
+        at = slice(number * n, number * n + n)
+        below = none.clone()
+        below[:, at] = -eye
+        parts += [BoxedRows(torch.cat([sign * eye, below], -1), None, sign * ball.center) for sign in (1.0, -1.0)]
+        spent = weights.new_zeros(*weights.shape[:-1], 1, n + extra)
+        spent[..., 0, n + at.start : n + at.stop] = weights
         parts.append(BoxedRows(spent, None, ball.radius.unsqueeze(-1)))
     return join_rows(parts)
 

@@ -62,9 +62,10 @@ class Intersection(ConstraintSet):
 
     @property
     def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether some member is curved or an L1 ball and the others, too, or polyhedra; or some rows may give way.
+        """Whether some member is curved or an L1 ball, and the others are too or are polyhedra; or some rows give way.
 
-        Beside the latter no member is curved. So are sparse rows beside others that are constant. Polyhedra are left to the projection of their rows.
+        Beside rows that give way no member is curved. So are sparse rows beside others that are constant. Polyhedra
+        are left to the projection of their rows.
         """
         if self.compressed:
             return self.same_rows

@@ -245,9 +245,10 @@ class ScaledL1(ScaledSet, AbsoluteSet):
         """The numbers of the set, and the ball in scaled units."""
         own = self.constraint.numbers(x, like)
         assert isinstance(self.constraint, AbsoluteSet)
-        (center, radius, weights), (mean, std) = self.constraint.ball(own), self.units(x, like)
+        center, radius, weights = self.constraint.ball(own)
+        mean, std = self.units(x, like)
         weights = std if weights is None else weights * std
-        return ScaledNumbers(own, L1((center - mean) / std, radius, weights))
+        return ScaledNumbers(own, L1((center - mean) / std, radius, weights), mean, std)
 
     def ball(self, numbers: ScaledNumbers) -> L1:
         """What `numbers` found."""
