@@ -95,14 +95,17 @@ def test_numbers_near_the_largest_are_a_metric():
 
 
 def test_what_is_not_met_is_said():
-    """A metric beyond float64 may leave rows violated: with a warning, or as NaN where no value may be read."""
+    """A metric beyond float64 may leave rows violated: an error, or NaN where no value may be read."""
     A, raw = draw(7, 4, seed=6), 3 * draw(64, 4, seed=7)
     upper = torch.ones(7, dtype=D)
     W = torch.tensor([1.0, 1e-300, 1.0, 1.0], dtype=D)
     constraint = hn.Affine(A, upper=upper)
     layer = hn.layers.Projection(constraint, metric=W)
-    with pytest.warns(hn.errors.NotConvergedWarning):
-        held = hn.check(constraint, layer(raw)).satisfied
+    with pytest.raises(hn.errors.ConvergenceError) as caught:
+        layer(raw)
+    last = hn.layers.Projection(constraint, metric=W, on_unsolved="best")(raw)
+    held = hn.check(constraint, last).satisfied
     assert torch.equal(layer.solve(raw).status == int(Status.SOLVED), held)
+    assert caught.value.samples == (~held).nonzero().squeeze(-1).tolist()
     without_a_look = torch.func.vmap(layer)(raw)
     assert (hn.check(constraint, without_a_look).satisfied | without_a_look.isnan().any(-1)).all()

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardnet.errors import BoundsError, DTypeError, InfeasibleError, NonFiniteError, NotConvergedWarning, ShapeError
+from hardnet.errors import BoundsError, DTypeError, InfeasibleError, NonFiniteError, ShapeError
 from hardnet.functional import project_affine
-from hardnet.functional.samples import warn_not_converged
 from tests.draws import draw
 from tests.solvers.families import F64, FAMILIES, gaussian, integers, product
 
@@ -157,11 +156,6 @@ def test_wrong_shapes_and_dtypes_are_refused():
 def test_no_rows_leave_raw_as_it_is():
     raw, A, lower, upper = gaussian(3, 4, 6)
     assert torch.equal(project_affine(raw, A[:, :0], lower[:, :0], upper[:, :0]), raw)
-
-
-def test_a_stop_short_of_the_tolerance_warns():
-    with pytest.warns(NotConvergedWarning, match=r"residual 1.0e-03 in sample 1"):
-        warn_not_converged(torch.tensor([False, True]), torch.tensor([0.0, 1e-3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -17,27 +17,17 @@ from hardnet.functional import polyhedron
 from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.elementary import project_box
-from hardnet.functional.samples import (
-    ASKING,
-    PROVED,
-    VALID,
-    Gradient,
-    Infeasible,
-    Options,
-    Policy,
-    not_proved,
-    raise_bad_numbers,
-    raise_infeasible,
-    refuse,
-    refuse_options,
-    warn_not_converged,
-)
-from hardnet.functional.strict import refuse_half_precision, refuse_without_room, tighten
+from hardnet.functional.polyhedron import in_exact_arithmetic, keep
+from hardnet.functional.samples import raise_bad_numbers, refuse
+from hardnet.functional.strict import refuse_half_precision, tighten
 from hardnet.kernels.backends import find
 from hardnet.modes import full_precision, may_wait, narrow, refuse_forward_tangent
+from hardnet.nearest.policy import PROVED, Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy, answer, answered
+from hardnet.products import times_columnwise
 from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
-from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve
-from hardnet.solvers.solution import Status
+from hardnet.solvers.polyhedron.box_checks import NO_SLOPE
+from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve, steps, unsettled
+from hardnet.solvers.solution import Solution, Status
 from hardnet.structure import MOST_BOX_ROWS
 
 
@@ -52,8 +42,9 @@ def project_box_rows(
     *,
     gradient: Gradient = "exact",
     strict: bool = False,
-    on_infeasible: Infeasible = "auto",
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
 
@@ -74,43 +65,113 @@ def project_box_rows(
         on_infeasible: What to do with an empty set: ``"auto"`` raises an `InfeasibleError` on a CPU in eager mode and
             else returns NaN for that sample; ``"raise"`` always raises; ``"nearest"`` returns the compromise with the
             least sum of squared distances to rows and box; ``"nan"`` returns NaN.
+        on_unsolved: What to do with a sample that is not solved: as in `project_affine`.
         on_invalid: What to do with NaN, an infinite A or raw, or lower > upper on a CPU in eager mode: ``"raise"`` an
             error, or return ``"nan"`` for that sample alone.
 
     Returns:
-        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients. Where
-        values cannot be read, a sample that did not converge is NaN as well.
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
-    rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, gradient, strict)
+    return project_boxed(raw, A, lower, upper, box_lower, box_upper, **policy._asdict())
+
+
+@full_precision
+def project_boxed(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None,
+    upper: Tensor | float | None,
+    box_lower: Tensor | float | None,
+    box_upper: Tensor | float | None,
+    **options: Any,
+) -> Tensor:
+    """`project_box_rows` with the fields of a `Policy` as options."""
+    rows, policy = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Policy(**options).checked()
     if A.shape[-2] > MOST_BOX_ROWS:
         raise ShapeError(sentence("A", f"at most {MOST_BOX_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
-    options = Options(gradient, on_infeasible, on_invalid, strict)
-    if options[:3] not in VALID:
-        refuse_options(options)
-    if strict:
+    if policy.strict:
         refuse_half_precision(raw.dtype)
     if A.shape[-2] == 0:
-        return project_box(raw, box_lower, box_upper, on_invalid=on_invalid)
-    return narrow(rows.as_given(project(rows, options)), raw.dtype, on_invalid)
+        return project_box(raw, box_lower, box_upper, on_invalid=policy.on_invalid)
+    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
 
 
-def project(rows: Batch, options: Options) -> Tensor:
-    """The nearest points ``(B, n)`` for a record of a box and few rows, in the dtype of its raw."""
-    asks = options.on_infeasible in ASKING
-    if asks and not may_wait():
-        remedy = "pass 'auto' or 'nan', which give NaN for an empty set here"
-        raise OptionError(
-            sentence("on_infeasible", "no look at values in compiled or mapped code", options.on_infeasible, remedy)
-        )
-    if not (rows.look or options.strict or asks or rows.learned) and (kernel := find("box_rows", rows)):
+def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The nearest points ``(B, n)`` for a record of a box and few rows, in the dtype of its raw.
+
+    Args:
+        rows: The record of the call.
+        policy: The options.
+        known: Answers that the caller has found already, and for which samples, ``(B,)``; these are kept.
+    """
+    if policy.asks and not may_wait():
+        name = "on_unsolved" if policy.on_unsolved == "raise" else "on_infeasible"
+        remedy = "pass 'auto' or 'nan', which give NaN for a sample without an answer here"
+        got = getattr(policy, name)
+        raise OptionError(sentence(name, "no look at values in compiled or mapped code", got, remedy))
+    policy, look = policy.resolved(rows.look), rows.look or policy.asks
+    simple = not (look or policy.strict or rows.learned or policy.on_unsolved == "best")
+    if simple and (kernel := find("box_rows", rows)):
         return kernel.answer(boxed(rows, rows.raw.dtype))
+    if policy.on_unsolved == "best" and not look:
+        rows = rows._replace(memory=False)  # kernels keep no last point
     flat = boxed(rows)
-    y, found = (_eager if rows.memory else _traced)(flat, rows, options.gradient == "tangent")
-    if options.strict:
-        exact = hold_in_box(y, rows, flat)
-        refuse_without_room(y, exact, rows, options.on_invalid)
-        y = exact
-    return _answer_bad_samples(_rounded(y, rows), found, rows, options)
+    y, found = (_eager if rows.memory else _traced)(flat, rows, policy.gradient == "tangent")
+    if not (look or policy.strict):
+        lost = (found.status == int(Status.NOT_CONVERGED)).unsqueeze(-1)
+        y = _rounded(y if policy.on_unsolved == "best" else torch.where(lost, torch.nan, y), rows)
+        return y if known is None else torch.where(known[1].unsqueeze(-1), known[0], y)
+    if look and known is None and not policy.strict and not bool(_open(found).any()):
+        return _rounded(y, rows)
+    whole = _as_asked(y, found, flat, rows, policy)
+    whole = whole if known is None else keep(whole, *known)
+    if policy.on_infeasible == "nearest":
+        whole = whole._replace(y=_compromise(whole.y, whole.status == int(Status.INFEASIBLE), rows))
+    if not look:
+        return answered(whole, policy)
+    if rows.look and policy.on_invalid == "raise":
+        raise_bad_numbers(rows, whole.status == int(Status.INVALID))
+    return answer(Solution(*map(rows.as_given, whole)), policy, rows.raw.shape[-1]).reshape(whole.y.shape)
+
+
+def _open(found: Outcome) -> Tensor:
+    """The samples ``(B,)`` that are not solved, or not proved to be the nearest."""
+    return (found.status != int(Status.SOLVED)) | (found.residual > PROVED)
+
+
+def solution(y: Tensor, found: Outcome, flat: BoxedBatch, rows: Batch) -> Solution:
+    """The outcome with the multipliers of the box behind those of the rows, ``(B, k + n)``; y in the dtype of raw.
+
+    The multipliers of the coordinates are the remainder ``raw - A'dual - y``, zero inside the box; those of an empty
+    set make ``A'dual`` vanish. A point whose rows hold is FEASIBLE if nothing proves it to be the nearest.
+    """
+    pulled = times_columnwise(flat[1], found.dual)
+    held = (found.y <= flat[4]) | (found.y >= flat[5])
+    remainder = torch.where(held, flat[0] - pulled - found.y, 0.0)
+    terms = times_columnwise(flat[1].abs(), found.dual.abs())
+    proof = torch.where(pulled.abs() > NO_SLOPE * terms, -pulled, 0.0)
+    empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
+    dual = torch.cat([found.dual, torch.where(empty, proof, remainder)], dim=-1)
+    status = found.status.long()  # ONNX Runtime has no `where` for int8
+    weak = (status == int(Status.SOLVED)) & (found.residual > PROVED)
+    status = torch.where(weak, int(Status.FEASIBLE), status).to(torch.int8)
+    most = torch.finfo(rows.raw.dtype).max  # a last point may lie anywhere
+    y = torch.where((status == int(Status.NOT_CONVERGED)).unsqueeze(-1), y.clamp(-most, most), y)
+    count = torch.full_like(status, steps(rows.A.shape[-2]), dtype=torch.long)
+    return Solution(_rounded(y, rows), dual.to(rows.raw.dtype), status, count, found.residual)
+
+
+def solve_boxed(flat: BoxedBatch, rows: Batch, policy: Policy) -> Solution:
+    """The nearest points of a flat batch, whatever their status, without a derivative; `flat` is ``boxed(rows)``."""
+    found = find_in_box(flat, rows)
+    return _as_asked(found.y, found, flat, rows, policy)
+
+
+def _as_asked(y: Tensor, found: Outcome, flat: BoxedBatch, rows: Batch, policy: Policy) -> Solution:
+    """The `solution`, with rows that hold in exact arithmetic where that is asked for and they have room for it."""
+    whole = solution(y, found, flat, rows)
+    return in_exact_arithmetic(whole, lambda y: hold_in_box(y, rows, flat)) if policy.strict else whole
 
 
 def hold_in_box(y: Tensor, rows: Batch, flat: BoxedBatch) -> Tensor:
@@ -121,7 +182,8 @@ def hold_in_box(y: Tensor, rows: Batch, flat: BoxedBatch) -> Tensor:
     def project(point: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
         start = torch.where(point.isfinite(), point, 0.0)
         bounds = lower if low is None else low, upper if high is None else high
-        return solve(start, A, *bounds, *box, rounding=eps, mode=rows.mode).y
+        found = solve(start, A, *bounds, *box, rounding=eps, mode=rows.mode)
+        return torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
 
     return tighten(y, rows, project, rows.raw.dtype)
 
@@ -163,27 +225,12 @@ def _traced(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outco
     return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
 
 
-def _answer_bad_samples(y: Tensor, found: Outcome, rows: Batch, options: Options) -> Tensor:
-    """Raise, warn or compromise as the options say, where values can be read; y has NaN for bad samples."""
-    status, residual = found.status, found.residual
-    if not (rows.look or options.on_infeasible in ASKING) or not bool(
-        ((status != int(Status.SOLVED)) | (residual > PROVED)).any()
-    ):
-        return y
-    if rows.look and options.on_invalid == "raise":
-        raise_bad_numbers(rows, status == int(Status.INVALID))
-    empty = status == int(Status.INFEASIBLE)
-    if options.on_infeasible in ("auto", "raise"):
-        raise_infeasible(rows.as_given(empty), rows.as_given(found.dual), "the box and")
-    if rows.look:
-        warn_not_converged(rows.as_given(not_proved(status, residual)), rows.as_given(residual))
-    return _compromise(y, empty, rows) if options.on_infeasible == "nearest" and bool(empty.any()) else y
-
-
 def _compromise(y: Tensor, empty: Tensor, rows: Batch) -> Tensor:
     """Solve empty sets as n + k dense rows: the general projection has the compromise."""
+    if not bool(empty.any()):
+        return y
     some = rows.take(empty.nonzero().squeeze(-1)).dense()
-    nearest = polyhedron.project(some, Options(on_infeasible="nearest"))
+    nearest = polyhedron.project(some, Policy(on_infeasible="nearest"))
     return torch.where(empty.unsqueeze(-1), torch.zeros_like(y).masked_scatter(empty.unsqueeze(-1), nearest), y)
 
 
@@ -197,7 +244,7 @@ def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
         found = solve(*flat, rounding=rounding, mode=rows.mode)
     else:
         found = Outcome(*kernel.forward(flat, rounding))
-    if not (rows.look and rows.memory) or not bool((found.status == int(Status.NOT_CONVERGED)).any()):
+    if not (rows.look and rows.memory) or not bool(unsettled(found.status).any()):
         return found
     return settle(found, flat, rounding, by_kernel=kernel is not None)
 

@@ -22,7 +22,7 @@ from hardnet.rows import BoxedBatch
 from hardnet.solvers.polyhedron.box_factor import factorize_rows
 from hardnet.solvers.polyhedron.box_problem import power_near
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Status, solved
 
 
 class Cotangents(NamedTuple):
@@ -42,7 +42,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
     ``y_F = raw_F - A_JF' dual`` with ``A_JF A_JF' dual = A_J base - target_J``, where base is raw on F and the bounds
     elsewhere.
     """
-    good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
+    good = solved(found.status).unsqueeze(-1)
     raw, A, lower, upper, low, high = _harmless(inputs, good)
     free, active = (found.place == 0) & good, (found.side != 0) & good
     base = torch.where(free, raw, _held(found.place, low, high))
@@ -56,7 +56,7 @@ def differentiable(inputs: BoxedBatch, found: Outcome) -> Tensor:
 
 def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: bool) -> Cotangents:
     """The first derivative in one pass, for the cotangent `grad` ``(B, n)`` of y."""
-    good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
+    good = solved(found.status).unsqueeze(-1)
     A = torch.where(inputs[1].isfinite(), inputs[1], 0.0)
     free, active = (found.place == 0) & good, (found.side != 0) & good
     grad = torch.where(good & ~grad.isnan(), grad, 0.0)

@@ -25,10 +25,10 @@ from torch import Tensor
 from hardnet.functional import box_rows, nearest_formulas, polyhedron
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
-from hardnet.functional.samples import ASKING, VALID, Gradient, Infeasible, Options, Policy, refuse_options
 from hardnet.functional.strict import refuse_half_precision
 from hardnet.kernels.backends import find
 from hardnet.modes import HALF, full_precision, narrow, plain, refuse_forward_tangent
+from hardnet.nearest.policy import Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
@@ -40,36 +40,40 @@ def project_few(
     raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`."""
-    chosen = Options(**options)
-    if chosen[:3] not in VALID:
-        refuse_options(chosen)
-    if chosen.metric is not None or chosen.strict:  # the fixed program supports neither
+    policy = Policy(**options).checked()
+    if policy.metric is not None or policy.strict:  # the fixed program supports neither
         return polyhedron.project_any(raw, A, lower, upper, **options)
     rows = take_rows(raw, A, lower, upper)
-    y = project(rows, chosen)
+    y = project(rows, policy)
     if rows.raw is raw:
         return y
     y = rows.as_given(y)
-    return narrow(y, raw.dtype, chosen.on_invalid) if raw.dtype in HALF else y
+    return narrow(y, raw.dtype, policy.on_invalid) if raw.dtype in HALF else y
 
 
-def project(rows: Batch, options: Options) -> Tensor:
+def project(rows: Batch, policy: Policy) -> Tensor:
     """The nearest points ``(B, n)`` for a record of few rows, in the dtype of its raw.
 
     Computed by the fixed program. Where reading values is free, or an option requires it, the general solver takes the
     samples that the fixed program did not solve.
     """
-    if not rows.memory and options.on_infeasible in ASKING:  # that solver refuses, or leaves the compiled graph
-        return polyhedron.project(rows, options)
+    if not rows.memory and policy.asks:  # that solver refuses, or leaves the compiled graph
+        return polyhedron.project(rows, policy)
     if rows.trivial:
         return rows.raw
-    if not (rows.look or options.on_infeasible in ASKING):  # unsolved samples stay NaN
-        return answer(rows, options.gradient)
-    found = answer(rows, options.gradient)
-    y, bad = bits_of_raw(found, rows), found.detach()[:, :1].isnan()
+    y = answer(rows, policy.gradient)
+    if not (rows.look or policy.asks):  # unsolved samples stay NaN
+        return _or_last(y, rows, policy) if policy.on_unsolved == "best" else y
+    bad = y.detach()[:, :1].isnan()
     if not bool(bad.any()):
-        return y
-    return torch.where(bad, polyhedron.project(rows, options._replace(gradient="exact")), y)
+        return bits_of_raw(y, rows)
+    known = bits_of_raw(y, rows), ~bad.squeeze(-1)
+    return polyhedron.project(rows, policy._replace(gradient="exact"), known)
+
+
+def _or_last(y: Tensor, rows: Batch, policy: Policy) -> Tensor:
+    """The last point of the general program for the samples that the fixed program of few rows left open."""
+    return torch.where(y.detach()[:, :1].isnan(), polyhedron.project(rows, policy), y)
 
 
 @full_precision
@@ -88,32 +92,40 @@ def project_few_in_box(
     moves y by more (nearly dependent rows, raw far away), `hardnet.functional.box_rows` solves the sample, or it is NaN
     if no value may be read.
     """
-    rows, chosen = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Options(**options)
-    if chosen[:3] not in VALID:
-        refuse_options(chosen)
-    if chosen.strict:
+    rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
+    policy = Policy(**options).checked()
+    if policy.strict:
         refuse_half_precision(raw.dtype)
     if 0 in rows.shape:
         return raw.expand(*rows.shape, raw.shape[-1])
-    y = (polyhedron.project if chosen.strict else project)(rows.dense(), chosen)
+    y = (box_rows.project if policy.strict else _few_in_box)(rows, policy)
+    return narrow(rows.as_given(y), raw.dtype, policy.on_invalid)
+
+
+def _few_in_box(rows: Batch, policy: Policy) -> Tensor:
+    """The fixed program with its answer clamped to the box; `box_rows` solves what it leaves open, or moves too far."""
+    dense, recorded = rows.dense(), not rows.memory
+    y = polyhedron.project(dense, policy) if recorded and policy.asks else answer(dense, policy.gradient)
+    y = bits_of_raw(y, dense) if rows.look else y
     point = y.detach()
     held = point if rows.box_lower is None else torch.maximum(point, rows.box_lower.detach())
     held = held if rows.box_upper is None else torch.minimum(held, rows.box_upper.detach())
     limit = MOST_CLAMPED * torch.finfo(point.dtype).eps * held.abs().amax(-1)
-    moved = ((held - point).abs().amax(-1) > limit).unsqueeze(-1)
+    bad = ~((held - point).abs().amax(-1) <= limit)
     y = keep_value(y, held)
-    if not rows.look:
-        y = torch.where(moved, torch.nan, y)
-    elif bool(moved.any()):
-        y = torch.where(moved, box_rows.project(rows, chosen), y)
-    return narrow(rows.as_given(y), raw.dtype, chosen.on_invalid)
+    if not rows.look and (recorded or not policy.asks):
+        y = torch.where(bad.unsqueeze(-1), torch.nan, y)
+        if policy.on_unsolved != "best":
+            return y
+        return torch.where(bad.unsqueeze(-1), box_rows.project(rows, policy), y)
+    return box_rows.project(rows, policy, (y, ~bad)) if bool(bad.any()) else y
 
 
 MOST_CLAMPED = 4.0
 """How far a clamp may move the point that the fixed program found, in roundings of the largest output."""
 PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
     "few rows in a box": project_few_in_box,
-    "box and few rows": box_rows.project_box_rows,
+    "box and few rows": box_rows.project_boxed,
     "few rows": project_few,
     "rows": polyhedron.project_any,
 }
@@ -144,8 +156,9 @@ def project_affine(
     metric: Tensor | None = None,
     gradient: Gradient = "exact",
     strict: bool = False,
-    on_infeasible: Infeasible = "auto",
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
     shared: SharedRows | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``, differentiable in all four arguments.
@@ -153,12 +166,11 @@ def project_affine(
     The rows may be of any number, even more than n, dependent, duplicated, redundant or equalities (lower == upper),
     in any units. The solver works in float64 whatever the dtype. A raw output inside the set (to rounding) is returned
     bit for bit, a row that bounds one output (a row of the identity) holds exactly, and a sample's answer does not
-    depend on the other samples of the batch. A `NotConvergedWarning` is issued for a sample that misses the tolerance,
-    and for one whose answer satisfies the rows but could not be proved to be the nearest point, for example with
-    equalities that nearly coincide.
+    depend on the other samples of the batch. A sample whose answer satisfies the rows but could not be proved to be the
+    nearest point, for example with equalities that nearly coincide, is FEASIBLE: returned, with a `NotConvergedWarning`
+    where values may be read.
 
-    On CUDA and under torch.compile, torch.export and torch.func no value is read: a sample that the fixed program of
-    pivots does not solve is NaN.
+    On CUDA and under torch.compile, torch.export and torch.func no value is read, and the solver is a fixed program.
 
     Args:
         raw: ``(*batch, n)``.
@@ -175,6 +187,10 @@ def project_affine(
             contradict each other; this reads the answer. ``"nearest"``: return the compromise with the least sum of
             squared distances to the rows. ``"nan"``: return NaN for that sample alone. ``"auto"``: raise in eager mode
             on a CPU, else NaN.
+        on_unsolved: What to do with a sample that is neither solved nor proved empty. ``"raise"``: raise a
+            `ConvergenceError` that names the samples and carries the `.solution` of the whole batch; this reads the
+            answer. ``"nan"``: return NaN for that sample alone. ``"best"``: return the last point, which may be outside
+            the set; its gradient is zero. ``"auto"``: raise in eager mode on a CPU, else NaN.
         on_invalid: What to do with NaN, an infinite A or raw, or lower > upper: ``"raise"`` an error where values may
             be read, or return ``"nan"`` for that sample alone.
         shared: The result of `prepare_rows` for this A, if A is constant; by default it is computed at each call where
@@ -184,7 +200,7 @@ def project_affine(
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     options: Any = {"metric": metric, "gradient": gradient, "strict": strict, "shared": shared}
-    options |= {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+    options |= {"on_infeasible": on_infeasible, "on_unsolved": on_unsolved, "on_invalid": on_invalid}
     few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
     return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
 

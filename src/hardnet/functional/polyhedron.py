@@ -12,7 +12,7 @@ the fixed program of `hardnet.functional.polyhedron_fixed`.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,32 +20,20 @@ from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.derivatives import along_tangent
-from hardnet.functional.metric import InMetric, in_metric, take_metric
+from hardnet.functional.metric import in_metric, take_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.polyhedron_gradient import gradients
-from hardnet.functional.samples import (
-    ASKING,
-    PROVED,
-    VALID,
-    Options,
-    not_proved,
-    raise_bad_numbers,
-    raise_infeasible,
-    refuse_options,
-    warn_not_converged,
-)
+from hardnet.functional.samples import raise_bad_numbers
 from hardnet.functional.strict import hold_exactly, refuse_half_precision
 from hardnet.modes import full_precision, narrow, outside_compiler, signed
+from hardnet.nearest.policy import PROVED, Policy, answer, answered
 from hardnet.rows import Batch, in_double, take_rows
 from hardnet.solvers.polyhedron.emptiness import prove_empty
 from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, rows_for
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
-from hardnet.solvers.solution import Solution, Status
-
-LOOSE = 1e-9
-"""Where no value may be read, an unconverged answer is NaN if its residual exceeds the larger of this and 64 roundings
-of the dtype."""
+from hardnet.solvers.solution import Outcome, Solution, Status, verdict
+from hardnet.tolerances import rows_met
 
 
 @full_precision
@@ -53,61 +41,104 @@ def project_any(
     raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper``; arguments as in `hardnet.functional.project_affine`."""
-    rows, chosen = take_rows(raw, A, lower, upper), Options(**options)
-    if chosen[:3] not in VALID:
-        refuse_options(chosen)
-    if chosen.strict:
+    rows, policy = take_rows(raw, A, lower, upper), Policy(**options).checked()
+    if policy.strict:
         refuse_half_precision(raw.dtype)
-    if chosen.metric is not None:
-        chosen = chosen._replace(metric=take_metric(chosen.metric, raw, rows))
-    return narrow(rows.as_given(project(rows, chosen)), raw.dtype, chosen.on_invalid)
+    if policy.metric is not None:
+        policy = policy._replace(metric=take_metric(policy.metric, raw, rows))
+    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
 
 
-def project(rows: Batch, options: Options) -> Tensor:
-    """The nearest points ``(B, n)`` of a record, in the dtype of its raw; a metric as `take_metric` returns it."""
+def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The nearest points ``(B, n)`` of a record, in the dtype of its raw.
+
+    Args:
+        rows: The record of the call.
+        policy: The options; a metric as `take_metric` returns it.
+        known: Answers that the caller has found already, and for which samples, ``(B,)``; these are kept.
+    """
     if rows.A.shape[-2] == 0:
         return rows.raw
-    if options.metric is None:
-        y = _route(rows, options)
-    else:
-        euclidean = partial(_route, options=options._replace(shared=None))
-        found = in_metric(rows, options.metric, euclidean, lambda record: solve_any(record).y, options.on_invalid)
-        y = found.y if options.on_infeasible == "nearest" else _met(found, rows)  # a compromise may violate rows
-    y = along_tangent(y, *rows.numbers) if options.gradient == "tangent" else y
-    if not options.strict:
-        return y
-    onto = partial(_route, options=Options(on_infeasible="nan", on_invalid="nan"))
-    return hold_exactly(y, rows, onto, options.on_invalid)
+    policy = policy.resolved(rows.look and rows.mode == "eager")
+    if rows.mode == "compile" and policy.asks:
+        return _uncompiled(rows._replace(mode="eager", look=True), policy, known)
+    if rows.mode == "eager":
+        return _project(rows._replace(look=rows.look or policy.asks), policy, known)
+    if policy.on_infeasible == "nearest":
+        remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
+        raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
+    return answered(find(rows, policy), policy)
 
 
-def _met(found: InMetric, rows: Batch) -> Tensor:
-    """Y in a metric; if its rows are not satisfied, a warning, or NaN where no value may be read."""
-    if rows.look:
-        warn_not_converged(rows.as_given(found.lost), rows.as_given(found.left))
+def _project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Solve, then raise or warn for the samples without an answer where values may be read."""
+    found = find(rows, policy)
+    found = found if known is None else keep(found, *known)
+    if not rows.look:
+        return answered(found, policy)
+    if not bool((found.status != int(Status.SOLVED)).any()):
         return found.y
-    return torch.where(found.lost.unsqueeze(-1), torch.nan, found.y)
+    if policy.on_invalid == "raise":
+        raise_bad_numbers(rows, found.status == int(Status.INVALID))
+    return answer(Solution(*map(rows.as_given, found)), policy).reshape(found.y.shape)
 
 
-def solve_any(rows: Batch, shared: SharedRows | None = None) -> Solution:
-    """The full solution behind `project`, a flat batch without derivatives; y is NaN for samples without an answer.
+def keep(found: Solution, y: Tensor, good: Tensor) -> Solution:
+    """The solution with the answers y for the samples in the mask `good` ``(B,)``, which another solver has found."""
+    status = torch.where(good, int(Status.SOLVED), found.status).to(torch.int8)
+    return found._replace(y=torch.where(good.unsqueeze(-1), y, found.y), status=status)
 
-    No error is raised, and on a GPU no value is read.
+
+_uncompiled = outside_compiler(_project)
+"""A solver that reads values iterates until the last sample is done, so a compiled graph must call it uncompiled."""
+
+
+def find(rows: Batch, policy: Policy, *, prove: bool = False) -> Solution:
+    """The nearest points of a flat batch with their derivative, whatever their status; no sample raises.
+
+    y is the last point of a sample that is NOT_CONVERGED, and the compromise of one that is INFEASIBLE.
+
+    Args:
+        rows: The record of the call.
+        policy: The options; a metric as `take_metric` returns it.
+        prove: Whether to look for a proof of emptiness where no value may be read, which costs more than the solve.
     """
-    found = _solve(rows, shared) if rows.mode == "eager" else project_fixed(rows)
-    return found._replace(y=_without_a_look(found.y, found.status, found.residual))
+    found = _euclidean(rows, policy.shared, prove) if policy.metric is None else _in_metric(rows, policy)
+    if policy.gradient == "tangent":
+        found = found._replace(y=along_tangent(found.y, *rows.numbers))
+    if not policy.strict:
+        return found
+    return in_exact_arithmetic(found, lambda y: hold_exactly(y, rows, _points))
 
 
-def _solve(rows: Batch, shared: SharedRows | None) -> Solution:
-    """Run the solver of eager code."""
-    wide = in_double(rows)
-    found = solve(wide, shared=_factors(rows, shared), rounding=torch.finfo(rows.raw.dtype).eps)
-    if not rows.look:  # a solver that may read values has tried this proof already
-        proof = prove_empty(*wide.numbers, found.y, found.side)  # pyright: ignore[reportArgumentType]
-        empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
-        status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
-        found = found._replace(status=status, dual=torch.where(empty.unsqueeze(-1), proof, found.dual))
-    y, dual = found.y.to(rows.raw.dtype), found.dual.to(rows.raw.dtype)
-    return Solution(y, dual, found.status, found.iterations, found.residual)
+def in_exact_arithmetic(found: Solution, hold: Callable[[Tensor], Tensor]) -> Solution:
+    """The points moved by `hold`, which gives NaN where rows leave no room for it: such a sample is not solved."""
+    start = answered(found)
+    exact = hold(start)
+    lost = exact.isnan().any(-1) & ~start.isnan().any(-1)
+    status = torch.where(lost, int(Status.NOT_CONVERGED), found.status.long()).to(torch.int8)
+    return found._replace(y=torch.where(exact.isnan(), found.y, exact), status=status)
+
+
+def _points(rows: Batch) -> Tensor:
+    """Only the nearest points, NaN for samples without an answer."""
+    return answered(_euclidean(rows, None))
+
+
+def _euclidean(rows: Batch, shared: SharedRows | None, prove: bool = False) -> Solution:
+    """The fixed program where operations are recorded or transformed, else the solver."""
+    if rows.mode != "eager":
+        return project_fixed(rows)
+    shared = _factors(rows, shared)
+    find = _Projection.apply if rows.learned else _Projection.forward
+    y, dual, side, *rest = find(*rows.numbers, rows.look, rows.memory, shared)  # pyright: ignore[reportGeneralTypeIssues]
+    found = Solution(y, dual, *rest)
+    if rows.look or not prove:  # a solver that may read values has tried this proof already
+        return found
+    proof = prove_empty(*in_double(rows).numbers, y.detach().double(), side)  # pyright: ignore[reportArgumentType]
+    empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
+    status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
+    return found._replace(status=status, dual=torch.where(empty.unsqueeze(-1), proof, dual))
 
 
 def _factors(rows: Batch, given: SharedRows | None) -> SharedRows | None:
@@ -116,47 +147,44 @@ def _factors(rows: Batch, given: SharedRows | None) -> SharedRows | None:
     return rows_for(rows, given) if many else None
 
 
-def _route(rows: Batch, options: Options) -> Tensor:
-    """Project by the fixed program where operations are recorded or transformed, else by the solver."""
-    if rows.mode != "eager" and not (rows.mode == "compile" and options.on_infeasible in ASKING):
-        if options.on_infeasible == "nearest":
-            remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
-            raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
-        found = project_fixed(rows)
-        return _without_a_look(found.y, found.status, found.residual)
-    look = rows.look or options.on_infeasible in ASKING  # the solver may wait, recorded operations may not
-    return _project(rows._replace(mode="eager", look=look), options)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType]
+def _in_metric(rows: Batch, policy: Policy) -> Solution:
+    """Solve in the variables of the metric, in which the multipliers are the same; the rows are judged at y."""
+    kept: list[Solution] = []
+
+    def project(record: Batch) -> Tensor:
+        kept.append(_euclidean(record, None))
+        return kept[0].y
+
+    assert policy.metric is not None
+    found = in_metric(rows, policy.metric, project, _points, policy.on_invalid)
+    (first,) = kept
+    status = verdict(first.status, _met(rows, found.y.detach()))
+    residual = torch.maximum(first.residual, found.left)
+    return Solution(found.y, first.dual.to(rows.raw.dtype), status, first.iterations, residual)
 
 
-def _without_a_look(y: Tensor, status: Tensor, residual: Tensor) -> Tensor:
-    """NaN for the samples without an answer."""
-    tolerance = max(LOOSE, 64 * torch.finfo(y.dtype).eps)
-    bad = (status == int(Status.INFEASIBLE)) | ((status == int(Status.NOT_CONVERGED)) & ~(residual <= tolerance))
-    return torch.where(bad.unsqueeze(-1), torch.nan, y)
+def _met(rows: Batch, y: Tensor) -> Tensor:
+    """Whether all rows hold at y ``(B, n)`` by the certificate's terms: ``(B,)``."""
+    _, A, lower, upper = (None if part is None else part.detach().double() for part in rows.numbers)
+    assert A is not None
+    return rows_met(A, y.double(), lower, upper, torch.finfo(rows.raw.dtype).eps).all(-1)
 
 
-@outside_compiler  # iterates until the last sample is done, so a compiled graph must call it uncompiled
-def _project(rows: Batch, options: Options) -> Tensor:
-    """Solve, then raise or warn for the samples without an answer where values may be read."""
-    shared = _factors(rows, options.shared)
-    find = _Projection.apply if rows.learned else _Projection.forward
-    y, dual, _, status, residual = find(*rows.numbers, rows.look, rows.memory, shared)  # pyright: ignore[reportGeneralTypeIssues]
-    if not rows.look:
-        return _without_a_look(y, status, residual)
-    if not bool(((status != int(Status.SOLVED)) | (residual > PROVED)).any()):
-        return y
-    if options.on_invalid == "raise":
-        raise_bad_numbers(rows, status == int(Status.INVALID))
-    if options.on_infeasible in ("auto", "raise"):
-        raise_infeasible(rows.as_given(status == int(Status.INFEASIBLE)), rows.as_given(dual))
-    warn_not_converged(rows.as_given(not_proved(status, residual)), rows.as_given(residual))
-    if options.on_infeasible == "nearest":
-        return y
-    return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
+def _judged(found: Outcome, rows: Batch, y: Tensor) -> Tensor:
+    """The status of the outcome in the dtype of raw, y; FEASIBLE where rows are met but nothing proves it nearest."""
+    if not rows.look:  # the residual of a sample that misses a row is infinite
+        near = (found.status == int(Status.NOT_CONVERGED)) & found.residual.isfinite()
+        return torch.where(near, int(Status.FEASIBLE), found.status).to(torch.int8)
+    weak = (found.status != int(Status.SOLVED)) | (found.residual > PROVED)
+    if not bool(weak.any()):
+        return found.status
+    doubtful = torch.where((found.status == int(Status.SOLVED)) & weak, int(Status.FEASIBLE), found.status)
+    judged = verdict(doubtful, _met(rows, y))
+    return torch.where(weak, judged, found.status).to(torch.int8)
 
 
 class _Projection(torch.autograd.Function):
-    """y and, without a derivative, dual, side, status and residual; saves O(n + m) numbers per sample beside A."""
+    """y and, without a derivative, the rest of the solution and `side`; saves O(n + m) numbers per sample beside A."""
 
     @staticmethod
     @signed
@@ -168,19 +196,20 @@ class _Projection(torch.autograd.Function):
         look: bool,
         memory: bool,
         shared: SharedRows | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Solve in float64."""
-        rows = in_double(Batch(raw, A, lower, upper, look=look, memory=memory))
-        found = solve(rows, shared=shared, rounding=torch.finfo(raw.dtype).eps)
-        return found.y.to(raw.dtype), found.dual, found.side.to(torch.int8), found.status, found.residual
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Solve in float64, and judge the rows at y in the dtype of raw."""
+        given = Batch(raw, A, lower, upper, look=look, memory=memory)
+        found = solve(in_double(given), shared=shared, rounding=torch.finfo(raw.dtype).eps)
+        y, side = found.y.to(raw.dtype), found.side.to(torch.int8)
+        return y, found.dual, side, _judged(found, given, y), found.iterations, found.residual
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save what the derivative needs."""
-        y, dual, side, status, residual = output
+        y, dual, side, status, *_ = output
         ctx.look, _, ctx.shared = inputs[4:]
         ctx.save_for_backward(*inputs[:4], y, dual, side, status)
-        ctx.mark_non_differentiable(dual, side, status, residual)
+        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod

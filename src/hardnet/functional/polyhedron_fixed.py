@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
+from hardnet.nearest.policy import answered
 from hardnet.products import times
 from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered, take_rows
 from hardnet.solvers.algebra.square import refined, solve_square
@@ -178,13 +179,15 @@ def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) ->
 
 
 def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    """The status of each sample; the residual is infinite where a row is not met."""
+    near = torch.where(residual < torch.inf, int(Status.FEASIBLE), int(Status.NOT_CONVERGED))
+    status = torch.where(residual <= SOLVED, int(Status.SOLVED), near)
     status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
 
 
 class FixedSolution(NamedTuple):
-    """y ``(*batch, n)``, `Status` ``(*batch)`` int8 and the scale-free optimality residual ``(*batch)``."""
+    """y ``(*batch, n)``, NaN without an answer, `Status` ``(*batch)`` int8 and the scale-free residual ``(*batch)``."""
 
     y: Tensor
     status: Tensor
@@ -213,5 +216,5 @@ def solve_affine(
     """
     rows = take_rows(raw, A, lower, upper)
     found = project_fixed(rows, steps)
-    y = found.y.to(raw.dtype)
+    y = answered(found).to(raw.dtype)
     return FixedSolution(*map(rows.as_given, (y, found.status, found.residual)))

@@ -44,7 +44,7 @@ def gradients(
     needed: tuple[bool, ...],
     shared: SharedRows | None = None,
 ) -> Gradients:
-    """The cotangents of raw, A, lower and upper; zero for invalid samples, whose numbers may be NaN."""
+    """The cotangents of raw, A, lower and upper; zero for samples that are invalid or not solved."""
     saved = (y, dual, side, status)
     found = _fused(grad, rows, *saved, needed) if _fits(grad, rows) else None
     return _general(grad, rows, *saved, needed, shared) if found is None else found
@@ -122,7 +122,7 @@ def _general(
     look, A_in, (point, A, low, high) = rows.look, rows.A, in_double(rows).numbers
     assert low is not None
     assert high is not None
-    sound = (status != int(Status.INVALID)).unsqueeze(-1)
+    sound = ((status != int(Status.INVALID)) & (status != int(Status.NOT_CONVERGED))).unsqueeze(-1)
     if not look or not bool(sound.all()):
         A = torch.where(sound.unsqueeze(-1) if A.dim() == 3 else sound.any(), A, 0.0)
     tight = low == high

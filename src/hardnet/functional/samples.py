@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,50 +25,19 @@ from hardnet.errors import (
     HardNetError,
     InfeasibleError,
     NotConvergedWarning,
-    OptionError,
     SampleError,
     in_samples,
     name_samples,
     sample_indices,
     sentence,
 )
+from hardnet.nearest.policy import OnInvalid as Policy
 from hardnet.rows import Batch, ordered
 from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, images
 from hardnet.solvers.conic.stack import Stack
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Status
 
-Policy = Literal["raise", "nan"]
-"""What to do with samples that have no answer: raise an error that names them, or return NaN for these alone."""
-Infeasible = Literal["auto", "raise", "nearest", "nan"]
-"""What to do with an empty set; ``"auto"`` raises in eager mode on a CPU and returns NaN elsewhere."""
-Gradient = Literal["exact", "tangent"]
-"""What raw receives: the derivative, or also the gradient that would pull a violated row back inside."""
-CHOICES = {"on_infeasible": get_args(Infeasible), "on_invalid": get_args(Policy), "gradient": get_args(Gradient)}
-
-
-VALID = frozenset(product(*(CHOICES[name] for name in ("gradient", "on_infeasible", "on_invalid"))))
-"""All valid combinations of the first three fields of `Options`."""
-ASKING = ("raise", "nearest")
-"""Policies that require detecting an empty set on any device, at the cost of waiting for it."""
-
-
-class Options(NamedTuple):
-    """The options of a projection onto affine rows, documented in `hardnet.functional.project_affine`."""
-
-    gradient: Gradient = "exact"
-    on_infeasible: Infeasible = "auto"
-    on_invalid: Policy = "raise"
-    strict: bool = False
-    metric: Tensor | None = None
-    shared: SharedRows | None = None
-
-
-def refuse_options(options: Options) -> NoReturn:
-    """Raise an error that names the option with an invalid value; called if the first three are not in `VALID`."""
-    given = options._asdict()
-    name = next(name for name in CHOICES if given[name] not in CHOICES[name])
-    raise OptionError(sentence(name, " or ".join(map(repr, CHOICES[name])), repr(given[name])))
+__all__ = ["Policy"]
 
 
 def refuse(bad: Tensor, error: Callable[..., SampleError], text: str) -> None:
@@ -182,15 +150,6 @@ def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y
     text = f"{what} rows {name_samples(rows[0])} contradict each other"
     where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if bad.dim() else ""
     raise InfeasibleError(f"{text}{where}; pass on_infeasible='nearest' for a compromise, or 'nan'", samples, rows)
-
-
-PROVED = 1e-6
-"""The residual above which a point that satisfies its rows is not proved to be the nearest: rows nearly coincide."""
-
-
-def not_proved(status: Tensor, residual: Tensor) -> Tensor:
-    """Samples ``(*batch)`` that did not converge, or whose point satisfies its rows but is not proved the nearest."""
-    return (status == int(Status.NOT_CONVERGED)) | ((status == int(Status.SOLVED)) & (residual > PROVED))
 
 
 def warn_not_converged(bad: Tensor, residual: Tensor) -> None:

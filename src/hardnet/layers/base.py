@@ -15,6 +15,7 @@ from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentenc
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
 from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
+from hardnet.nearest.policy import Once
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.constants import Constants
 from hardnet.shapes import require_float
@@ -57,6 +58,8 @@ class Layer(nn.Module):
     _place: tuple[torch.dtype, torch.device] | None = None
     """Dtype and device of the raw outputs that the set's constants were last moved to; None where they may differ."""
 
+    once: Once
+    """Whether this layer has warned of points that are in the set but not proved to be the nearest."""
     options: Any  # each layer declares its own type
     """The options of this layer, given or default."""
 
@@ -67,6 +70,7 @@ class Layer(nn.Module):
         if reason is not None:
             raise UnsupportedSetError(f"method '{self.name}' cannot enforce this set: {reason}")
         self.constraint = constraint
+        self.once = Once()
         self.register_load_state_dict_post_hook(_refactor_after_load)
 
     @classmethod

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import InfeasibleError, OptionError, UnsupportedSetError, sentence
-from hardnet.functional.nearest import PROJECTIONS, project_affine
+from hardnet.errors import OptionError, UnsupportedSetError, sentence
+from hardnet.functional.nearest import PROJECTIONS
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
+from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
@@ -37,6 +37,9 @@ class Projection(Layer):
         on_infeasible: What to do with an empty C(x): ``"raise"`` an `InfeasibleError` that names samples and rows,
             return the compromise (``"nearest"``), or ``"nan"`` for that sample alone; ``"auto"`` raises on a CPU and
             returns NaN on CUDA and under compile, export and vmap.
+        on_unsolved: What to do with a sample that is neither solved nor proved empty: ``"raise"`` a `ConvergenceError`
+            with the `.solution` of the whole batch, return ``"nan"`` for that sample alone, or the ``"best"`` point
+            found, which may be outside; ``"auto"`` raises on a CPU and returns NaN elsewhere.
         on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error that names the samples, or return
             ``"nan"`` for these alone.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic.
@@ -56,6 +59,7 @@ class Projection(Layer):
         """The options above."""
 
         on_infeasible: Literal["auto", "raise", "nearest", "nan"] = choice("auto", "raise", "nearest", "nan")
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
         strict: bool = flag(default=False)
         gradient: Literal["exact", "tangent"] = choice("exact", "tangent")
@@ -98,9 +102,11 @@ class Projection(Layer):
     def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
         """`enforce` with the given policy for bad numbers."""
         policies = {
-            "on_infeasible": look_or_nan(self.options.on_infeasible, raw),
+            "on_infeasible": self.options.on_infeasible,
+            "on_unsolved": self.options.on_unsolved,
             "on_invalid": on_invalid,
             "gradient": self.options.gradient,
+            "once": self.once,
         }
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
 
@@ -117,8 +123,9 @@ class Projection(Layer):
         """The nearest point with its dual, status, iterations and residual, on the device of raw.
 
         ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric), without derivatives. No error is raised
-        for a sample: `Status` says which are SOLVED, and y is NaN for an empty set, unless ``on_infeasible="nearest"``
-        asks for the compromise. It does not wait for a GPU, and works in compiled, exported and mapped code.
+        for a sample: `Status` says which are SOLVED or FEASIBLE; y of the others is NaN, unless
+        ``on_infeasible="nearest"`` asks for the compromise, or ``on_unsolved="best"`` for the last point. It does not
+        wait for a GPU, and works in compiled, exported and mapped code.
 
         Args:
             raw: ``(*batch, n)``.
@@ -132,7 +139,8 @@ class Projection(Layer):
 
     def _find(self, raw: Tensor, x: Any) -> Solution:
         """`solve` in float32 or float64."""
-        found = solve_set(self.constraint, raw, x, **self._given(raw, x))
+        best = self.options.on_unsolved == "best"
+        found = solve_set(self.constraint, raw, x, best=best, **self._given(raw, x))
         if self.options.on_infeasible != "nearest":
             return found
         empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
@@ -189,23 +197,24 @@ def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) ->
     return found._replace(dual=_box_last(constraint, numbers, raw, found.dual))
 
 
-def _box_last(constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor) -> Tensor:
-    """Reorder multipliers of `constraint.rows`, where each member has its coordinates first, to put the box last."""
+def _box_last(
+    constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor, join: Callable[..., Tensor] = torch.sum
+) -> Tensor:
+    """Reorder multipliers of `constraint.rows`, where each member has its coordinates first, to put the box last.
+
+    `join` makes one number of those of several boxes.
+    """
     general, box = [], []
     for part, own in zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True):
         count, k = part.row_count(own, raw), part.structure(own, raw).A.shape[-2]
         coordinates, rows, dual = dual.split([count - k, k, dual.shape[-1] - count], dim=-1)
         general.append(rows)
         box.extend(coordinates.split(raw.shape[-1], dim=-1) if count > k else [])
-    return torch.cat([*general, torch.stack(box).sum(0)], dim=-1)
-
-
-MOST_DIAGNOSED = 1000
-"""The most outputs for which the solver of dense rows is used to name the rows of an empty set with a box."""
+    return torch.cat([*general, join(torch.stack(box), 0)], dim=-1)
 
 
 def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Tensor:
-    """The projection onto a polyhedral set, by the solver for its structure; the error for an empty set names rows."""
+    """The projection onto a polyhedral set, by the solver for its structure; errors speak of rows by their names."""
     numbers = constraint.numbers(x, raw)
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
@@ -214,18 +223,16 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     solved = constraint.essential(numbers)
     rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
     structure, arguments = rows.classify()
-    project = PROJECTIONS[structure]
-    if mode() in GRAPHS:  # graphs raise nothing
-        return project(raw, *arguments, **options)
-    try:
-        return project(raw, *arguments, **options)
-    except InfeasibleError as error:
-        if not rows.boxed:
-            raise error.named(constraint.row_names(numbers, raw)) from None
-        if raw.shape[-1] > MOST_DIAGNOSED:
-            raise error.named(constraint.structure_names(numbers, raw)[0]) from None
-    dense = constraint.rows(numbers, raw)  # in the order of the names, and with the rows that contradict each other
-    try:
-        return project_affine(raw, *dense, **options)
-    except InfeasibleError as error:
-        raise error.named(constraint.row_names(numbers, raw)) from None
+    if mode() not in GRAPHS:  # which raise nothing
+        options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
+    return PROJECTIONS[structure](raw, *arguments, **options)
+
+
+def _names(constraint: ConstraintSet, numbers: Any, raw: Tensor, *, boxed: bool) -> list[tuple[int, str]]:
+    """For each general row and then for each coordinate of the box: its row in the set, and its name."""
+    if not boxed:
+        return list(enumerate(constraint.row_names(numbers, raw)))
+    general, box = constraint.structure_names(numbers, raw)
+    place = torch.arange(constraint.row_count(numbers, raw), device=raw.device).unsqueeze(0)
+    order = _box_last(constraint, numbers, raw, place, torch.amin).squeeze(0).tolist()
+    return list(zip(order, [*general, *box], strict=True))

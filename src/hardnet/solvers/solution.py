@@ -32,8 +32,7 @@ class Solution(NamedTuple):
         dual: Multipliers, ``(*batch, m)``; positive at the upper bound, negative at the lower.
         status: `Status` of each sample, ``(*batch)`` int8.
         iterations: Iterations spent on each sample, ``(*batch)`` int.
-        residual: Scale-free KKT residual of y and dual, ``(*batch)``. A SOLVED sample of a polyhedron whose rows are
-            parallel to within 1e-9 may have a larger one: its point satisfies the rows but is not proved the nearest.
+        residual: Scale-free KKT residual of y and dual, ``(*batch)``.
     """
 
     y: Tensor
@@ -81,6 +80,25 @@ class Outcome(NamedTuple):
     status: Tensor
     iterations: Tensor
     residual: Tensor
+
+
+def solved(status: Tensor) -> Tensor:
+    """The samples ``(*batch)`` whose point is in the set: SOLVED, or FEASIBLE."""
+    return (status == int(Status.SOLVED)) | (status == int(Status.FEASIBLE))
+
+
+def verdict(status: Tensor, met: Tensor) -> Tensor:
+    """The status once the rows are judged at the point returned: FEASIBLE where met, NOT_CONVERGED where not.
+
+    Args:
+        status: What the solver states, ``(*batch)``; SOLVED stays so where the rows are met.
+        met: Whether all rows hold by the certificate's terms, ``(*batch)``.
+    """
+    status = status.long()  # ONNX Runtime has no `where` for int8
+    judged = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
+    kept = torch.where(status == int(Status.SOLVED), int(Status.SOLVED), int(Status.FEASIBLE))
+    kept = torch.where(met, kept, int(Status.NOT_CONVERGED))
+    return torch.where(judged, kept, status).to(torch.int8)
 
 
 def take(record: Record, index: Tensor) -> Record:

@@ -61,7 +61,7 @@ def _rebuilt(layer: Layer, index: int, name: str, raw: Tensor, poison: float | N
     It returns NaN for bad samples where it has that option, so that the other samples can be compared.
     """
     options = asdict(layer.options)
-    options |= {policy: "nan" for policy in ("on_invalid", "on_infeasible") if policy in options}
+    options |= {policy: "nan" for policy in ("on_invalid", "on_infeasible", "on_unsolved") if policy in options}
     constraint = copy.deepcopy(layer.constraint)
     part: Any = list(constraint.modules())[index]
     function = functions_of(part).get(name) or _as_function(part, name, layer.constraint.dim or raw.shape[-1])

@@ -28,7 +28,7 @@ from hardnet.solvers.polyhedron.box_interior import STEPS, multipliers_of_rows
 from hardnet.solvers.polyhedron.box_problem import EPS, BoxProblem, power_near
 from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.repeat import repeat
-from hardnet.solvers.solution import Solution, Status, place
+from hardnet.solvers.solution import Solution, Status, place, take, verdict
 
 NEWTON_STEPS = 8
 """Newton steps after the first multipliers: two or three are enough unless coordinates are at their bounds."""
@@ -126,31 +126,38 @@ def solve(
     residual = torch.where(inside.squeeze(-1), 0.0, residual_of(problem, y, found.dual))
     witness = witness_of(problem, found.dual, rounding)
     empty = (witness != 0).any(-1) & ~inside.squeeze(-1)
-    good = (residual <= 1.0) & problem.holds(y, rounding)
-    status = torch.where(good, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    met = torch.where(residual <= 1.0, int(Status.SOLVED), int(Status.FEASIBLE))
+    status = torch.where(problem.holds(y, rounding), met, int(Status.NOT_CONVERGED))
     status = torch.where(empty, int(Status.INFEASIBLE), status)
-    status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
-    y = torch.where((status == int(Status.SOLVED)).unsqueeze(-1), y, torch.nan)
+    status = torch.where(valid, status, int(Status.INVALID))
+    y = torch.where((valid & ~empty).unsqueeze(-1), y, torch.nan)
     dual = torch.where(empty.unsqueeze(-1), witness, found.dual) / scale
-    return Outcome(y, _place(problem, found.point), dual, _side(problem, found.dual), status, residual * SOLVED * EPS)
+    sides = _place(problem, found.point), dual, _side(problem, found.dual)
+    return Outcome(y, *sides, status.to(torch.int8), residual * SOLVED * EPS)
+
+
+def unsettled(status: Tensor) -> Tensor:
+    """The samples ``(B,)`` that another solver may still solve, or prove to be the nearest."""
+    return (status == int(Status.NOT_CONVERGED)) | (status == int(Status.FEASIBLE))
 
 
 def settle(found: Outcome, flat: BoxedBatch, rounding: float, by_kernel: bool) -> Outcome:
-    """Solve the samples that did not converge by the next solver: `solve` after a kernel, then n + k dense rows."""
-    index = (found.status == int(Status.NOT_CONVERGED)).nonzero().squeeze(-1)
+    """Solve the samples that are `unsettled` by the next solver: `solve` after a kernel, then n + k dense rows."""
+    index = unsettled(found.status).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
     raw, *others = flat
     left: BoxedBatch = (raw[index], *(part if len(part) == 1 else part[index] for part in others))  # pyright: ignore[reportAssignmentType]
     settled = solve(*left, rounding=rounding) if by_kernel else _by_dense_rows(*left, rounding)
     settled = settle(settled, left, rounding, by_kernel=False) if by_kernel else settled
-    return place(found, index, settled)
+    worse = (found.status[index] == int(Status.FEASIBLE)) & (settled.status == int(Status.NOT_CONVERGED))
+    return place(found, index[~worse], take(settled, (~worse).nonzero().squeeze(-1)))
 
 
 def _by_dense_rows(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
 ) -> Outcome:
-    """Solve by the solver for any polyhedron, then clamp; NOT_CONVERGED and NaN if rows do not hold after that.
+    """Solve by the solver for any polyhedron, then clamp; NOT_CONVERGED if rows do not hold after that.
 
     The multipliers of nearly dependent rows may be so large that their rounding makes a row miss its bounds.
     """
@@ -164,9 +171,8 @@ def _by_dense_rows(
     y, dual, place = problem.clamp(found.y), found.dual[:, :k], found.dual[:, k:].sign()
     place = torch.where(problem.fixed, 2, place).to(torch.int8)
     side = torch.where(problem.equality, 2, dual.sign()).to(torch.int8)
-    lost = (found.status == int(Status.SOLVED)) & ~problem.holds(y, rounding)
-    status = torch.where(lost, int(Status.NOT_CONVERGED), found.status).to(torch.int8)
-    y = torch.where((status == int(Status.SOLVED)).unsqueeze(-1), y, torch.nan)
+    status = verdict(found.status, problem.holds(y, rounding))
+    y = torch.where(((status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))).unsqueeze(-1), y, torch.nan)
     return Outcome(y, place, dual, side, status, found.residual)
 
 
