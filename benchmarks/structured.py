@@ -208,7 +208,7 @@ def grid(seed: int, n: int, contradiction: float = 0.0) -> Structured:
         model.equality([2 * buses + line, buses + tails[line], buses + heads[line]], [1, -b, b])
     for bus in range(buses):
         out, into = 2 * buses + np.flatnonzero(tails == bus), 2 * buses + np.flatnonzero(heads == bus)
-        model.equality([bus, *out, *into], [1, *[-1 for _ in out], *[1 for _ in into]])
+        model.equality(np.array([bus, *out, *into]), [1, *[-1 for _ in out], *[1 for _ in into]])
     return _finished(model, source, contradiction)
 
 

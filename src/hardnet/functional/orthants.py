@@ -144,11 +144,15 @@ def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
     sound = raw.detach().isfinite().all(-1).reshape(-1)
     for ball in flat.balls:
         sound = sound & ball.sound()
+    finite = lambda part: torch.nan_to_num(part, 0.0, 0.0, 0.0)
     clean = [
-        L1(*(None if part is None else torch.nan_to_num(part.clamp_min(0.0) if place else part, 0.0, 0.0, 0.0)
-             for place, part in enumerate(ball)))
+        L1(
+            finite(ball.center),
+            finite(ball.radius.clamp_min(0.0)),
+            None if ball.weights is None else finite(ball.weights.clamp_min(0.0)),
+        )
         for ball in flat.balls
-    ]  # fmt: skip
+    ]
     exact = torch.where(sound.unsqueeze(-1), raw.reshape(-1, n).double(), torch.nan)
     return exact, flat._replace(balls=clean), sound
 

@@ -68,7 +68,8 @@ class Simplex(Sums):
 
     def totals(self, numbers: SimplexNumbers) -> tuple[Tensor, Tensor]:
         """The total alone."""
-        return (numbers.total.unsqueeze(-1),) * 2
+        total = numbers.total.unsqueeze(-1)
+        return total, total
 
     def known_totals(self, like: Tensor) -> Tensor:
         """The total, where it is one constant."""
