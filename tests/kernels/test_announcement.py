@@ -1,6 +1,10 @@
-"""The first compilation in a process prints one line; code loaded from numba's cache is not announced."""
+"""The first compilation in a process prints one line; code loaded from numba's cache is not announced.
+
+What is cached depends on the text of the kernel and of what it imports.
+"""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -30,3 +34,26 @@ def test_a_compilation_is_announced_once_and_a_cached_one_not_at_all(tmp_path):
     assert "hardnet warmup" in said[0].stderr
     assert [done.stdout for done in said] == ["", ""]
     assert said[1].stderr == ""
+
+
+def test_an_edit_compiles_anew_only_the_kernels_that_it_touches(tmp_path, monkeypatch):
+    pytest.importorskip("numba")
+    from hardnet.kernels.cpu import compiling
+
+    copied = tmp_path / "kernels"
+    shutil.copytree(compiling.KERNELS, copied)
+    monkeypatch.setattr(compiling, "KERNELS", copied)
+    entries = [copied / "cpu" / f"{name}.py" for name in ("projection", "nearest_few", "conic_entry")]
+    digests = lambda: [compiling.digest.__wrapped__(entry) for entry in entries]
+    before = digests()
+    for edited, touched in (
+        ("cpu/pivoting.py", [True, False, False]),
+        ("cpu/small_eigen.py", [False, False, True]),
+        ("limits.py", [True, False, True]),
+        ("cpu/tiles.py", [True, True, True]),
+    ):
+        with (copied / edited).open("a") as text:
+            text.write("# an edit\n")
+        after = digests()
+        assert [new != old for new, old in zip(after, before, strict=True)] == touched, edited
+        before = after

@@ -1,7 +1,8 @@
-"""Compile kernels for a CPU with numba: functions of addresses and counts, cached by the text of all kernels."""
+"""Compile kernels for a CPU with numba: functions of addresses and counts, cached by the text they are made of."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import sys
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Calla
     """
     kinds = [parameter.annotation in (int, "int") for parameter in signature(function).parameters.values()]
     takes = types.int64(*(types.int64 if counts else types.CPointer(REALS[dtype]) for counts in kinds))
-    function.__qualname__ = f"{function.__name__}_{_digest()}"
+    function.__qualname__ = f"{function.__name__}_{digest(Path(function.__code__.co_filename))}"
     options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced}
     try:
         entry: Any = cfunc(takes, cache=True, **options)(function)
@@ -75,8 +76,26 @@ def _announce() -> None:
     )
 
 
+KERNELS = Path(__file__).parents[1]
+"""The folder of all kernels, whose modules import each other by their full names."""
+
+
 @cache
-def _digest() -> str:
-    """A hash of the sources of all kernels: numba's cache only checks the name and the file of the entry function."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+def digest(source: Path) -> str:
+    """A hash of a module and of all kernels and constants that it imports.
+
+    numba's cache only checks the name and the file of the entry function; so an edit compiles anew what it touches.
+    """
+    return sha256(b"".join(part.read_bytes() for part in sorted(_imported(source)))).hexdigest()[:12]
+
+
+def _imported(source: Path, known: frozenset[Path] = frozenset()) -> frozenset[Path]:
+    """The module, and the kernels that it imports directly or through others; not inside functions, which launch."""
+    known |= {source}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hardnet.kernels"):
+            folder = KERNELS.joinpath(*str(node.module).split(".")[2:])
+            for part in (folder, *(folder / name.name for name in node.names)):
+                found = part.with_suffix(".py")
+                known = known if found in known or not found.is_file() else known | _imported(found, known)
+    return known
