@@ -28,6 +28,8 @@ lint: $(VENV)/dev-ready
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/basedpyright
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
+	$(BIN)/codespell $(CODE) docs README.md CONTRIBUTING.md CHANGELOG.md
 
 # us, our last revision and the peers in one run; the peers have an environment of their own
 bench: .venv-bench/ready
