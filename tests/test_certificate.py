@@ -111,8 +111,10 @@ def test_an_output_that_should_be_zero_has_a_floor():
 def test_what_is_no_set_is_named():
     model = hn.HardNet(torch.nn.Linear(2, 3), hn.Box(0.0, 1.0))
     y = model(torch.zeros(4, 2))
-    for wrong in (model, y, None):
-        with pytest.raises(hn.errors.DTypeError, match=f"constraint: expected a set, got {type(wrong).__name__}"):
+    for wrong in (model.net, y, None):
+        with pytest.raises(
+            hn.errors.DTypeError, match=f"constraint: expected a set, or a model, got {type(wrong).__name__}"
+        ):
             hn.check(wrong, y)
     with pytest.raises(hn.errors.ShapeError, match=r"y: expected shape \(\*batch, 2\), got \(4, 3\)"):
         hn.check(hn.Box([0.0, 0.0], [1.0, 1.0]), y)
@@ -153,3 +155,70 @@ def test_no_samples_are_satisfied_in_every_set(name, shape):
     assert certificate.satisfied.shape == shape
     assert certificate.max_violation == 0
     assert certificate.violation.shape == certificate.tolerance.shape == (*shape, len(certificate.names))
+
+
+@pytest.mark.parametrize("far", [1e5, 1e13, 1e30])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_a_coefficient_of_zero_grants_nothing(far, sparse, dtype):
+    """A row is off relative to the outputs that it reads, not to another one beside them."""
+    A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], dtype=dtype)
+    bounded = hn.Affine(A.to_sparse_csr() if sparse else A, upper=torch.tensor([1.0, 2 * far], dtype=dtype))
+    per_sample = hn.Affine(lambda x: x, upper=torch.tensor([1.0, 2 * far], dtype=dtype))
+    y = torch.tensor([[1.001, far, 0.0], [0.999, far, 0.0]], dtype=dtype)
+    for constraint, x in ((bounded, None), (per_sample, A.expand(2, 2, 3))):
+        assert hn.check(constraint, y, x).satisfied.tolist() == [False, True]
+    nonlinear = hn.Nonlinear(lambda y, x: y[..., :1].square(), dim=3, upper=1.0)
+    assert hn.check(nonlinear, y).satisfied.tolist() == [False, True]
+    assert hn.check(hn.Box(-9.0, torch.tensor([1.0, 2 * far, 1.0], dtype=dtype)), y).satisfied.tolist() == [False, True]
+
+
+def test_units_say_what_is_small():
+    """Outputs of 1e4 and of 1e-8: without units the larger one hides by how much the smaller one misses its bound."""
+    units = [1e4, 1e-8]
+    y = torch.tensor([[1e4, 1e-8], [1e4, 1e-8 + 1e-12]], dtype=D)
+    for constraint in (
+        hn.Affine(torch.tensor([[-1e-12, 1.0]], dtype=D), upper=0.0),
+        hn.Affine(torch.tensor([[-1e-12, 1.0]], dtype=D).to_sparse_csr(), upper=0.0),
+        hn.Nonlinear(lambda y, x: y[..., 1:] - 1e-12 * y[..., :1], dim=2, upper=0.0),
+    ):
+        assert hn.check(constraint, y).ok
+        assert hn.check(constraint, y, units=units).satisfied.tolist() == [True, False]
+    assert not hn.check(hn.Box(0.0, [2e4, 1e-8]), y, units=units).ok
+
+
+@pytest.mark.parametrize("units", [[1.0], [1.0, -1.0], [1.0, torch.nan], 3.0, [[1.0, 1.0]]])
+def test_refuses_units_that_mean_nothing(units):
+    with pytest.raises(hn.errors.HardNetError, match="units: expected"):
+        hn.check(hn.Box(0.0, 1.0), torch.zeros(1, 2), units=units)
+
+
+def test_tied_outputs_in_order_and_points_at_an_apex_are_met():
+    """What is tied in exact arithmetic is tied to rounding here, at any size beside other outputs."""
+    for size in (1e-9, 1.0, 1e9):
+        y = size * torch.tensor([[1 / 3, 1 / 3, 1.0, 1.0]], dtype=D)
+        y[0, 1] = torch.nextafter(y[0, 0], y[0, 0] - 1)
+        order = torch.tensor([[-1.0, 1.0, 0, 0], [0, -1, 1, 0], [0, 0, -1, 1]], dtype=D)
+        assert hn.check(hn.Affine(order, lower=0.0), y).ok
+        assert not hn.check(hn.Affine(order, lower=0.0), y - size * torch.tensor([[0, 1e-13, 0, 0]], dtype=D)).ok
+        apex = hn.SecondOrderCone(torch.eye(4, dtype=D)[:3], -y[0, :3], [0.0, 0.0, 0.0, 1.0], -y[0, 3].item())
+        assert hn.check(apex, y).ok
+        assert not hn.check(apex, y + size * 1e-10).ok
+
+
+def test_a_value_of_g_that_is_not_finite_meets_nothing():
+    inverse = hn.Nonlinear(lambda y, x: 1 / y, dim=1, lower=1.0)
+    falling = hn.Nonlinear(lambda y, x: -1 / y, dim=1, upper=1.0)
+    for constraint in (inverse, falling):
+        assert hn.check(constraint, torch.tensor([[0.0], [0.5]], dtype=D)).satisfied.tolist() == [False, True]
+
+
+def test_nonlinear_rows_are_judged_by_what_their_layer_promises():
+    """Off by 1e-11 of the terms: what the method promises, so the status, the warning and the certificate agree."""
+    sphere = hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True), dim=3, upper=1.0)
+    y = torch.tensor([[1.0 + 1e-12, 0.0, 0.0], [1.0 + 1e-8, 0.0, 0.0]], dtype=D)
+    found = hn.check(sphere, y)
+    assert found.satisfied.tolist() == [True, False]
+    assert "1e-10 of their terms" in str(found)
+    assert hn.check(hn.HardNet(torch.nn.Identity(), sphere, tol=1e-6), y).ok
+    assert "of their terms" not in str(hn.check(hn.Ball([0.0] * 3, 1.0), y))

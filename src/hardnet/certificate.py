@@ -7,16 +7,19 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
+from hardnet.layers.base import Layer
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judge_records import Allowed
-from hardnet.sets.judgment import ROUNDINGS, finite_numbers, judge, members, to_double
+from hardnet.sets.judge_records import Allowed, Tolerance
+from hardnet.sets.judge_rows import blocks
+from hardnet.sets.judgment import finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
+from hardnet.tolerances import ROUNDINGS, as_units
 
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]
 
@@ -74,6 +77,8 @@ class Certificate:
         slack: By how much each row of a `Relaxed` set had to be relaxed, whatever y is: the least slack that the other
             members allow, ``(*batch, rows)`` float64. The bounds are relaxed by it before they are compared with y, so
             it is not part of the violation. None if the set has no relaxed rows.
+        promised: What rows may miss relative to their terms, where methods promise that for the set and no more; 0
+            where rows are judged to rounding, or by a tolerance of the caller. Coordinates are judged to rounding.
     """
 
     parts: list[Tensor]
@@ -83,6 +88,7 @@ class Certificate:
     names: list[str]
     coordinates: Tensor
     slack: Tensor | None = None
+    promised: float = 0.0
 
     @cached_property
     def violation(self) -> Tensor:
@@ -93,9 +99,10 @@ class Certificate:
     def tolerance(self) -> Tensor:
         """The violation up to which a row counts as satisfied, ``(*batch, rows)`` float64; computed at every access."""
         tolerance = torch.empty_like(self.violation)
-        places = tolerance.reshape(-1, len(self.names)).split([part.row.shape[-1] for part in self.allowed], dim=-1)
+        places = tolerance.view(-1, len(self.names)).split([part.row.shape[-1] for part in self.allowed], dim=-1)
         for part, place in zip(self.allowed, places, strict=True):
-            torch.add(part.sample, part.row, out=place)
+            for samples in blocks(place, place.shape[-1]):
+                place[samples] = part.of(samples)
         return tolerance
 
     @cached_property
@@ -154,6 +161,8 @@ class Certificate:
         text = f"{good} of {samples} samples satisfy every row; largest violation {self.max_violation:.3g}"
         gave = sorted(self.given_way.items(), key=lambda row: -row[1].slack)[:WORST]
         text += "".join(f"; {name} gave way by up to {report.slack:.3g}" for name, report in gave)
+        if self.promised:
+            text += f"; rows are met to {self.promised:.3g} of their terms, which is what methods promise for this set"
         return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
 
     __repr__ = __str__
@@ -174,42 +183,65 @@ class Certificate:
         return text if len(order) <= WORST else [*text, f"{len(order) - WORST} more rows"]
 
 
-def check(constraint: ConstraintSet, y: Tensor, x: Any = None, *, tolerance: float | None = None) -> Certificate:
+def check(
+    constraint: ConstraintSet | nn.Module,
+    y: Tensor,
+    x: Any = None,
+    *,
+    tolerance: float | None = None,
+    units: Any = None,
+) -> Certificate:
     """Check ``y in C(x)`` row by row, and bound the rounding error of the check itself.
 
     The numbers of C(x) are those that the model itself uses, in its dtype. Affine rows are summed in float64 and, where
     its rounding leaves the result open, in twice its precision; curved sets are evaluated in float64. The least slack
     of `Relaxed` rows is computed again, in float64, and is accurate to `SLACK` times the size of their terms.
 
+    A row counts as satisfied up to `ROUNDINGS` roundings of y's dtype, relative to the size of the terms that it adds
+    up, ``sum_j |a_j| max(|y_j|, size_j) + |bound|``. size_j is the unit of output j; without units it is the largest
+    output that the row reads, and the largest of the sample where all bounds of the row are 0. A set that methods
+    enforce to a tolerance (nonlinear rows, `Cvxpy`) is judged by that tolerance, relative to the same size, and the
+    certificate says so; coordinates of a box are not.
+
     Args:
-        constraint: The set.
+        constraint: The set; or a model or a layer, which is judged by the `tol` and the units that it was given.
         y: Outputs, ``(*batch, n)``.
         x: The input that the set depends on, as passed to the model; None for a constant set. Check outputs of a model
             that ran on half-precision inputs under autocast either under autocast or with x in float32, as its layer
             received it.
-        tolerance: Absolute tolerance for every row; by default `ROUNDINGS` roundings of y's dtype, relative to the
-            size of the terms that the row adds up; where all its bounds are 0, outputs count as at least one
-            rounding of 1.
+        tolerance: Absolute tolerance for every row, in place of the relative one.
+        units: The size of each output, ``(n,)``, where outputs of one sample have different units: a row that reads
+            small ones is then judged by these.
     """
-    if not isinstance(constraint, ConstraintSet):
-        remedy = "hn.check(constraint, y, x); the set of a model is model.constraint"
-        raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, remedy))
+    layer = getattr(constraint, "layer", constraint)
+    given: dict[str, Any] = {}
+    if isinstance(layer, Layer):
+        given, layer = {name: getattr(layer.options, name, None) for name in ("tol", "units")}, layer.constraint
+    if not isinstance(layer, ConstraintSet):
+        remedy = "hn.check(constraint, y, x)"
+        raise DTypeError(sentence("constraint", "a set, or a model", type(constraint).__name__, remedy))
     require_float("y", y)
-    if constraint.dim is not None and y.shape[-1:] != (constraint.dim,):
-        raise ShapeError(sentence("y", f"shape (*batch, {constraint.dim})", tuple(y.shape)))
+    if layer.dim is not None and y.shape[-1:] != (layer.dim,):
+        raise ShapeError(sentence("y", f"shape (*batch, {layer.dim})", tuple(y.shape)))
     if tolerance is not None and not tolerance >= 0:
         raise BoundsError(sentence("tolerance", "a number >= 0, or None", tolerance))
-    return _judged(y, constraint, input_of_set(x, y), tolerance)
+    sizes = as_units(given.get("units") if units is None else units, y.shape[-1])
+    eps = torch.finfo(y.dtype).eps
+    promised = layer.tolerance if given.get("tol") is None else given["tol"]
+    relative = max(ROUNDINGS * eps, promised)
+    allowed = Tolerance(tolerance, relative, eps, None if sizes is None else sizes.to(y.device))
+    found = _judged(y, layer, input_of_set(x, y), allowed)
+    return found if tolerance is not None else replace(found, promised=promised if promised == relative else 0.0)
 
 
 @full_precision
 @torch.no_grad()
-def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | None) -> Certificate:
+def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) -> Certificate:
     """The certificate of y, evaluated without autocast."""
     numbers = constraint.numbers(x, widen(y))  # a half-precision y may come with float32 constants
     parts = list(members(constraint, numbers))
     given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
-    judgment, coordinates = judge(constraint, numbers, y, tolerance, given)
+    judgment, coordinates = judge(constraint, numbers, y, allowed, given)
     names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
     rounding = judgment.rounding.reshape(*y.shape[:-1], judgment.rounding.shape[-1])
     satisfied = judgment.satisfied.reshape(y.shape[:-1])
@@ -217,7 +249,7 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, tolerance: float | Non
     if given is None:
         return certificate
     slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)
-    if tolerance is not None:
+    if allowed.absolute is not None:
         return replace(certificate, slack=slack)
     scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
     return _with_slack(certificate, slack, scale)

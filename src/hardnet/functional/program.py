@@ -18,13 +18,12 @@ from hardnet.errors import (
     sentence,
 )
 from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.tolerances import PROGRAMS
 
 SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
 """The cone solver behind cvxpylayers, at the tightest tolerances that it accepts without a warning."""
 MATRICES = {"solve_method": "SCS", "eps_abs": 1e-11, "eps_rel": 1e-11, "eps_infeas": 1e-9, "max_iters": 100_000}
 """For semidefinite constraints of order 4 and more, where diffcp returns the duals of Clarabel in the wrong order."""
-ACCURACY = 1e-5
-"""A solution that violates a row by more than this, relative to the size of y, counts as a failure."""
 
 
 class Program:
@@ -83,7 +82,7 @@ class Program:
         except diffcp.SolverError:
             return torch.full_like(raw, torch.nan), self._failures(raw, numbers)
         rows = self.violations([number.detach() for number in numbers], y.detach())
-        return y, ~(rows.amax(-1) <= ACCURACY * _size(raw, y.detach()))
+        return y, ~(rows.amax(-1) <= PROGRAMS * _size(raw, y.detach()))
 
     def _failures(self, raw: Tensor, numbers: Sequence[Tensor]) -> Tensor:
         """Which samples fail when each is solved separately: ``(B,)``."""

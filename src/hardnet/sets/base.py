@@ -61,6 +61,8 @@ class ConstraintSet(Arguments):
     """Whether its rows are functions of y and x, given by `values`."""
     partitioned: bool = False
     """Whether it is given by two such functions, `inequality` and `equality`."""
+    tolerance: float = 0.0
+    """What the methods that enforce it promise, relative to the terms of a row; 0 stands for rounding alone."""
     declares_equalities: bool = False
     """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
 
@@ -115,6 +117,10 @@ class ConstraintSet(Arguments):
     @abstractmethod
     def scale(self, numbers: Any, y: Tensor) -> Tensor:
         """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""
+
+    def scale_in(self, numbers: Any, y: Tensor, units: Tensor) -> Tensor:
+        """The same where an output counts as at least as large as its unit, ``(n,)``."""
+        return self.scale(numbers, torch.maximum(y.abs(), units))
 
     def rows(self, numbers: Any, like: Tensor) -> AffineRows:
         """The set as affine rows; only where `polyhedral` is True."""

@@ -13,6 +13,7 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.program import Program, project_program
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import ConstraintSet, Number
+from hardnet.tolerances import PROGRAMS
 
 
 class Cvxpy(ConstraintSet):
@@ -30,6 +31,7 @@ class Cvxpy(ConstraintSet):
     """
 
     projectable = True
+    tolerance = PROGRAMS
     stored_as: ClassVar[dict[str, str]] = {"parameters": "names"}
 
     def __init__(

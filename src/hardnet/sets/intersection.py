@@ -99,6 +99,11 @@ class Intersection(ConstraintSet):
         return any(part.declares_equalities for part in self.parts)
 
     @property
+    def tolerance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The largest that a member has: one method enforces them all."""
+        return max(part.tolerance for part in self.parts)
+
+    @property
     def dim(self) -> int | None:
         """The first output dimension that a member knows."""
         return next((part.dim for part in self.parts if part.dim is not None), None)
@@ -114,6 +119,10 @@ class Intersection(ConstraintSet):
     def scale(self, numbers: tuple[Any, ...], y: Tensor) -> Tensor:
         """The scales of all members, in order."""
         return join([part.scale(own, y) for part, own in zip(self.parts, numbers, strict=True)])
+
+    def scale_in(self, numbers: tuple[Any, ...], y: Tensor, units: Tensor) -> Tensor:
+        """The same with units, in order."""
+        return join([part.scale_in(own, y, units) for part, own in zip(self.parts, numbers, strict=True)])
 
     def rows(self, numbers: tuple[Any, ...], like: Tensor) -> AffineRows:
         """The affine rows of all members, stacked."""

@@ -11,27 +11,45 @@ import torch
 from torch import Tensor
 
 from hardnet.solvers.algebra.compensated import largest
+from hardnet.tolerances import ROUNDINGS
 
 
 class Allowed(NamedTuple):
     """What counts as satisfied for some rows, as a sum that is written out only where somebody asks for it.
 
     Attributes:
-        sample: What each sample allows, ``(B, 1)`` float64.
         row: What each row allows, ``(rows,)`` or ``(B, rows)`` float64.
+        sample: What each sample allows beside it, ``(B, 1)`` float64.
+        outputs: Outputs of which every coordinate allows a part of its own size in place of `sample`, ``(B, rows)``.
+        share: That part.
+        grants: Which rows allow `sample` even so, ``(rows,)`` or ``(B, rows)``.
     """
 
-    sample: Tensor
     row: Tensor
+    sample: Tensor
+    outputs: Tensor | None = None
+    share: float = 0.0
+    grants: Tensor | None = None
 
     @classmethod
     def exactly(cls, tolerance: Tensor) -> Allowed:
         """The tolerance ``(B, rows)`` itself."""
-        return cls(tolerance.new_zeros(()).expand(len(tolerance), 1), tolerance)
+        return cls(tolerance, tolerance.new_zeros(()).expand(len(tolerance), 1))
 
     def of(self, samples: slice) -> Tensor:
         """The tolerance of some samples, ``(b, rows)``."""
-        return self.sample[samples] + (self.row[samples] if self.row.dim() > 1 else self.row)
+        row, grants = (
+            part[samples] if part is not None and part.dim() > 1 else part for part in (self.row, self.grants)
+        )
+        assert row is not None
+        if self.outputs is None:
+            return self.sample[samples] + row
+        own = self.outputs[samples].double().abs()
+        own = torch.where(own.isfinite(), own, 0).mul_(self.share)
+        if self.grants is not None:
+            grants = self.grants[samples] if self.grants.dim() > 1 else self.grants
+            own = torch.where(grants, self.sample[samples], own)
+        return own.add_(row)
 
 
 class Judgment(NamedTuple):
@@ -53,18 +71,19 @@ class Judgment(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """What counts as satisfied.
+    """What counts as satisfied, by the rule of `hardnet.tolerances`.
 
     Attributes:
         absolute: The same number for every row; None for the relative one.
         relative: In units of the size of the terms of a row.
-        floor: What is added to the size of every output where all bounds of a row are 0: then nothing else says
-            what is small, and what a method leaves of an exact 0 is a rounding of a rounding.
+        eps: The machine epsilon of y's dtype.
+        units: The size of each output, ``(n,)`` float64; None where the outputs themselves tell.
     """
 
     absolute: float | None
     relative: float
-    floor: float
+    eps: float
+    units: Tensor | None = None
 
     def of(self, scale: Tensor) -> Tensor:
         """The tolerance of rows whose terms have the size `scale`; terms beyond float64 count as its largest number."""
@@ -72,6 +91,11 @@ class Tolerance(NamedTuple):
         if self.absolute is not None:
             return torch.full_like(scale, min(self.absolute, greatest))
         return self.relative * scale.clamp_max(greatest)
+
+    @property
+    def of_coordinates(self) -> Tolerance:
+        """That of a box, which every method holds to rounding."""
+        return self._replace(relative=ROUNDINGS * self.eps)
 
 
 class Points(NamedTuple):

@@ -12,11 +12,13 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from hardnet.products import times
 from hardnet.rows import bound_size
 from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.solvers.algebra.compensated import Excess, largest, long_excess, plain_excess
 from hardnet.solvers.algebra.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
 from hardnet.structure import BoxedRows
+from hardnet.tolerances import Reads, largest_read, terms
 
 CACHE = 1 << 16
 """Entries of y that fit into the cache of a CPU: a box is judged in such blocks."""
@@ -49,11 +51,11 @@ def _judge_coordinates(
     rows: BoxedRows, points: Points, tolerance: Tolerance, out: Judgment, given: Tensor | None
 ) -> None:
     """The box, block by block; violations are written out only where there are any."""
-    box = _box_tolerance(rows, points.size, tolerance) if given is None else Allowed.exactly(given)
+    box = _box_tolerance(rows, points, tolerance.of_coordinates) if given is None else Allowed.exactly(given)
     out.allowed.append(box)
     none = points.size.new_zeros(()).expand(points.given.shape)
     violation = none
-    for samples in _blocks(points.given, none.shape[-1], CACHE) if not _far_inside(rows, points) else ():
+    for samples in blocks(points.given, none.shape[-1], CACHE) if not _far_inside(rows, points) else ():
         found = _judge_box(rows.map(partial(_block, samples=samples)), points.block(samples))
         if found is not None:
             violation = none.clone() if violation is none else violation
@@ -70,17 +72,17 @@ def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: J
     out.allowed.append(Allowed.exactly(allowed))
     out.parts.append(violation)
     shared = _Matrix(rows.A.double(), count) if rows.A.dim() == 2 else None
-    for samples in _blocks(points.given, n if shared else n * m, BLOCK):
+    for samples in blocks(points.given, shared.entries if shared else n * m, BLOCK):
         block, own = rows.map(partial(_block, samples=samples)), points.block(samples)
         matrix = shared or _Matrix(block.A, 1)
         if given is None:
-            allowed[samples] = _general_tolerance(block, matrix, own.size, tolerance)
+            allowed[samples] = _general_tolerance(block, matrix, own, tolerance)
         found = _judge_block(block, matrix, own, allowed[samples])
         violation[samples], out.rounding[samples] = found
         out.satisfied[samples] &= (found.value <= allowed[samples]).all(-1)
 
 
-def _blocks(y: Tensor, entries: int, most: int) -> Iterator[slice]:
+def blocks(y: Tensor, entries: int, most: int = CACHE) -> Iterator[slice]:
     """The samples of y, as many at a time as have `most` entries together."""
     step = max(1, (most if y.device.type == "cpu" else DEVICE) // max(entries, 1))
     for start in range(0, len(y), step):
@@ -108,6 +110,22 @@ class _Matrix:
         self.weight = self.A.abs().sum(-1)
         self._samples = samples
 
+    def largest_read(self, points: Points) -> Tensor:
+        """The largest output that each row reads, ``(b, m)`` or ``(b, 1)``."""
+        if self.A.dim() == 3:
+            return largest_read(self.A, points.y.abs())
+        return points.size if self._reads is None else self._reads.largest(points.y.abs())
+
+    @property
+    def entries(self) -> int:
+        """The most numbers of a sample that an operation on shared rows makes."""
+        return max(self.A.shape[-1], 0 if self._reads is None else self._reads.places.numel())
+
+    @cached_property
+    def _reads(self) -> Reads | None:
+        """Which outputs rows read that all samples share."""
+        return Reads.of(self.A)
+
     @cached_property
     def sliced(self) -> SlicedRows | None:
         """The rows in slices, where that takes no more memory than the samples that share them; else None."""
@@ -116,21 +134,26 @@ class _Matrix:
         return slice_rows(self.A) if shared else None
 
 
-def _box_tolerance(rows: BoxedRows, size: Tensor, tolerance: Tolerance) -> Allowed:
-    """``|y|_inf + |bounds|`` relative, as the sum of what a sample and what a coordinate allows."""
-    n = rows.A.shape[-1]
+def _box_tolerance(rows: BoxedRows, points: Points, tolerance: Tolerance) -> Allowed:
+    """``|y_j| + |bounds|`` relative, or ``|y|_inf`` where both bounds are 0 or absent."""
+    n, size = rows.A.shape[-1], points.size
     if tolerance.absolute is not None:
-        return Allowed(tolerance.of(size), size.new_zeros(n))
+        return Allowed(size.new_zeros(n), tolerance.of(size))
     bounds = _of_bounds(rows.box_lower, rows.box_upper, size.new_ones(()))
-    anchor = torch.where(bounds > 0, bounds, tolerance.floor)
-    return Allowed(tolerance.of(size), tolerance.of(anchor).expand(*bounds.shape[:-1], n))
+    if tolerance.units is not None:
+        widest = torch.maximum(points.y.double().abs(), tolerance.units)
+        return Allowed.exactly(tolerance.of(widest + bounds))
+    anchor = tolerance.of(torch.where(bounds > 0, bounds, tolerance.eps)).expand(*bounds.shape[:-1], n)
+    return Allowed(anchor, tolerance.of(size), points.given, tolerance.relative, bounds == 0)
 
 
-def _general_tolerance(rows: BoxedRows, matrix: _Matrix, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """``|a|_1 |y|_inf + |bounds|`` relative, ``(b, m)``."""
+def _general_tolerance(rows: BoxedRows, matrix: _Matrix, points: Points, tolerance: Tolerance) -> Tensor:
+    """``sum_j |a_j| max(|y_j|, size_j) + |bounds|`` relative, ``(b, m)``."""
     bounds = _of_bounds(rows.lower, rows.upper, matrix.weight)
-    anchor = torch.where(bounds > 0, bounds, tolerance.floor * matrix.weight)
-    return tolerance.of(matrix.weight * size + anchor)
+    if tolerance.units is not None:
+        widest = torch.maximum(points.y.abs(), tolerance.units)
+        return tolerance.of(times(matrix.A.abs(), widest) + bounds)
+    return tolerance.of(terms(matrix.weight, matrix.largest_read(points), points.size, bounds, tolerance.eps))
 
 
 def _far_inside(rows: BoxedRows, points: Points) -> bool:

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from hardnet.rows import bound_size
+from hardnet.sets.judge_records import Tolerance
 from hardnet.sets.sparse import SparseNumbers, product
 from hardnet.solvers.algebra.compensated import Excess, excess_of_sums, long_excess
+from hardnet.tolerances import terms
 
 PAIRS = 1 << 18
 """Entries of rows that are added up again at a time."""
@@ -38,6 +41,24 @@ def judge_sparse(numbers: SparseNumbers, y: Tensor, allowed: Tensor) -> Excess:
         for field, value in zip(found, again, strict=True):
             field[sample, row] = value
     return Excess(*(field.reshape(allowed.shape) for field in (found.value.clamp_min(0), found.rounding)))
+
+
+def sparse_size(numbers: SparseNumbers, y: Tensor, tolerance: Tolerance) -> Tensor:
+    """``sum_j |a_j| max(|y_j|, size_j) + |bound|``, ``(*batch, m)``, by the rule of `hardnet.tolerances`."""
+    reach, size = y.abs(), numbers.values.abs()
+    weight = product(numbers, size, torch.ones_like(y[..., :1]).expand_as(y))
+    bounds = torch.zeros_like(weight)
+    if numbers.lower is not None or numbers.upper is not None:
+        bounds = bound_size(numbers.lower, numbers.upper, weight)
+    if tolerance.units is not None:
+        return product(numbers, size, torch.maximum(reach, tolerance.units)) + bounds
+    read, largest = torch.zeros_like(weight), reach.amax(-1, keepdim=True)
+    row = torch.repeat_interleave(torch.arange(read.shape[-1], device=y.device), numbers.crow.diff())
+    for place in range(0, len(row), PAIRS):  # the entries of one sample at a time may be many
+        own = slice(place, place + PAIRS)
+        found = torch.where(size[own] > 0, reach[..., numbers.col[own].long()], 0)
+        read.scatter_reduce_(-1, row[own].expand(found.shape), found, "amax")
+    return terms(weight, read, largest, bounds, tolerance.eps)
 
 
 def _pieces(left: Tensor, counts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

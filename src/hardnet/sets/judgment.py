@@ -15,22 +15,16 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.sets.judge_rows import judge_rows
-from hardnet.sets.judge_sparse import judge_sparse
+from hardnet.sets.judge_sparse import judge_sparse, sparse_size
 from hardnet.sets.relaxed import loosened
+from hardnet.sets.scaled_sets import ScaledRows
 from hardnet.sets.sums import Sums
 from hardnet.solvers.algebra.compensated import UNIT, Excess
 from hardnet.structure import BoxedRows
 
-ROUNDINGS = 16
-"""How many eps of y's dtype, relative to the size of its terms, a row may be off and still count as satisfied.
-
-Storing y in its dtype alone moves a row by up to eps/2 of its size ``|a|_1 |y|_inf``: no method can promise less. One
-that corrects raw rounds the residual, the solve, the product and the sum, about one eps each, 4 in all. A factor of
-four above that is for the growth of these with the number of rows and outputs, of which a random walk keeps the root.
-"""
 UNDERFLOW = 2.0**-537
 """What a norm may lose where squares underflow: the root of the smallest float64."""
-SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale)
+SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, ScaledRows.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 
@@ -46,7 +40,7 @@ def judge(
     constraint: ConstraintSet,
     numbers: Any,
     y: Tensor,
-    tolerance: float | None,
+    tolerance: Tolerance,
     slack: list[Tensor | None] | None = None,
 ) -> tuple[Judgment, Tensor]:
     """Judge y ``(*batch, n)`` by the numbers of C(x): the flat record, and which rows are coordinates ``(rows,)``.
@@ -55,14 +49,13 @@ def judge(
         constraint: The set.
         numbers: Its numbers at x, in the dtype of the model.
         y: Outputs.
-        tolerance: What counts as satisfied, for every row; None for `ROUNDINGS` eps relative to its terms.
+        tolerance: What counts as satisfied.
         slack: For each member by how much its bounds have given way, ``(*batch, rows)``, or None.
     """
-    eps, batch, flat = torch.finfo(y.dtype).eps, y.shape[:-1], y.reshape(-1, y.shape[-1])
-    allowed = Tolerance(tolerance, ROUNDINGS * eps, eps)
+    batch, flat = y.shape[:-1], y.reshape(-1, y.shape[-1])
     parts = list(members(constraint, numbers))
     pieces = [
-        judge_curved(part, own, y, allowed)
+        judge_curved(part, own, y, tolerance)
         if not (part.polyhedral or part.relaxed)
         else loosened(part.structure(own, y), given).map(partial(_flat, batch=batch))
         for (part, own), given in zip(parts, slack or [None] * len(parts), strict=True)
@@ -75,7 +68,7 @@ def judge(
     for (part, own), piece, own_rounding in zip(parts, pieces, rounding.split(general, -1), strict=True):
         out = whole._replace(rounding=own_rounding)
         if isinstance(piece, BoxedRows):
-            judge_rows(piece, points, allowed, out, _own_tolerance(part, own, y, allowed))
+            judge_rows(piece, points, tolerance, out, _own_tolerance(part, own, y, tolerance))
         else:
             _copy(piece, out)
     coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
@@ -101,10 +94,10 @@ def _copy(piece: Curved, out: Judgment) -> None:
 
 def _own_tolerance(part: ConstraintSet, numbers: Any, y: Tensor, allowed: Tolerance) -> Tensor | None:
     """The tolerance ``(B, rows)`` of a polyhedron whose scale is not that of its rows; None where it is."""
-    if type(part).scale in SCALES_OF_ROWS or allowed.absolute is not None:
+    if type(part).scale in SCALES_OF_ROWS or part.relaxed or allowed.absolute is not None:
         return None
     finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
-    scale = _anchored(part, numbers, finite, part.scale(numbers, finite), allowed.floor)
+    scale = _anchored(part, numbers, finite, allowed)
     return allowed.of(scale).expand(*y.shape[:-1], -1).reshape(y.shape[:-1].numel(), scale.shape[-1])
 
 
@@ -142,7 +135,7 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
     finite = torch.where(given.isfinite(), given, 0)
     cleaned = finite_numbers(numbers)
     scale = part.scale(cleaned, finite)
-    allowed = tolerance.of(_anchored(part, cleaned, finite, scale, tolerance.floor))
+    allowed = tolerance.of(_anchored(part, cleaned, finite, tolerance))
     width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
     if part.compressed:
         found = judge_sparse(cleaned, finite, allowed)
@@ -152,10 +145,15 @@ def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolera
     return Curved(violation, allowed.expand_as(violation), found.rounding.expand_as(violation))
 
 
-def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, scale: Tensor, floor: float) -> Tensor:
-    """The size of the terms of each row, with the floor of y where no other number gives it one."""
+def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Tensor:
+    """The size of the terms of each row, with a rounding of 1 in y where no other number gives it a size."""
+    if part.compressed:
+        return sparse_size(numbers, y, tolerance)
+    if tolerance.units is not None:
+        return part.scale_in(numbers, y, tolerance.units)
+    scale = part.scale(numbers, y)
     alone = part.scale(numbers, torch.zeros_like(y)) > 0
-    return scale if bool(alone.all()) else torch.where(alone, scale, part.scale(numbers, y.abs() + floor))
+    return scale if bool(alone.all()) else torch.where(alone, scale, part.scale(numbers, y.abs() + tolerance.eps))
 
 
 def _usable(name: str, number: Tensor) -> Tensor:

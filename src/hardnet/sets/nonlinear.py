@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.functional.nonlinear_call import call, jacobian_of
-from hardnet.sets.affine import interval_residual, interval_scale
+from hardnet.sets.affine import interval_residual
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.shapes import fit
 from hardnet.solvers.nonlinear.existence import Existence, prove_existence
+from hardnet.tolerances import NONLINEAR, row_size
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
 """``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``, for any batch dimensions, also none."""
@@ -59,6 +60,7 @@ class Nonlinear(ConstraintSet):
     """
 
     by_functions = True
+    tolerance = NONLINEAR
     g: NonlinearFunction
     jacobian: NonlinearFunction | None
 
@@ -133,14 +135,23 @@ class Nonlinear(ConstraintSet):
         return NonlinearNumbers(x, *bounds)
 
     def residual(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
-        """``relu(g - upper) + relu(lower - g)``."""
-        return interval_residual(self.values(y, numbers.x), numbers.lower, numbers.upper)
+        """``relu(g - upper) + relu(lower - g)``; a value that is not finite meets nothing."""
+        value = self.values(y, numbers.x)
+        residual = interval_residual(value, numbers.lower, numbers.upper)
+        return torch.where(value.isfinite(), residual, value.abs())
 
     def scale(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
         """``|dg_i/dy|_1 |y|_inf + |bounds|``: what a change of y by one rounding amounts to, row by row."""
+        return row_size(self._slopes(numbers, y), y, numbers.lower, numbers.upper, 0.0)
+
+    def scale_in(self, numbers: NonlinearNumbers, y: Tensor, units: Tensor) -> Tensor:
+        """``sum_j |dg_i/dy_j| max(|y_j|, units_j) + |bounds|``."""
+        return row_size(self._slopes(numbers, y), y, numbers.lower, numbers.upper, 0.0, units)
+
+    def _slopes(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
+        """The Jacobian of g at y, ``(*batch, m, n)``, without a graph."""
         given = None if self.jacobian is None else self.derivative
-        J = jacobian_of(self.values, given, y, numbers.x)
-        return interval_scale(J.abs().sum(-1), y, numbers.lower, numbers.upper)
+        return jacobian_of(self.values, given, y, numbers.x)
 
     def existence(self, y: Tensor, x: Any = None, *, second_derivative: Number) -> Existence:
         """Whether an exact solution exists within a known radius of y, by the theorem of Newton and Kantorovich.
@@ -158,8 +169,7 @@ class Nonlinear(ConstraintSet):
             point = y.double()
             numbers = self.numbers(x, point)
             value = self.values(point, x)
-            given = None if self.jacobian is None else self.derivative
-            J = jacobian_of(self.values, given, point, x)
+            J = self._slopes(numbers, point)
             absent = value.new_full((), torch.inf)
             lower = (-absent if numbers.lower is None else numbers.lower).expand_as(value)
             upper = (absent if numbers.upper is None else numbers.upper).expand_as(value)
@@ -167,7 +177,7 @@ class Nonlinear(ConstraintSet):
             if bound.shape not in ((), value.shape[-1:], value.shape) or not bool((bound >= 0).all()):
                 expected = f"a number >= 0, or one for each of {value.shape[-1]} rows"
                 raise ShapeError(sentence("second_derivative", expected, second_derivative))
-            scale = self.scale(numbers, point)
+            scale = self.scale_in(numbers, point, point.abs().amax(-1, keepdim=True))
             return prove_existence(value, J, lower, upper, scale, bound.expand_as(value))
 
     def _count(self, x: Any, like: Tensor) -> int:

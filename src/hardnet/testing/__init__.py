@@ -110,7 +110,7 @@ def _check_feasible(layer: Layer, y: Tensor, x: Any) -> None:
     """An output is in C(x), to rounding or a tolerance, where the layer guarantees it."""
     if layer.guarantee in (Guarantee.EXACT, Guarantee.TOLERANCE):
         tolerance = None if layer.guarantee is Guarantee.EXACT else 1e-8
-        certificate = check(layer.constraint, y, x, tolerance=tolerance)
+        certificate = check(layer, y, x, tolerance=tolerance)
         require(certificate.ok, f"an output is not in C(x): {certificate}")
 
 
