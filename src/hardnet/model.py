@@ -47,7 +47,7 @@ class HardNet(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not (isinstance(leak, int | float) and 0 <= leak <= 1):
+        if not (isinstance(leak, (int, float)) and 0 <= leak <= 1):
             raise OptionError(sentence("leak", "a share between 0 and 1", repr(leak)))
         if not isinstance(net, nn.Module):
             raise DTypeError(sentence("net", "an nn.Module", type(net).__name__))

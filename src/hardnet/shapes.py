@@ -71,7 +71,7 @@ def check_bound(name: str, bound: Tensor | float | None, raw: Tensor, m: int) ->
     """Check one bound ``(m,)`` or ``(*batch, m)``; a number or 0-dim tensor is the bound of every row."""
     if bound is None:
         return None
-    if isinstance(bound, int | float):
+    if isinstance(bound, (int, float)):
         return spread(raw.new_full((), float(bound)), (m,))
     require_float(name, bound)
     if bound.dim() == 0:
@@ -95,7 +95,7 @@ def spread(number: Tensor, core: Core) -> Tensor:
 
 def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
     """Check one number per sample, ``(*batch)`` or ``(*batch, 1)``; all samples may share a single number."""
-    if isinstance(number, int | float):
+    if isinstance(number, (int, float)):
         return raw.new_tensor(float(number))
     require_float(name, number)
     number = number.to(raw) if number.dim() == 0 else number

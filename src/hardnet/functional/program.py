@@ -180,7 +180,7 @@ def _constraints(build: Callable[..., Any], y: Any, parameters: dict[str, Any]) 
 
     found = build(y, **parameters)
     found = [found] if isinstance(found, cp.Constraint) else found
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, cp.Constraint) for one in found):
+    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, cp.Constraint) for one in found):
         raise UnsupportedSetError(sentence("build", "a function that returns CVXPY constraints", type(found).__name__))
     return list(found)
 

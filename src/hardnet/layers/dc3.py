@@ -22,7 +22,7 @@ from hardnet.sets.base import AffineRows, ConstraintSet
 
 def is_step(value: Any) -> bool:
     """Whether this is a step size, or ``"auto"``."""
-    return value == "auto" or (isinstance(value, int | float) and value is not True and 0 < value < torch.inf)
+    return value == "auto" or (isinstance(value, (int, float)) and value is not True and 0 < value < torch.inf)
 
 
 class DC3(Layer):

@@ -139,7 +139,7 @@ def _whole(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     """Whether this is a number; True and False are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _listed(value: Any) -> bool:

@@ -87,7 +87,7 @@ class Arguments(Constants):
         """
         if core is not None:
             self._cores[name] = core
-        if isinstance(value, nn.Module | nn.Parameter) or value is None:
+        if isinstance(value, (nn.Module, nn.Parameter)) or value is None:
             setattr(self, name, value)
         elif callable(value):
             self._functions[name] = value

@@ -49,9 +49,9 @@ def flatten(x: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
     """An input of tensors in tuples, lists and dicts, as its structure in JSON data and its tensors by name."""
     if isinstance(x, Tensor):
         return "tensor", {name: x.detach()}
-    if x is None or isinstance(x, bool | int | float | str):
+    if x is None or isinstance(x, (bool, int, float, str)):
         return {"value": x}, {}
-    if not isinstance(x, tuple | list | dict):
+    if not isinstance(x, (tuple, list, dict)):
         expected = "a tensor, or tuples, lists and dicts of tensors"
         raise OptionError(sentence("example", expected, type(x).__name__))
     kind = next(kind for kind in (dict, list, tuple) if isinstance(x, kind))

@@ -184,7 +184,7 @@ class ScaledRows(ScaledSet):
         """How many of the first rows are coordinates of a box; None where only x knows."""
         if not self.keep_box or type(self.constraint).structure in (ConstraintSet.structure, Affine.structure):
             return 0
-        return like.shape[-1] if isinstance(self.constraint, Box | Sums) else None
+        return like.shape[-1] if isinstance(self.constraint, (Box, Sums)) else None
 
 
 def scale_rows(rows: BoxedRows, mean: Tensor, std: Tensor) -> BoxedRows:

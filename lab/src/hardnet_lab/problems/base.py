@@ -164,7 +164,7 @@ class Problem(ABC):
         """A copy of the problem on another device."""
         moved, memo = copy.copy(self), {}
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | nn.Module):
+            if isinstance(value, (Tensor, nn.Module)):
                 setattr(moved, name, copy.deepcopy(value, memo).to(device))
         return moved
 

@@ -156,6 +156,6 @@ class Training:
 def stacked_net(model: nn.Module) -> StackedMLP | StackedModule:
     """The stacked network inside a model."""
     for module in model.modules():
-        if isinstance(module, StackedMLP | StackedModule):
+        if isinstance(module, (StackedMLP, StackedModule)):
             return module
     raise HardNetError(sentence("model", "a model around a StackedMLP or a StackedModule", type(model).__name__))

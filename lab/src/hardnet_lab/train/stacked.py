@@ -154,7 +154,7 @@ class StackedMLP(Stacked):
             raise ShapeError(sentence("sizes and streams", "two widths and one seed at least", (sizes, len(streams))))
         if activation not in ACTIVATIONS:
             raise OptionError(sentence("activation", f"one of {', '.join(ACTIVATIONS)}", repr(activation)))
-        rates = [dropout] * (len(sizes) - 2) if isinstance(dropout, int | float) else list(dropout)
+        rates = [dropout] * (len(sizes) - 2) if isinstance(dropout, (int, float)) else list(dropout)
         if len(rates) != len(sizes) - 2:
             raise ShapeError(sentence("dropout", f"one share, or {len(sizes) - 2} of them", len(rates)))
         by_seed = [initial_linears(sizes, stream, dtype, kaiming) for stream in streams]
