@@ -9,9 +9,11 @@ CODE := src lab tests examples benchmarks docs/playground
 REV ?=
 # the oldest versions that pyproject.toml promises
 OLDEST_PYTHON ?= python3.11
-OLDEST_TORCH ?= torch==2.11.*
+OLDEST_TORCH ?= torch==2.8.*
+# the newest of everything, without constraints.txt
+NEWEST_PYTHON ?= python3.13
 
-.PHONY: demo test warm lint bench docs tables site coverage test-oldest wheel clean
+.PHONY: demo test warm lint bench docs tables site coverage test-oldest test-newest wheel clean
 
 demo: $(VENV)/cpu-ready wheel
 	$(BIN)/hardnet demo
@@ -55,6 +57,11 @@ test-oldest: .venv-oldest/ready
 	.venv-oldest/bin/python $(INSTALL) --no-deps --force-reinstall . -e ./lab
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest tests -n 2 --dist worksteal
 
+test-newest: .venv-newest/ready
+	rm -rf build/lib
+	.venv-newest/bin/python $(INSTALL) --no-deps --force-reinstall . -e ./lab
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest tests -n 2 --dist worksteal
+
 # the library is built and installed anew each time, the laboratory as it lies here; dependencies only when they change
 wheel: $(VENV)/python-ready
 	rm -rf build/lib  # or the wheel would hold modules that are gone
@@ -79,5 +86,10 @@ $(VENV)/%-ready: $(VENV)/python-ready pyproject.toml lab/pyproject.toml constrai
 	.venv-oldest/bin/python $(INSTALL) -c build/constraints-oldest.txt '$(OLDEST_TORCH)' '.[dev]' ./lab
 	touch $@
 
+.venv-newest/ready: pyproject.toml lab/pyproject.toml
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python $(INSTALL) --upgrade '.[dev]' ./lab
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-bench .venv-oldest build dist runs src/*.egg-info lab/build lab/src/*.egg-info
+	rm -rf $(VENV) .venv-bench .venv-oldest .venv-newest build dist runs src/*.egg-info lab/build lab/src/*.egg-info

@@ -31,7 +31,7 @@ from hardnet.storage import load, save
 if TYPE_CHECKING:
     from hardnet_lab.experiments.compare import compare
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "LMI",

@@ -14,14 +14,21 @@ Core = tuple[int | str, ...]
 """The shape of a number for one sample; a letter matches any size."""
 
 
+NO_DOUBLE = ("mps",)
+"""Kinds of devices without float64."""
+
+
 def require_float(name: str, tensor: object) -> None:
-    """Refuse anything that is not a floating-point tensor."""
+    """Refuse anything that is not a floating-point tensor, on a device that has float64."""
     if not isinstance(tensor, Tensor):
         raise DTypeError(sentence(name, "a tensor", type(tensor).__name__, "wrap it in torch.as_tensor"))
     if not tensor.is_floating_point():
         raise DTypeError(sentence(name, "a floating-point tensor", tensor.dtype, "call .double() or .float()"))
     if tensor.layout is not torch.strided:
         raise DTypeError(sentence(name, "a dense tensor", tensor.layout, "call .to_dense()"))
+    if tensor.device.type in NO_DOUBLE:
+        remedy = "run the network there and the layer on the CPU: layer(raw.cpu(), x.cpu())"
+        raise DeviceError(sentence(name, "a device with float64, in which rows are judged", tensor.device, remedy))
 
 
 def require_like(name: str, tensor: Tensor, raw: Tensor) -> None:

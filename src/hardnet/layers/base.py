@@ -18,7 +18,7 @@ from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, worki
 from hardnet.nearest.policy import Once
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.constants import Constants
-from hardnet.shapes import require_float
+from hardnet.shapes import NO_DOUBLE, require_float
 
 
 class Guarantee(StrEnum):
@@ -99,10 +99,13 @@ class Layer(nn.Module):
         """
 
     def refresh(self) -> None:
-        """Call `refactor`, unless numbers of the set are on the meta device or not filled yet: a load will do it."""
+        """Call `refactor`, unless numbers of the set are on the meta device, or not filled yet: a load will do it.
+
+        On a device without float64 nothing is precomputed either: the layer refuses to run there.
+        """
         self._place = None
-        meta = any(number.is_meta for number in self.constraint.buffers())
-        if not meta and not any(isinstance(part, Constants) and part.empty for part in self.modules()):
+        away = any(number.is_meta or number.device.type in NO_DOUBLE for number in self.constraint.buffers())
+        if not away and not any(isinstance(part, Constants) and part.empty for part in self.modules()):
             with torch.device("cpu"):  # regardless of the default device; tables are moved to the device of the set
                 self.refactor()
 
@@ -126,6 +129,7 @@ class Layer(nn.Module):
             expected = "a method without iterations"
             raise UnsupportedSetError(sentence("torch.jit.trace", expected, f"'{self.name}'", remedy))
         if self._place != (raw.dtype, raw.device) and mode() not in GRAPHS:
+            require_float("raw", raw)  # its device too
             if self.constraint.follow(raw):
                 self._follow(raw)
             self._place = (raw.dtype, raw.device)
