@@ -129,6 +129,35 @@ class Tolerances(NamedTuple):
     allowed: float
 
 
+class PolyhedronTolerances(NamedTuple):
+    """The tolerances of the nearest point of a polyhedron beside a box, for rows of a length between 1 and 2.
+
+    Attributes:
+        dependent: The part of a row outside the span of the working rows, relative to its length over the free
+            outputs, below which it depends on these.
+        pivot: The same length below which no row is taken, whatever its length over the free outputs.
+        rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
+        violated: Roundings of float64 by which a row is violated and has to enter the working set.
+        verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
+            certificate allows 16.
+        certain: The residual of the optimality conditions up to which a sample counts as solved.
+        strict: The fraction of the sample's size above which a multiplier makes its row strictly active.
+        newton_steps: The most Newton steps that look for a working set to start from.
+    """
+
+    dependent: float = 1e-11
+    pivot: float = 1e-14
+    rate: float = 1e-12
+    violated: float = 4.0
+    verified: float = 11.0
+    certain: float = 1e-12
+    strict: float = 1e-11
+    newton_steps: int = 12
+
+
+POLYHEDRON = PolyhedronTolerances()
+
+
 def padded(size: int) -> int:
     """The smallest power of two that holds a size, and at least 16, the size of a tile of the matrix units."""
     return max(16, 1 << (size - 1).bit_length())
