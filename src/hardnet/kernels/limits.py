@@ -135,23 +135,29 @@ class PolyhedronTolerances(NamedTuple):
     Attributes:
         dependent: The part of a row outside the span of the working rows, relative to its length over the free
             outputs, below which it depends on these.
-        pivot: The same length below which no row is taken, whatever its length over the free outputs.
+        beyond: How many times as far away as y and raw a point would have to lie that a proof of emptiness overlooks.
+        narrow: The same distance below which a row nearly depends on the others.
+        room: Roundings of a row that nearly depends on others by which it may be missed.
         rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
         violated: Roundings of float64 by which a row is violated and has to enter the working set.
         verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
             certificate allows 16.
         certain: The residual of the optimality conditions up to which a sample counts as solved.
         strict: The fraction of the sample's size above which a multiplier makes its row strictly active.
+        straightened: The rounding by which straightened rows are said to contradict others.
         newton_steps: The most Newton steps that look for a working set to start from.
     """
 
-    dependent: float = 1e-11
-    pivot: float = 1e-14
+    dependent: float = 1e-14
+    beyond: float = 1e3
+    narrow: float = 1e-6
+    room: float = 2.0
     rate: float = 1e-12
     violated: float = 4.0
     verified: float = 11.0
     certain: float = 1e-12
     strict: float = 1e-11
+    straightened: float = 1e-11
     newton_steps: int = 12
 
 

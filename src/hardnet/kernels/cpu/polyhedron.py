@@ -19,17 +19,21 @@ import numpy.typing as npt
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, bare, bare_summed, compiled
-from hardnet.kernels.limits import POLYHEDRON
+from hardnet.kernels.limits import POLYHEDRON, ROUNDINGS
 
 Marks = npt.NDArray[np.int64]
 
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID, FEASIBLE = 0.0, 1.0, 2.0, 3.0, 4.0
 """`hardnet.solvers.solution.Status`, written beside numbers."""
 EPS = np.finfo(np.float64).eps
-DEPENDENT, NO_PIVOT, NO_RATE = POLYHEDRON.dependent, POLYHEDRON.pivot, POLYHEDRON.rate
+DEPENDENT, NO_RATE, BEYOND = POLYHEDRON.dependent, POLYHEDRON.rate, POLYHEDRON.beyond
 VIOLATED, VERIFIED, CERTAIN, STRICT = POLYHEDRON.violated, POLYHEDRON.verified, POLYHEDRON.certain, POLYHEDRON.strict
+ROOM, NARROW, ALLOWED = POLYHEDRON.room, POLYHEDRON.narrow, float(ROUNDINGS)
+STRAIGHTENED = POLYHEDRON.straightened
 NEWTON_STEPS = POLYHEDRON.newton_steps
 FREE, ABSENT = 0, -1
+ATTEMPTS = 4
+"""The first as rows are; the others with straightened equalities, each with less room about a nearer y."""
 
 
 @bare_summed
@@ -85,7 +89,8 @@ def size_of_row(a: Tile, y: Tile, lower: float, upper: float, rounding: float) -
             read = max(read, length)
     least, far = min(abs(lower), abs(upper)), max(abs(lower), abs(upper))
     bounds = min(least + far, 2.0 * least + weight) if far < np.inf else least
-    return weight * read + bounds if bounds > 0.0 else weight * (most + rounding)
+    own = bounds > ROUNDINGS * rounding * weight * most
+    return weight * read + bounds if own else weight * (most + rounding)
 
 
 @bare
@@ -208,7 +213,7 @@ def take_row(
         z[j] = A[i, j]
     whole = free_part(z, held, part)
     length = orthogonalize(Q, k, held, z, part, c)
-    if length > DEPENDENT * whole and length > NO_PIVOT:
+    if length > DEPENDENT * whole:
         append_row(Q, R, work, k, i, z, length, c)
         return k + 1
     return k
@@ -242,11 +247,11 @@ def resolve(
         z[j] = push[j] if held[j] == FREE else 0.0
     for i in range(k):
         c[i] = product(Q[i], z)
+        add(-c[i], Q[i], push)
     back_substitute(R, k, c, r)
     dual[:] = 0.0
     for i in range(k):
         dual[work[i]] = r[i]
-        add(-r[i], A[work[i]], push)
     for j in range(n):
         push[j] = 0.0 if held[j] == FREE else push[j]
 
@@ -291,13 +296,14 @@ def repair(
 
 @bare
 def enter(
-    p: int, sigma: float, excess: float, slack: float, A: Tile, equal: Marks, side: Marks, held: Marks, work: Marks,
-    k: int, Q: Tile, R: Tile, y: Tile, dual: Tile, push: Tile, part: Tile, z: Tile, c: Tile, r: Tile,
+    p: int, sigma: float, excess: float, slack: float, careful: bool, A: Tile, equal: Marks, side: Marks, held: Marks,
+    work: Marks, k: int, Q: Tile, R: Tile, y: Tile, dual: Tile, push: Tile, part: Tile, z: Tile, c: Tile, r: Tile,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Bring row p, or the bound of coordinate ``p - m``, into the working set by steps of the dual method.
 
     Returns how many rows the set has then, what happened (0 it is in, 1 it depends on the others and is met, 2 the
-    multipliers `sigma`, `r` and `z` prove that it contradicts them), and how many steps it took. `sigma` says which
+    multipliers `sigma`, `r` and `z` prove that it contradicts them, 3 it nearly depends on the others and `careful` is not
+    set), and how many steps it took. `sigma` says which
     side is violated, by `excess`; up to `slack` a row that depends on the others is met.
     """
     m, n = A.shape
@@ -317,7 +323,9 @@ def enter(
                 add(-c[i], Q[i], z)
             length = orthogonalize_again(Q, k, held, z, part, c, whole)
         back_substitute(R, k, c, r)
-        independent = length > DEPENDENT * whole and length > NO_PIVOT
+        independent = length > DEPENDENT * whole
+        if independent and length < NARROW * whole and not careful:
+            return k, 3, steps
         if not independent and excess <= slack:
             return k, 1, steps
         most = 1.0
@@ -373,7 +381,7 @@ def most_violated(
 ) -> tuple[int, float, float]:  # fmt: skip
     """The row, or m plus the coordinate, that is violated the most beyond rounding, its side and by how much."""
     m, n = A.shape
-    worst, chosen, sign = 0.0, ABSENT, 1.0
+    worst, chosen, sign, reach = 0.0, ABSENT, 1.0, largest(y)
     for i in range(m):
         if side[i] == FREE and not passed[i]:
             value = product(A[i], y)
@@ -385,7 +393,8 @@ def most_violated(
         if held[j] == FREE:
             above, below = y[j] - high[j], low[j] - y[j]
             excess = max(above, below)
-            if excess > worst and excess > VIOLATED * EPS * abs(y[j]):
+            allowed = 1e3 * EPS * reach if passed[m + j] else VIOLATED * EPS * abs(y[j])
+            if excess > worst and excess > allowed:
                 worst, chosen, sign = excess, m + j, 1.0 if above > below else -1.0
     return chosen, sign, worst
 
@@ -479,23 +488,85 @@ def guess(
 
 
 @bare
+def straighten(
+    A: Tile, lower: Tile, upper: Tile, y: Tile, rounding: float, held: Marks, work: Marks, Q: Tile, R: Tile, z: Tile,
+    part: Tile, c: Tile, r: Tile, bound: Tile, taken: Marks, left: Tile,
+) -> tuple[int, int, float]:  # fmt: skip
+    """Replace the equalities by orthonormal ones with the same points; returns how many there are, twice.
+
+    If row i contradicts the others, returns ``-1 - i``, how many others, and by how much; c are then their weights.
+
+    With ``E = R'U`` and ``R'b = bound``: points of ``U y = b`` meet nearly dependent rows E to their rounding, which
+    E itself would only tell through the large inverse of R. A row that nearly depends on others says no more about y
+    than its rounding over the distance from these, so much room it gets; one that depends on others becomes zeros.
+    """
+    m, n = A.shape
+    held[:], taken[:] = FREE, 0
+    k, level = 0, 0.3
+    for i in range(m):
+        left[i] = np.inf
+    while level > DEPENDENT:  # rows that say the most first, so that the room of one is no more in the others
+        for i in range(m):
+            if lower[i] == upper[i] and not taken[i] and left[i] > level:
+                copy(A[i], z)
+                whole = free_part(z, held, part)
+                length = orthogonalize(Q, k, held, z, part, c)
+                left[i] = length / whole if whole > 0.0 else 0.0
+                if left[i] > level:
+                    rest = lower[i] - product(c[:k], r[:k])
+                    r[k] = rest / length
+                    room = ROOM * rounding * size_of_row(A[i], y, lower[i], upper[i], rounding) / length
+                    bound[k] = room if left[i] < NARROW else 0.0
+                    append_row(Q, R, work, k, i, z, length, c)
+                    k, taken[i] = k + 1, 1
+        level *= 0.3
+    for i in range(m):
+        if lower[i] == upper[i] and not taken[i]:  # it depends on the others, with which it has to agree
+            for row in range(k):
+                c[row] = product(Q[row], A[i])
+            rest = lower[i] - product(c[:k], r[:k])
+            back_substitute(R, k, c, c)
+            own = size_of_row(A[i], y, lower[i], upper[i], rounding)
+            for row in range(k):
+                other = work[row]
+                own += abs(c[row]) * size_of_row(A[other], y, lower[other], upper[other], rounding)
+            far = left[i] * np.sqrt(product(A[i], A[i])) * largest(y)
+            if abs(rest) > ALLOWED * rounding * own + BEYOND * far:
+                return -1 - i, k, rest
+    for i in range(m):
+        if lower[i] == upper[i]:
+            A[i, :], lower[i], upper[i] = 0.0, 0.0, 0.0
+    for row in range(k):
+        copy(Q[row], A[work[row]])
+        lower[work[row]], upper[work[row]] = r[row] - bound[row], r[row] + bound[row]
+    return k, k, 0.0
+
+
+@bare
 def contradicts(
     p: int, sigma: float, excess: float, A: Tile, lower: Tile, upper: Tile, work: Marks, k: int, r: Tile, y: Tile,
-    rounding: float,
+    rounding: float, raw: Tile, z: Tile, held: Marks,
 ) -> bool:  # fmt: skip
-    """Whether no point could meet all rows of a proof even by 16 roundings of each."""
-    allowed = 0.0
+    """Whether no point could meet all rows of a proof even by 16 roundings of each.
+
+    What is left of the combined rows, z over the free coordinates, is rounding: a point that makes up for the excess by
+    it would lie `BEYOND` times as far away as y and raw.
+    """
+    own, far = largest(y), 0.0
+    for j in range(y.shape[0]):
+        if held[j] == FREE:
+            far += abs(z[j]) * max(abs(y[j]), abs(raw[j]))
     if p < A.shape[0]:
-        allowed = size_of_row(A[p], y, lower[p], upper[p], rounding)
+        own = size_of_row(A[p], y, lower[p], upper[p], rounding)
     for i in range(k):
         row = work[i]
-        allowed += abs(r[i]) * size_of_row(A[row], y, lower[row], upper[row], rounding)
-    return excess > 16.0 * rounding * allowed
+        own += abs(r[i]) * size_of_row(A[row], y, lower[row], upper[row], rounding)
+    return excess > ALLOWED * rounding * own + BEYOND * far
 
 
 @bare
 def solve(
-    raw: Tile, A: Tile, lower: Tile, upper: Tile, low: Tile, high: Tile, rounding: float,
+    raw: Tile, A: Tile, lower: Tile, upper: Tile, low: Tile, high: Tile, rounding: float, careful: bool,
     y: Tile, dual: Tile, push: Tile, side: Marks, held: Marks,
     equal: Marks, passed: Marks, work: Marks, bound: Tile, Q: Tile, R: Tile, part: Tile, z: Tile, c: Tile, r: Tile,
     Q_kept: Tile, R_kept: Tile, kept: Marks,
@@ -504,13 +575,16 @@ def solve(
     m, n = A.shape
     k, taken, steps, limit, equalities = 0, 0, 0, 20 * (m + n) + 100, 0
     for i in range(m):
-        equal[i], passed[i] = lower[i] == upper[i], 0
+        equal[i] = lower[i] == upper[i]
         equalities += equal[i]
-    start = 2 if equalities > 0 and 3 * equalities >= n else 1 if 3 * m <= n else 0
+    passed[:] = 0
+    start = 2 if careful or (equalities > 0 and 3 * equalities >= n) else 1 if 3 * m <= n else 0
     if start == 1 and guess(raw, A, lower, upper, low, high, equal, side, held, y, dual, R, z, c, r, work, bound):
-        for i in range(m):
-            mark, side[i] = side[i], FREE
-            if mark != FREE:
+        for place in range(2 * m):  # equalities first
+            i = place % m
+            if equal[i] == (place < m):
+                mark, side[i] = side[i], FREE
+            if equal[i] == (place < m) and mark != FREE:
                 more = take_row(i, A, held, work, k, Q, R, z, part, c)
                 side[i] = mark if more > k else FREE
                 bound[i], k = upper[i] if mark > 0 else lower[i], more
@@ -522,7 +596,7 @@ def solve(
         for j in range(n):
             held[j], y[j] = 2 if low[j] == high[j] else FREE, low[j]
             fixed |= held[j] != FREE
-        k = kept[m] if same and not fixed else 0
+        k = kept[m] if same and not fixed and not careful else 0
         for i in range(k):
             copy(Q_kept[i], Q[i])
             copy(R_kept[i, :k], R[i, :k])
@@ -533,7 +607,7 @@ def solve(
             if k == 0 and equal[i]:
                 more = take_row(i, A, held, work, taken, Q, R, z, part, c)
                 side[i], taken = 1 if more > taken else FREE, more
-        if k == 0 and not fixed and len(Q_kept) > 0:
+        if k == 0 and not fixed and not careful and len(Q_kept) > 0:
             for i in range(m):
                 kept[i] = side[i] if equal[i] else ABSENT
             for i in range(taken):
@@ -567,25 +641,55 @@ def solve(
         if p != ABSENT:
             if p < m:
                 bound[p] = upper[p] if sigma > 0.0 else lower[p]
+            else:
+                slack = VIOLATED * EPS * largest(y)
             k, outcome, taken = enter(
-                p, sigma, excess, slack, A, equal, side, held, work, k, Q, R, y, dual, push, part, z, c, r
+                p, sigma, excess, slack, careful, A, equal, side, held, work, k, Q, R, y, dual, push, part, z, c, r
             )  # fmt: skip
             steps += taken
         if outcome == 0:
             polished = False
             if p >= m:
                 y[p - m] = high[p - m] if sigma > 0.0 else low[p - m]
+        elif outcome == 3:
+            return NOT_CONVERGED, steps
         elif outcome == 2 and not polished:  # y is found anew before it is believed
             k = repair(raw, A, bound, equal, side, held, work, k, Q, R, y, dual, push, z, c, r)
             polished = True
         elif outcome == 2:
-            if contradicts(p, sigma, excess, A, lower, upper, work, k, r, y, rounding):
-                prove(p, sigma, work, k, r, z, held, dual, push)
+            doubt = max(rounding, STRAIGHTENED) if careful else rounding
+            if contradicts(p, sigma, excess, A, lower, upper, work, k, r, y, doubt, raw, z, held):
+                if not alone(A, lower, upper, low, high, rounding, dual, push):
+                    prove(p, sigma, work, k, r, z, held, dual, push)
                 return INFEASIBLE, steps
-            if p >= m:
+            if not careful:
                 return NOT_CONVERGED, steps
             passed[p] = 1
+        elif p >= m:
+            passed[p] = 1
     return NOT_CONVERGED, steps
+
+
+@bare
+def alone(
+    A: Tile, lower: Tile, upper: Tile, low: Tile, high: Tile, rounding: float, dual: Tile, push: Tile
+) -> bool:  # fmt: skip
+    """Whether one row contradicts the box alone: then its proof is written, the shortest there is."""
+    m, n = A.shape
+    for i in range(m):
+        for side in (1, -1):
+            least, size, bound = 0.0, 0.0, upper[i] if side > 0 else -lower[i]
+            for j in range(n):
+                if A[i, j] != 0.0:
+                    term = side * A[i, j] * (low[j] if side * A[i, j] > 0.0 else high[j])
+                    least, size = least + term, size + abs(term)
+            if least - bound > ALLOWED * rounding * (size + abs(bound)):
+                dual[:] = 0.0
+                dual[i] = side
+                for j in range(n):
+                    push[j] = -side * A[i, j]
+                return True
+    return False
 
 
 @bare
@@ -594,8 +698,9 @@ def prove(
 ) -> None:  # fmt: skip
     """Write the multipliers that prove an empty set: ``A'dual + push = 0``, and every bound they name is beyond."""
     dual[:] = 0.0
+    noise = EPS * (1.0 + largest(r[:k]))
     for i in range(k):
-        dual[work[i]] = -sigma * r[i]
+        dual[work[i]] = -sigma * r[i] if abs(r[i]) > noise else 0.0
     for j in range(z.shape[0]):
         push[j] = -sigma * z[j] if held[j] != FREE else 0.0
     if p < dual.shape[0]:
@@ -624,11 +729,11 @@ def inside(
 @bare
 def judge(
     raw: Tile, A: Tile, lower: Tile, upper: Tile, low: Tile, high: Tile, rounding: float, y: Tile, dual: Tile,
-    push: Tile, z: Tile, c: Tile,
+    push: Tile, side: Marks, held: Marks, z: Tile, c: Tile,
 ) -> tuple[float, float, float]:  # fmt: skip
     """The status of y once it is in the box, the residual, and the size to which multipliers are relative."""
     m, n = A.shape
-    met, size = True, 0.0
+    met, size, strict = True, 0.0, 0.0
     for j in range(n):
         y[j] = min(max(y[j], low[j]), high[j])
         size = max(size, max(abs(raw[j]), abs(y[j])))
@@ -642,11 +747,17 @@ def judge(
             for j in range(n):
                 z[j] -= dual[i] * A[i, j]
                 c[j] += abs(dual[i] * A[i, j])
-    worst = 0.0
+                strict = max(strict, abs(dual[i] * A[i, j])) if lower[i] < upper[i] else strict
+    worst, strict = 0.0, max(strict, size)
     for j in range(n):
         worst, size = max(worst, abs(z[j])), max(size, c[j])
+        if held[j] * held[j] == 1:
+            worst = max(worst, -held[j] * push[j])
+    for i in range(m):
+        if lower[i] < upper[i]:
+            worst = max(worst, -dual[i] if side[i] > 0 else dual[i] if side[i] < 0 else abs(dual[i]))
     residual = worst / size if size > 0.0 else 0.0
-    return NOT_CONVERGED if not met else SOLVED if residual <= CERTAIN else FEASIBLE, residual, size
+    return NOT_CONVERGED if not met else SOLVED if residual <= CERTAIN else FEASIBLE, residual, strict
 
 
 @bare
@@ -667,6 +778,7 @@ def scaled_rows(
                 A[i, j] = source[i, j] / unit
                 total += A[i, j] * A[i, j]
             again = 2.0 ** np.floor(0.5 * np.log2(total)) if total > 0.0 else 1.0
+            again = again if unit * again < np.inf else 1.0
             for j in range(A.shape[1]):
                 A[i, j] /= again
             scale[i] = unit * again
@@ -686,43 +798,72 @@ def project(
     """
     m, n = A.shape[1:]
     most = min(m, n)
-    own, least, largest, scale, bound = np.empty((m, n)), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
-    Q, R = np.empty((most + 1, n)), np.zeros((most + 1, most + 1))
+    own, least, most_of, scale, bound = np.empty((m, n)), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
+    Q, R, S = np.empty((most + 1, n)), np.zeros((most + 1, most + 1)), np.zeros((most, most))
     shared = most + 1 if A.shape[0] == 1 else 0
     Q_kept, R_kept = np.empty((shared, n)), np.empty((shared, shared))
     part, z, c, r, push, dual = np.empty(n), np.empty(n), np.empty(m + n), np.empty(m + n), np.empty(n), np.empty(m)
     kept = np.full(2 * m + 2, ABSENT)
-    marks = np.empty((5, m + n + 1), dtype=np.int64)
-    side, held, equal, passed, work = marks[0, :m], marks[1, :n], marks[2, :m], marks[3, :m], marks[4]
+    marks = np.empty((6, m + n + 1), dtype=np.int64)
+    side, held, equal, passed, work = marks[0, :m], marks[1, :n], marks[2, :m], marks[3], marks[4]
+    rows = marks[5]
     for b in range(begin, end):
         fresh = b == begin or A.shape[0] > 1
         below, above = low[b % low.shape[0]], high[b % high.shape[0]]
-        good = scaled_rows(
-            A[b % A.shape[0]], lower[b % lower.shape[0]], upper[b % upper.shape[0]], own, least, largest, scale, fresh
-        )  # fmt: skip
+        source, floor, ceiling = A[b % A.shape[0]], lower[b % lower.shape[0]], upper[b % upper.shape[0]]
+        good = scaled_rows(source, floor, ceiling, own, least, most_of, scale, fresh)
         for j in range(n):
             good &= abs(raw[b, j]) < np.inf and below[j] <= above[j] and below[j] < np.inf and above[j] > -np.inf
         status, residual, steps, size = INVALID, 0.0, 0, 0.0
         dual[:], side[:], held[:], push[:] = 0.0, FREE, FREE, 0.0
         if good:
             status = SOLVED
-            if not inside(raw[b], own, least, largest, below, above, rounding, y[b]):
-                status, steps = solve(
-                    raw[b], own, least, largest, below, above, rounding, y[b], dual, push, side, held,
-                    equal, passed, work, bound, Q, R, part, z, c, r, Q_kept, R_kept, kept,
-                )  # fmt: skip
-                if status == SOLVED:
-                    status, residual, size = judge(
-                        raw[b], own, least, largest, below, above, rounding, y[b], dual, push, z, c
+            if not inside(raw[b], own, least, most_of, below, above, rounding, y[b]):
+                for careful in range(ATTEMPTS):
+                    kept_rows = 0
+                    if careful > 0:
+                        kept_rows, others, rest = straighten(
+                            own, least, most_of, y[b], rounding / careful, held, work, Q, R, z, part, c, r, bound,
+                            passed, dual,
+                        )  # fmt: skip
+                        if kept_rows < 0:
+                            sigma, status = -1.0 if rest > 0.0 else 1.0, INFEASIBLE
+                            dual[:], push[:] = 0.0, 0.0
+                            dual[-1 - kept_rows] = sigma
+                            for i in range(others):
+                                dual[work[i]] = -sigma * c[i]
+                            break
+                    for i in range(kept_rows):
+                        copy(R[i, :kept_rows], S[i, :kept_rows])
+                        rows[i] = work[i]
+                    status, more = solve(
+                        raw[b], own, least, most_of, below, above, rounding, careful > 0, y[b], dual, push, side, held,
+                        equal, passed, work, bound, Q, R, part, z, c, r, Q_kept, R_kept, kept,
                     )  # fmt: skip
+                    steps += more
+                    if careful > 0:
+                        for i in range(kept_rows):
+                            c[i] = dual[rows[i]]
+                        back_substitute(S, kept_rows, c, r)
+                        for i in range(m):
+                            dual[i] = 0.0 if equal[i] else dual[i]
+                        for i in range(kept_rows):
+                            dual[rows[i]] = r[i]
+                        scaled_rows(source, floor, ceiling, own, least, most_of, scale, True)
+                    if status == SOLVED:
+                        status, residual, size = judge(
+                            raw[b], own, least, most_of, below, above, rounding, y[b], dual, push, side, held, z, c
+                        )  # fmt: skip
+                    if status == SOLVED:
+                        break
         for j in range(n):
             strict = abs(push[j]) > 16.0 * EPS * size
             place[b, j] = 2.0 if below[j] == above[j] else held[j] if held[j] != FREE and strict else 0.0
         for i in range(m):
             strict = abs(dual[i]) > STRICT * size
-            found[b, m + i] = 2.0 if least[i] == largest[i] else np.sign(dual[i]) if strict else 0.0
+            found[b, m + i] = 2.0 if floor[i] == ceiling[i] else np.sign(dual[i]) if strict else 0.0
             found[b, i] = dual[i] / scale[i]
-        if status == INVALID or status == INFEASIBLE:
+        if status in (INVALID, INFEASIBLE):
             y[b] = np.nan
         found[b, 2 * m], found[b, 2 * m + 1], found[b, 2 * m + 2] = status, residual, steps
     return 0
@@ -742,5 +883,46 @@ def _project(
     )  # fmt: skip
 
 
-ENTRIES = (_project,)
-"""The entry point to compile; it takes addresses."""
+@compiled
+def pull_back(w: Tile, gradient: Tile, place: Tile, side: Tile, A: Tile, begin: int, end: int) -> int:
+    """``w = (A_JF')^+ g_F`` ``(B, m)`` for the free coordinates F and the active rows J; 0 for dependent rows.
+
+    A has one entry for all samples or one per sample.
+    """
+    m, n = A.shape[1:]
+    most = min(m, n)
+    own, scale, bound = np.empty((m, n)), np.empty(m), np.zeros(m)
+    Q, R, z, part, c = np.empty((most + 1, n)), np.zeros((most + 1, most + 1)), np.empty(n), np.empty(n), np.empty(m)
+    marks = np.empty((2, m + n), dtype=np.int64)
+    held, work = marks[0, :n], marks[1]
+    for b in range(begin, end):
+        scaled_rows(A[b % A.shape[0]], bound, bound, own, c, c, scale, b == begin or A.shape[0] > 1)
+        for j in range(n):
+            held[j] = FREE if place[b, j] == 0.0 else 1
+        k = 0
+        for i in range(m):
+            if side[b, i] != 0.0 and k < most:
+                k = take_row(i, own, held, work, k, Q, R, z, part, c)
+        free_part(gradient[b], held, part)
+        for i in range(k):
+            c[i] = product(Q[i], part)
+        back_substitute(R, k, c, c)
+        w[b, :] = 0.0
+        for i in range(k):
+            w[b, work[i]] = c[i] / scale[work[i]]
+    return 0
+
+
+def _pull_back(
+    w: Any, gradient: Any, place: Any, side: Any, A: Any, matrices: int, samples: int, m: int, n: int, begin: int,
+    end: int,
+) -> int:  # fmt: skip
+    """`pull_back`, called with addresses."""
+    return pull_back(
+        carray(w, (samples, m)), carray(gradient, (samples, n)), carray(place, (samples, n)),
+        carray(side, (samples, m)), carray(A, (matrices, m, n)), begin, end,
+    )  # fmt: skip
+
+
+ENTRIES = (_project, _pull_back)
+"""The entry points to compile, forward and backward; they take addresses."""
