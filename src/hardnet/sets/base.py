@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardnet.errors import CROSSED, DTypeError, UnsupportedSetError, sentence
 from hardnet.sets.arguments import Arguments, Number
+from hardnet.shapes import joint_batch
 from hardnet.structure import BoxedRows
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class ConstraintSet(Arguments):
         sizes = [value.shape[core.index("n") - len(core)] for core, value in moved if "n" in core]
         if not moved or (self.dim is None and not sizes):
             return self.origin()
-        batch = torch.broadcast_shapes(*(value.shape[: value.dim() - len(core)] for core, value in moved))
+        batch = joint_batch(*(value.shape[: value.dim() - len(core)] for core, value in moved))
         return moved[0][1].new_zeros(*batch, self.dim or sizes[0])
 
     @property

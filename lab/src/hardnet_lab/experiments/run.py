@@ -14,6 +14,7 @@ import torch
 
 from hardnet.errors import DTypeError, FileError, HardNetError, sentence
 from hardnet.files import sole_run
+from hardnet.kernels.cpu.ready import waiting
 from hardnet_lab.experiments import specs
 from hardnet_lab.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
 from hardnet_lab.experiments.results import read_json, write_json
@@ -123,6 +124,7 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
     return run_rows(rows, asked.out, asked.device, display)
 
 
+@waiting()
 def run_rows(
     made: Callable[[Display], list[Row]], out: Path, device: torch.device, display: Display | None = None
 ) -> list[Path]:

@@ -26,7 +26,7 @@ def solve_kkt(
     the active rows' curvature is added for all samples, which does not change p and q, and where the result is not
     positive definite the identity is used for W.
     """
-    if look and compiles(at.jacobian) and (at.hessian is None or compiles(at.hessian)):
+    if look and compiles(at.jacobian, "kkt") and (at.hessian is None or compiles(at.hessian, "kkt")):
         from hardnet.kernels.cpu.kkt import solve
 
         p, q, pivot = solve(at.jacobian, at.hessian, active, grad)

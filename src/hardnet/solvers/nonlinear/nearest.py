@@ -94,7 +94,7 @@ def approach(
         pace: When values may be read.
     """
     dense, look = is_dense(rows, y), pace.free
-    if look and going is None and compiles(y.unsqueeze(-2)) and rows.lower.shape[-1]:
+    if look and going is None and compiles(y.unsqueeze(-2), "approach") and rows.lower.shape[-1]:
         return Nearest(*walk(rows, y, raw, iterations))
     first = lambda value, J: first_multipliers(rows, value, J, y - raw, look)
     at = rows.evaluate(y, first if dense else None)

@@ -66,7 +66,7 @@ def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tenso
         at.hessian is None
         or at.dual is None
         or rows.size is None
-        or not (compiles(at.jacobian, MOST_STEP_ROWS) and compiles(at.hessian, MOST_STEP_ROWS))
+        or not all(compiles(part, "approach", MOST_STEP_ROWS) for part in (at.jacobian, at.hessian))
     ):
         return plan_in_torch(rows, at, y, raw, weight)
     from hardnet.kernels.cpu.approach import plan
