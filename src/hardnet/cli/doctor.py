@@ -65,8 +65,8 @@ PROBLEMS: dict[str, Problem] = {
 
 SAMPLES = 1000
 """Samples in a timed call."""
-CALLS = 11
-"""Timed calls."""
+CALLS, SECONDS = 11, 0.3
+"""The most timed calls, and the time after which no further one begins."""
 
 
 def examine(timing: bool = True) -> dict[str, Any]:
@@ -127,8 +127,9 @@ def _kernels() -> dict[str, str]:
     """Which compiled code is active here, and why the rest is not."""
     if HAS_NUMBA:
         done = compiled()
-        cpu = f"active: numba {_version('numba')}; {sum(done.values())} of {len(done)} kernels are compiled"
-        cpu += "" if all(done.values()) else ", torch computes for the others until then: hardnet warmup"
+        done = compiled().values()
+        cpu = f"active: numba {_version('numba')}; {sum(done)} of {len(done)} compiled"
+        cpu += "" if all(done) else ", torch computes for the rest: hardnet warmup"
     else:
         off = _version("numba") is not None
         cpu = "off by HARDNET_NUMBA=0; torch computes" if off else "off: torch computes; pip install 'hardnet[cpu]'"
@@ -166,12 +167,12 @@ def _time(solve: Callable[..., Tensor], shape: tuple[int, ...], device: str) -> 
 
 
 def _median(work: Callable[[], object]) -> float:
-    """Median milliseconds of some calls, after two that warm up."""
-    times = []
-    for _ in range(CALLS + 2):
+    """Median milliseconds of some calls after one that warms up, fewer where they are slow."""
+    times, end = [], time.perf_counter() + SECONDS
+    while len(times) < 3 or (len(times) <= CALLS and time.perf_counter() < end):
         began = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times[2:])
+    return statistics.median(times[1:])
