@@ -182,7 +182,7 @@ class Intersection(ConstraintSet):
             if part.name is None and kinds.count(own) > 1:
                 own = f"{own}#{seen[own]}"
                 seen[part.label] += 1
-            labels.append(front + own)
+            labels.append(front if isinstance(part.name, tuple) else front + own)
         return labels
 
     def follow(self, like: Tensor) -> bool:

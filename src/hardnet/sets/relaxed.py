@@ -72,7 +72,7 @@ class Relaxed(ConstraintSet):
     @property
     def label(self) -> str:
         """Its name, or that of the set that gives way."""
-        return self.constraint.label if self.name is None else self.name
+        return self.name if isinstance(self.name, str) else self.constraint.label
 
     def follow(self, like: Tensor) -> bool:
         """Move the written constants of both."""
@@ -108,7 +108,9 @@ class Relaxed(ConstraintSet):
         return self.constraint.row_count(numbers.wanted, like)
 
     def row_names(self, numbers: RelaxedNumbers, like: Tensor, label: str | None = None) -> list[str]:
-        """Those of the set, under the name of this one."""
+        """Those of the set, under the name of this one; or its own."""
+        if isinstance(self.name, tuple):
+            return super().row_names(numbers, like, label)
         return self.constraint.row_names(numbers.wanted, like, self.name if label is None else label)
 
     def project(
