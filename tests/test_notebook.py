@@ -32,7 +32,8 @@ def shown():
 def test_results_print_as_text_and_show_as_a_table(name, result):
     text, table = repr(result), result._repr_html_()
     assert text == str(result)
-    assert "tensor(" not in text and "dataclass" not in text
+    assert "tensor(" not in text
+    assert "dataclass" not in text
     assert table.count("<table>") == table.count("</table>") == 1
     assert "<b>" not in table
 

@@ -129,8 +129,9 @@ class HardNet(nn.Module):
     @torch.no_grad()
     def _status(self, raw: Tensor, x: Any, y: Tensor) -> Tensor:
         """What became of each sample."""
-        if hasattr(self.layer, "solve") and not self.constraint.relaxed:
-            return self.layer.solve(raw, x).status
+        solve = getattr(self.layer, "solve", None)
+        if solve is not None and not self.constraint.relaxed:
+            return solve(raw, x).status
         found = Status.SOLVED if self.constraint.relaxed else Status.FEASIBLE
         return torch.where(y.isfinite().all(-1), int(found), int(Status.INVALID)).to(torch.int8)
 

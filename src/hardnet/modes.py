@@ -85,7 +85,7 @@ def plain(*tensors: Tensor | None) -> bool:
 
 def saves_elsewhere() -> bool:
     """Whether tensors for the backward are handed to hooks, as in a checkpointed region, which computes twice."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:

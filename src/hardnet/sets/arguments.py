@@ -25,6 +25,8 @@ from hardnet.modes import HALF, working
 from hardnet.sets.constants import Constants
 from hardnet.shapes import Core, fit, require_float, require_like, spell
 
+Name = str | Sequence[str] | None
+"""What errors and certificates call a set, or a name for each of its rows."""
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
 
@@ -63,13 +65,13 @@ class Arguments(Constants):
     name: str | tuple[str, ...] | None
     """What errors and certificates call the set, whose rows are then numbered; or a name for each row."""
 
-    def __init__(self, name: str | Sequence[str] | None = None) -> None:
+    def __init__(self, name: Name = None) -> None:
         super().__init__()
         rows = isinstance(name, list | tuple)
         if not all(isinstance(part, str) for part in (name if rows else [name or ""])):
             expected = "a string for the set, or a list of one for each row"
             raise DTypeError(sentence("name", expected, type(name).__name__))
-        self.name = tuple(name) if rows else name  # pyright: ignore[reportArgumentType]
+        self.name = name if name is None or isinstance(name, str) else tuple(name)
         self._functions: dict[str, Callable[[Any], Tensor]] = {}
         self._constants: list[str] = []
         self._cores: dict[str, Core] = {}

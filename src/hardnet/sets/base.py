@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import CROSSED, DTypeError, ShapeError, UnsupportedSetError, sentence
-from hardnet.sets.arguments import Arguments, Number
+from hardnet.sets.arguments import Arguments, Name, Number
 from hardnet.shapes import joint_batch
 from hardnet.structure import BoxedRows
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection
 
-__all__ = ["AffineRows", "ConstraintSet", "Number"]
+__all__ = ["AffineRows", "ConstraintSet", "Name", "Number"]
 
 
 class AffineRows(NamedTuple):
