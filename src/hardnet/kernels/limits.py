@@ -157,7 +157,7 @@ class PolyhedronTolerances(NamedTuple):
     verified: float = 11.0
     certain: float = 1e-12
     strict: float = 1e-11
-    straightened: float = 1e-11
+    straightened: float = 1e-9
     newton_steps: int = 12
 
 
