@@ -183,8 +183,8 @@ def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[
 def _backward(
     grad: Tensor, y: Tensor, dual: Tensor, fields: list[Tensor], kinds: str, needed: list[int]
 ) -> list[Tensor]:
-    u, found = cotangents(grad, y, dual, _kinds(kinds), fields, needed)
-    return [u.to(grad.dtype, copy=True), *found]
+    u, found = cotangents(grad, y, dual, _kinds(kinds), fields, needed, operator=True)
+    return [u.to(grad.dtype, copy=True), *(gradient.clone() for gradient in found)]  # which may alias each other
 
 
 @_backward.register_fake  # pyright: ignore[reportFunctionMemberAccess]

@@ -32,7 +32,13 @@ from hardnet.solvers.conic.stack import Linear, Stack
 
 
 def cotangents(
-    grad: Tensor, y: Tensor, dual: Tensor, kinds: Sequence[type[Block]], fields: Sequence[Tensor], needed: Sequence[int]
+    grad: Tensor,
+    y: Tensor,
+    dual: Tensor,
+    kinds: Sequence[type[Block]],
+    fields: Sequence[Tensor],
+    needed: Sequence[int],
+    operator: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """The cotangents of raw ``(B, n)``, in float64, and of the `needed` fields, each in its own dtype.
 
@@ -43,6 +49,7 @@ def cotangents(
         kinds: The blocks that the fields make up.
         fields: The numbers of all blocks, each led by B or 1.
         needed: Which of them want a cotangent.
+        operator: Whether an operator of torch calls, where autograd is off whatever is asked, and `torch.func` is not.
     """
     bad = y.isnan().any(-1, keepdim=True)
     y, dual = torch.where(bad, 0.0, y), torch.where(bad, 0.0, dual)
@@ -52,7 +59,7 @@ def cotangents(
         u, weight = project_back(exact, y, dual, kinds, clean)
     else:
         u, weight = _adjoint(gather(kinds, clean), y, dual, exact)
-    return u, _number_grads(kinds, fields, needed, (y, u, weight, dual))
+    return u, _number_grads(kinds, fields, needed, (y, u, weight, dual), operator)
 
 
 def _sound(field: Tensor) -> Tensor:
@@ -96,15 +103,25 @@ def _number_grads(
     fields: Sequence[Tensor],
     needed: Sequence[int],
     at: tuple[Tensor, Tensor, Tensor, Tensor],
+    operator: bool,
 ) -> list[Tensor]:
     """The gradient of ``weight . G(y) - dual . DG(y) u`` to the needed numbers, in their own dtype."""
     if not needed:
         return []
     y, u, weight, dual = at
-    with torch.enable_grad():
-        leaves = [field.detach().requires_grad_(i in needed) for i, field in enumerate(fields)]
+
+    def total(wanted: list[Tensor]) -> Tensor:
+        leaves = [field.detach() for field in fields]
+        for i, leaf in zip(needed, wanted, strict=True):
+            leaves[i] = leaf
         stack = Stack(images(gather(kinds, leaves)), y.shape[-1])
         cuts = zip(stack.images, stack.split(weight), stack.split(dual), strict=True)
-        total = torch.stack([image.pairing(y, u, own, lean) for image, own, lean in cuts]).sum()
-    found = torch.autograd.grad(total, [leaves[i] for i in needed])
+        return torch.stack([image.pairing(y, u, own, lean) for image, own, lean in cuts]).sum()
+
+    wanted = [fields[i].detach() for i in needed]
+    if operator:
+        found = torch.func.grad(total)(wanted)
+    else:
+        with torch.enable_grad():
+            found = torch.autograd.grad(total([leaf.requires_grad_() for leaf in wanted]), wanted)
     return [gradient.to(fields[i].dtype) for i, gradient in zip(needed, found, strict=True)]
