@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, SampleError, in_samples, sample_indices
-from hardnet.functional.nonlinear_call import Call, bound, dense, flat_box, join, known_tight, probe
+from hardnet.functional.nonlinear_call import Call, bound, flat_box, general_rows, join, known_tight, probe
 from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
@@ -179,7 +179,7 @@ def _project(
     point = raw.double().reshape(prod(batch), n)
     given = Input.of(x, batch)
     m, held = probe(g, jacobian, point, given)
-    A, low, high = dense(rows, raw)
+    A, low, high = general_rows(rows, raw)
     lower_all = join(bound("lower", lower, m, raw, -torch.inf), low, point, -torch.inf, A.shape[-2])
     upper_all = join(bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
     first = None if start is None else start.detach().double().expand_as(raw).reshape(prod(batch), n)

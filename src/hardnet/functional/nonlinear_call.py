@@ -156,7 +156,7 @@ def probe(g: Function, jacobian: Function | None, point: Tensor, given: Input) -
     return values[0].shape[-1], [held for held in _held_by(values) if held is not at]
 
 
-def dense(rows: BoxedRows | None, raw: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def general_rows(rows: BoxedRows | None, raw: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Affine rows and box as one matrix ``(k, n)`` or ``(B, k, n)`` in float64, and its bounds."""
     if rows is None:
         return raw.new_zeros(0, raw.shape[-1], dtype=torch.float64), None, None

@@ -43,7 +43,7 @@ class Direction(NamedTuple):
     flat: Tensor
 
 
-def is_dense(rows: Rows, y: Tensor) -> bool:
+def forms_metric(rows: Rows, y: Tensor) -> bool:
     """Whether W is formed: not for many outputs with only equalities, where products with it are enough."""
     return y.shape[-1] <= DENSE or not rows.tight
 

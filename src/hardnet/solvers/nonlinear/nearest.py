@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.kernels.limits import SHORTEST_SEARCH
 from hardnet.solvers.algebra.small import compiles
-from hardnet.solvers.nonlinear.direction import first_multipliers, is_dense
+from hardnet.solvers.nonlinear.direction import first_multipliers, forms_metric
 from hardnet.solvers.nonlinear.nearest_compiled import walk
 from hardnet.solvers.nonlinear.nearest_step import plan_in_torch, step_back
 from hardnet.solvers.nonlinear.rows import Derivatives, Rows
@@ -93,7 +93,7 @@ def approach(
         going: Samples that are to move, ``(B,)``; by default all.
         pace: When values may be read.
     """
-    dense, look = is_dense(rows, y), pace.free
+    dense, look = forms_metric(rows, y), pace.free
     if look and going is None and compiles(y.unsqueeze(-2)) and rows.lower.shape[-1]:
         return Nearest(*walk(rows, y, raw, iterations))
     first = lambda value, J: first_multipliers(rows, value, J, y - raw, look)

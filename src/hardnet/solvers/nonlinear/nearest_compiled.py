@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.solvers.nonlinear.direction import first_multipliers, is_dense
+from hardnet.solvers.nonlinear.direction import first_multipliers, forms_metric
 from hardnet.solvers.nonlinear.nearest_step import Plan, plan_step, step_back
 from hardnet.solvers.nonlinear.rows import Derivatives, Rows
 from hardnet.solvers.solution import choose
@@ -65,7 +65,7 @@ def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
     from hardnet.kernels.cpu.approach import STRAIGHT
 
     start = lambda value, J: first_multipliers(rows, value, J, now.y - now.raw)
-    if not is_dense(rows, now.y):
+    if not forms_metric(rows, now.y):
         at = rows.evaluate(now.y)
         now.numbers[:, STRAIGHT] = 1.0  # there is no other step to try
         return at._replace(dual=start(at.value, at.jacobian) if first else now.dual.clone())
