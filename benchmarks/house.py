@@ -11,8 +11,7 @@ from typing import Any
 
 import hardnet
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 ROOT = Path(hardnet.__file__).parent
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from hardnet.errors import FileError, HardNetError
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.results import read_result
-from hardnet_lab.experiments.row import build_model
-from hardnet_lab.experiments.run import choose_device, reproduce, request
+from hardnet_lab.experiments.run import build_model, choose_device, reproduce, request
 from hardnet_lab.problems import PROBLEMS
 from hardnet_lab.train import InterruptedRunError, Silence, streams_of
 from tests.lab.experiments import fabricated
