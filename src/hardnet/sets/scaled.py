@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import NOT_FINITE, NOT_POSITIVE, DTypeError, UnsupportedSetError, sentence
-from hardnet.functional.nonlinear_call import call
+from hardnet.functional.nonlinear import call
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy

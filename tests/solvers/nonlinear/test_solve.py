@@ -3,10 +3,8 @@
 import torch
 
 from hardnet.solvers.algebra.small import SMALL, solve_definite
-from hardnet.solvers.nonlinear.input import Input
-from hardnet.solvers.nonlinear.rows import Rows
-from hardnet.solvers.nonlinear.solve import solve_nonlinear
-from hardnet.solvers.nonlinear.status import NonlinearStatus
+from hardnet.solvers.nonlinear.rows import Input, Rows
+from hardnet.solvers.nonlinear.solve import NonlinearStatus, solve_nonlinear
 from hardnet.solvers.nonlinear.step import Metric, solve_step
 from hardnet.solvers.polyhedron.projection import project_affine
 from tests.draws import draw
