@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hardnet.functional import conic, conic_gradient
+from hardnet.functional import conic
+from hardnet.functional import conic as conic_gradient
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.kernels.cpu.conic import project, takes
 from hardnet.kernels.cpu.launch import HAS_NUMBA

@@ -1,7 +1,7 @@
 """A set ``G(y) in K`` of one sample on a CPU: values, distance to the cones, and the derivative of their projection.
 
 All rows of all blocks follow one another, the row being the last index. The same mathematics for batches of tensors,
-with its derivation, is in `hardnet.solvers.conic.cones`.
+with its derivation, is in `hardnet.solvers.conic.stack`.
 """
 
 from __future__ import annotations

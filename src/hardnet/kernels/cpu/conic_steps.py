@@ -1,7 +1,7 @@
 """The projection onto curved sets on a CPU, one small sample at a time: an augmented Lagrangian, then Newton.
 
-``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.lagrangian` and
-`hardnet.solvers.conic.newton`, where they are derived; what is not solved here goes on there.
+``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.distance` and
+`hardnet.solvers.conic.distance`, where they are derived; what is not solved here goes on there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The linear systems of one sample on a CPU: the Hessian of the Lagrangian, its factor, and the saddle of tight rows.
 
-See `hardnet.solvers.conic.stack.Linear` and `hardnet.solvers.conic.saddle.Saddle` for the same on batches of tensors.
+See `hardnet.solvers.conic.stack.Linear` and `hardnet.solvers.conic.distance.Saddle` for the same on batches of tensors.
 """
 
 from __future__ import annotations

@@ -17,11 +17,10 @@ from torch import Tensor
 from hardnet.kernels.limits import FAR_AWAY, FEASIBLE, INSIDE, PASSES, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import power_above
+from hardnet.solvers.conic.barriers import follow_and_polish
 from hardnet.solvers.conic.blocks import Block, images, valid
 from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_unit, settle, tidy
-from hardnet.solvers.conic.fixed import follow_and_polish
-from hardnet.solvers.conic.semidefinite import SemiDefiniteImage
-from hardnet.solvers.conic.stack import Stack
+from hardnet.solvers.conic.stack import SemiDefiniteImage, Stack
 from hardnet.solvers.solution import Solution, Status, choose, place, take
 
 LOOSE = 1e-4
