@@ -14,7 +14,7 @@ from torch import Tensor
 from hardnet.errors import RankError
 from hardnet.modes import may_look, working
 from hardnet.products import times
-from hardnet.solvers.algebra.square import solve_square
+from hardnet.solvers.algebra.small import solve_square
 
 REFINEMENTS = 3
 """Each refinement multiplies the residual by about ``cond(A_O) eps``."""

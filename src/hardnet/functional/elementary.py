@@ -15,7 +15,7 @@ from hardnet.modes import may_look, plain
 from hardnet.products import length
 from hardnet.rows import Batch, boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, joint_batch, require_float, require_like
-from hardnet.solvers.algebra.eigen import ascending
+from hardnet.solvers.algebra.small import ascending
 from hardnet.solvers.conic.stack import (
     Frame,
     pack,

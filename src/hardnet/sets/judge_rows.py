@@ -15,8 +15,17 @@ from torch import Tensor
 from hardnet.products import times
 from hardnet.rows import bound_size
 from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
-from hardnet.solvers.algebra.compensated import Excess, largest, long_excess, plain_excess
-from hardnet.solvers.algebra.sliced import WIDEST, SlicedRows, slice_count, slice_rows, sliced_excess
+from hardnet.solvers.algebra.compensated import (
+    WIDEST,
+    Excess,
+    SlicedRows,
+    largest,
+    long_excess,
+    plain_excess,
+    slice_count,
+    slice_rows,
+    sliced_excess,
+)
 from hardnet.structure import BoxedRows
 from hardnet.tolerances import Reads, largest_read, terms
 

@@ -9,7 +9,7 @@ from hardnet.functional import conic as conic_gradient
 from hardnet.functional import conic as functional
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
-from hardnet.solvers.algebra.eigen import jacobi
+from hardnet.solvers.algebra.small import jacobi
 from hardnet.solvers.conic import barriers as conic_fixed
 from hardnet.solvers.conic import barriers as conic_interior
 from hardnet.solvers.conic import distance as conic_distance

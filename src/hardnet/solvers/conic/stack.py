@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardnet.products import gram, length, power_above, product_each, tiled_product, times_tiled
 from hardnet.rows import bound_size
-from hardnet.solvers.algebra.eigen import ascending, eigh
+from hardnet.solvers.algebra.small import ascending, eigh
 from hardnet.solvers.conic.quadratic_root import nearest_root
 
 # Images ``G(y) in K`` of one batch: all that solvers and the implicit derivative know of a set.
