@@ -13,9 +13,7 @@ from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
 from hardnet.layers.base import Layer
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judge_records import Allowed, Tolerance
-from hardnet.sets.judge_rows import blocks
-from hardnet.sets.judgment import finite_numbers, judge, members, to_double
+from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT

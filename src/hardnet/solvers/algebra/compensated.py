@@ -188,7 +188,7 @@ def _finite_size(a: Tensor) -> Tensor:
 # The excess of rows shared by all points, in twice the precision of float64, by ordinary matrix products.
 #
 # Rows and points are written as sums of slices of so few bits that every sum of products of two slices is exact, in any
-# order. The certificate (`sets/judge_rows.py`) uses this where many samples share their rows: a slice of a point costs
+# order. The certificate (`sets/judgment.py`) uses this where many samples share their rows: a slice of a point costs
 # two passes over it, whereas products with their errors (`compensated.py`) cost twenty-five.
 
 
