@@ -31,7 +31,7 @@ from hardnet.files import (
     write_tensors,
 )
 from hardnet.layers.identity import differences, plain
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from hardnet.model import HardNet
 from hardnet.modes import widen
 from hardnet.sets.base import ConstraintSet

@@ -7,7 +7,7 @@ import torch
 
 from hardnet.certificate import check
 from hardnet.functional.affine import ClosedForm
-from hardnet.functional.affine_factors import by_qr
+from hardnet.functional.affine_formulas import by_qr
 from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.gpu import affine, affine_plan, affine_reference
 from hardnet.sets import Affine

@@ -11,7 +11,7 @@ import torch
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
 from hardnet.layers.dc3_smooth import SmoothDC3
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from tests.cases import CASES
 
 KINDS = [*LAYERS.values(), SmoothDC3]

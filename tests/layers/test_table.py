@@ -7,8 +7,7 @@ import torch
 
 import hardnet as hn
 from hardnet.functional.conic import solve_intersection
-from hardnet.layers.registry import LAYERS
-from hardnet.layers.table import methods
+from hardnet.layers.table import LAYERS, methods
 from hardnet.sets.ball import Ball
 from hardnet.solvers.polyhedron.projection import project_affine
 

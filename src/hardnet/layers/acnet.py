@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
-from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.functional.dc3 import Completion, Partition, complete, factorize_completion
 from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import (
+from hardnet.layers.constant_rows import (
     choose_columns,
+    diagnose_inputs,
+    diagnose_missed,
     diagnose_singular,
     known_equalities,
     not_filled,
     only_equalities,
+    poison,
+    raise_for_invalid,
+    sample_indices,
 )
-from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 

@@ -10,8 +10,15 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, ShapeError, name_samples, sentence
 from hardnet.layers.base import Guarantee
-from hardnet.layers.constant_rows import ConstantRows, TableLayer, refuse_other_sets
-from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.constant_rows import (
+    ConstantRows,
+    TableLayer,
+    diagnose_inputs,
+    poison,
+    raise_for_invalid,
+    refuse_other_sets,
+    sample_indices,
+)
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.solvers.offline.elimination import Stage, eliminate, require_consistent, right_hand_sides, unmet_conditions

@@ -9,12 +9,28 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
-from hardnet.functional.completion import Partition
-from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact_step, largest_step, reduce_rows
+from hardnet.functional.dc3 import (
+    Descent,
+    Partition,
+    Reduced,
+    complete_and_correct,
+    exact_step,
+    largest_step,
+    reduce_rows,
+)
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.constant_rows import constant_rows
-from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
-from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
+from hardnet.layers.constant_rows import (
+    choose_columns,
+    constant_rows,
+    crossed,
+    diagnose_inputs,
+    diagnose_singular,
+    equalities_at,
+    known_equalities,
+    not_filled,
+    poison,
+    raise_for_invalid,
+)
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
 from hardnet.modes import working
 from hardnet.sets.base import AffineRows, ConstraintSet

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, ConvergenceError, HardNetError, ShapeError, sentence
-from hardnet.functional.completion import Partition, complete_smooth, gradient, jacobian, partition_of, reduce_gradient
+from hardnet.functional.dc3 import Partition, complete_smooth, gradient, jacobian, partition_of, reduce_gradient
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.constant_rows import in_samples, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices, number
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.smooth import Smooth

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, HardNetError, RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
-from hardnet.functional.completion import (
+from hardnet.functional.dc3 import (
     Completion,
     Partition,
     choose_partition,
@@ -25,9 +25,15 @@ from hardnet.functional.completion import (
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import all_equalities, not_filled
+from hardnet.layers.constant_rows import (
+    all_equalities,
+    diagnose_missed,
+    not_filled,
+    poison,
+    raise_for_invalid,
+    sample_indices,
+)
 from hardnet.layers.hardnet_aff import too_many_rows
-from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.modes import may_look
 from hardnet.products import times

@@ -14,8 +14,8 @@ from hardnet.errors import HardNetError, sentence
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.dc3 import DC3
-from hardnet.layers.registry import LAYERS
 from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.layers.table import LAYERS
 from hardnet_lab.problems import PROBLEMS, Hidden, Problem
 from hardnet_lab.train import Settings
 
