@@ -25,7 +25,7 @@ from hardnet.solvers.algebra.small import solve_square
 # With the columns of A split into predicted P and completed O, ``y_O = A_O^-1 (b - A_P y_P)``.
 
 
-REFINEMENTS = 3
+COMPLETION_REFINEMENTS = 3
 """Each refinement multiplies the residual by about ``cond(A_O) eps``."""
 
 
@@ -117,7 +117,7 @@ def complete(predicted: Tensor, b: Tensor, factor: Completion, partition: Partit
     """
     rest = b - times(factor.A_predicted, predicted)
     completed = times(factor.inverse, rest)
-    for _ in range(REFINEMENTS):
+    for _ in range(COMPLETION_REFINEMENTS):
         completed = completed + times(factor.inverse, rest - times(factor.A_completed, completed))
     y = in_order(predicted.expand(*completed.shape[:-1], predicted.shape[-1]), completed, partition)
     return torch.where(singular(factor).unsqueeze(-1), torch.nan, y)

@@ -279,3 +279,32 @@ def _equal_when_rounded(kept: ConstantRows, now: ConstantRows, dtype: torch.dtyp
         old.shape == new.shape and torch.equal(old.to(dtype).nan_to_num(7.0), new.to(dtype).nan_to_num(7.0))
         for old, new in zip(kept, now, strict=True)
     )
+
+
+class CompletionLayer(Layer):
+    """A layer whose network predicts some outputs, while equalities determine the `completed` ones."""
+
+    identity_inside = False  # raw has only the predicted outputs
+    predicted: Tensor
+    completed: Tensor
+
+    def choose(self, partition: Partition) -> None:
+        """Keep the choice of outputs in the state dict: trained weights rely on it."""
+        self.register_buffer("predicted", partition.predicted)
+        self.register_buffer("completed", partition.completed.long())
+
+    @property
+    def raw_dim(self) -> int | None:
+        """The number of predicted outputs: n minus the number of equalities."""
+        return self.predicted.numel()
+
+    @property
+    def columns(self) -> Partition:
+        """Which outputs are predicted and completed."""
+        return Partition(self.predicted, self.completed)
+
+    def require_raw(self, raw: Tensor) -> None:
+        """Refuse a raw of another size, where the size is known."""
+        if self.raw_dim is not None and raw.shape[-1:] != (self.raw_dim,):
+            remedy = f"method '{self.name}' needs {self.raw_dim} network outputs for this set"
+            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))

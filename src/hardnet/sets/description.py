@@ -127,7 +127,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 # What a set with functions of x is known by in a file: the numbers of C(x) at an example, and what they allow.
 
 
-ROUNDINGS = 4096
+FINGERPRINT_ROUNDINGS = 4096
 """How many roundings two evaluations of the same functions may differ by, relative to the largest number."""
 PROBES = (0.0, 1.0, -1.0, 30.0)
 """Sizes of the points at which violations are compared: functions of y are in no number of the set."""
@@ -151,14 +151,14 @@ def fingerprint(constraint: ConstraintSet, x: Any, like: Tensor) -> dict[str, Te
 
 
 def same(saved: Tensor, now: Tensor) -> bool:
-    """Whether two evaluations agree to `ROUNDINGS` of their dtype, infinities and NaN in the same places."""
+    """Whether two evaluations agree to `FINGERPRINT_ROUNDINGS` of their dtype, infinities and NaN in their places."""
     there, here = (value.detach().cpu().double() for value in (saved, now))
     if there.shape != here.shape:
         return False
     finite = there.isfinite() & here.isfinite()
     rounding = torch.finfo(now.dtype).eps if now.is_floating_point() else 0.0
     size = torch.where(finite, here, 0).abs().max() if here.numel() else torch.zeros(())
-    close = (there - here).abs() <= ROUNDINGS * rounding * size
+    close = (there - here).abs() <= FINGERPRINT_ROUNDINGS * rounding * size
     return bool((close | (~finite & ((there == here) | (there.isnan() & here.isnan())))).all())
 
 

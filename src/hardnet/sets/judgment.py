@@ -20,7 +20,7 @@ from hardnet.sets.scaled import ScaledRows, Sums
 from hardnet.sets.sparse import SparseNumbers, product
 from hardnet.solvers.algebra.compensated import (
     UNIT,
-    WIDEST,
+    WIDEST_SUM,
     Excess,
     SlicedRows,
     excess_of_sums,
@@ -178,7 +178,7 @@ def _cleaned(y: Tensor) -> Tensor:
 # needs a matrix for a box. `judgment.py` calls it for every member of a set that is a polyhedron.
 
 
-CACHE = 1 << 16
+TILE_OF_JUDGMENT = 1 << 16
 """Entries of y that fit into the cache of a CPU: a box is judged in such blocks."""
 BLOCK = 1 << 19
 """Entries of y (and of its own A) whose general rows are judged at a time on a CPU: many for each operation."""
@@ -213,7 +213,7 @@ def _judge_coordinates(
     out.allowed.append(box)
     none = points.size.new_zeros(()).expand(points.given.shape)
     violation = none
-    for samples in blocks(points.given, none.shape[-1], CACHE) if not _far_inside(rows, points) else ():
+    for samples in blocks(points.given, none.shape[-1], TILE_OF_JUDGMENT) if not _far_inside(rows, points) else ():
         found = _judge_box(rows.map(partial(_block, samples=samples)), points.block(samples))
         if found is not None:
             violation = none.clone() if violation is none else violation
@@ -240,7 +240,7 @@ def _judge_general(rows: BoxedRows, points: Points, tolerance: Tolerance, out: J
         out.satisfied[samples] &= (found.value <= allowed[samples]).all(-1)
 
 
-def blocks(y: Tensor, entries: int, most: int = CACHE) -> Iterator[slice]:
+def blocks(y: Tensor, entries: int, most: int = TILE_OF_JUDGMENT) -> Iterator[slice]:
     """The samples of y, as many at a time as have `most` entries together."""
     step = max(1, (most if y.device.type == "cpu" else DEVICE) // max(entries, 1))
     for start in range(0, len(y), step):
@@ -288,7 +288,7 @@ class _Matrix:
     def sliced(self) -> SlicedRows | None:
         """The rows in slices, where that takes no more memory than the samples that share them; else None."""
         m, n = self.A.shape[-2:]
-        shared = self.A.dim() == 2 and n <= WIDEST and self._samples >= slice_count(n) * m
+        shared = self.A.dim() == 2 and n <= WIDEST_SUM and self._samples >= slice_count(n) * m
         return slice_rows(self.A) if shared else None
 
 
@@ -384,7 +384,7 @@ def _sum_shared_again(
 
 def _sum_pairs_again(left: Tensor, A: Tensor, bounds: tuple[Tensor, Tensor], points: Points, found: Excess) -> None:
     """The same pair by pair of a row and a sample; samples of a shared row go together."""
-    step = max(1, CACHE // A.shape[-1])
+    step = max(1, TILE_OF_JUDGMENT // A.shape[-1])
     if A.dim() == 3:
         sample, row = left.nonzero(as_tuple=True)
         pieces = ((s, r, A[s, r]) for s, r in zip(sample.split(step), row.split(step), strict=True))

@@ -17,7 +17,7 @@ from hardnet.products import power, times
 
 UNIT = 2.0**-53
 """The largest relative error of one float64 operation."""
-TINY = 2.0**-1074
+LEAST_SUBNORMAL = 2.0**-1074
 """The largest absolute error of a float64 operation that underflows."""
 MODERATE = 300
 """Rows and outputs below 2^300 and above 2^-300 need no scaling: everything computed from two of them is in range."""
@@ -54,7 +54,7 @@ def plain_excess(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, size: Tenso
 def excess_of_sums(value: Tensor, lower: Tensor, upper: Tensor, size: Tensor, n: int | Tensor) -> Excess:
     """The excess of sums `value` of n products added up in float64; `size` is ``|a|_1 |y|_inf``."""
     excess = torch.maximum(value - upper, lower - value)
-    return Excess(excess, (n + 4) * (UNIT * size + TINY) + 2 * UNIT * _finite_size(excess))
+    return Excess(excess, (n + 4) * (UNIT * size + LEAST_SUBNORMAL) + 2 * UNIT * _finite_size(excess))
 
 
 def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
@@ -92,7 +92,7 @@ def against_bounds(
         upper: inf where absent.
         exponent: The exponent of the scaling of the sums.
         n: How many terms a sum has.
-        lost: The largest error of the sums by underflow, in units of `TINY`.
+        lost: The largest error of the sums by underflow, in units of `LEAST_SUBNORMAL`.
     """
     high, low, size = total
     own_lower, own_upper = shift(lower, -exponent), shift(upper, -exponent)
@@ -102,8 +102,8 @@ def against_bounds(
     for bound, own in ((lower, own_lower), (upper, own_upper)):
         size = size + torch.where(bound.isfinite(), own.abs(), 0)
     relative = 4 * (n + 8) * UNIT**2
-    rounding = relative * size + 2 * UNIT * _finite_size(excess) + 16 * (lost + 4) * TINY
-    return Excess(shift(excess, exponent), shift(rounding, exponent) + 4 * TINY)
+    rounding = relative * size + 2 * UNIT * _finite_size(excess) + 16 * (lost + 4) * LEAST_SUBNORMAL
+    return Excess(shift(excess, exponent), shift(rounding, exponent) + 4 * LEAST_SUBNORMAL)
 
 
 def _dot(a: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,7 +196,7 @@ POINT_BITS = 27
 """Bits of a slice of a point: two slices hold all bits of a float64 number as large as the largest output."""
 CACHE = 1 << 15
 """Entries of points that are sliced at a time on a CPU, so that the slices stay in its cache."""
-WIDEST = 1 << 22
+WIDEST_SUM = 1 << 22
 """Largest number of outputs for which slices of rows have at least four bits."""
 
 
@@ -226,7 +226,7 @@ def slice_count(n: int) -> int:
 
 
 def slice_rows(A: Tensor) -> SlicedRows:
-    """The slices of finite rows ``(m, n)``, with n up to `WIDEST`."""
+    """The slices of finite rows ``(m, n)``, with n up to `WIDEST_SUM`."""
     exponent, n = moderate_exponent(A), A.shape[-1]
     scaled = shift(A, -exponent.unsqueeze(-1))
     slices = scaled.new_empty(slice_count(n), *A.shape)

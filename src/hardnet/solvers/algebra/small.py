@@ -1,8 +1,8 @@
 """Products and solves with many small symmetric matrices; a sample gets the same bits in every batch.
 
 Compiled code eliminates one sample at a time (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it, elimination
-of up to `SMALL` rows runs column by column over all samples at once, which is faster than a routine called for each
-sample; larger matrices use torch's Cholesky factorization, padded by `align`.
+of up to `ELIMINATED_ROWS` rows runs column by column over all samples at once, which is faster than a routine called
+for each sample; larger matrices use torch's Cholesky factorization, padded by `align`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hardnet.kernels.limits import MOST_ELIMINATED, MOST_SYSTEM_COLUMNS
 from hardnet.modes import mode, plain
 from hardnet.products import align, times_aligned, times_each
 
-SMALL = 10
+ELIMINATED_ROWS = 10
 """Largest number of rows that are eliminated column by column."""
 
 FEW = 32
@@ -34,7 +34,7 @@ def compiles(A: Tensor, most: int = MOST_ELIMINATED) -> bool:
 
 def product(A: Tensor, vector: Tensor) -> Tensor:
     """``A v`` for each sample: ``(b, m, n), (b, n) -> (b, m)``."""
-    if max(A.shape[-2:]) <= SMALL:
+    if max(A.shape[-2:]) <= ELIMINATED_ROWS:
         return (A * vector.unsqueeze(-2)).sum(-1)
     return times_aligned(align(A, 2), align(vector))[:, : A.shape[-2]]
 
@@ -60,7 +60,7 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         from hardnet.kernels.gpu.definite import solve
 
         return solve(matrix, right)
-    if matrix.shape[-1] <= SMALL:
+    if matrix.shape[-1] <= ELIMINATED_ROWS:
         return _eliminate(matrix, right)
     n, k = right.shape[-2:]
     whole = align(matrix, 2)
@@ -131,7 +131,7 @@ def refined(inverse: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 # graph cannot capture it: there cyclic Jacobi is a fixed program that reads no values.
 
 
-SWEEPS = 5
+JACOBI_SWEEPS = 5
 """Sweeps over all pairs, in addition to one per doubling of the order: Jacobi finally converges quadratically."""
 
 MULTIPLE = 4
@@ -166,7 +166,7 @@ def jacobi(X: Tensor) -> tuple[Tensor, Tensor]:
     if k == 1:
         return X.squeeze(-1), V
     rounds = _rounds(k, X.device)
-    for _ in range(SWEEPS + k.bit_length()):
+    for _ in range(JACOBI_SWEEPS + k.bit_length()):
         for first, second in rounds:
             turn = _rotation(X, first, second, eye)
             X = turn.mT @ X @ turn

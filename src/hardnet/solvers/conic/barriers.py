@@ -44,7 +44,7 @@ from hardnet.solvers.conic.stack import (
 )
 from hardnet.solvers.solution import choose
 
-TINY = 1e-300
+LEAST_NUMBER = 1e-300
 STIFF = 1e7
 """Weight of an equality: each step leaves about this part of its residual."""
 
@@ -141,8 +141,8 @@ class RowsLocal(Local):
 
     def reach(self, move: Pair) -> Tensor:
         """Where the first slack or multiplier vanishes."""
-        shrink = torch.maximum(-move.s / self.pair.s, -move.z / self.pair.z.clamp_min(TINY))
-        return 1 / torch.where(self.held, shrink, 0.0).amax(-1).clamp_min(TINY)
+        shrink = torch.maximum(-move.s / self.pair.s, -move.z / self.pair.z.clamp_min(LEAST_NUMBER))
+        return 1 / torch.where(self.held, shrink, 0.0).amax(-1).clamp_min(LEAST_NUMBER)
 
 
 class IntervalBarrier(Barrier):
@@ -234,7 +234,7 @@ def _jordan(a: Tensor, b: Tensor) -> Tensor:
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     """The x with ``a o x = b``."""
     flat, t = a[..., :-1], a[..., -1:]
-    height = (t * b[..., -1:] - (flat * b[..., :-1]).sum(-1, keepdim=True)) / _determinant(a).clamp_min(TINY)
+    height = (t * b[..., -1:] - (flat * b[..., :-1]).sum(-1, keepdim=True)) / _determinant(a).clamp_min(LEAST_NUMBER)
     return torch.cat([(b[..., :-1] - height * flat) / t, height], -1)
 
 
@@ -275,8 +275,8 @@ class ConeLocal(Local):
         image = barrier.image
         self.image, self.gram, self.pair = image, barrier.gram, pair
         self.gap: Tensor = image.each(image.value(y)) - pair.s
-        self.inner: Tensor = _determinant(pair.s).clamp_min(TINY)
-        outer = _determinant(pair.z).clamp_min(TINY)
+        self.inner: Tensor = _determinant(pair.s).clamp_min(LEAST_NUMBER)
+        outer = _determinant(pair.z).clamp_min(LEAST_NUMBER)
         one, other = pair.s / self.inner.sqrt(), pair.z / outer.sqrt()
         angle = ((1 + (one * other).sum(-1, keepdim=True)) / 2).sqrt()
         self.axis: Tensor = (one + _mirrored(other)) / (2 * angle)
@@ -335,7 +335,7 @@ def _first_root(v: Tensor, move: Tensor) -> Tensor:
     """The smallest positive root of ``a t^2 + 2 b t + c``, the determinant along the move, over all cones ``(B,)``."""
     c, mirrored = _determinant(v), _mirrored(move)
     b, a = (v * mirrored).sum(-1, keepdim=True), (move * mirrored).sum(-1, keepdim=True)
-    root = c / ((b * b - a * c).clamp_min(0).sqrt() - b).clamp_min(TINY)
+    root = c / ((b * b - a * c).clamp_min(0).sqrt() - b).clamp_min(LEAST_NUMBER)
     return root.flatten(1).amin(-1)
 
 
@@ -426,7 +426,7 @@ class MatrixLocal(Local):
     def reach(self, move: Pair) -> Tensor:
         """One over a bound of the largest eigenvalue of ``-L^-1 dS L^-T`` and its like for Z: never too long."""
         bounds = self._largest(-self.factors @ torch.stack(move) @ self.factors.mT)
-        return 1 / bounds.amax(0).flatten(1).amax(-1).clamp_min(TINY)
+        return 1 / bounds.amax(0).flatten(1).amax(-1).clamp_min(LEAST_NUMBER)
 
     def _largest(self, X: Tensor) -> Tensor:
         """At least the largest eigenvalue of symmetric X: ``c + tr((X - c I)^p)^(1/p)`` with c below all of them."""
@@ -436,10 +436,10 @@ class MatrixLocal(Local):
         least = mean - (k - 1) ** 0.5 * spread
         X = X - least[..., None, None] * self.barrier.eye
         for _ in range(SQUARINGS):
-            sizes.append(_trace(X).clamp_min(TINY))
+            sizes.append(_trace(X).clamp_min(LEAST_NUMBER))
             X = X / sizes[-1][..., None, None]
             X = X @ X
-        root = _trace(X).clamp_min(TINY)
+        root = _trace(X).clamp_min(LEAST_NUMBER)
         for size in reversed(sizes):
             root = size * root.sqrt()
         return least + root
@@ -455,7 +455,7 @@ ARRIVED = 1e-12
 """Mean product of slacks and multipliers, in units of size one, from which Newton on the active set goes on."""
 SLOPE, MISS = 1e-4, 1e-2
 """What a residual of the slope and of the slacks counts beside it: Newton makes these exact from further away."""
-SHORT = 0.99
+SHORT_OF_BOUNDARY = 0.99
 """Part of the way to the boundary that a step takes."""
 
 
@@ -530,7 +530,7 @@ def _step(task: Task, here: list[Local], slope: Tensor, mean: Tensor) -> tuple[T
     _, moves = _direction(here, inverse, slope, torch.zeros_like(mean), None)
     target = (1 - _reach(here, moves).clamp_max(1)) ** 3 * mean
     dy, moves = _direction(here, inverse, slope, target, moves)
-    return dy, moves, (SHORT * _reach(here, moves)).clamp_max(1)
+    return dy, moves, (SHORT_OF_BOUNDARY * _reach(here, moves)).clamp_max(1)
 
 
 def _direction(
@@ -566,9 +566,9 @@ def _total(parts: list[Tensor]) -> Tensor:
 # both loops end early and `conic` sends the rest to a solver that needs no interior.
 
 
-STEPS = 20
+BARRIER_STEPS = 20
 """Interior point steps; problems of the benchmarks take 9 to 16."""
-POLISH = 5
+POLISHING_STEPS = 5
 """Newton steps on the active set; most samples need two."""
 
 
@@ -576,7 +576,7 @@ FREE = 3
 """From this step on one must halve the residual for another to follow."""
 
 
-def follow_and_polish(raw: Tensor, stack: Stack, unit: Tensor, steps: int = STEPS) -> Answer:
+def follow_and_polish(raw: Tensor, stack: Stack, unit: Tensor, steps: int = BARRIER_STEPS) -> Answer:
     """The projection of raw ``(B, n)`` after at most `steps` interior point steps, in lengths of `unit` ``(B, 1)``."""
     origin = Guess(raw, raw.new_zeros(raw.shape[0], sum(stack.sizes)), unit)
     task, factor = scaled_task(raw, stack, origin, torch.ones_like(unit))
@@ -594,7 +594,7 @@ def _polish(task: Task, state: State) -> tuple[State, Tensor]:
     """The best of some Newton steps, and which ``(B,)``; a step may raise the residual to change the active set."""
     best, kept, noise = state, torch.zeros_like(state.residual, dtype=torch.int64), torch.zeros_like(state.penalty)
     running = best.residual > TARGET
-    for number in range(1, POLISH + 1):
+    for number in range(1, POLISHING_STEPS + 1):
         y, dual = step(task, state, noise, StiffSaddle)
         state = State(y, dual, state.penalty, optimality(task, y, dual))
         better = running & (state.residual < best.residual)

@@ -97,7 +97,7 @@ def largest(first: Tensor, second: Tensor) -> Tensor:
 # strongly convex whatever the rank or the interior of the set, and then sets ``dual = rho (z - P_K(z))``.
 
 
-FAR = 1e6
+FAR_RAW = 1e6
 """Iterations stop where no point of the set lies within FAR times the size of raw and of the set's numbers."""
 BEYOND_REACH = 1e2
 """The same for a sample that did not converge: it is called infeasible, and not merely unfinished."""
@@ -105,7 +105,7 @@ LARGEST_PENALTY = 1e9
 """Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
 FADING, FADING_STEPS = (1e-3, 1e-6, 1e-9, 1e-12, 1e-15, 1e-18), 8
 """Weights of the distance beside the violation on the way to the least violated point, and Newton steps with each."""
-TRIALS = 12
+LINE_TRIALS = 12
 """Points that one line search may try."""
 
 
@@ -144,7 +144,7 @@ def approach(task: Task, state: State, accuracy: float, limit: int) -> Outcome:
         spent = spent + running
         here = _descend(task, state, here, running)
         state = state._replace(y=here.y)
-    return Outcome(state, spent, running & out_of_reach(task.stack, state.y, FAR))
+    return Outcome(state, spent, running & out_of_reach(task.stack, state.y, FAR_RAW))
 
 
 def evaluate(task: Task, state: State, y: Tensor) -> Point:
@@ -181,7 +181,7 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
     first = -(here.gradient * direction).sum(-1)
     step, running = torch.ones_like(first), first > 0
     there = evaluate(task, state, here.y + direction)
-    for _ in range(TRIALS):
+    for _ in range(LINE_TRIALS):
         slope = (there.gradient * direction).sum(-1)
         running = running & (slope > 0.5 * first)
         if not bool(running.any()):
@@ -231,7 +231,7 @@ def out_of_reach(stack: Stack, y: Tensor, reach: float) -> Tensor:
 
 STIFFNESS = 1e5
 """How much stiffer than W the tight rows are made: each round then leaves about this part of their residual."""
-REFINEMENTS = 6
+SADDLE_REFINEMENTS = 6
 """Rounds; rows that are independent to 1e-3 are met to rounding."""
 
 
@@ -295,7 +295,7 @@ class StiffSaddle:
     def solve(self, b: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """``(d, v)``; v is zero on rows that are not tight."""
         d, v = torch.zeros_like(b), torch.zeros_like(q)
-        for _ in range(REFINEMENTS):
+        for _ in range(SADDLE_REFINEMENTS):
             right = b - times_tiled(self.C.mT, v - self.stiffness * q)
             d = (self.inverse.mT @ (self.inverse @ right.unsqueeze(-1))).squeeze(-1)
             v = v + self.stiffness * (times_tiled(self.C, d) - q)
@@ -393,7 +393,7 @@ def _inward(task: Task, state: State, saddle: type[Saddle | StiffSaddle] = Saddl
 
 ROUNDS = tuple(accuracy for accuracy in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-11) for _ in range(4))
 """Accuracies at which the augmented Lagrangian hands over to Newton; each round takes the samples still open."""
-STEPS = 8
+LAGRANGIAN_STEPS = 8
 """Newton steps of the augmented Lagrangian in one round: then solved samples leave the batch."""
 
 
@@ -474,7 +474,7 @@ def _alternate(task: Task, state: State, tolerance: float) -> tuple[State, Tenso
 
 def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Tensor]:
     """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
-    found = approach(task, state, accuracy, STEPS)
+    found = approach(task, state, accuracy, LAGRANGIAN_STEPS)
     near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # from further away Newton may diverge
     polished, steps = finish(task.select(near), take(found.state, near))
     return place(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone

@@ -23,9 +23,9 @@ from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_uni
 from hardnet.solvers.conic.stack import SemiDefiniteImage, Stack
 from hardnet.solvers.solution import Solution, Status, choose, place, take
 
-LOOSE = 1e-4
+LOOSE_DISTANCE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
-SMALL = 512
+SMALL_BATCH = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
 
 
@@ -94,7 +94,7 @@ def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     Small sets without a matrix go to the alternating solver at once, which then takes fewer operations.
     """
     plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
-    if plain and raw.shape[-1] * sum(stack.sizes) <= SMALL:
+    if plain and raw.shape[-1] * sum(stack.sizes) <= SMALL_BATCH:
         return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, limits)
@@ -122,7 +122,7 @@ def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
 
 def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """The answer with a last step inwards where a row is missed by more than rounding."""
-    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
+    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE_DISTANCE) & ~answer.lost).nonzero().squeeze(-1)
     if index.numel() == 0:
         return answer
     return place(answer, index, tidy(raw[index], stack.select(index), take(answer, index)))

@@ -44,7 +44,7 @@ SLOW = 0.15
 """A full step near a regular point leaves less than this part of the violation; at a cusp or a double root, more."""
 ROUNDED = 1e-13
 """Relative violation up to which rounding may be the reason that the last step did not reduce it."""
-DEPENDENT = 1e-10
+DEPENDENT_GRADIENTS = 1e-10
 """Least pivot of the unit gradients of active rows; below it they are dependent."""
 
 
@@ -164,7 +164,7 @@ def _confirmed_flat(rows: Rows, y: Tensor, dual: Tensor, flat: Tensor) -> Tensor
     at = some.evaluate(y[todo], lambda *_: own)
     unit = at.jacobian * ((some.equality | (own != 0)) / row_norms(at.jacobian)).unsqueeze(-1)
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-    across = torch.linalg.pinv(unit, rtol=DEPENDENT) @ unit
+    across = torch.linalg.pinv(unit, rtol=DEPENDENT_GRADIENTS) @ unit
     along = eye - across
     W: Tensor = eye + at.hessian  # pyright: ignore[reportOperatorIssue]
     least = torch.linalg.eigvalsh(along @ W @ along + across).amin(-1)
@@ -177,7 +177,7 @@ def _dependent(rows: Rows, jacobian: Tensor, dual: Tensor) -> Tensor:
     unit = jacobian * (active / row_norms(jacobian)).unsqueeze(-1)
     gram = products(unit, unit.mT).clone()
     gram.diagonal(dim1=-2, dim2=-1).add_(1 - active)
-    return ~(solve_definite(gram, torch.zeros_like(gram[..., :1]))[1] > DEPENDENT)
+    return ~(solve_definite(gram, torch.zeros_like(gram[..., :1]))[1] > DEPENDENT_GRADIENTS)
 
 
 # The starting point of the iteration: on the affine rows, where the rows of g are finite.
@@ -335,7 +335,7 @@ def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at
 # The solver as a fixed program, so that a batch can be captured: retraction, nearest point and status.
 
 
-POLISH = 4
+POLISHING_PASSES = 4
 """Passes of the last retraction in a fixed program: within `COARSE` of the set, convergence is quadratic."""
 
 
@@ -359,7 +359,7 @@ def run_program(
         near = going & (first.error <= COARSE)
         second = approach(rows, first.y, point, iterations=passes, going=near, pace=pace)
         dual = choose(near, second.dual, dual)
-        common["iterations"] = min(passes, POLISH)
+        common["iterations"] = min(passes, POLISHING_PASSES)
         last = retract(rows, choose(second.settled, second.y, first.y), point, going=near, **common)
         y = choose(near, last.y, first.y)
         found = judged(
