@@ -39,9 +39,7 @@ def toy(monkeypatch):
     suite = base.Suite(
         "toy", "Toys", "about", (case("toy-one", sizes=("both",)), case("toy-two", sizes=("both",))), columns
     )
-    for name in list(base.SUITES):
-        monkeypatch.delitem(base.SUITES, name)
-    monkeypatch.setitem(base.SUITES, "toy", suite)
+    monkeypatch.setattr(base, "SUITES", {"toy": suite})
     return suite
 
 
