@@ -8,6 +8,8 @@ from hardnet.functional.elementary import project_psd, project_second_order_cone
 from hardnet.solvers.conic.stack import order, pack, second_order_frame, semidefinite_frame, unpack
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 
 

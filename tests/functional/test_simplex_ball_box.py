@@ -9,6 +9,8 @@ from hardnet.functional.elementary import project_ball, project_box, project_sim
 from hardnet.kernels.cpu import launch
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 
 

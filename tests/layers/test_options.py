@@ -14,6 +14,8 @@ from hardnet.layers.dc3_smooth import SmoothDC3
 from hardnet.layers.table import LAYERS
 from tests.cases import CASES
 
+pytestmark = pytest.mark.core
+
 KINDS = [*LAYERS.values(), SmoothDC3]
 
 

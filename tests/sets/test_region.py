@@ -7,6 +7,8 @@ from hardnet.errors import ShapeError, UnsupportedSetError
 from hardnet.sets.region import AffineOnRegion, in_hull
 from hardnet.testing import check_set
 
+pytestmark = pytest.mark.core
+
 F64 = torch.float64
 TRIANGLE = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], dtype=F64)
 INPUTS = torch.tensor([[0.5, 0.5], [1.0, 1.0], [1.1, 1.0], [0.0, 0.0], [-0.1, 0.5]], dtype=F64)

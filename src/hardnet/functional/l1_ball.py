@@ -64,12 +64,7 @@ class L1(NamedTuple):
 
 
 def project_l1_ball(
-    raw: Tensor,
-    center: Tensor,
-    radius: Tensor | float,
-    weights: Tensor | None = None,
-    *,
-    on_invalid: Policy = "raise",
+    raw: Tensor, center: Tensor, radius: Tensor | float, weights: Tensor | None = None, *, on_invalid: Policy = "raise"
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  sum_i weights_i |y_i - center_i| <= radius``: soft thresholding.
 

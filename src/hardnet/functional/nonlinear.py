@@ -303,13 +303,7 @@ def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -
 
 
 def _of_numbers(
-    problem: Call,
-    leaves: list[Tensor],
-    y: Tensor,
-    dual: Tensor,
-    p: Tensor,
-    q: Tensor,
-    needed: tuple[bool, ...],
+    problem: Call, leaves: list[Tensor], y: Tensor, dual: Tensor, p: Tensor, q: Tensor, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those in g."""
     count = problem.inputs

@@ -489,11 +489,7 @@ class Curved(NamedTuple):
 
 
 def judge(
-    constraint: ConstraintSet,
-    numbers: Any,
-    y: Tensor,
-    tolerance: Tolerance,
-    slack: list[Tensor | None] | None = None,
+    constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance, slack: list[Tensor | None] | None = None
 ) -> tuple[Judgment, Tensor]:
     """Judge y ``(*batch, n)`` by the numbers of C(x): the flat record, and which rows are coordinates ``(rows,)``.
 

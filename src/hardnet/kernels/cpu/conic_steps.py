@@ -36,15 +36,16 @@ from hardnet.kernels.cpu.conic_system import (
     weigh_bends,
 )
 from hardnet.kernels.cpu.small_eigen import EPS
+from hardnet.kernels.limits import CURVED
 
 FIRST_ACCURACY, FACTOR, FINEST, ROUNDS = 1e-2, 1e-2, 1e-11, 12
 """The accuracy at which Newton is tried first, what it is multiplied by each time, down to which, and how often."""
-STEPS, TRIALS, NEWTON = 32, 12, 12
+STEPS, TRIALS, NEWTON = 32, CURVED.trials, 12
 """Steps of the augmented Lagrangian in one round, points of a line search, and Newton steps, at most."""
-FIRST_PENALTY, LARGEST_PENALTY = 10.0, 1e9
-TARGET, SOLVED, LOOSE = 2.0**-52, 1e-13, 1e-9
+FIRST_PENALTY, LARGEST_PENALTY = CURVED.first_penalty, CURVED.largest_penalty
+TARGET, SOLVED, LOOSE = CURVED.target, 1e-13, 1e-9
 """Newton stops at the first residual, a sample with the second needs no further round, and the third is repaired."""
-REPAIRS, ROUGH, FAR = 3, 0.5, 64.0
+REPAIRS, ROUGH, FAR = CURVED.repairs, 0.5, 64.0
 """Steps inwards at most, how much of what rounding may miss is not worth one, and lengths of y that are too far."""
 
 

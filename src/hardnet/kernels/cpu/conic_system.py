@@ -12,9 +12,9 @@ from hardnet.kernels.cpu.compiling import Tile, bare
 from hardnet.kernels.cpu.conic_blocks import LONG, Foot, Rows, frame, turn_rows
 from hardnet.kernels.cpu.small_eigen import EPS, orthogonalize
 from hardnet.kernels.cpu.tiles import row_dot
+from hardnet.kernels.limits import CURVED
 
-FLOOR = 1e-11
-"""Below this eigenvalue of the projection's derivative a direction counts as tight: `solvers.conic.stack`."""
+FLOOR = CURVED.floor
 
 
 class System(NamedTuple):

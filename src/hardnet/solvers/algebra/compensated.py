@@ -74,12 +74,7 @@ def long_excess(a: Tensor, lower: Tensor, upper: Tensor, y: Tensor) -> Excess:
 
 
 def against_bounds(
-    total: tuple[Tensor, Tensor, Tensor],
-    lower: Tensor,
-    upper: Tensor,
-    exponent: Tensor,
-    n: int,
-    lost: Tensor | float,
+    total: tuple[Tensor, Tensor, Tensor], lower: Tensor, upper: Tensor, exponent: Tensor, n: int, lost: Tensor | float
 ) -> Excess:
     """The excess of sums ``(high + low) 2^exponent`` of n terms.
 

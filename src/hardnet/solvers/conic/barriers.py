@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import CURVED
 from hardnet.modes import may_look
 from hardnet.products import LARGE, gram, tiled_product, times_tiled
 from hardnet.solvers.conic.distance import (
     BEYOND_REACH,
-    TARGET,
     Answer,
     Guess,
     State,
@@ -593,14 +593,14 @@ def follow_and_polish(raw: Tensor, stack: Stack, unit: Tensor, steps: int = BARR
 def _polish(task: Task, state: State) -> tuple[State, Tensor]:
     """The best of some Newton steps, and which ``(B,)``; a step may raise the residual to change the active set."""
     best, kept, noise = state, torch.zeros_like(state.residual, dtype=torch.int64), torch.zeros_like(state.penalty)
-    running = best.residual > TARGET
+    running = best.residual > CURVED.target
     for number in range(1, POLISHING_STEPS + 1):
         y, dual = step(task, state, noise, StiffSaddle)
         state = State(y, dual, state.penalty, optimality(task, y, dual))
         better = running & (state.residual < best.residual)
         halved = (state.residual < 0.5 * best.residual) | (number < FREE)
         best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
-        kept, running = torch.where(better, number, kept), running & halved & (best.residual > TARGET)
+        kept, running = torch.where(better, number, kept), running & halved & (best.residual > CURVED.target)
         if may_look(kept) and not bool(running.any()):
             break
     return best, kept

@@ -13,17 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import HALFWAY
+from hardnet.kernels.limits import CURVED, HALFWAY
 from hardnet.modes import may_look
 from hardnet.products import gram, power_above, times_tiled
 from hardnet.solvers.conic.stack import Feet, Linear, Stack, finite
 from hardnet.solvers.solution import choose, place, take
 
 # The task of a projection onto blocks, its iterate, and how far it is from optimal.
-
-
-FIRST_PENALTY = 10.0
-"""The penalty of an augmented Lagrangian that starts."""
 
 
 class Task(NamedTuple):
@@ -59,7 +55,7 @@ class State(NamedTuple):
 
 def start(task: Task, y: Tensor, dual: Tensor) -> State:
     """From y and multipliers."""
-    return State(y, dual, torch.full_like(task.weight, FIRST_PENALTY), optimality(task, y, dual))
+    return State(y, dual, torch.full_like(task.weight, CURVED.first_penalty), optimality(task, y, dual))
 
 
 def pull(stack: Stack, y: Tensor, dual: Tensor) -> Tensor:
@@ -101,12 +97,8 @@ FAR_RAW = 1e6
 """Iterations stop where no point of the set lies within FAR times the size of raw and of the set's numbers."""
 BEYOND_REACH = 1e2
 """The same for a sample that did not converge: it is called infeasible, and not merely unfinished."""
-LARGEST_PENALTY = 1e9
-"""Slopes are known to about LARGEST_PENALTY roundings: below this accuracy Newton alone goes on."""
 FADING, FADING_STEPS = (1e-3, 1e-6, 1e-9, 1e-12, 1e-15, 1e-18), 8
 """Weights of the distance beside the violation on the way to the least violated point, and Newton steps with each."""
-LINE_TRIALS = 12
-"""Points that one line search may try."""
 
 
 class Point(NamedTuple):
@@ -157,7 +149,7 @@ def _advance(state: State, here: Point, good: Tensor, residual: Tensor) -> State
     """``dual = penalty excess`` where the inner problem is solved well enough; a tenfold penalty where that is slow."""
     dual = torch.where(good.unsqueeze(-1), state.penalty * here.feet.excess, state.dual)
     slow = (good & (residual > 0.1 * state.residual)).unsqueeze(-1)
-    penalty = torch.where(slow, (10 * state.penalty).clamp_max(LARGEST_PENALTY), state.penalty)
+    penalty = torch.where(slow, (10 * state.penalty).clamp_max(CURVED.largest_penalty), state.penalty)
     return State(state.y, dual, penalty, torch.where(good, residual, state.residual))
 
 
@@ -181,7 +173,7 @@ def _search(task: Task, state: State, here: Point, direction: Tensor) -> Point:
     first = -(here.gradient * direction).sum(-1)
     step, running = torch.ones_like(first), first > 0
     there = evaluate(task, state, here.y + direction)
-    for _ in range(LINE_TRIALS):
+    for _ in range(CURVED.trials):
         slope = (there.gradient * direction).sum(-1)
         running = running & (slope > 0.5 * first)
         if not bool(running.any()):
@@ -305,17 +297,10 @@ class StiffSaddle:
 # The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
 
 
-TARGET = 2.0**-52
-"""Newton stops here, or where a step no longer halves the residual."""
-
-REPAIRS = 3
-"""Steps inwards at most."""
-
-
 def finish(task: Task, state: State, limit: int = 12) -> tuple[State, Tensor]:
     """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
     state = state._replace(residual=optimality(task, state.y, state.dual))
-    steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > TARGET
+    steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > CURVED.target
     for _ in range(limit):
         index = running.nonzero().squeeze(-1)
         if index.numel() == 0:
@@ -333,7 +318,7 @@ def _try_step(task: Task, state: State) -> tuple[State, Tensor, Tensor]:
     better = residual < state.residual
     keep = better.unsqueeze(-1)
     y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
-    again = (residual > TARGET) & (residual < 0.5 * state.residual)
+    again = (residual > CURVED.target) & (residual < 0.5 * state.residual)
     return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
 
 
@@ -359,7 +344,7 @@ def repair(task: Task, state: State) -> Tensor:
     """Where the answer still misses a row by more than rounding: Newton steps towards the set tightened by it."""
     if not may_look(state.y):
         return _repair_all(task, state)
-    for _ in range(REPAIRS):
+    for _ in range(CURVED.repairs):
         over = task.stack.overshoot(state.y)
         index = (over > 1).nonzero().squeeze(-1)
         if index.numel() == 0:
@@ -374,7 +359,7 @@ def repair(task: Task, state: State) -> Tensor:
 def _repair_all(task: Task, state: State) -> Tensor:
     """The same without a look: all samples take every step, and keep what helps those that need it."""
     over = task.stack.overshoot(state.y)
-    for _ in range(REPAIRS):
+    for _ in range(CURVED.repairs):
         moved = _inward(task, state, StiffSaddle)
         left = task.stack.overshoot(moved)
         better = (over > 1) & (left < over)

@@ -37,11 +37,7 @@ class Limits(NamedTuple):
 
 
 def project_intersection(
-    raw: Tensor,
-    blocks: Sequence[Block],
-    *,
-    tolerance: float = 1e-9,
-    dtype: torch.dtype = torch.float64,
+    raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9, dtype: torch.dtype = torch.float64
 ) -> Solution:
     """``argmin |y - raw|`` subject to every block, sample by sample, in float64.
 

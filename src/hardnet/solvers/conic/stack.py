@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import CURVED
 from hardnet.products import gram, length, power_above, product_each, tiled_product, times_tiled
 from hardnet.rows import bound_size
 from hardnet.solvers.algebra.small import ascending, eigh
@@ -205,10 +206,6 @@ class IntervalImage(Image):
         return (weight * (self.value(y) - bound)).sum() - (dual * times_tiled(self.A, u)).sum()
 
 
-FLOOR = 1e-11
-"""Below this eigenvalue of the projection's derivative a direction counts as tight."""
-
-
 class Linear(NamedTuple):
     """The derivative of the cone projection seen from y.
 
@@ -223,12 +220,12 @@ class Linear(NamedTuple):
     @property
     def tight(self) -> Tensor:
         """Rows that hold as equalities, ``(B, r)``."""
-        return self.delta <= FLOOR
+        return self.delta <= CURVED.floor
 
     @property
     def inverse(self) -> Tensor:
         """``1 / delta``, and zero on tight rows."""
-        return torch.where(self.tight, 0.0, 1 / self.delta.clamp_min(FLOOR))
+        return torch.where(self.tight, 0.0, 1 / self.delta.clamp_min(CURVED.floor))
 
     @property
     def bend(self) -> Tensor:

@@ -481,13 +481,7 @@ class State(NamedTuple):
 
 
 def approach(
-    rows: Rows,
-    y: Tensor,
-    raw: Tensor,
-    *,
-    iterations: int = 100,
-    going: Tensor | None = None,
-    pace: Pace = EVERY_PASS,
+    rows: Rows, y: Tensor, raw: Tensor, *, iterations: int = 100, going: Tensor | None = None, pace: Pace = EVERY_PASS
 ) -> Nearest:
     """Iterate from y ``(B, n)``, on or near the set; each sample stops on its own.
 
