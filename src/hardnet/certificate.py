@@ -94,6 +94,7 @@ class Certificate:
         return torch.cat(self.parts, dim=-1).reshape(*self.satisfied.shape, len(self.names))
 
     @property
+    @torch.no_grad()
     def tolerance(self) -> Tensor:
         """The violation up to which a row counts as satisfied, ``(*batch, rows)`` float64; computed at every access."""
         tolerance = torch.empty_like(self.violation)
