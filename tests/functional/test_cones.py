@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.errors import DTypeError, ShapeError
-from hardnet.functional.elementary import project_psd, project_second_order_cone
+from hardnet.functional import project_psd, project_second_order_cone
 from hardnet.solvers.conic.stack import order, pack, second_order_frame, semidefinite_frame, unpack
 from tests.draws import draw
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hardnet.layers.base import Guarantee
-from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.layers import Guarantee, NoEnforcement, Soft
 from hardnet.sets import Box
 
 pytestmark = pytest.mark.core

@@ -7,9 +7,9 @@ import torch
 
 import hardnet as hn
 from hardnet.functional.conic import solve_intersection
-from hardnet.layers.table import LAYERS, methods
-from hardnet.sets.ball import Ball
-from hardnet.solvers.polyhedron.projection import project_affine
+from hardnet.layers import LAYERS, methods
+from hardnet.sets import Ball
+from hardnet.solvers import project_affine
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "tests/test_contract.py::test_layer_keeps_the_contract"

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hardnet.errors import ShapeError, UnsupportedSetError
-from hardnet.sets.region import AffineOnRegion, in_hull
+from hardnet.sets import AffineOnRegion
+from hardnet.sets.region import in_hull
 from hardnet.testing import check_set
 
 pytestmark = pytest.mark.core

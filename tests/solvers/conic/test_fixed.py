@@ -7,7 +7,8 @@ import hardnet as hn
 from hardnet import SecondOrderCone, errors
 from hardnet.functional import conic as conic_gradient
 from hardnet.functional import conic as functional
-from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional import project_intersection
+from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
 from hardnet.solvers.algebra.small import jacobi
 from hardnet.solvers.conic import barriers as conic_fixed

@@ -2,11 +2,11 @@
 
 import torch
 
+from hardnet.solvers import project_affine
 from hardnet.solvers.algebra.small import ELIMINATED_ROWS, solve_definite
 from hardnet.solvers.nonlinear.rows import Input, Rows
 from hardnet.solvers.nonlinear.solve import NonlinearStatus, solve_nonlinear
 from hardnet.solvers.nonlinear.step import Metric, solve_step
-from hardnet.solvers.polyhedron.projection import project_affine
 from tests.draws import draw
 from tests.nonlinear_problems import F64, real, sphere
 
