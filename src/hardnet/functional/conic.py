@@ -3,7 +3,7 @@
 Small sets on a CPU are projected by compiled code, sample by sample; the solver takes the others, and samples that
 compiled code leaves open. Eager code calls both in a function of autograd, a compiled graph as one operator, since
 iterations would be thousands of operations of the graph; nothing is raised there, and a sample that is not solved is
-NaN. All have the derivative of `conic_gradient`.
+NaN. All have the derivative of `cotangents`.
 """
 
 from __future__ import annotations

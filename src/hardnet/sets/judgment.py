@@ -36,7 +36,7 @@ from hardnet.tolerances import ROUNDINGS, Reads, largest_read, terms
 
 # The records that a certificate is made from: what is allowed, what was found, and the outputs with their sizes.
 #
-# `judge_rows.py` fills them for polyhedra, `judgment.py` for all other sets.
+# `judge_rows` fills them for polyhedra, `judge` for all other sets.
 
 
 class Allowed(NamedTuple):

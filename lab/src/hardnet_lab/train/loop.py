@@ -219,10 +219,6 @@ def stacked_net(model: nn.Module) -> StackedMLP | StackedModule:
 # Progress display in training: a bar per method with percent and time left, and loss and violation if they fit.
 
 
-if TYPE_CHECKING:
-    from hardnet_lab.train.loop import Training
-
-
 class Display(Protocol):
     """Shows runs in progress."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -114,9 +114,6 @@ class History:
 #
 # Everything here can be captured in a CUDA graph.
 
-
-if TYPE_CHECKING:
-    from hardnet_lab.train.settings import Settings
 
 MEMORY = 0.99
 """Decay of the running mean of gradient norms: the share that one step keeps."""

@@ -3,7 +3,7 @@
     plan    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= value + J d + s <= upper
     judge   whether the violation at ``y + length d`` has decreased as the linearized rows predict
 
-`retract_step` and `retract_state` in `hardnet.solvers.nonlinear` have the same in plain torch. A sample has the vectors
+`hardnet.solvers.nonlinear.retract` has the same in plain torch. A sample has the vectors
 y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
 """
 

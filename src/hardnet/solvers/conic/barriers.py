@@ -4,7 +4,7 @@ Every barrier eliminates its slack and multiplier from the Newton system by a li
 
     ds = DG dy + gap,      dz = drive - weigh(DG dy),
 
-so that `interior` sees one positive definite system in dy. An equality has a constant weight and no slack.
+so that the method sees one positive definite system in dy. An equality has a constant weight and no slack.
 """
 
 from __future__ import annotations

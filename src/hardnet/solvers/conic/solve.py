@@ -2,8 +2,8 @@
 
 A fixed program, an interior point method and Newton on the active set (`fixed`), solves all samples; on a GPU and
 in graphs that is all. Where a look is free, the samples that it leaves (sets without interior, extreme units) go on to
-an augmented Lagrangian that gets near from anywhere (`lagrangian`) and to Newton steps that are kept only where
-they lower the residual (`newton`).
+an augmented Lagrangian that gets near from anywhere and to Newton steps that are kept only where
+they lower the residual, both in `distance`.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from hardnet.solvers.conic.quadratic_root import nearest_root
 # Images ``G(y) in K`` of one batch: all that solvers and the implicit derivative know of a set.
 #
 # Several sets of one kind and size are one image with a group dimension g, so that a hundred quadratics cost a few
-# operations. Constants lead with 1 and are never copied over the batch. Intervals stand here, cones in `cones`,
-# quadratics in `quadratic_image`. Made by `blocks`; read by `stack` and `barriers`.
+# operations. Constants lead with 1 and are never copied over the batch. Intervals stand here, then cones,
+# quadratics. Made by `blocks`; read by `stack` and `barriers`.
 #
 # The derivative D of the projection onto a closed convex K is symmetric with eigenvalues in [0, 1]. Everything that
 # solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the

@@ -1,6 +1,6 @@
 """The nearest point: sequential quadratic programming from a feasible point to a KKT point of ``min |y - raw|^2 / 2``.
 
-Each pass tries the step of `nearest_step`. A full step that is refused is tried again in the next pass with a
+Each pass tries the step of `plan_step`. A full step that is refused is tried again in the next pass with a
 second-order correction, then shorter; where no length is accepted, once with the step of the plain projection. So the
 operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
 """

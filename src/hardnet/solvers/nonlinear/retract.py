@@ -1,6 +1,6 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
-Each step is the nearest point of the linearized set (`retract_step`), shortened until the violation decreases; affine
+Each step is the nearest point of the linearized set (`plan_step`), shortened until the violation decreases; affine
 rows are part of every step and always hold. A step that is refused is tried shorter in the next pass, so that the
 operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
 """

@@ -8,7 +8,7 @@ With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of
 Levenberg-Marquardt step. With the last multipliers as the center, s vanishes where the iteration converges.
 
 Most samples are solved in the multipliers: on a CPU by a compiled dual active-set method (`kernels.cpu.active_set`),
-else by guessing the active rows (`guesses`); the rest by `project_affine`.
+else by guessing the active rows (`settle_rows`); the rest by `project_affine`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with the extra ``offline`` and run once, on the CPU in float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,6 @@ from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, SecondOrd
 # The point with the most slack in a set with curved blocks, as one cone program for clarabel.
 #
 # Variables ``(z, slack)`` with ``y = point + basis z``; each block requires an affine function of them to be in a cone.
-
-
-if TYPE_CHECKING:
-    from hardnet.solvers.offline.interior import Hull
 
 
 class Demand(NamedTuple):

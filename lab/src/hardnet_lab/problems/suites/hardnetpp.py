@@ -2,8 +2,7 @@
 
 `UnicyclePlan` has the states and the controls as its 50 outputs, with 30 equalities, 10 keep-out rows and 20 bounds,
 as published. `UnicycleControls` outputs only the 20 controls: the states are computed from them, so the dynamics hold
-by construction and the keep-out rows and bounds remain. Both are measured on the same 50 numbers. The formulas are in
-`hardnet_lab.problems.suites.hardnetpp`.
+by construction and the keep-out rows and bounds remain. Both are measured on the same 50 numbers.
 """
 
 from __future__ import annotations
