@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.layers.registry import LAYERS
+from hardnet.layers import LAYERS
 
 D = torch.float64
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.layers.registry import LAYERS
+from hardnet.layers import LAYERS
 from tests.cases import CASES
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

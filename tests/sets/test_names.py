@@ -6,6 +6,8 @@ import torch
 import hardnet as hn
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 
 

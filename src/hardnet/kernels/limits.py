@@ -157,11 +157,34 @@ class PolyhedronTolerances(NamedTuple):
     verified: float = 11.0
     certain: float = 1e-12
     strict: float = 1e-11
-    straightened: float = 1e-11
+    straightened: float = 1e-9
     newton_steps: int = 12
 
 
 POLYHEDRON = PolyhedronTolerances()
+
+
+class CurvedTolerances(NamedTuple):
+    """What the texts of the projection onto curved sets share: plain torch (`solvers.conic`) and numba.
+
+    Attributes:
+        first_penalty: The penalty of an augmented Lagrangian that starts.
+        largest_penalty: Slopes are known to about as many roundings: below this accuracy Newton alone goes on.
+        target: Newton stops at this residual, or where a step no longer halves it.
+        repairs: Steps inwards at most.
+        trials: Points that one line search may try.
+        floor: Below this eigenvalue of the projection's derivative a direction counts as tight.
+    """
+
+    first_penalty: float = 10.0
+    largest_penalty: float = 1e9
+    target: float = 2.0**-52
+    repairs: int = 3
+    trials: int = 12
+    floor: float = 1e-11
+
+
+CURVED = CurvedTolerances()
 
 
 def padded(size: int) -> int:

@@ -17,10 +17,10 @@ import torch
 
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, did_you_mean, sentence
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.constant_rows import all_equalities, known_equalities
 from hardnet.layers.costs import recorded
-from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS

@@ -17,8 +17,8 @@ from hardnet.layers.options import LayerOptions, signature_with, take_options
 from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
 from hardnet.nearest.policy import Once
 from hardnet.products import times
+from hardnet.sets.arguments import Constants
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.constants import Constants
 from hardnet.sets.judgment import members
 from hardnet.shapes import NO_DOUBLE, require_float
 from hardnet.tolerances import ROUNDINGS

@@ -16,7 +16,7 @@ from hardnet.layers.options import LayerOptions, choice, count, number, vector
 from hardnet.modes import may_look, outside_compiler
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
-from hardnet.solvers.nonlinear.status import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear.solve import NonlinearSolution, NonlinearStatus
 from hardnet.structure import BoxedRows, join, join_rows
 
 MOST_NEAREST = 200

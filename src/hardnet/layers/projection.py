@@ -13,7 +13,7 @@ from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import PROJECTIONS
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import known_equalities
+from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardnet_lab.experiments import tables
+from hardnet_lab.experiments.recipes import refusal
 from hardnet_lab.experiments.results import Result, read_result
 from hardnet_lab.experiments.run import Request, reproduce, request
-from hardnet_lab.experiments.specs import refusal
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.train import bars
 

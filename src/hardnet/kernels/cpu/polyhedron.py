@@ -2,8 +2,8 @@
 
     y = argmin |y - raw|^2  subject to  lower <= A y <= upper,  low <= y <= high
 
-The method is the one of Goldfarb and Idnani. Its working set has coordinates held at their bounds, which are never rows,
-and rows W; the factor is ``A_WF' = Q'R`` over the free coordinates F, with orthonormal rows of Q that are kept by
+The method is the one of Goldfarb and Idnani. Its working set has coordinates held at their bounds, never as rows, and
+rows W; the factor is ``A_WF' = Q'R`` over the free coordinates F, with orthonormal rows of Q that are kept by
 Gram-Schmidt done twice and by rotations, so that nearly dependent rows lose no more digits than they must. Every full
 step increases the dual objective, so the method ends: no working set returns. The start is the clamped raw, or the
 working set that a few Newton steps on the multipliers suggest. At the end y is recomputed from its working set, and the
@@ -33,7 +33,7 @@ STRAIGHTENED = POLYHEDRON.straightened
 NEWTON_STEPS = POLYHEDRON.newton_steps
 FREE, ABSENT = 0, -1
 ATTEMPTS = 4
-"""The first as rows are; the others with straightened equalities, each with less room about a nearer y."""
+"""The first as rows are; the others with straightened equalities, and the usual room, hardly any, and more."""
 
 
 @bare_summed
@@ -302,9 +302,9 @@ def enter(
     """Bring row p, or the bound of coordinate ``p - m``, into the working set by steps of the dual method.
 
     Returns how many rows the set has then, what happened (0 it is in, 1 it depends on the others and is met, 2 the
-    multipliers `sigma`, `r` and `z` prove that it contradicts them, 3 it nearly depends on the others and `careful` is not
-    set), and how many steps it took. `sigma` says which
-    side is violated, by `excess`; up to `slack` a row that depends on the others is met.
+    multipliers `sigma`, `r` and `z` prove that it contradicts them, 3 it nearly depends on the others and `careful` is
+    not set), and how many steps it took. `sigma` says which side is violated, by `excess`; up to `slack` a row that
+    depends on the others is met.
     """
     m, n = A.shape
     own, steps = 0.0, 0
@@ -500,9 +500,9 @@ def straighten(
     E itself would only tell through the large inverse of R. A row that nearly depends on others says no more about y
     than its rounding over the distance from these, so much room it gets; one that depends on others becomes zeros.
     """
-    m, n = A.shape
+    m = A.shape[0]
     held[:], taken[:] = FREE, 0
-    k, level = 0, 0.3
+    k, level = 0, 0.6
     for i in range(m):
         left[i] = np.inf
     while level > DEPENDENT:  # rows that say the most first, so that the room of one is no more in the others
@@ -519,7 +519,7 @@ def straighten(
                     bound[k] = room if left[i] < NARROW else 0.0
                     append_row(Q, R, work, k, i, z, length, c)
                     k, taken[i] = k + 1, 1
-        level *= 0.3
+        level *= 0.6
     for i in range(m):
         if lower[i] == upper[i] and not taken[i]:  # it depends on the others, with which it has to agree
             for row in range(k):
@@ -573,7 +573,7 @@ def solve(
 ) -> tuple[float, int]:  # fmt: skip
     """The nearest point of one sample; returns its status before the verdict, and the number of steps."""
     m, n = A.shape
-    k, taken, steps, limit, equalities = 0, 0, 0, 20 * (m + n) + 100, 0
+    k, taken, steps, limit, equalities = 0, 0, 0, 6 * (m + n) + 100, 0
     for i in range(m):
         equal[i] = lower[i] == upper[i]
         equalities += equal[i]
@@ -820,10 +820,10 @@ def project(
             status = SOLVED
             if not inside(raw[b], own, least, most_of, below, above, rounding, y[b]):
                 for careful in range(ATTEMPTS):
-                    kept_rows = 0
+                    kept_rows, share = 0, 0.25 if careful == 2 else 3.0 if careful == 3 else 1.0
                     if careful > 0:
                         kept_rows, others, rest = straighten(
-                            own, least, most_of, y[b], rounding / careful, held, work, Q, R, z, part, c, r, bound,
+                            own, least, most_of, y[b], rounding * share, held, work, Q, R, z, part, c, r, bound,
                             passed, dual,
                         )  # fmt: skip
                         if kept_rows < 0:
