@@ -199,7 +199,10 @@ class Certificate:
             text.append(f"{self.names[row]} of sample {at} by {self.violation[(*at, row)].item():.3g}")
         if len(order) <= WORST:
             return text
-        return [*text, f"{len(order)} rows in all ({group_names([self.names[row] for row in broken.tolist()])})"]
+        return [
+            *text,
+            f"{len(order) - WORST} more rows, in all {group_names([self.names[row] for row in broken.tolist()])}",
+        ]
 
 
 def check(
