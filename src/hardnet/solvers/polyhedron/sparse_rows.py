@@ -7,6 +7,7 @@ factors over the free outputs. What that leaves open is solved as dense rows, if
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -138,6 +139,15 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
     if not _valid(raw, lower, upper):
         return raw + np.nan, nothing + np.nan, nothing, Status.INVALID, np.nan, 0
     parts = _parts(rows, lower / rows.length, upper / rows.length)
+    crossed = np.flatnonzero(parts.low > parts.high)
+    apart = (parts.low - parts.high)[crossed]
+    if (apart > ROUNDINGS * EPS * (abs(parts.low) + abs(parts.high))[crossed]).any():
+        worst = crossed[apart.argmax()]
+        ray = nothing.copy()
+        for side, sign in ((0, -1.0), (1, 1.0)):
+            ray[int(parts.owner[side, 0, worst])] += sign * parts.owner[side, 1, worst]
+        return raw, ray / rows.length, nothing, Status.INFEASIBLE, np.inf, 0
+    parts = parts._replace(low=np.minimum(parts.low, parts.high))
     inside = ((raw >= parts.low) & (raw <= parts.high)).all()
     if inside and not _missed(parts, raw, CERTAIN / EPS).any():
         return raw, nothing, nothing, Status.SOLVED, 0.0, 0
@@ -152,7 +162,7 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
     whole[parts.general] = dual
     for side, sign in ((0, -1.0), (1, 1.0)):
         held = np.flatnonzero(sign * push > 0)
-        whole[parts.owner[side, 0, held].astype(int)] += push[held] * parts.owner[side, 1, held]
+        np.add.at(whole, parts.owner[side, 0, held].astype(int), push[held] * parts.owner[side, 1, held])
     pulled = rows.A.T @ whole
     size = max(abs(raw).max(), abs(y).max(initial=0.0), (abs(rows.A.T) @ abs(whole)).max(initial=0.0)) or 1.0
     residual = float(abs(raw - y - pulled).max() / size) if status == Status.SOLVED else np.inf
@@ -225,15 +235,15 @@ def _dense(rows: SparseRows, parts: _Parts, raw: Any) -> _Point:
 
 def _by_clarabel(rows: SparseRows, parts: _Parts, raw: Any) -> _Point:
     """By the working set of Clarabel's interior point, made exact."""
-    import clarabel
     import numpy as np
     from scipy.sparse import csc_matrix, eye, vstack
 
+    clarabel: Any = import_module("clarabel")
     n = len(raw)
     tight = parts.lower == parts.upper
     above, below = np.isfinite(parts.upper) & ~tight, np.isfinite(parts.lower) & ~tight
     over, under = np.isfinite(parts.high), np.isfinite(parts.low)
-    one = eye(n, format="csr")
+    one: Any = eye(n, format="csr")
     stacked = csc_matrix(vstack([parts.G[tight], parts.G[above], -parts.G[below], one[over], -one[under]]))
     bounds = (parts.lower[tight], parts.upper[above], -parts.lower[below], parts.high[over], -parts.low[under])
     unit = max(abs(raw).max(), *(abs(part).max(initial=0.0) for part in bounds)) or 1.0
