@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("HARDNET_NUMBA", "wait")  # what is computed must not depend on what is compiled by then
+
 import hardnet
 import hardnet_lab
 

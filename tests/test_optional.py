@@ -63,6 +63,11 @@ def test_the_guard_refuses_other_packages(package):
     assert f"No module named '{package}'" in result.stderr
 
 
+def test_warmup_needs_no_package_for_the_command_line():
+    result = run(CORE + "import sys\nfrom hardnet.__main__ import main\nsys.argv[1:] = ['warmup']\nmain()")
+    assert (result.returncode, "numba is not installed" in result.stdout) == (0, True), result.stderr
+
+
 def test_without_numba_torch_computes_the_closed_form():
     code = """
 import sys

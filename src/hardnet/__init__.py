@@ -27,6 +27,7 @@ from hardnet.sets import (
     scaled,
 )
 from hardnet.storage import load, save
+from hardnet.warming import warmup
 
 if TYPE_CHECKING:
     from hardnet_lab.experiments.compare import compare
@@ -71,6 +72,7 @@ __all__ = [
     "sets",
     "solvers",
     "testing",
+    "warmup",
 ]
 
 

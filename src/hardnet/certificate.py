@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
 from hardnet.layers.base import Layer
 from hardnet.modes import full_precision, input_of_set, widen
+from hardnet.nearest.policy import group_names
+from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
@@ -166,6 +168,22 @@ class Certificate:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """The sentence, and for each set its rows, the largest violation and the share of samples that satisfy it."""
+        sets: dict[str, list[RowReport]] = {}
+        for name, row in self.by_name().items():
+            sets.setdefault(name.split("[")[0], []).append(row)
+        table = [
+            {
+                "set": name,
+                "rows": len(rows),
+                "largest violation": f"{max(row.violation for row in rows):.3g}",
+                "satisfied": f"{min(row.satisfied for row in rows):.1%}",
+            }
+            for name, rows in sets.items()
+        ]
+        return as_html(table, str(self))
+
     def _worst(self) -> list[str]:
         """Text for the rows that exceed their tolerance the most; only the first few are named."""
         rows, batch = len(self.names), self.violation.shape[:-1]
@@ -179,7 +197,12 @@ class Certificate:
             row = int(broken[place])
             at = tuple(int(i) for i in torch.unravel_index(sample[place], batch)) if batch else ()
             text.append(f"{self.names[row]} of sample {at} by {self.violation[(*at, row)].item():.3g}")
-        return text if len(order) <= WORST else [*text, f"{len(order) - WORST} more rows"]
+        if len(order) <= WORST:
+            return text
+        return [
+            *text,
+            f"{len(order) - WORST} more rows, in all {group_names([self.names[row] for row in broken.tolist()])}",
+        ]
 
 
 def check(
@@ -229,7 +252,7 @@ def check(
     promised = layer.tolerance if given.get("tol") is None else given["tol"]
     relative = max(ROUNDINGS * eps, promised)
     allowed = Tolerance(tolerance, relative, eps, None if sizes is None else sizes.to(y.device))
-    found = _judged(y, layer, input_of_set(x, y), allowed)
+    found = _judged(y.detach(), layer, input_of_set(x, y), allowed)
     return found if tolerance is not None else replace(found, promised=promised if promised == relative else 0.0)
 
 

@@ -6,11 +6,18 @@ wrong with a number of a set is in one table at the end of this file: defect -> 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """``; did you mean 'strict'?`` where a known name resembles the one that was given, else nothing."""
+    near = get_close_matches(given, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def sentence(argument: str, expected: str, got: object, remedy: str | None = None) -> str:

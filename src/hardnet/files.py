@@ -153,6 +153,20 @@ def sole_run(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def claimed(path: Path, *, wait: bool = False) -> Iterator[int | None]:
+    """A descriptor of this file whose lock no other process holds, or None if one does and `wait` is False.
+
+    The lock lasts as long as this process, or one that inherits the descriptor, has it open, however they end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield descriptor if _lock(descriptor, wait=wait) or wait else None
+    finally:
+        os.close(descriptor)
+
+
 def safetensors_package() -> Any:
     """The safetensors package, which is only needed for files."""
     try:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import leak_gradient
 from hardnet.model import HardNet
+from hardnet.notebook import as_html
 
 
 class GradientFlow(NamedTuple):
@@ -42,6 +43,15 @@ class GradientFlow(NamedTuple):
         text = f"{moved:.0%} of the samples moved, {kept:.2f} of the gradient kept on average, {stuck:.0%} stuck"
         would = [f"{name} {share.double().mean().item():.2f}" for name, share in self.modes.items()]
         return f"{text}; kept with {', '.join(would)}" if would else text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The sentence, and what is kept as it is and with each remedy."""
+        kept = {"as it is": self.kept, **self.modes}
+        return as_html(
+            ({"": name, "kept": f"{part.double().mean().item():.2f}"} for name, part in kept.items()), str(self)
+        )
 
 
 def gradient_flow(

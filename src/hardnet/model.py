@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,27 @@ from torch import Tensor, nn
 from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import leak_gradient
 from hardnet.layers.auto import build_layer
-from hardnet.layers.base import Layer
+from hardnet.layers.base import Guarantee, Layer, active_rows
 from hardnet.sets.base import ConstraintSet
 from hardnet.shapes import require_float
+from hardnet.solvers.solution import Status
+
+
+class Answer(NamedTuple):
+    """What ``model(x, return_solution=True)`` returns.
+
+    Attributes:
+        y: The enforced output ``(*batch, n)``, with its gradient.
+        raw: The output of the network.
+        status: `hardnet.solvers.Status` of each sample, ``(*batch)``. Where the method has no solver to tell, a sample
+            is SOLVED if rows may give way, else FEASIBLE; one that is NaN is INVALID.
+        active: The rows that hold y, by name, and in which samples: `hardnet.layers.Layer.active`.
+    """
+
+    y: Tensor
+    raw: Tensor
+    status: Tensor
+    active: dict[str, Tensor]
 
 
 class HardNet(nn.Module):
@@ -78,7 +96,12 @@ class HardNet(nn.Module):
     @overload
     def forward(self, x: Any, enforce: bool = True, *, return_raw: Literal[True]) -> tuple[Tensor, Tensor]: ...
 
-    def forward(self, x: Any, enforce: bool = True, return_raw: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    @overload
+    def forward(self, x: Any, *, return_solution: Literal[True]) -> Answer: ...
+
+    def forward(
+        self, x: Any, enforce: bool = True, return_raw: bool = False, return_solution: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor] | Answer:
         """Return the enforced output y.
 
         Args:
@@ -86,15 +109,31 @@ class HardNet(nn.Module):
                 all of it, whatever parts of it are per sample or shared; what it returns has the batch of raw in front.
             enforce: Whether to enforce; with False (the paper's warm start) y is the raw output.
             return_raw: Whether to return ``(y, raw)``, for a loss that also penalizes how far raw was moved.
+            return_solution: Whether to return an `Answer`: y, raw, the status of each sample, and the active rows by
+                name. What would raise an error still does: ``on_infeasible="nan"`` and ``on_unsolved="nan"`` keep such
+                samples, with their status.
         """
-        if not (isinstance(enforce, bool) and isinstance(return_raw, bool)):
-            _refuse_flags(enforce=enforce, return_raw=return_raw)
+        if not (isinstance(enforce, bool) and isinstance(return_raw, bool) and isinstance(return_solution, bool)):
+            _refuse_flags(enforce=enforce, return_raw=return_raw, return_solution=return_solution)
         raw = self.net(x)
         self._check(raw)
         y = self.layer(raw, x) if enforce else raw
         if enforce and self.leak:
             y = leak_gradient(y, raw, self.leak)
+        if return_solution:
+            if not enforce or self.layer.guarantee is Guarantee.NONE:
+                raise OptionError(sentence("return_solution", "an enforced output with a guarantee", "none"))
+            return Answer(y, raw, self._status(raw, x, y), active_rows(self.constraint, y, x))
         return (y, raw) if return_raw else y
+
+    @torch.no_grad()
+    def _status(self, raw: Tensor, x: Any, y: Tensor) -> Tensor:
+        """What became of each sample."""
+        solve = getattr(self.layer, "solve", None)
+        if solve is not None and not self.constraint.relaxed:
+            return solve(raw, x).status
+        found = Status.SOLVED if self.constraint.relaxed else Status.FEASIBLE
+        return torch.where(y.isfinite().all(-1), int(found), int(Status.INVALID)).to(torch.int8)
 
     def extra_repr(self) -> str:
         """The constraint, the number of outputs, the method and its guarantee."""

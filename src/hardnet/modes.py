@@ -83,6 +83,11 @@ def plain(*tensors: Tensor | None) -> bool:
     return True
 
 
+def saves_elsewhere() -> bool:
+    """Whether tensors for the backward are handed to hooks, as in a checkpointed region, which computes twice."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run the function uncompiled even when a compiled graph calls it: for loops whose length depends on the data.
 

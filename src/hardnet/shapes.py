@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import DeviceError, DTypeError, ShapeError, sentence
-from hardnet.modes import mode
+from hardnet.modes import GRAPHS, mode
 
 Core = tuple[int | str, ...]
 """The shape of a number for one sample; a letter matches any size."""
@@ -47,19 +47,24 @@ def broadcast_batch(name: str, batch: torch.Size, own: torch.Size) -> torch.Size
     if own == batch or not own:
         return batch
     try:
-        return torch.broadcast_shapes(batch, own)
+        return joint_batch(batch, own)
     except RuntimeError:
         expected = f"batch dimensions that broadcast with {tuple(batch)}"
         raise ShapeError(sentence(name, expected, tuple(own))) from None
 
 
 def joint_batch(*shapes: torch.Size) -> torch.Size:
-    """The batch that these shapes broadcast to; torch's function is called only if they differ, since it is slow."""
+    """The batch that these shapes broadcast to; torch's function, whose first call imports sympy, only in a graph."""
     told = [shape for shape in shapes if shape]
-    for shape in told:
-        if shape != told[0]:
+    if all(shape == told[0] for shape in told):
+        return told[0] if told else torch.Size()
+    rank, joint = max(map(len, told)), []
+    for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in told), strict=True):
+        wide = [size for size in sizes if size != 1]
+        if mode() in GRAPHS or any(size != wide[0] for size in wide):
             return torch.broadcast_shapes(*told)
-    return told[0] if told else torch.Size()
+        joint.append(wide[0] if wide else 1)
+    return torch.Size(joint)
 
 
 def check_matrix(raw: Tensor, A: Tensor) -> torch.Size:

@@ -4,9 +4,10 @@ The verdict of a solver and the certificate share this rule; the certificate app
 
 ``sum_j |a_j| max(|y_j|, size_j) + |bound|`` is that size, where size_j is the `units` of an output. Without them it is
 the largest output that the row reads, as an output is rounded relative to the sums that it came from; a coefficient of
-0 grants nothing. Where all bounds of a row are 0, or no larger than what the largest output of the sample rounds to (a
-sum of other numbers that cancel, say), nothing of its own says what is small: then that largest output counts, and at
-least one rounding of 1, since what a method leaves of an exact 0 is a rounding of a rounding.
+0 grants nothing. Where all bounds of a row are 0, or no larger than what the largest output of the sample rounds to (as
+a sum leaves that cancels; outputs beyond ``eps^-1/4`` excuse no more), nothing of its own says what is small: then that
+largest output counts, and at least one rounding of 1, since what a method leaves of an exact 0 is a rounding of a
+rounding.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def terms(weight: Tensor, read: Tensor, largest: Tensor, bounds: Tensor, eps: fl
         bounds: `hardnet.rows.bound_size`, in the shape of weight.
         eps: The machine epsilon of the dtype of the answer.
     """
-    own = bounds > ROUNDINGS * eps * weight * largest
+    own = bounds > ROUNDINGS * eps * weight * largest.clamp_max(eps**-0.25)
     return torch.where(own, weight * read + bounds, weight * (largest + eps))
 
 

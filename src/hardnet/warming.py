@@ -1,95 +1,116 @@
-"""Compile the CPU kernels ahead of time by solving every kind of problem that has its own kernel.
+"""Compile the CPU kernels ahead of time, each in a process of its own: ``python -m hardnet.warming KERNEL DTYPE``.
 
-Kernels are compiled in parallel, one process per core; all problems of a kernel go to the same process.
+`kernels.cpu.ready` starts such a process too, for a kernel that a call asks for.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from hardnet.functional import enforce_affine, project_affine, project_box_rows, project_nonlinear
-from hardnet.functional.conic import project_intersection
+from hardnet.errors import HardNetError
+from hardnet.files import claimed
 from hardnet.kernels.cpu.launch import HAS_NUMBA
-from hardnet.solvers import Intervals, SecondOrder
+from hardnet.kernels.cpu.ready import Kernel, cached, lock_of, start
 
-
-def _in_a_box(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The nearest point in the unit box that satisfies the rows."""
-    return project_box_rows(raw, A, lower, upper, -torch.ones_like(raw[0]), torch.ones_like(raw[0]))
-
-
-def _curved(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The nearest point that satisfies the rows of ``A y + |y|^2``."""
-    rows = lambda y, x: y @ A.to(y).mT + y.square().sum(-1, keepdim=True)
-    return project_nonlinear(raw, rows, lower=lower.double(), upper=upper.double())
-
-
-def _in_a_ball(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The nearest point in the unit ball that satisfies the rows."""
-    eye = torch.eye(raw.shape[-1], dtype=raw.dtype)
-    ball = SecondOrder(eye, torch.zeros_like(eye[0]), torch.zeros_like(eye[0]), torch.ones_like(eye[0, 0]))
-    return project_intersection(raw, [Intervals(A, lower, upper), ball])
-
-
-class Problem(NamedTuple):
-    """The solving function, the shape of A, and the module of `hardnet.kernels.cpu` compiled; "" for plain torch."""
-
-    solve: Callable[..., Tensor]
-    shape: tuple[int, ...]
-    kernel: str
-
-
-PROBLEMS: dict[str, Problem] = {
-    "closed form, small shared A": Problem(enforce_affine, (2, 3), "affine_few"),
-    "closed form, large shared A": Problem(enforce_affine, (40, 60), "affine_shared"),
-    "closed form, few rows per sample": Problem(enforce_affine, (4, 2, 3), "affine_few"),
-    "closed form, many rows per sample": Problem(enforce_affine, (4, 12, 20), ""),
-    "nearest point, shared A": Problem(project_affine, (2, 3), "nearest_few"),
-    "nearest point, few rows per sample": Problem(project_affine, (4, 2, 3), "nearest_few"),
-    "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), "projection"),
-    "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
-    "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "polyhedron"),
-    "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic"),
-    "nearest point, nonlinear rows": Problem(_curved, (2, 3), "active_set"),
+BOTH = ("float32", "float64")
+KERNELS: dict[str, tuple[str, ...]] = {
+    "conic_entry": ("float64",),
+    "nearest_few": BOTH,
+    "projection": ("float64",),
+    "polyhedron": ("float64",),
+    "affine_few": BOTH,
+    "retraction": ("float64",),
+    "active_set": ("float64",),
+    "approach": ("float64",),
+    "affine_shared": BOTH,
+    "nearest_box": ("float64",),
+    "kkt": ("float64",),
+    "definite": ("float64",),
 }
-SLOWEST_FIRST = (
-    "conic",
-    "nearest_few",
-    "affine_few",
-    "polyhedron",
-    "affine_shared",
-    "active_set",
-    "projection",
-    "nearest_box",
-    "",
-)
-"""The kernels by decreasing compile time, so that no core is left with a long one at the end."""
+"""The dtypes of every kernel; those that take longest first, so that no core is left with one at the end."""
+NOTHING = "nothing to compile: torch computes, for numba is not installed or HARDNET_NUMBA=0"
+
+
+def warmup(*, quiet: bool = False) -> dict[str, float]:
+    """Compile all CPU kernels ahead of time, on all cores, so that no call computes without them or waits for them.
+
+    Args:
+        quiet: Whether to print nothing.
+
+    Returns:
+        Seconds of each kernel and dtype, 0 for those in the cache; nothing where numba is missing or turned off.
+    """
+    found = {}
+    for name, seconds in warm():
+        found[name] = seconds
+        if not quiet:
+            print(f"{seconds:6.1f} s  {name}", flush=True)
+    if not quiet:
+        print("ready" if found else NOTHING)
+    return found
 
 
 def warm() -> Iterator[tuple[str, float]]:
-    """Solve each problem forward and backward in each dtype; yield its name and seconds as it finishes.
+    """Yield each kernel and dtype with its seconds as it becomes ready, each compiled by a process of its own.
 
     Yields nothing on a machine without numba.
     """
-    if not HAS_NUMBA:
-        return
-    kernels = {problem.kernel for problem in PROBLEMS.values()}
-    groups = [
-        {name: problem for name, problem in PROBLEMS.items() if problem.kernel == kernel}
-        for kernel in sorted(kernels, key=SLOWEST_FIRST.index)
-    ]
-    fresh = get_context("spawn")  # a fork would inherit torch's threads
-    with ProcessPoolExecutor(min(_cores(), len(groups)), fresh, _work_alone) as pool:
-        for done in as_completed([pool.submit(_compile, group) for group in groups]):
-            yield from done.result().items()
+    todo = _keys()
+    working: dict[Kernel, tuple[subprocess.Popen[bytes], float]] = {}
+    try:
+        while todo or working:
+            for key in todo[:] if len(working) < _cores() else ():
+                if cached(key):
+                    todo.remove(key)
+                    yield _name(key), 0.0
+                elif len(working) < _cores():
+                    with claimed(lock_of(key)) as descriptor:
+                        if descriptor is not None:
+                            todo.remove(key)
+                            working[key] = start(key, descriptor, subprocess.PIPE), time.perf_counter()
+            time.sleep(0.1)
+            for key, (process, began) in list(working.items()):
+                if process.poll() is not None:
+                    del working[key]
+                    _refuse_failure(key, process)
+                    yield _name(key), time.perf_counter() - began
+    except OSError as error:
+        raise HardNetError(f"kernels cannot be compiled ahead: {error}") from error
+    finally:
+        for process, _ in working.values():
+            process.terminate()
+
+
+def compiled() -> dict[str, bool]:
+    """Which kernels and dtypes are in numba's cache; nothing where numba is missing or turned off."""
+    return {_name(key): bool(cached(key)) for key in _keys()}
+
+
+def _keys() -> list[Kernel]:
+    return [(kernel, _dtype(spelled)) for kernel, dtypes in KERNELS.items() for spelled in dtypes if HAS_NUMBA]
+
+
+def _refuse_failure(key: Kernel, process: subprocess.Popen[bytes]) -> None:
+    """Raise what a process that could not compile says last."""
+    said = process.communicate()[1].decode(errors="replace").strip()
+    if process.returncode:
+        raise HardNetError(
+            f"{_name(key)}: could not be compiled; {said.splitlines()[-1] if said else process.returncode}"
+        )
+
+
+def _name(key: Kernel) -> str:
+    return f"{key[0]}, {str(key[1]).removeprefix('torch.')}"
+
+
+def _dtype(spelled: str) -> torch.dtype:
+    return getattr(torch, spelled)
 
 
 def _cores() -> int:
@@ -97,32 +118,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _work_alone() -> None:
-    """Use one thread in this process, and do not announce compilation, since the user asked for it."""
+def _compile_one(kernel: str, spelled: str) -> None:
+    """Compile one kernel in this process, which inherited the descriptor of its lock, and yields to other programs."""
     from hardnet.kernels.cpu import compiling
 
+    if hasattr(os, "nice"):
+        os.nice(10)
     compiling.announces = False
-    torch.set_num_threads(1)
+    for entry in compiling.entries_of(kernel):
+        compiling.compile_addresses(entry, _dtype(spelled))
 
 
-def _compile(group: dict[str, Problem]) -> dict[str, float]:
-    """Seconds of each problem, in each dtype."""
-    dtypes = {"float32": torch.float32, "float64": torch.float64}
-    return {
-        f"{name}, {spelled}": _seconds(problem.solve, problem.shape, dtype)
-        for name, problem in group.items()
-        for spelled, dtype in dtypes.items()
-    }
-
-
-def _seconds(solve: Callable[..., Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> float:
-    """Seconds of a forward and backward and a forward pass on random rows; feasible, since 0 satisfies them."""
-    stream = torch.Generator().manual_seed(0)
-    A = torch.randn(shape, generator=stream, dtype=dtype).requires_grad_()
-    raw = torch.randn(4, shape[-1], generator=stream, dtype=dtype).requires_grad_()
-    upper = torch.full(shape[-2:-1], 0.1, dtype=dtype, requires_grad=True)
-    started = time.perf_counter()
-    solve(raw, A, -upper, upper).sum().backward()
-    with torch.no_grad():
-        solve(raw, A, -upper, upper)
-    return time.perf_counter() - started
+if __name__ == "__main__":
+    _compile_one(*sys.argv[1:])

@@ -193,3 +193,22 @@ def test_a_network_comes_from_a_module_or_a_file(saved):
     assert isinstance(build("mynet.py:build"), torch.nn.Linear)
     with pytest.raises(HardNetError, match=r"--net: none\.py:build cannot be called; none\.py: no such file"):
         build("none.py:build")
+
+
+def test_a_file_finds_its_neighbors_while_it_is_loaded(monkeypatch, capsys, tmp_path):
+    (tmp_path / "neighbor_of_it.py").write_text("from hardnet import Box\nC = Box(0.0, [1.0, 1.0])\n")
+    (tmp_path / "own.py").write_text("from neighbor_of_it import C\n")
+    before = list(sys.path)
+    code, out, _ = call(monkeypatch, capsys, "explain", f"{tmp_path / 'own.py'}:C")
+    assert (code, "Box" in out) == (0, True)
+    assert sys.path == before
+
+
+def test_a_set_in_the_place_of_the_network_is_named(monkeypatch, capsys, saved, tmp_path):
+    (tmp_path / "sets.py").write_text("import hardnet as hn\nC = hn.Box(0.0, [1.0, 1.0])\nmake = lambda: C\n")
+    for name in ("C", "make"):
+        given = f"{tmp_path / 'sets.py'}:{name}"
+        code, _, err = call(monkeypatch, capsys, "check", "model", "x.csv", "--net", given)
+        assert code == 2
+        assert "--net: expected the network" in err
+        assert "got the set" in err

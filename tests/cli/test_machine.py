@@ -1,8 +1,13 @@
 """The commands about the machine: doctor and warmup."""
 
 import json
-from importlib.util import find_spec
+import shutil
+import sys
+from pathlib import Path
 
+import pytest
+
+import hardnet as hn
 import hardnet.cli
 from tests.cli.calling import call
 
@@ -25,23 +30,37 @@ def test_doctor(monkeypatch, capsys):
     assert "pip install" in doctor.in_words(found | {"extras": {"cpu": {"numba": None}}})
 
 
-def test_warmup_runs_every_shape_of_problem_once(monkeypatch, capsys):
+def test_warmup_compiles_every_kernel_once(monkeypatch, capsys):
+    pytest.importorskip("numba")
     from hardnet import warming
 
-    small = {name: warming.PROBLEMS[name] for name in ("nearest point, shared A",)}
-    monkeypatch.setattr(warming, "PROBLEMS", small)
     monkeypatch.setattr(warming, "HAS_NUMBA", True)
+    monkeypatch.setattr(warming, "KERNELS", {"definite": ("float64",)})
     code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
     assert code == 0
-    assert list(json.loads(out)) == [f"nearest point, shared A, {dtype}" for dtype in ("float32", "float64")]
+    assert list(json.loads(out)) == ["definite, float64"]
+    assert hn.warmup(quiet=True) == {"definite, float64": 0.0}
     monkeypatch.setattr(warming, "HAS_NUMBA", False)
     code, out, _ = call(monkeypatch, capsys, "warmup")
     assert (code, "numba is not installed" in out) == (0, True)
 
 
-def test_warmup_compiles_every_kernel_in_a_process_of_its_own():
+def test_warmup_knows_every_kernel():
     from hardnet import warming
 
-    kernels = {problem.kernel for problem in warming.PROBLEMS.values()}
-    assert sorted(kernels) == sorted(warming.SLOWEST_FIRST)
-    assert all(find_spec(f"hardnet.kernels.cpu.{kernel}") for kernel in kernels - {""})
+    folder = Path(warming.__file__).parent / "kernels" / "cpu"
+    has_entries = {path.stem for path in folder.glob("*.py") if "\nENTRIES = " in path.read_text(encoding="utf-8")}
+    assert has_entries == set(warming.KERNELS)
+
+
+@pytest.mark.skipif(shutil.which("false") is None, reason="needs a program that fails")
+def test_a_kernel_that_cannot_be_compiled_ahead_is_named(monkeypatch):
+    pytest.importorskip("numba")
+    from hardnet import warming
+
+    monkeypatch.setattr(warming, "HAS_NUMBA", True)
+    monkeypatch.setattr(warming, "KERNELS", {"definite": ("float64",)})
+    monkeypatch.setattr(warming, "cached", lambda key: ())
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(hn.errors.HardNetError, match="definite, float64: could not be compiled"):
+        hn.warmup(quiet=True)

@@ -195,7 +195,9 @@ def test_a_sparse_matrix_is_taken_or_refused_in_one_sentence(layout):
 def test_words_are_no_numbers():
     with pytest.raises(errors.DTypeError, match="upper: expected numbers, got list"):
         hn.Box(0.0, ["one", "two"])
-    with pytest.raises(errors.DTypeError, match="name: expected a string, got int"):
+    with pytest.raises(
+        errors.DTypeError, match="name: expected a string for the set, or a list of one for each row, got int"
+    ):
         hn.Box(0.0, name=3)
 
 
@@ -224,8 +226,8 @@ def test_a_constant_that_was_written_survives_the_meta_device():
 def test_the_likely_slip_of_a_newcomer_is_named():
     with pytest.raises(errors.ShapeError, match=r"A: .*for one row add \.unsqueeze\(0\)"):
         hn.Affine(torch.ones(4), upper=1.0)
-    with pytest.raises(errors.DTypeError, match=r"name: .*rows are called name\[0\]"):
-        hn.Affine(torch.ones(2, 4), upper=1.0, name=["first", "second"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(errors.DTypeError, match=r"name: .*a list of one for each row"):
+        hn.Affine(torch.ones(2, 4), upper=1.0, name=["first", 2])  # pyright: ignore[reportArgumentType]
     narrow = hn.Affine(torch.ones(3, 4), upper=lambda x: x[..., :1])
     with pytest.raises(errors.ShapeError, match=r"upper: .*for one number in all entries add \.expand\(5, 3\)"):
         hn.HardNet(torch.nn.Linear(2, 4), narrow)(torch.ones(5, 2))

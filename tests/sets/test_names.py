@@ -87,3 +87,35 @@ def test_sets_say_what_they_hold():
 def test_a_set_of_functions_prints_its_name_size_and_bounds():
     products = hn.Nonlinear(lambda y, x: y, dim=3, upper=1.0, name="products")
     assert repr(products) == "Nonlinear(dim=3, name='products', upper=1.0)"
+
+
+def test_each_row_may_have_a_name_of_its_own():
+    rows = hn.Affine(draw(2, 3), upper=1.0, name=["oxygen", "heat"])
+    assert names(rows, 3) == ["oxygen", "heat"]
+    assert names(hn.Box(0.0, 1.0, name=("x", "y", "z")), 3) == ["x", "y", "z"]
+    assert names(hn.Equality(draw(1, 3), 1.0, name=["sum"]), 3) == ["sum"]
+    assert names(hn.Simplex(2, name=["a", "b", "sum"]), 2) == ["a", "b", "sum"]
+    assert names(hn.Relaxed(hn.Affine(draw(2, 3), upper=1.0), name=["p", "q"]), 3) == ["p", "q"]
+    assert names(hn.Relaxed(rows), 3) == ["oxygen", "heat"]
+    both = hn.Box(0.0, name="limits") & rows & hn.Affine(draw(2, 3), upper=1.0)
+    assert names(both, 3) == ["limits[0]", "limits[1]", "limits[2]", "oxygen", "heat", "Affine[0]", "Affine[1]"]
+    assert "heat" in hn.check(both, torch.full((3,), 1e3, dtype=D)).by_name()
+    general, box = both.structure_names(both.numbers(None, torch.zeros(3, dtype=D)), torch.zeros(3, dtype=D))
+    assert (general[:2], box[0]) == (["oxygen", "heat"], "limits[0]")
+    with pytest.raises(hn.errors.ShapeError, match="a name for each of 2 rows"):
+        names(hn.Affine(draw(2, 3), upper=1.0, name=["one"]), 3)
+    with pytest.raises(hn.errors.DTypeError, match="name"):
+        hn.Box(0.0, name=[1, 2])
+
+
+def test_names_of_rows_are_saved(tmp_path):
+    model = hn.HardNet(torch.nn.Linear(2, 2), hn.Affine([[1.0, 0.0], [1.0, 1.0]], upper=1.0, name=["a", "b"]))
+    hn.save(model, tmp_path / "m")
+    again = hn.load(tmp_path / "m", torch.nn.Linear(2, 2))
+    assert again.constraint.name == ("a", "b")
+
+
+def test_a_certificate_counts_many_rows_by_their_set():
+    many = hn.Box(0.0, 1.0, name="capacity") & hn.Affine(torch.ones(1, 50, dtype=D), upper=1.0, name="balance")
+    said = str(hn.check(many, torch.full((2, 50), 3.0, dtype=D)))
+    assert "46 more rows, in all capacity: 50 rows, balance" in said

@@ -9,24 +9,68 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import hardnet
+from hardnet.functional import enforce_affine, project_affine, project_box_rows, project_nonlinear
+from hardnet.functional.conic import project_intersection
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.gpu.affine import HAS_TRITON
-from hardnet.warming import PROBLEMS
+from hardnet.solvers import Intervals, SecondOrder
+from hardnet.warming import compiled
+
+
+def _in_a_box(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point in the unit box that satisfies the rows."""
+    return project_box_rows(raw, A, lower, upper, -torch.ones_like(raw[0]), torch.ones_like(raw[0]))
+
+
+def _curved(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point that satisfies the rows of ``A y + |y|^2``."""
+    rows = lambda y, x: y @ A.to(y).mT + y.square().sum(-1, keepdim=True)
+    return project_nonlinear(raw, rows, lower=lower.double(), upper=upper.double())
+
+
+def _in_a_ball(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The nearest point in the unit ball that satisfies the rows."""
+    eye = torch.eye(raw.shape[-1], dtype=raw.dtype)
+    ball = SecondOrder(eye, torch.zeros_like(eye[0]), torch.zeros_like(eye[0]), torch.ones_like(eye[0, 0]))
+    return project_intersection(raw, [Intervals(A, lower, upper), ball])
+
+
+class Problem(NamedTuple):
+    """The solving function, the shape of A, and its kernel for a CPU; "" for plain torch."""
+
+    solve: Callable[..., Tensor]
+    shape: tuple[int, ...]
+    kernel: str
+
+
+PROBLEMS: dict[str, Problem] = {
+    "closed form, small shared A": Problem(enforce_affine, (2, 3), "affine_few"),
+    "closed form, large shared A": Problem(enforce_affine, (40, 60), "affine_shared"),
+    "closed form, few rows per sample": Problem(enforce_affine, (4, 2, 3), "affine_few"),
+    "closed form, many rows per sample": Problem(enforce_affine, (4, 12, 20), ""),
+    "nearest point, shared A": Problem(project_affine, (2, 3), "nearest_few"),
+    "nearest point, few rows per sample": Problem(project_affine, (4, 2, 3), "nearest_few"),
+    "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), "projection"),
+    "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
+    "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "polyhedron"),
+    "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic_entry"),
+    "nearest point, nonlinear rows": Problem(_curved, (2, 3), "active_set"),
+}
 
 SAMPLES = 1000
 """Samples in a timed call."""
-CALLS = 11
-"""Timed calls."""
+CALLS, SECONDS = 11, 0.3
+"""The most timed calls, and the time after which no further one begins."""
 
 
 def examine(timing: bool = True) -> dict[str, Any]:
-    """All findings as plain data; timing compiles the kernels if they have not been compiled yet."""
+    """All findings as plain data; where a kernel is not compiled yet, the time is torch's."""
     found: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "extras": _extras(), "kernels": _kernels()}
     if timing:
         found["milliseconds"] = _milliseconds()
@@ -82,7 +126,10 @@ def _version(package: str) -> str | None:
 def _kernels() -> dict[str, str]:
     """Which compiled code is active here, and why the rest is not."""
     if HAS_NUMBA:
-        cpu = f"active: numba {_version('numba')}"
+        done = compiled()
+        done = compiled().values()
+        cpu = f"active: numba {_version('numba')}; {sum(done)} of {len(done)} compiled"
+        cpu += "" if all(done) else ", torch computes for the rest: hardnet warmup"
     else:
         off = _version("numba") is not None
         cpu = "off by HARDNET_NUMBA=0; torch computes" if off else "off: torch computes; pip install 'hardnet[cpu]'"
@@ -96,7 +143,7 @@ def _kernels() -> dict[str, str]:
 
 
 def _milliseconds() -> dict[str, dict[str, float]]:
-    """Times of one forward pass, and of one forward and backward pass, for every problem of `warmup.PROBLEMS`."""
+    """Times of one forward pass, and of one forward and backward pass, for every problem."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return {name: _time(problem.solve, problem.shape, device) for name, problem in PROBLEMS.items()}
 
@@ -120,12 +167,12 @@ def _time(solve: Callable[..., Tensor], shape: tuple[int, ...], device: str) -> 
 
 
 def _median(work: Callable[[], object]) -> float:
-    """Median milliseconds of some calls, after two that warm up."""
-    times = []
-    for _ in range(CALLS + 2):
+    """Median milliseconds of some calls after one that warms up, fewer where they are slow."""
+    times, end = [], time.perf_counter() + SECONDS
+    while len(times) < 3 or (len(times) <= CALLS and time.perf_counter() < end):
         began = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times[2:])
+    return statistics.median(times[1:])

@@ -50,11 +50,14 @@ def build(name: str) -> nn.Module:
         sys.path.insert(0, "")
     try:
         maker = object_of_file(name) if module.endswith(".py") else getattr(import_module(module), function)
-        network = maker()
+        network = maker if isinstance(maker, nn.Module) else maker()
     except HardNetError as error:
         raise HardNetError(f"--net: {name} cannot be called; {error}") from error
     except FAILS as error:
         raise HardNetError(f"--net: {name} cannot be called; {type(error).__name__}: {error}") from error
+    if isinstance(network, ConstraintSet):
+        remedy = "the file of the model has the set; hardnet explain shows a set"
+        raise HardNetError(sentence("--net", "the network, or a function that returns it", f"the set {name}", remedy))
     if not isinstance(network, nn.Module):
         raise HardNetError(sentence("--net", "a function that returns a module", type(network).__name__))
     return network
@@ -70,10 +73,14 @@ def object_of_file(given: str) -> Any:
         raise FileError(f"{path}: no such file")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # so that its classes can be copied
+    beside = str(Path(path).resolve().parent)
+    sys.path.insert(0, beside)  # as `python FILE.py` does, so that it finds its neighbors
     try:
         spec.loader.exec_module(module)
     except FAILS as error:
         raise HardNetError(f"{path}: cannot be run; {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(beside)
     if not hasattr(module, name):
         raise HardNetError(sentence(path, f"to define {name}", ", ".join(n for n in vars(module) if n[0] != "_")))
     return getattr(module, name)

@@ -26,15 +26,9 @@ def doctor(
 
 @app.command()
 def warmup(as_json: AsJson = False) -> None:
-    """Compile the CPU kernels ahead of time, on all cores, so that no first call waits for them."""
-    from hardnet.warming import warm
+    """Compile the CPU kernels ahead of time, on all cores, so that no first call computes without them."""
+    from hardnet.warming import warmup as compile_all
 
-    compiled = {}
-    for what, seconds in warm():
-        compiled[what] = seconds
-        if not as_json:
-            typer.echo(f"{seconds:6.1f} s  {what}")
+    compiled = compile_all(quiet=as_json)
     if as_json:
         print_json(compiled)
-    else:
-        typer.echo("ready" if compiled else "nothing to compile: numba is not installed (pip install 'hardnet[cpu]')")

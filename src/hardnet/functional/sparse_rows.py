@@ -15,6 +15,7 @@ from hardnet.errors import CROSSED, NOT_FINITE
 from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import raise_infeasible, reject
 from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, answer
+from hardnet.shapes import joint_batch
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows
 from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
@@ -67,7 +68,7 @@ def _flatten(
 ) -> tuple[torch.Size, tuple[Tensor, Tensor, Tensor]]:
     """The batch shape, and raw, lower and upper as one flat batch in float64, with infinities for absent bounds."""
     shapes = [part.shape[:-1] for part in (raw, lower, upper) if part is not None]
-    batch = torch.broadcast_shapes(*shapes)
+    batch = joint_batch(*shapes)
     low = raw.new_full((m,), -torch.inf) if lower is None else lower
     high = raw.new_full((m,), torch.inf) if upper is None else upper
     low, high = (bound.double().expand(*batch, m).reshape(-1, m) for bound in (low, high))

@@ -138,6 +138,7 @@ class PolyhedronTolerances(NamedTuple):
         beyond: How many times as far away as y and raw a point would have to lie that a proof of emptiness overlooks.
         narrow: The same distance below which a row nearly depends on the others.
         room: Roundings of a row that nearly depends on others by which it may be missed.
+        touching: The same distance up to which a row that touches y takes part in the multipliers of the others.
         rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
         violated: Roundings of float64 by which a row is violated and has to enter the working set.
         verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
@@ -152,6 +153,7 @@ class PolyhedronTolerances(NamedTuple):
     beyond: float = 1e3
     narrow: float = 1e-6
     room: float = 2.0
+    touching: float = 1e-12
     rate: float = 1e-12
     violated: float = 4.0
     verified: float = 11.0

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
+from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, did_you_mean, sentence
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import all_equalities, known_equalities
 from hardnet.layers.costs import recorded
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
 from hardnet.layers.table import LAYERS
+from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
@@ -30,7 +31,7 @@ CONDITION_LIMIT = 1e6
 times the violation, whereas the exact projection never moves farther than the nearest feasible point."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The method 'auto' chooses for a set, and why not the others.
 
@@ -44,10 +45,20 @@ class Explanation:
 
     def __str__(self) -> str:
         """A readable list, the chosen method first."""
-        order = [self.method, *(name for name in self.reasons if name != self.method)]
-        width = max(len(name) for name in order)
-        marks = {name: "->" if name == self.method else "  " for name in order}
-        return "\n".join(f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in order)
+        width = max(map(len, self.reasons))
+        marks = {name: "->" if name == self.method else "  " for name in self.reasons}
+        return "\n".join(f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in self._order())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same as a table."""
+        return as_html(
+            ({"method": name, "why": self.reasons[name]} for name in self._order()), f"'auto' takes {self.method}"
+        )
+
+    def _order(self) -> list[str]:
+        return [self.method, *(name for name in self.reasons if name != self.method)]
 
 
 def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
@@ -144,7 +155,9 @@ def build_layer(constraint: ConstraintSet, method: str | Layer = "auto", **optio
     if method == "auto" and constraint.polyhedral and _projection_alone_has(options, name):
         name = "projection"
     if name not in LAYERS:
-        raise UnsupportedSetError(f"method: expected 'auto' or one of {', '.join(LAYERS)}, got {name!r}")
+        raise UnsupportedSetError(
+            f"method: expected 'auto' or one of {', '.join(LAYERS)}, got {name!r}{did_you_mean(name, LAYERS)}"
+        )
     return LAYERS[name](constraint, **options)
 
 

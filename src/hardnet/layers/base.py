@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
-from hardnet.layers.options import LayerOptions, take_options
+from hardnet.layers.options import LayerOptions, signature_with, take_options
 from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
 from hardnet.nearest.policy import Once
+from hardnet.products import times
 from hardnet.sets.arguments import Constants
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.judgment import members
 from hardnet.shapes import NO_DOUBLE, require_float
+from hardnet.tolerances import ROUNDINGS
 
 
 class Guarantee(StrEnum):
@@ -62,6 +65,11 @@ class Layer(nn.Module):
     """Whether this layer has warned of points that are in the set but not proved to be the nearest."""
     options: Any  # each layer declares its own type
     """The options of this layer, given or default."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Show the options in the signature of the class."""
+        super().__init_subclass__(**named)
+        cls.__signature__ = signature_with(cls.__init__, cls.Options)
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__()
@@ -172,9 +180,48 @@ class Layer(nn.Module):
             raise DTypeError(sentence("raw", "float32 or float64 with strict=True", raw.dtype, remedy))
         return narrow(self.enforce(raw.float(), x), raw.dtype, getattr(self.options, "on_invalid", "raise"))
 
+    def active(self, raw: Tensor, x: Any = None) -> dict[str, Tensor]:
+        """The rows that hold ``y = layer(raw, x)``, by name: in which samples, ``(*batch)`` bool.
+
+        A row is active where y is on its bound, to the rounding that a certificate allows, or where it gives way. Rows
+        that are active in no sample are left out.
+
+        Args:
+            raw: ``(*batch, raw_dim)``.
+            x: The input.
+        """
+        with torch.no_grad():
+            return active_rows(self.constraint, self(raw, x), x)
+
     @abstractmethod
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)``, float32 or float64, and the input x to y ``(*batch, n)`` in C(x)."""
+
+
+@torch.no_grad()
+def active_rows(constraint: ConstraintSet, y: Tensor, x: Any) -> dict[str, Tensor]:
+    """The affine rows of C(x) whose bound y ``(*batch, n)`` reaches or passes, by name; see `Layer.active`."""
+    x, exact = input_of_set(x, y), y.double()
+    numbers = constraint.numbers(x, widen(y))
+    reached: list[Tensor] = []
+    for part, own in members(constraint, numbers):
+        if not (part.polyhedral or part.relaxed):
+            remedy = "layer.solve(raw, x).dual has the multipliers of every row"
+            raise UnsupportedSetError(sentence("active", "a set of dense affine rows", part.label, remedy))
+        A, lower, upper = (None if bound is None else bound.double() for bound in part.rows(own, y))
+        assert A is not None
+        value = times(A, exact)
+        near = ROUNDINGS * torch.finfo(y.dtype).eps * part.scale(own, widen(y)).double()
+        none = torch.zeros_like(value, dtype=torch.bool)
+        above, below = (
+            (none if upper is None else value >= upper - near),
+            (none if lower is None else value <= lower + near),
+        )
+        reached.append(above | below)
+    names = constraint.row_names(numbers, y)
+    rows = torch.cat(reached, dim=-1)
+    some = rows.reshape(-1, len(names)).any(0).nonzero().squeeze(-1).tolist()
+    return {names[row]: rows[..., row] for row in some}
 
 
 def not_affine(constraint: ConstraintSet) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from inspect import Parameter, Signature, signature
 from typing import Any
 
-from hardnet.errors import OptionError, sentence
+from hardnet.errors import OptionError, did_you_mean, sentence
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,27 @@ def metric() -> Any:
     )
 
 
+def signature_with(init: Callable[..., Any], record: type[LayerOptions]) -> Signature:
+    """The signature of a layer's constructor, with its options in place of ``**options``."""
+    given = list(signature(init).parameters.values())[1:]
+    if not given or given[-1].kind is not Parameter.VAR_KEYWORD:
+        return Signature(given)
+    named = {own.name for own in given}
+    options = [
+        Parameter(own.name, Parameter.KEYWORD_ONLY, default=own.default, annotation=own.type)
+        for own in fields(record)
+        if own.name not in named
+    ]
+    return Signature([*given[:-1], *options])
+
+
 def take_options(method: str, record: type[LayerOptions], given: dict[str, Any]) -> LayerOptions:
     """The dataclass with the given values; an unknown option is refused by name, listing the known ones."""
     names = [own.name for own in fields(record)]
     for name in given:
         if name not in names:
             expected = f"an option of method '{method}' ({', '.join(names) or 'it has none'})"
-            raise OptionError(sentence("options", expected, repr(name)))
+            raise OptionError(sentence("options", expected, repr(name)) + did_you_mean(name, names))
     return record(**given)
 
 

@@ -24,6 +24,7 @@ from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
 from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.notebook import as_html
 
 # All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes.
 
@@ -239,13 +240,28 @@ _ROWS = (
 )
 
 
-def methods() -> list[Method]:
+COLUMNS = ("name", "constraint", "input_dependence", "guarantee", "computation")
+"""What a table of methods shows."""
+
+
+class Methods(list[Method]):
+    """The rows of Table 1, as a list that prints as a table."""
+
+    def __repr__(self) -> str:
+        """One line for each method."""
+        return "\n".join(f"{row.name:<12} {row.guarantee:<11} {row.constraint}" for row in self)
+
+    def _repr_html_(self) -> str:
+        return as_html({name: getattr(row, name) for name in COLUMNS} for row in self)
+
+
+def methods() -> Methods:
     """Table 1 of the paper: one row per method of this library.
 
     Registered methods follow, with what their class declares.
     """
     own = [layer for name, layer in LAYERS.items() if name not in {row.name for row in _ROWS}]
-    return [*_ROWS, *(_row_of(layer) for layer in own)]
+    return Methods([*_ROWS, *(_row_of(layer) for layer in own)])
 
 
 def _row_of(layer: type[Layer]) -> Method:

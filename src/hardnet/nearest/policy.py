@@ -171,13 +171,15 @@ MOST_NAMED = 8
 
 
 def group_names(names: Sequence[str]) -> str:
-    """``balance[8], capacity: 1440 rows``: few rows by name, many by the set that they belong to."""
+    """``balance[8], capacity: 1440 rows``: few rows by name, many by the set that they belong to, the largest first."""
     if len(names) <= MOST_NAMED:
         return ", ".join(names)
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.split("[")[0], []).append(name)
-    return ", ".join(rows[0] if len(rows) == 1 else f"{name}: {len(rows)} rows" for name, rows in groups.items())
+    order = sorted(groups.items(), key=lambda group: -len(group[1]))
+    named = [rows[0] if len(rows) == 1 else f"{name}: {len(rows)} rows" for name, rows in order]
+    return ", ".join(named[:MOST_NAMED] + ([f"and {len(named) - MOST_NAMED} more"] if named[MOST_NAMED:] else []))
 
 
 INSTEAD = "pass on_unsolved='nan', or 'best' for the last point; the error's .solution has the other samples"

@@ -12,7 +12,7 @@ from hardnet.functional.elementary import project_box
 from hardnet.functional.samples import Policy
 from hardnet.products import times
 from hardnet.rows import bound_size
-from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.sets.base import AffineRows, ConstraintSet, Name, Number
 from hardnet.structure import BoxedRows
 
 
@@ -67,7 +67,7 @@ class Affine(ConstraintSet):
         A: ``(m, n)``, or a function of x that returns ``(*batch, m, n)``.
         lower: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
         upper: Like `lower`.
-        name: What errors and certificates call these rows.
+        name: What errors and certificates call these rows, or a list of names, one for each row.
     """
 
     polyhedral = True
@@ -82,7 +82,7 @@ class Affine(ConstraintSet):
         return super().__new__(cls)
 
     def __init__(
-        self, A: Number, *, lower: Number | None = None, upper: Number | None = None, name: str | None = None
+        self, A: Number, *, lower: Number | None = None, upper: Number | None = None, name: Name = None
     ) -> None:
         super().__init__(name)
         if lower is None and upper is None:
@@ -150,14 +150,14 @@ class Equality(Affine):
     Args:
         A: ``(m, n)``, or a function of x that returns ``(*batch, m, n)``.
         b: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
-        name: What errors and certificates call these rows.
+        name: What errors and certificates call these rows, or a list of names, one for each row.
     """
 
     stored_as: ClassVar[dict[str, str]] = {"b": "lower"}
     repeated: ClassVar[dict[str, str]] = {"upper": "lower"}
     declares_equalities = True
 
-    def __init__(self, A: Number, b: Number, *, name: str | None = None) -> None:
+    def __init__(self, A: Number, b: Number, *, name: Name = None) -> None:
         super().__init__(A, lower=b, name=name)
 
     def equality_rows(self, numbers: AffineRows, like: Tensor) -> list[int]:
@@ -187,7 +187,7 @@ class Box(ConstraintSet):
     Args:
         lower: ``(n,)`` or a number for all coordinates, or a function that returns ``(*batch, n)``.
         upper: Like `lower`; an absent bound is infinite.
-        name: What errors and certificates call these coordinates.
+        name: What errors and certificates call these coordinates, or a list of names, one for each row.
     """
 
     polyhedral = True
@@ -195,7 +195,7 @@ class Box(ConstraintSet):
     same_rows = True
     record = BoxNumbers
 
-    def __init__(self, lower: Number | None = None, upper: Number | None = None, *, name: str | None = None) -> None:
+    def __init__(self, lower: Number | None = None, upper: Number | None = None, *, name: Name = None) -> None:
         super().__init__(name)
         if lower is None and upper is None:
             raise ShapeError(sentence("lower, upper", "at least one bound", "none", "pass lower=, upper= or both"))

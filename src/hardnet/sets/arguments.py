@@ -26,6 +26,9 @@ from hardnet.errors import (
 from hardnet.modes import HALF, working
 from hardnet.shapes import Core, fit, require_float, require_like, spell
 
+Name = str | Sequence[str] | None
+"""What errors and certificates call a set, or a name for each of its rows."""
+
 # The constants of a set and state dicts: a load fills what the meta device left empty, and changes nothing else.
 
 
@@ -130,12 +133,16 @@ class Arguments(Constants):
     nonzero: ClassVar[dict[str, str]] = {}
     """Letters that may not stand for zero, each with what is said of one that does."""
 
-    def __init__(self, name: str | None = None) -> None:
+    name: str | tuple[str, ...] | None
+    """What errors and certificates call the set, whose rows are then numbered; or a name for each row."""
+
+    def __init__(self, name: Name = None) -> None:
         super().__init__()
-        if name is not None and not isinstance(name, str):
-            remedy = "one name for the set: its rows are called name[0], name[1], ..."
-            raise DTypeError(sentence("name", "a string", type(name).__name__, remedy))
-        self.name = name
+        rows = isinstance(name, list | tuple)
+        if not all(isinstance(part, str) for part in (name if rows else [name or ""])):
+            expected = "a string for the set, or a list of one for each row"
+            raise DTypeError(sentence("name", expected, type(name).__name__))
+        self.name = name if name is None or isinstance(name, str) else tuple(name)
         self._functions: dict[str, Callable[[Any], Tensor]] = {}
         self._constants: list[str] = []
         self._cores: dict[str, Core] = {}

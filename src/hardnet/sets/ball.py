@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hardnet.functional.elementary import project_ball, solve_ball
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import Balls
 from hardnet.solvers.solution import Solution
@@ -26,7 +26,7 @@ class Ball(CurvedSet):
     smooth = True
     record = Balls
 
-    def __init__(self, center: Number, radius: Number, *, name: str | None = None) -> None:
+    def __init__(self, center: Number, radius: Number, *, name: Name = None) -> None:
         super().__init__(name)
         self.take("center", center, ("n",), "finite")
         self.take("radius", radius, (), "size")

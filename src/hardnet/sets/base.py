@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import CROSSED, DTypeError, UnsupportedSetError, sentence
-from hardnet.sets.arguments import Arguments, Number
+from hardnet.errors import CROSSED, DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.sets.arguments import Arguments, Name, Number
+from hardnet.shapes import joint_batch
 from hardnet.structure import BoxedRows
 
 if TYPE_CHECKING:
     from hardnet.sets.intersection import Intersection
 
-__all__ = ["AffineRows", "ConstraintSet", "Number"]
+__all__ = ["AffineRows", "ConstraintSet", "Name", "Number"]
 
 
 class AffineRows(NamedTuple):
@@ -74,7 +75,7 @@ class ConstraintSet(Arguments):
     @property
     def label(self) -> str:
         """The name of the set, or its class."""
-        return type(self).__name__ if self.name is None else self.name
+        return self.name if isinstance(self.name, str) else type(self).__name__
 
     def origin(self) -> Tensor | None:
         """The zero point ``(n,)`` in the dtype and device of the set's tensors; None where n is not known."""
@@ -101,7 +102,7 @@ class ConstraintSet(Arguments):
         sizes = [value.shape[core.index("n") - len(core)] for core, value in moved if "n" in core]
         if not moved or (self.dim is None and not sizes):
             return self.origin()
-        batch = torch.broadcast_shapes(*(value.shape[: value.dim() - len(core)] for core, value in moved))
+        batch = joint_batch(*(value.shape[: value.dim() - len(core)] for core, value in moved))
         return moved[0][1].new_zeros(*batch, self.dim or sizes[0])
 
     @property
@@ -179,8 +180,16 @@ class ConstraintSet(Arguments):
         return self.residual(numbers, like).shape[-1]
 
     def row_names(self, numbers: Any, like: Tensor, label: str | None = None) -> list[str]:
-        """A readable name for each row of `residual` and of `rows`: ``limits[3]``, or ``budget`` for a single row."""
-        label, count = self.label if label is None else label, self.row_count(numbers, like)
+        """A readable name for each row of `residual` and of `rows`: ``limits[3]``, or ``budget`` for a single row.
+
+        Rows with names of their own have these, behind a label.
+        """
+        count = self.row_count(numbers, like)
+        if isinstance(self.name, tuple):
+            if len(self.name) != count:
+                raise ShapeError(sentence("name", f"a name for each of {count} rows", f"{len(self.name)} names"))
+            return [f"{label or ''}{own}" for own in self.name]
+        label = self.label if label is None else label
         return [label] if count == 1 else [f"{label}[{row}]" for row in range(count)]
 
     def structure_names(self, numbers: Any, like: Tensor, label: str | None = None) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.program import Program, project_program
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import ConstraintSet, Number
+from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.tolerances import PROGRAMS
 
 
@@ -40,7 +40,7 @@ class Cvxpy(ConstraintSet):
         dim: int,
         parameters: Mapping[str, Number | tuple[Number, tuple[int, ...]]] | None = None,
         *,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(name)
         if not callable(build):

@@ -9,13 +9,13 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import InfeasibleError, ShapeError, sentence
+from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.l1_ball import Region, project_with_balls, solve_with_balls
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.sets.affine import BoxNumbers
-from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.sets.base import AffineRows, ConstraintSet, Name
 from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
@@ -34,8 +34,10 @@ class Intersection(ConstraintSet):
         name: What errors and certificates put in front of the members' names.
     """
 
-    def __init__(self, members: Sequence[ConstraintSet], *, name: str | None = None) -> None:
+    def __init__(self, members: Sequence[ConstraintSet], *, name: Name = None) -> None:
         super().__init__(name)
+        if isinstance(self.name, tuple):
+            raise DTypeError(sentence("name", "a string", "a list", "the members name their rows"))
         flat: list[ConstraintSet] = []
         for member in members:
             flat.extend(member.parts if isinstance(member, Intersection) else [member])
@@ -182,7 +184,7 @@ class Intersection(ConstraintSet):
             if part.name is None and kinds.count(own) > 1:
                 own = f"{own}#{seen[own]}"
                 seen[part.label] += 1
-            labels.append(front + own)
+            labels.append(front if isinstance(part.name, tuple) else front + own)
         return labels
 
     def follow(self, like: Tensor) -> bool:

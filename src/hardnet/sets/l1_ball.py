@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hardnet.functional.l1_ball import L1, project_l1_ball, solve_l1_ball
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import ConstraintSet, Number
+from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.solvers.solution import Solution
 
 
@@ -60,9 +60,7 @@ class L1Ball(AbsoluteSet):
 
     record = L1
 
-    def __init__(
-        self, center: Number, radius: Number, weights: Number | None = None, *, name: str | None = None
-    ) -> None:
+    def __init__(self, center: Number, radius: Number, weights: Number | None = None, *, name: Name = None) -> None:
         super().__init__(name)
         self.take("center", center, ("n",), "finite")
         self.take("radius", radius, (), "size")

@@ -9,7 +9,7 @@ from torch import Tensor
 from hardnet.errors import ASYMMETRIC, sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import SemiDefinite
 
@@ -27,7 +27,7 @@ class LMI(CurvedSet):
     record = SemiDefinite
     nonzero: ClassVar[dict[str, str]] = {"k": sentence("F0", "a matrix of order 1 or more", "one without entries")}
 
-    def __init__(self, F0: Number, F: Number, *, name: str | None = None) -> None:
+    def __init__(self, F0: Number, F: Number, *, name: Name = None) -> None:
         super().__init__(name)
         self.take("F0", F0, ("k", "k"), "finite")
         self.take("F", F, ("n", "k", "k"), "finite")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.functional.nonlinear import call, jacobian_of
 from hardnet.sets.affine import interval_residual
-from hardnet.sets.base import ConstraintSet, Number
+from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.shapes import fit
 from hardnet.solvers.nonlinear.solve import Existence, prove_existence
 from hardnet.tolerances import NONLINEAR, row_size
@@ -56,7 +56,7 @@ class Nonlinear(ConstraintSet):
         upper: Like `lower`.
         jacobian: ``(y, x) -> (*batch, m, n)``, the derivative of g in y, itself differentiable; by default g is
             differentiated by torch.
-        name: What errors and certificates call these rows.
+        name: What errors and certificates call these rows, or a list of names, one for each row.
     """
 
     by_functions = True
@@ -72,7 +72,7 @@ class Nonlinear(ConstraintSet):
         lower: Number | None = None,
         upper: Number | None = None,
         jacobian: NonlinearFunction | None = None,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(name)
         for argument, function in (("g", g), ("jacobian", jacobian)):

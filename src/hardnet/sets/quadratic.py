@@ -8,7 +8,7 @@ from torch import Tensor
 from hardnet.errors import ASYMMETRIC, INDEFINITE
 from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadratic
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import Quadratics, convex
 
@@ -26,7 +26,7 @@ class Quadratic(CurvedSet):
     smooth = True
     record = Quadratics
 
-    def __init__(self, P: Number, q: Number, r: Number, *, name: str | None = None) -> None:
+    def __init__(self, P: Number, q: Number, r: Number, *, name: Name = None) -> None:
         super().__init__(name)
         self.take("P", P, ("n", "n"), "finite")
         self.take("q", q, ("n",), "finite")

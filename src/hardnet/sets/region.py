@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.sets.base import AffineRows, ConstraintSet, Number
+from hardnet.sets.base import AffineRows, ConstraintSet, Name, Number
 from hardnet.shapes import require_like
 from hardnet.solvers import Status, project_affine
 
@@ -41,7 +41,7 @@ class AffineOnRegion(ConstraintSet):
     """
 
     def __init__(
-        self, vertices: Number, A: Number | None = None, b: Number | None = None, *, name: str | None = None
+        self, vertices: Number, A: Number | None = None, b: Number | None = None, *, name: Name = None
     ) -> None:
         super().__init__(name)
         if A is None and b is not None:

@@ -10,7 +10,7 @@ from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.relaxed import least_slack, project_relaxed
 from hardnet.functional.samples import Policy
 from hardnet.modes import widen
-from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.sets.base import AffineRows, ConstraintSet, Name
 from hardnet.structure import BoxedRows
 
 
@@ -35,13 +35,14 @@ class Relaxed(ConstraintSet):
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
         weight: A positive number, or one for each row of `constraint`. Rounding hides a ``weight |a|^2`` that is less
             than about 1e-8 of that of rows which give way by much: such a sample is a `ConvergenceError`.
-        name: What errors and certificates call these rows; by default the name of `constraint`.
+        name: What errors and certificates call these rows, or a list of names, one for each row; by default the name of
+            `constraint`.
     """
 
     projectable = True
     relaxed = True
 
-    def __init__(self, constraint: ConstraintSet, weight: Any = 1.0, *, name: str | None = None) -> None:
+    def __init__(self, constraint: ConstraintSet, weight: Any = 1.0, *, name: Name = None) -> None:
         super().__init__(name)
         if not isinstance(constraint, ConstraintSet):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__))
@@ -72,7 +73,7 @@ class Relaxed(ConstraintSet):
     @property
     def label(self) -> str:
         """Its name, or that of the set that gives way."""
-        return self.constraint.label if self.name is None else self.name
+        return self.name if isinstance(self.name, str) else self.constraint.label
 
     def follow(self, like: Tensor) -> bool:
         """Move the written constants of both."""
@@ -108,7 +109,9 @@ class Relaxed(ConstraintSet):
         return self.constraint.row_count(numbers.wanted, like)
 
     def row_names(self, numbers: RelaxedNumbers, like: Tensor, label: str | None = None) -> list[str]:
-        """Those of the set, under the name of this one."""
+        """Those of the set, under the name of this one; or its own."""
+        if isinstance(self.name, tuple):
+            return super().row_names(numbers, like, label)
         return self.constraint.row_names(numbers.wanted, like, self.name if label is None else label)
 
     def project(

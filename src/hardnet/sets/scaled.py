@@ -68,6 +68,9 @@ class Sums(ConstraintSet):
 
     def structure_names(self, numbers: Any, like: Tensor, label: str | None = None) -> tuple[list[str], list[str]]:
         """The sums, and the outputs."""
+        if isinstance(self.name, tuple):
+            rows = super().row_names(numbers, like, label)
+            return rows[like.shape[-1] :], rows[: like.shape[-1]]
         label = self.label if label is None else label
         outputs, sums = self._names(numbers, like)
         return [label + name for name in sums], [label + name for name in outputs]

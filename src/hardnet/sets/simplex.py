@@ -10,7 +10,7 @@ from torch import Tensor
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.elementary import project_simplex
 from hardnet.functional.samples import Policy
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.scaled import Sums
 
 
@@ -26,12 +26,12 @@ class Simplex(Sums):
     Args:
         dim: n.
         total: A number >= 0, or a function of x that returns ``(*batch)``.
-        name: What errors and certificates call it.
+        name: What errors and certificates call it, or a list of names, one for each row.
     """
 
     projectable = True
 
-    def __init__(self, dim: int, total: Number = 1.0, *, name: str | None = None) -> None:
+    def __init__(self, dim: int, total: Number = 1.0, *, name: Name = None) -> None:
         super().__init__(name)
         if not isinstance(dim, int) or dim < 1:
             raise ShapeError(sentence("dim", "a positive integer", dim))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.nonlinear import call
+from hardnet.sets.base import Name
 from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction, NonlinearNumbers, fit_rows
 
 
@@ -32,7 +33,7 @@ class Smooth(Nonlinear):
         inequality: NonlinearFunction | None = None,
         equality: NonlinearFunction | None = None,
         *,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         if inequality is None and equality is None:
             raise ShapeError(sentence("inequality, equality", "at least one function", "none"))

@@ -11,7 +11,7 @@ from hardnet.errors import sentence
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.samples import Policy
 from hardnet.products import times
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import SecondOrder
 from hardnet.structure import BoxedRows
@@ -34,7 +34,7 @@ class SecondOrderCone(CurvedSet):
         "k": sentence("A", "at least one row", "none", "write c'y + d >= 0 as hn.Affine")
     }
 
-    def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: str | None = None) -> None:
+    def __init__(self, A: Number, b: Number, c: Number, d: Number, *, name: Name = None) -> None:
         super().__init__(name)
         self.take("A", A, ("k", "n"), "finite")
         self.take("b", b, ("k",), "finite")

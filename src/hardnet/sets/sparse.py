@@ -12,7 +12,7 @@ from hardnet.errors import DeviceError, DTypeError, InfeasibleError, ShapeError,
 from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_affine
 from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.sets.affine import interval_residual, interval_scale
-from hardnet.sets.base import ConstraintSet, Number
+from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows, prepare_sparse
 from hardnet.solvers.solution import Solution
 from hardnet.structure import join
@@ -44,7 +44,7 @@ class SparseAffine(ConstraintSet):
         lower: ``(m,)`` or a number for all rows, or a function that returns ``(*batch, m)``.
         upper: Like `lower`.
         equality: Whether `lower` is the right-hand side of equalities, and there is no `upper`.
-        name: What errors and certificates call these rows.
+        name: What errors and certificates call these rows, or a list of names, one for each row.
     """
 
     projectable = True
@@ -61,7 +61,7 @@ class SparseAffine(ConstraintSet):
         lower: Number | None = None,
         upper: Number | None = None,
         equality: bool = False,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(name)
         if lower is None and upper is None:

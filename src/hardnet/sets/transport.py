@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import InfeasibleError, ShapeError, sentence
-from hardnet.sets.base import Number
+from hardnet.sets.base import Name, Number
 from hardnet.sets.scaled import Sums
 
 EQUAL = 16
@@ -41,7 +41,7 @@ class Transport(Sums):
     record = TransportNumbers
     stored_as: ClassVar[dict[str, str]] = {"rows": "row_sums", "columns": "column_sums"}
 
-    def __init__(self, rows: Number, columns: Number, *, name: str | None = None) -> None:
+    def __init__(self, rows: Number, columns: Number, *, name: Name = None) -> None:
         super().__init__(name)
         for own, value, letter in (("row_sums", rows, "r"), ("column_sums", columns, "c")):
             self.take(own, value, (letter,), "size")
@@ -143,7 +143,7 @@ class DoublyStochastic(Transport):
         name: What errors and certificates call it.
     """
 
-    def __init__(self, order: int, *, name: str | None = None) -> None:
+    def __init__(self, order: int, *, name: Name = None) -> None:
         if not isinstance(order, int) or isinstance(order, bool) or order < 1:
             raise ShapeError(sentence("order", "a positive integer", order))
         super().__init__([1.0] * order, [1.0] * order, name=name)

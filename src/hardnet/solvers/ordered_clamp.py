@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.shapes import joint_batch
+
 
 class Step(NamedTuple):
     """The rows of ``body y <= right`` that bound one variable.
@@ -38,7 +40,7 @@ def clamp_in_order(raw: Tensor, body: Tensor, right: Tensor, steps: Sequence[Ste
         right: ``(*batch, r)``.
         steps: One per variable.
     """
-    raw = raw.expand(*torch.broadcast_shapes(raw.shape[:-1], right.shape[:-1]), raw.shape[-1])
+    raw = raw.expand(*joint_batch(raw.shape[:-1], right.shape[:-1]), raw.shape[-1])
     done: list[Tensor] = []
     for step in steps:
         before = torch.stack(done, dim=-1) if done else raw[..., :0]

@@ -17,6 +17,7 @@ from torch import Tensor
 from hardnet.certificate import check
 from hardnet.errors import DTypeError, HardNetError, sentence
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
+from hardnet.kernels.cpu.ready import waiting
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.affine import affine_residual, affine_scale
 from hardnet.sets.base import ConstraintSet
@@ -27,6 +28,7 @@ from hardnet.testing.promise import ContractError, require
 __all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer", "check_set"]
 
 
+@waiting()
 def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
     """Check the contract of a set at points y ``(batch, n)``, inside and outside of it.
 
@@ -50,6 +52,7 @@ def check_set(constraint: ConstraintSet, y: Tensor, x: Any = None) -> None:
     require(bool(same.all()), "the residual of a sample depends on its batch")
 
 
+@waiting()
 def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, compiled: bool = False) -> None:
     """Check the contract of a layer on a batch raw ``(batch, raw_dim)`` in float64.
 

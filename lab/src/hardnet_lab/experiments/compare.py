@@ -5,19 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hardnet_lab.experiments import tables
+from hardnet_lab.experiments.recipes import refusal
 from hardnet_lab.experiments.results import Result, read_result
-from hardnet_lab.experiments.run import reproduce, request
-from hardnet_lab.problems import Problem
+from hardnet_lab.experiments.run import Request, reproduce, request
+from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.train import bars
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """The results of every method; prints as a table.
+    """The results of every method; prints as a table, in a notebook too.
 
     Attributes:
         results: One per method and recipe, with metrics per seed, learning curves and times.
@@ -28,7 +29,15 @@ class Comparison:
     folder: Path | None
 
     def __str__(self) -> str:
-        return tables.markdown(tables.build(self.results[0].problem, self.results)) if self.results else "no results"
+        return tables.markdown(self._table()) if self.results else "no results"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(self._table()) if self.results else "no results"
+
+    def _table(self) -> tables.Table:
+        return tables.build(self.results[0].problem, self.results)
 
     def mean(self, metric: str = "objective") -> dict[str, float]:
         """The mean of a metric over the seeds, by method; methods that failed are left out."""
@@ -77,9 +86,31 @@ def compare(
             resume=True,
             recipe=recipe,
         )
+        asked, refused = _possible(asked)
         with bars() if progress else nullcontext() as shown:
             results = [read_result(path) for path in reproduce(asked, shown)]
+        results += refused
     return Comparison(results, None if out is None else Path(out))
+
+
+def _possible(asked: Request) -> tuple[Request, list[Result]]:
+    """The request without the named methods that refuse the set, and for each of these a result that says why.
+
+    If all of them do, all stay: then running them is the error.
+    """
+    name = asked.experiments[0]
+    if not asked.named or (asked.own is None and name not in PROBLEMS):
+        return asked, []
+    problem = asked.own or PROBLEMS[name]()
+    reasons = {method: reason for method in asked.methods if (reason := refusal(method, problem)) is not None}
+    if len(reasons) == len(asked.methods):
+        return asked, []
+    kept = replace(asked, methods=[method for method in asked.methods if method not in reasons])
+    refused = [
+        Result(name, method.name, method.label, asked.seeds, 0, {}, {}, {}, failure=reason)
+        for method, reason in reasons.items()
+    ]
+    return kept, refused
 
 
 def _seeds(seeds: int | Sequence[int] | str) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError
+from hardnet.kernels.cpu.ready import waiting
 from hardnet.layers.base import Layer
 from hardnet.layers.table import LAYERS
 from hardnet.sets import Affine, Box, Equality
@@ -60,6 +61,7 @@ def standard_sets(seed: int = 0) -> list[Standard]:
     ]
 
 
+@waiting()
 def measure(device: str = "cpu", names: Sequence[str] | None = None, seconds: float = 0.1, seed: int = 0) -> list[dict]:
     """Measure methods (all of them by default) on every standard set, in float64.
 

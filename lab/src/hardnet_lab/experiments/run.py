@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 from hardnet.errors import DTypeError, FileError, HardNetError, sentence
 from hardnet.files import sole_run
+from hardnet.kernels.cpu.ready import waiting
 from hardnet.model import HardNet
 from hardnet.sets import Box, Equality
 from hardnet.sets.base import ConstraintSet
@@ -362,6 +363,7 @@ def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
     return run_rows(rows, asked.out, asked.device, display)
 
 
+@waiting()
 def run_rows(
     made: Callable[[Display], list[Row]], out: Path, device: torch.device, display: Display | None = None
 ) -> list[Path]:

@@ -8,18 +8,16 @@ the same in plain torch and for the handling of samples that are not solved here
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.pivoting import Room, room_for, solve_equalities, solve_gram
+from hardnet.kernels.cpu.ready import entries
 from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import NOISE
 
@@ -110,10 +108,7 @@ def _solve(
     )  # fmt: skip
 
 
-@cache
-def _kernel() -> Callable[..., int]:
-    """The compiled kernel, which takes addresses."""
-    return compile_addresses(_solve, torch.float64)
+ENTRIES = (_solve,)
 
 
 def solve(
@@ -140,5 +135,5 @@ def solve(
     given = [J if across is None else across, J if free is None else free, low, high, elastic]
     given += [low if center is None else center]
     counts = (int(across is not None), int(center is not None))
-    launch(_kernel(), [dual, step, good], [J, *given], (), J.shape, *counts, tile=1)
+    launch(entries("active_set")[0], [dual, step, good], [J, *given], (), J.shape, *counts, tile=1)
     return step, dual, good > 0

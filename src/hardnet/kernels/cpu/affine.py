@@ -6,14 +6,12 @@ multiplies between the passes of `affine_shared`. Samples that do not reach thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu import launch as host
 from hardnet.kernels.cpu.launch import count, launch, sizes
+from hardnet.kernels.cpu.ready import entries, ready
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS, MOST_SHARED_NUMBERS
 from hardnet.rows import REALS, Batch, dense
 
@@ -36,7 +34,8 @@ class CompiledPath:
         if not (host.HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS):
             return False
         m, n = rows.A.shape[-2:]
-        return rows.A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
+        fits = rows.A.dim() == 2 or (m <= MOST_ROWS and m * n <= MOST_NUMBERS)
+        return fits and ready("affine_shared" if self.wants_factor(rows.A) else "affine_few", rows.raw.dtype)
 
     def wants_factor(self, A: Tensor) -> bool:
         """Whether both directions need the factor of A: shared rows that torch multiplies."""
@@ -50,7 +49,7 @@ class CompiledPath:
             return y, (excess,), lost
         raw = dense(raw, raw)
         y = torch.empty_like(raw)
-        return y, (), launch(_few(raw.dtype)[0], [y], [raw, A], (lower, upper), *sizes(raw, A))
+        return y, (), launch(entries("affine_few", raw.dtype)[0], [y], [raw, A], (lower, upper), *sizes(raw, A))
 
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
         """The gradients of raw, A (if wanted; summed over the batch if shared), lower and upper ``(B, m)``."""
@@ -69,7 +68,7 @@ def _backward_few(
     grad_A = raw.new_empty(shape) if wants_matrix else None
     outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
     wanted = len(raw) if wants_matrix else 0
-    launch(_few(raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), shape, wanted, matrices)
+    launch(entries("affine_few", raw.dtype)[1], outputs, [gradient, raw, A], (lower, upper), shape, wanted, matrices)
     if grad_A is not None and A.dim() == 2:
         grad_A = grad_A.sum(0)
     return grad_raw, grad_A, grad_lower, grad_upper
@@ -113,7 +112,7 @@ def _backward_large(
 def _survey(A: Tensor, P: Tensor) -> tuple[Tensor, int]:
     """The numbers ``(m + 2,)`` that decide which samples need a second pass, and whether A has a factor."""
     facts, P = A.new_empty(len(A) + 2), dense(P, A)
-    return facts, _passes(A.dtype)[0](facts.data_ptr(), A.data_ptr(), P.data_ptr(), *A.shape)
+    return facts, entries("affine_shared", A.dtype)[0](facts.data_ptr(), A.data_ptr(), P.data_ptr(), *A.shape)
 
 
 def _excess_(
@@ -124,7 +123,7 @@ def _excess_(
     Samples whose mark in `chosen` ``(B,)`` is zero get an excess of zero.
     """
     low, high, marks = dense(lower, product), dense(upper, product), product if chosen is None else chosen
-    return _passes(product.dtype)[1](
+    return entries("affine_shared", product.dtype)[1](
         product.data_ptr(), marks.data_ptr(), low.data_ptr(), high.data_ptr(),
         *product.shape, 0 if chosen is None else len(chosen), count(lower), count(upper), regular,
     )  # fmt: skip
@@ -134,7 +133,9 @@ def _settle_(y: Tensor, raw: Tensor, excess: Tensor, facts: Tensor) -> Tensor | 
     """Restore the bits of raw for samples without excess; return which others need a second pass, or None."""
     chosen = y.new_empty(len(y))
     parts = (y, chosen, raw, excess, facts)
-    needs = _passes(y.dtype)[2](*[part.data_ptr() for part in parts], len(y), excess.shape[1], y.shape[1])
+    needs = entries("affine_shared", y.dtype)[2](
+        *[part.data_ptr() for part in parts], len(y), excess.shape[1], y.shape[1]
+    )
     return chosen if needs else None
 
 
@@ -144,27 +145,11 @@ def _confirm_(
     """Set samples that miss their bounds by more than rounding, or have no answer, to NaN; return how many."""
     parts = (y, y @ A.mT, raw, excess, facts, A, dense(lower, y), dense(upper, y))
     counts = len(y), *A.shape, count(lower), count(upper)
-    return _passes(y.dtype)[3](*[part.data_ptr() for part in parts], *counts)
+    return entries("affine_shared", y.dtype)[3](*[part.data_ptr() for part in parts], *counts)
 
 
 def _split_(w: Tensor, excess: Tensor) -> tuple[Tensor, Tensor]:
     """``w`` ``(B, m)`` for rows below their lower and rows above their upper bound; w itself becomes their sum."""
     above, below = w.new_empty(w.shape), w.new_empty(w.shape)
-    _passes(w.dtype)[4](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
+    entries("affine_shared", w.dtype)[4](w.data_ptr(), above.data_ptr(), below.data_ptr(), excess.data_ptr(), *w.shape)
     return below, above
-
-
-@cache
-def _few(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The kernels for few rows, forward and backward; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import affine_few, compiling
-
-    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_few.ENTRIES)
-
-
-@cache
-def _passes(dtype: torch.dtype) -> tuple[Callable[..., int], ...]:
-    """The passes around the products with a larger shared A: survey, excess, settle, confirm and split."""
-    from hardnet.kernels.cpu import affine_shared, compiling
-
-    return tuple(compiling.compile_addresses(entry, dtype) for entry in affine_shared.ENTRIES)

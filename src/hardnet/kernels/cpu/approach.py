@@ -10,8 +10,6 @@ for samples whose W is not positive definite or whose active rows are not found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,11 @@ from numba import carray
 from torch import Tensor
 
 from hardnet.kernels.cpu.active_set import make_gram, scale_rows, settle
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.definite import eliminate
 from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.pivoting import room_for
+from hardnet.kernels.cpu.ready import entries
 from hardnet.kernels.cpu.retraction import miss
 from hardnet.kernels.cpu.tiles import largest, row_dot
 from hardnet.kernels.limits import (
@@ -208,10 +207,7 @@ def _judge(
     )  # fmt: skip
 
 
-@cache
-def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The compiled kernels, which take addresses."""
-    return compile_addresses(_plan, torch.float64), compile_addresses(_judge, torch.float64)
+ENTRIES = (_plan, _judge)
 
 
 def plan(
@@ -245,7 +241,7 @@ def plan(
     step, (found, new, scale) = torch.empty_like(y), J.new_empty(3, *J.shape[:2])
     sums, (last, good) = J.new_empty(len(J), 3), J.new_empty(2, len(J))
     inputs = [J, H, value, lower, upper, bounds, y, raw, dual, weight]
-    launch(_kernels()[0], [step, found, new, scale, sums, last, good], inputs, (), J.shape, curved, tile=1)
+    launch(entries("approach")[0], [step, found, new, scale, sums, last, good], inputs, (), J.shape, curved, tile=1)
     current, slope, noise = sums.unbind(-1)
     last = last > 0
     return step, found, new, scale, current, slope, torch.where(last, torch.inf, noise), last, good > 0
@@ -276,5 +272,5 @@ def judge(
     wants = torch.empty_like(numbers[:, 0])
     inputs = [raw, trial, there, plan.dual, plan.weight, plan.scale, *bounds]
     shape = torch.Size((*there.shape, y.shape[1]))
-    launch(_kernels()[1], [numbers, y, dual, wants], inputs, (), shape, tile=1)
+    launch(entries("approach")[1], [numbers, y, dual, wants], inputs, (), shape, tile=1)
     return wants > 0

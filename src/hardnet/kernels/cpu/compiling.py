@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import ast
 import ctypes
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import cfunc, njit, types
+from numba.core.caching import FunctionCache
+from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 
 REALS = {torch.float32: types.float32, torch.float64: types.float64}
 Tile = npt.NDArray[np.float64]
 
-compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True)
-summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
-"""The same, with sums in any order, so that they can be vectorized."""
 _ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-inner = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
-"""Like `compiled`, for functions called only by compiled code: without the Python entry points, which take long to
-compile for functions of records."""
+"""Compiled code alone calls these functions: entry points for Python would take long to compile."""
+compiled = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_ALONE)
+summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True, **_ALONE)
+"""The same, with sums in any order, so that they can be vectorized."""
+inner = compiled
 
 _BARE: dict[str, Any] = {**_ALONE, "_nrt": False}
 bare = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_BARE)
@@ -36,26 +41,80 @@ bare_summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=
 """The same, with sums in any order."""
 
 
-def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:
+def compile_addresses(function: Callable[..., int], dtype: torch.dtype, *, wait: bool = True) -> Callable[..., int]:
     """Compile a function of counts and of addresses of numbers of this dtype, to be called from Python.
 
     A parameter annotated as `int` is a count, any other an address. Calls by address are cheap and do not hold the GIL.
     numba caches the code on disk, next to the package or in the user's cache, for other processes; where neither is
     writable, each process compiles again.
+
+    Raises:
+        NotCompiledError: The code is not in the cache, and shall not be waited for.
     """
     kinds = [parameter.annotation in (int, "int") for parameter in signature(function).parameters.values()]
     takes = types.int64(*(types.int64 if counts else types.CPointer(REALS[dtype]) for counts in kinds))
-    function.__qualname__ = f"{function.__name__}_{digest(Path(function.__code__.co_filename))}"
-    options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced}
-    try:
-        entry: Any = cfunc(takes, cache=True, **options)(function)
-    except RuntimeError:  # numba found no writable directory for a cache
-        entry = cfunc(takes, **options)(function)
+    options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": _Announced if wait else _Refused}
+    named = _named(function, dtype)
+    if not wait and not _has_index(named):
+        raise NotCompiledError
+    with _optimized_once(named.__qualname__):
+        try:
+            entry: Any = cfunc(takes, cache=True, **options)(named)
+        except RuntimeError:  # numba found no writable directory for a cache
+            entry = cfunc(takes, **options)(named)
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(kinds))(entry.address)
+
+
+def _named(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:
+    """The function under a name for numba's cache that says its dtype and text: then each has an index of its own."""
+    named = FunctionType(function.__code__, function.__globals__, function.__name__)
+    named.__module__ = function.__module__
+    named.__qualname__ = f"{function.__name__}_{REALS[dtype]}_{digest(Path(function.__code__.co_filename))}"
+    return named
+
+
+@contextmanager
+def _optimized_once(name: str) -> Iterator[None]:
+    """In this block numba optimizes an entry point alone, with all that it calls, instead of every function before too.
+
+    That halves the time it takes to compile. No other thread compiles meanwhile.
+    """
+    optimize = CPUCodeLibrary._optimize_final_module
+    with global_compiler_lock:
+        CPUCodeLibrary._optimize_final_module = lambda self: optimize(self) if name in self.name else None
+        try:
+            yield
+        finally:
+            CPUCodeLibrary._optimize_final_module = optimize
+
+
+def entries_of(kernel: str) -> tuple[Callable[..., int], ...]:
+    """The functions that a module of this folder has compiled."""
+    return import_module(f"hardnet.kernels.cpu.{kernel}").ENTRIES
+
+
+def cache_folder(function: Callable[..., int]) -> Path:
+    """The folder of numba's cache for a function; OSError where it finds none that it can write to."""
+    try:
+        return Path(FunctionCache(function).cache_path)
+    except RuntimeError as error:
+        raise OSError("numba finds no folder that it can write its cache to (NUMBA_CACHE_DIR)") from error
+
+
+def _has_index(named: Callable[..., int]) -> bool:
+    """Whether numba's cache has a file of this name; to look into it, numba would prepare to compile, which is slow."""
+    try:
+        return any(cache_folder(named).glob(f"*{named.__qualname__}*"))
+    except OSError:
+        return False
 
 
 announces = True
 """Whether the first compilation of this process is announced."""
+
+
+class NotCompiledError(Exception):
+    """The code is not in numba's cache."""
 
 
 class _Announced(Compiler):
@@ -65,6 +124,13 @@ class _Announced(Compiler):
         if announces:
             _announce()
         super().__init__(*arguments)
+
+
+class _Refused(Compiler):
+    """A compiler that is never at work."""
+
+    def __init__(self, *_: Any) -> None:
+        raise NotCompiledError
 
 
 @cache
@@ -80,6 +146,7 @@ def _announce() -> None:
 
 KERNELS = Path(__file__).parents[1]
 """The folder of all kernels, whose modules import each other by their full names."""
+IMPORTS = re.compile(r"^from (hardnet\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 
 @cache
@@ -94,10 +161,9 @@ def digest(source: Path) -> str:
 def _imported(source: Path, known: frozenset[Path] = frozenset()) -> frozenset[Path]:
     """The module, and the kernels that it imports directly or through others; not inside functions, which launch."""
     known |= {source}
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hardnet.kernels"):
-            folder = KERNELS.joinpath(*str(node.module).split(".")[2:])
-            for part in (folder, *(folder / name.name for name in node.names)):
-                found = part.with_suffix(".py")
-                known = known if found in known or not found.is_file() else known | _imported(found, known)
+    for module, names in IMPORTS.findall(source.read_text(encoding="utf-8")):
+        folder = KERNELS.joinpath(*module.split(".")[2:])
+        for part in (folder, *(folder / name for name in re.findall(r"\w+", names))):
+            found = part.with_suffix(".py")
+            known = known if found in known or not found.is_file() else known | _imported(found, known)
     return known

@@ -6,14 +6,15 @@ are known by the names of `hardnet.solvers.conic.blocks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
+from hardnet.kernels.cpu.ready import entries, ready
 from hardnet.kernels.limits import FEASIBLE, INSIDE, MOST_CONIC_NUMBERS, MOST_CONIC_ORDER, ROUNDINGS
 from hardnet.rows import REALS
 
@@ -90,7 +91,7 @@ def takes(raw: Tensor, kinds: Sequence[type], fields: Sequence[Tensor]) -> bool:
     """Whether compiled code takes these blocks, in plain memory: small, on a CPU, and not empty."""
     if not (HAS_NUMBA and raw.is_cpu and raw.dtype in REALS and raw.numel()):
         return False
-    return _plan_of(raw, kinds, fields).small
+    return _plan_of(raw, kinds, fields).small and ready("conic_entry")
 
 
 def project(
@@ -136,12 +137,4 @@ def _launch(
     inputs = [raw, limits, numbers, own.table, own.curved, raw.new_empty(threads, own.room)]
     counts = (int(back), len(numbers), own.table.shape[-1], len(own.table), len(own.curved), own.order)
     shape = torch.Size((len(raw), own.rows, raw.shape[-1]))
-    return launch(_kernel(), outputs, inputs, (), shape, *counts, threads, own.room, tile=1)
-
-
-@cache
-def _kernel() -> Callable[..., int]:
-    """The compiled kernel of addresses; numba is imported and at work at the first call."""
-    from hardnet.kernels.cpu import compiling, conic_entry
-
-    return compiling.compile_addresses(conic_entry.ENTRIES[0], torch.float64)
+    return launch(entries("conic_entry")[0], outputs, inputs, (), shape, *counts, threads, own.room, tile=1)

@@ -6,17 +6,15 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.ready import entries
 
 
 @compiled
@@ -64,14 +62,11 @@ def _solve(
     return 0
 
 
-@cache
-def _kernel() -> Callable[..., int]:
-    """The compiled kernel, which takes addresses."""
-    return compile_addresses(_solve, torch.float64)
+ENTRIES = (_solve,)
 
 
 def solve(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """``matrix^-1 right``, ``(B, n, k)``, and the least pivot ``(B,)``, of a flat batch in float64."""
     solved, pivot = right.new_empty(right.shape), right.new_empty(len(right))
-    launch(_kernel(), [solved, pivot], [matrix, right], (), right.shape, tile=1)
+    launch(entries("definite")[0], [solved, pivot], [matrix, right], (), right.shape, tile=1)
     return solved, pivot

@@ -8,18 +8,16 @@ plain torch, and for samples whose W is not positive definite.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray
 from torch import Tensor
 
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.definite import eliminate
 from hardnet.kernels.cpu.launch import launch
+from hardnet.kernels.cpu.ready import entries
 from hardnet.kernels.limits import DEPENDENT
 
 
@@ -92,10 +90,7 @@ def _solve(
     )  # fmt: skip
 
 
-@cache
-def _kernel() -> Callable[..., int]:
-    """The compiled kernel, which takes addresses."""
-    return compile_addresses(_solve, torch.float64)
+ENTRIES = (_solve,)
 
 
 def solve(J: Tensor, H: Tensor | None, active: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,5 +104,5 @@ def solve(J: Tensor, H: Tensor | None, active: Tensor, grad: Tensor) -> tuple[Te
     """
     p, q, pivot = J.new_empty(grad.shape), J.new_empty(active.shape), J.new_empty(len(J))
     inputs = [J, J if H is None else H, active.to(J), grad]
-    launch(_kernel(), [p, q, pivot], inputs, (), J.shape, int(H is not None), tile=1)
+    launch(entries("kkt")[0], [p, q, pivot], inputs, (), J.shape, int(H is not None), tile=1)
     return p, q, pivot

@@ -1,14 +1,14 @@
 """Launch compiled code on a CPU: pass addresses and counts, and split the samples among threads.
 
 This file has the operations of the nearest point, one launch per direction: few rows, a box and rows, any rows. The
-closed form has its own file, `affine`. numba is imported at the first launch.
+closed form has its own file, `affine`. An operation takes rows once its kernel is `ready`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from threading import Thread
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardnet.kernels.cpu.ready import entries, ready
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS_TO_AN_OUTPUT, Tolerances
 from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
@@ -91,8 +92,8 @@ class FewRows:
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a CPU and few enough."""
         m, n = rows.A.shape[-2:]
-        fits = rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS
-        return HAS_NUMBA and rows.raw.is_cpu and rows.raw.dtype in REALS and fits
+        fits = rows.raw.shape[0] > 0 and 0 < m * n <= MOST_NUMBERS and rows.raw.dtype in REALS
+        return HAS_NUMBA and rows.raw.is_cpu and fits and ready("nearest_few", rows.raw.dtype)
 
     def answer(self, rows: Batch) -> Tensor:
         """Y ``(B, n)`` alone, NaN where it is not solved."""
@@ -106,7 +107,7 @@ class FewRows:
         y, dual, ended = torch.empty_like(raw), raw.new_empty(shape[:2]), raw.new_empty((2, shape[0]))
         status, residual = ended.unbind()
         outputs = [y, dual, status, residual]
-        launch(_few_rows(raw.dtype, False), outputs, [raw, A], (lower, upper), shape, matrices)
+        launch(entries("nearest_few", raw.dtype)[0], outputs, [raw, A], (lower, upper), shape, matrices)
         return y, dual, status, residual
 
     def backward(
@@ -119,18 +120,12 @@ class FewRows:
         grad_A = raw.new_empty(shape) if wants_matrix else None
         outputs = [grad_raw, grad_raw if grad_A is None else grad_A, grad_lower, grad_upper]
         counts = (shape[0] if wants_matrix else 0, int(tangent), matrices)
-        launch(_few_rows(raw.dtype, True), outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts)
+        launch(
+            entries("nearest_few", raw.dtype)[1], outputs, [gradient, raw, A, *found], (lower, upper), shape, *counts
+        )
         if grad_A is not None and A.dim() == 2:
             grad_A = grad_A.sum(0)
         return grad_raw, grad_A, grad_lower, grad_upper
-
-
-@cache
-def _few_rows(dtype: torch.dtype, back: bool) -> Callable[..., int]:
-    """The kernel of one direction; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import compiling, nearest_few
-
-    return compiling.compile_addresses(nearest_few.ENTRIES[back], dtype)
 
 
 class BoxRows:
@@ -138,7 +133,8 @@ class BoxRows:
 
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a CPU, with a row and a sample."""
-        return HAS_NUMBA and rows.raw.is_cpu and rows.A.shape[-2] > 0 and rows.raw.numel() > 0
+        fits = rows.A.shape[-2] > 0 and rows.raw.numel() > 0
+        return HAS_NUMBA and rows.raw.is_cpu and fits and ready(self._kernel(rows.A)) and ready("polyhedron")
 
     def answer(self, flat: BoxedBatch) -> Tensor:
         """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not in the set."""
@@ -163,34 +159,22 @@ class BoxRows:
             raw.new_empty(batch, 2 * k + (3 if k > 1 else 2)),
         )
         inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
-        kernel = _polyhedron(False) if k > 1 else _box_and_row()
+        kernel = entries(self._kernel(A))[0]
         launch(kernel, [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
         dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
         return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
 
     def pull_back(self, gradient: Tensor, A: Tensor, place: Tensor, side: Tensor) -> Tensor:
-        """``w = (A_JF')^+ g_F`` ``(B, k)`` over the free coordinates F and the active rows J; 0 for dependent rows."""
+        """``w = (A_JF')^+ g_F`` ``(B, k)`` over the free coordinates F and the active rows J, the least of unit rows."""
         shape = torch.Size((*gradient.shape[:1], *A.shape[-2:]))
         w = gradient.new_empty(shape[:2])
         inputs = [gradient, place.double(), side.double(), A]
-        launch(_polyhedron(True), [w], inputs, (), shape, A.shape[0], tile=1)
+        launch(entries("polyhedron")[1], [w], inputs, (), shape, A.shape[0], tile=1)
         return w
 
-
-@cache
-def _box_and_row() -> Callable[..., int]:
-    """The kernel of a box and one row; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import compiling, nearest_box
-
-    return compiling.compile_addresses(nearest_box.ENTRIES[0], torch.float64)
-
-
-@cache
-def _polyhedron(back: bool) -> Callable[..., int]:
-    """The kernel of a box and rows in one direction; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import compiling, polyhedron
-
-    return compiling.compile_addresses(polyhedron.ENTRIES[back], torch.float64)
+    @staticmethod
+    def _kernel(A: Tensor) -> str:
+        return "polyhedron" if A.shape[-2] > 1 else "nearest_box"
 
 
 class AnyRows:
@@ -200,7 +184,7 @@ class AnyRows:
         """Whether the numbers are on a CPU, values may be read, and the Gram matrices are not much larger than A."""
         m, n = rows.A.shape[-2:]
         fits = rows.A.numel() > 0 and m <= MOST_ROWS_TO_AN_OUTPUT * n
-        return HAS_NUMBA and rows.raw.is_cpu and rows.look and fits
+        return HAS_NUMBA and rows.raw.is_cpu and rows.look and fits and ready("projection")
 
     def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
         """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
@@ -211,14 +195,14 @@ class AnyRows:
         known = (tolerances.feasible, tolerances.solved, tolerances.strict, tolerances.certain)
         limits, matrices = raw.new_tensor([*known, limit]), 1 if A.dim() == 2 else len(A)
         shape = torch.Size((len(raw), *A.shape[-2:]))
-        launch(_any_rows(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
+        launch(
+            entries("projection")[0],
+            [y, dual, side, ended],
+            [raw, A, lower, upper, limits],
+            (),
+            shape,
+            matrices,
+            tile=1,
+        )
         left = ended[:, 2] > 0
         return y, dual, side, ended[:, 0].long(), ended[:, 1], left, ~left
-
-
-@cache
-def _any_rows() -> Callable[..., int]:
-    """The kernel of any rows; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import compiling, projection
-
-    return compiling.compile_addresses(projection.ENTRIES[0], torch.float64)

@@ -28,7 +28,7 @@ EPS = np.finfo(np.float64).eps
 DEPENDENT, NO_RATE, BEYOND = POLYHEDRON.dependent, POLYHEDRON.rate, POLYHEDRON.beyond
 VIOLATED, VERIFIED, CERTAIN, STRICT = POLYHEDRON.violated, POLYHEDRON.verified, POLYHEDRON.certain, POLYHEDRON.strict
 ROOM, NARROW, ALLOWED = POLYHEDRON.room, POLYHEDRON.narrow, float(ROUNDINGS)
-STRAIGHTENED = POLYHEDRON.straightened
+STRAIGHTENED, TOUCHING = POLYHEDRON.straightened, POLYHEDRON.touching
 NEWTON_STEPS = POLYHEDRON.newton_steps
 FREE, ABSENT = 0, -1
 ATTEMPTS = 4
@@ -88,7 +88,7 @@ def size_of_row(a: Tile, y: Tile, lower: float, upper: float, rounding: float) -
             read = max(read, length)
     least, far = min(abs(lower), abs(upper)), max(abs(lower), abs(upper))
     bounds = min(least + far, 2.0 * least + weight) if far < np.inf else least
-    own = bounds > ROUNDINGS * rounding * weight * most
+    own = bounds > ROUNDINGS * rounding * weight * min(most, rounding**-0.25)
     return weight * read + bounds if own else weight * (most + rounding)
 
 
@@ -543,6 +543,81 @@ def straighten(
 
 
 @bare
+def spread(
+    A: Tile, rows: Marks, count: int, Q: Tile, k: int, held: Marks, right: Tile, G: Tile, z: Tile, out: Tile
+) -> None:  # fmt: skip
+    """The least multipliers of unit rows with ``A_JF' w = Q'right``: for rows J that depend on each other, unique.
+
+    With ``M = U_JF Q'`` they are ``M (M'M)^-1 right``; Q spans the rows over the free coordinates F.
+    """
+    for i in range(k):
+        G[i, :k] = 0.0
+    for place in range(count):
+        row = A[rows[place]]
+        free_part(row, held, z)
+        size = product(row, row)
+        for i in range(k):
+            out[i] = product(Q[i], z)
+        for i in range(k):
+            add(out[i] / size, out[: i + 1], G[i, : i + 1])
+    for i in range(k):  # Cholesky, and both solves in place
+        for other in range(i):
+            G[i, other] = (G[i, other] - product(G[i, :other], G[other, :other])) / G[other, other]
+        G[i, i] = np.sqrt(max(G[i, i] - product(G[i, :i], G[i, :i]), EPS))
+        right[i] = (right[i] - product(G[i, :i], right[:i])) / G[i, i]
+    for i in range(k - 1, -1, -1):
+        for other in range(i + 1, k):
+            right[i] -= G[other, i] * right[other]
+        right[i] /= G[i, i]
+    for place in range(count):
+        row = A[rows[place]]
+        free_part(row, held, z)
+        total = 0.0
+        for i in range(k):
+            total += right[i] * product(Q[i], z)
+        out[place] = total / product(row, row)
+
+
+@bare
+def share(
+    raw: Tile, A: Tile, lower: Tile, upper: Tile, y: Tile, dual: Tile, side: Marks, held: Marks, equal: Marks,
+    work: Marks, k: int, Q: Tile, R: Tile, z: Tile, part: Tile, c: Tile, r: Tile, G: Tile,
+) -> None:  # fmt: skip
+    """Give rows that touch y and depend on the working rows their part of the multipliers, where signs allow it."""
+    m, n = A.shape
+    count = k
+    for i in range(m):
+        value = product(A[i], y)
+        above = abs(value - upper[i])
+        excess = min(above, abs(value - lower[i]))
+        if side[i] == FREE and excess <= ALLOWED * EPS * size_of_row(A[i], y, lower[i], upper[i], EPS):
+            copy(A[i], z)
+            whole = free_part(z, held, part)
+            if whole > 0.0 and orthogonalize(Q, k, held, z, part, c) <= TOUCHING * whole:
+                side[i] = 2 if excess == above else -2  # for now
+                work[count] = i
+                count += 1
+    if count == k:
+        return
+    for j in range(n):
+        z[j] = raw[j] - y[j] if held[j] == FREE else 0.0
+    for i in range(k):
+        c[i] = product(Q[i], z)
+    spread(A, work, count, Q, k, held, c, G, part, r)
+    fits = True
+    for place in range(count):
+        i = work[place]
+        fits &= equal[i] == 1 or r[place] * side[i] >= 0.0
+    for place in range(count):
+        i = work[place]
+        if fits:
+            dual[i] = r[place]
+            side[i] = 1 if side[i] > 0 else -1
+        elif place >= k:
+            side[i] = FREE
+
+
+@bare
 def contradicts(
     p: int, sigma: float, excess: float, A: Tile, lower: Tile, upper: Tile, work: Marks, k: int, r: Tile, y: Tile,
     rounding: float, raw: Tile, z: Tile, held: Marks,
@@ -569,7 +644,7 @@ def solve(
     raw: Tile, A: Tile, lower: Tile, upper: Tile, low: Tile, high: Tile, rounding: float, careful: bool,
     y: Tile, dual: Tile, push: Tile, side: Marks, held: Marks,
     equal: Marks, passed: Marks, work: Marks, bound: Tile, Q: Tile, R: Tile, part: Tile, z: Tile, c: Tile, r: Tile,
-    Q_kept: Tile, R_kept: Tile, kept: Marks,
+    Q_kept: Tile, R_kept: Tile, kept: Marks, G: Tile,
 ) -> tuple[float, int]:  # fmt: skip
     """The nearest point of one sample; returns its status before the verdict, and the number of steps."""
     m, n = A.shape
@@ -635,6 +710,8 @@ def solve(
         if p == ABSENT:
             p, sigma, excess = most_violated(A, lower, upper, low, high, equal, side, held, passed, y)
         if p == ABSENT and polished:
+            if k > 0 and not careful:
+                share(raw, A, lower, upper, y, dual, side, held, equal, work, k, Q, R, z, part, c, r, G)
             return SOLVED, steps
         outcome, taken = 2, 1
         if p != ABSENT:
@@ -837,7 +914,7 @@ def project(
                         rows[i] = work[i]
                     status, more = solve(
                         raw[b], own, least, most_of, below, above, rounding, careful > 0, y[b], dual, push, side, held,
-                        equal, passed, work, bound, Q, R, part, z, c, r, Q_kept, R_kept, kept,
+                        equal, passed, work, bound, Q, R, part, z, c, r, Q_kept, R_kept, kept, S,
                     )  # fmt: skip
                     steps += more
                     if careful > 0:
@@ -884,31 +961,43 @@ def _project(
 
 @compiled
 def pull_back(w: Tile, gradient: Tile, place: Tile, side: Tile, A: Tile, begin: int, end: int) -> int:
-    """``w = (A_JF')^+ g_F`` ``(B, m)`` for the free coordinates F and the active rows J; 0 for dependent rows.
+    """``w = (A_JF')^+ g_F`` ``(B, m)`` for the free coordinates F and the active rows J, the least one of unit rows.
 
     A has one entry for all samples or one per sample.
     """
     m, n = A.shape[1:]
     most = min(m, n)
     own, scale, bound = np.empty((m, n)), np.empty(m), np.zeros(m)
-    Q, R, z, part, c = np.empty((most + 1, n)), np.zeros((most + 1, most + 1)), np.empty(n), np.empty(n), np.empty(m)
-    marks = np.empty((2, m + n), dtype=np.int64)
-    held, work = marks[0, :n], marks[1]
+    Q, R, z, part, c = (
+        np.empty((most + 1, n)),
+        np.zeros((most + 1, most + 1)),
+        np.empty(n),
+        np.empty(n),
+        np.empty(m + 1),
+    )
+    G, out = np.empty((most, most)), np.empty(m + n)
+    marks = np.empty((3, m + n), dtype=np.int64)
+    held, work, rows = marks[0, :n], marks[1], marks[2]
     for b in range(begin, end):
         scaled_rows(A[b % A.shape[0]], bound, bound, own, c, c, scale, b == begin or A.shape[0] > 1)
         for j in range(n):
             held[j] = FREE if place[b, j] == 0.0 else 1
-        k = 0
+        k, count = 0, 0
         for i in range(m):
-            if side[b, i] != 0.0 and k < most:
+            if side[b, i] != 0.0:
+                rows[count] = i
+                count += 1
                 k = take_row(i, own, held, work, k, Q, R, z, part, c)
         free_part(gradient[b], held, part)
         for i in range(k):
             c[i] = product(Q[i], part)
-        back_substitute(R, k, c, c)
         w[b, :] = 0.0
-        for i in range(k):
-            w[b, work[i]] = c[i] / scale[work[i]]
+        if count > k:
+            spread(own, rows, count, Q, k, held, c, G, part, out)
+        else:
+            back_substitute(R, k, c, out)
+        for i in range(count):
+            w[b, rows[i]] = out[i] / scale[rows[i]]
     return 0
 
 

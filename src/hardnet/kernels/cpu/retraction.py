@@ -9,8 +9,6 @@ y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,10 @@ from numba import carray
 from torch import Tensor
 
 from hardnet.kernels.cpu.active_set import make_gram, scale_rows, settle
-from hardnet.kernels.cpu.compiling import Tile, compile_addresses, compiled
+from hardnet.kernels.cpu.compiling import Tile, compiled
 from hardnet.kernels.cpu.launch import launch
 from hardnet.kernels.cpu.pivoting import Room, room_for
+from hardnet.kernels.cpu.ready import entries
 from hardnet.kernels.cpu.tiles import row_dot
 from hardnet.kernels.limits import CHORD, CUT, ELASTIC, FAST, NUDGES, SHORT, SHORTEST, SOFTEST, STATIONARY, SUFFICIENT
 
@@ -271,10 +270,7 @@ def _judge(
     )  # fmt: skip
 
 
-@cache
-def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The compiled kernels, which take addresses."""
-    return compile_addresses(_plan, torch.float64), compile_addresses(_judge, torch.float64)
+ENTRIES = (_plan, _judge)
 
 
 def plan(
@@ -293,7 +289,9 @@ def plan(
     """
     numbers, best, step, weight, y, value, violation = state
     inputs = [y, J, value, violation, *bounds, limits]
-    return launch(_kernels()[0], [numbers, best, step, weight], inputs, (), J.shape, curved, int(unit), tile=1)
+    return launch(
+        entries("retraction")[0], [numbers, best, step, weight], inputs, (), J.shape, curved, int(unit), tile=1
+    )
 
 
 def judge(state: tuple[Tensor, ...], fresh: Tensor, trial: Tensor, there: Tensor, lower: Tensor, upper: Tensor) -> int:
@@ -303,4 +301,4 @@ def judge(state: tuple[Tensor, ...], fresh: Tensor, trial: Tensor, there: Tensor
     """
     numbers, _, _, weight, y, value, violation = state
     outputs, inputs = [numbers, y, value, violation, fresh], [trial, there, weight, lower, upper]
-    return launch(_kernels()[1], outputs, inputs, (), torch.Size((*there.shape, y.shape[1])), tile=1)
+    return launch(entries("retraction")[1], outputs, inputs, (), torch.Size((*there.shape, y.shape[1])), tile=1)

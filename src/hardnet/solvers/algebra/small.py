@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.cpu.ready import ready
 from hardnet.kernels.limits import MOST_ELIMINATED, MOST_SYSTEM_COLUMNS
 from hardnet.modes import mode, plain
 from hardnet.products import align, times_aligned, times_each
@@ -26,10 +27,10 @@ FEW = 32
 """Largest number of multiplications of a matrix product that is computed as a broadcast product and sum."""
 
 
-def compiles(A: Tensor, most: int = MOST_ELIMINATED) -> bool:
-    """Whether compiled code accepts these matrices ``(b, m, n)``: float64 in plain CPU memory, with few rows."""
+def compiles(A: Tensor, kernel: str, most: int = MOST_ELIMINATED) -> bool:
+    """Whether a compiled kernel accepts these matrices ``(b, m, n)``: float64 in plain CPU memory, with few rows."""
     fits = HAS_NUMBA and A.is_cpu and A.shape[-2] <= most and A.numel() > 0
-    return fits and A.dtype == torch.float64 and plain(A)
+    return fits and A.dtype == torch.float64 and plain(A) and ready(kernel)
 
 
 def product(A: Tensor, vector: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
     Where a pivot is not positive, the matrix is not positive definite and the solution is meaningless.
     """
-    if compiles(matrix):
+    if compiles(matrix, "definite"):
         from hardnet.kernels.cpu.definite import solve
 
         return solve(matrix, right)

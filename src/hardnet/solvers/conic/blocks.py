@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hardnet.products import length, power_above
 from hardnet.rows import ordered
+from hardnet.shapes import joint_batch
 from hardnet.solvers.conic.stack import (
     Image,
     IntervalImage,
@@ -143,8 +144,8 @@ class SecondOrder(NamedTuple):
         A, b, c, d = _stacked(cls.cores, blocks, dtype)
         K = [A, c.unsqueeze(-2)]
         k = [b, d.unsqueeze(-1)]
-        batch = torch.broadcast_shapes(*(row.shape[:-2] for row in K))
-        own = torch.broadcast_shapes(*(offset.shape[:-1] for offset in k))
+        batch = joint_batch(*(row.shape[:-2] for row in K))
+        own = joint_batch(*(offset.shape[:-1] for offset in k))
         return SecondOrderImage(
             torch.cat([row.expand(*batch, *row.shape[-2:]) for row in K], dim=-2),
             torch.cat([offset.expand(*own, offset.shape[-1]) for offset in k], dim=-1),

@@ -285,7 +285,7 @@ def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tenso
         at.hessian is None
         or at.dual is None
         or rows.size is None
-        or not (compiles(at.jacobian, MOST_STEP_ROWS) and compiles(at.hessian, MOST_STEP_ROWS))
+        or not all(compiles(part, "approach", MOST_STEP_ROWS) for part in (at.jacobian, at.hessian))
     ):
         return plan_in_torch(rows, at, y, raw, weight)
     from hardnet.kernels.cpu.approach import plan
@@ -494,7 +494,7 @@ def approach(
         pace: When values may be read.
     """
     dense, look = forms_metric(rows, y), pace.free
-    if look and going is None and compiles(y.unsqueeze(-2)) and rows.lower.shape[-1]:
+    if look and going is None and compiles(y.unsqueeze(-2), "approach") and rows.lower.shape[-1]:
         return Nearest(*walk_compiled(rows, y, raw, iterations))
     first = lambda value, J: first_multipliers(rows, value, J, y - raw, look)
     at = rows.evaluate(y, first if dense else None)
@@ -558,7 +558,7 @@ def solve_kkt(
     the active rows' curvature is added for all samples, which does not change p and q, and where the result is not
     positive definite the identity is used for W.
     """
-    if look and compiles(at.jacobian) and (at.hessian is None or compiles(at.hessian)):
+    if look and compiles(at.jacobian, "kkt") and (at.hessian is None or compiles(at.hessian, "kkt")):
         from hardnet.kernels.cpu.kkt import solve
 
         p, q, pivot = solve(at.jacobian, at.hessian, active, grad)

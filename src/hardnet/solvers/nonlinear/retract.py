@@ -414,7 +414,7 @@ def retract(
         pace: When values may be read.
     """
     at = rows.evaluate(y) if at is None else at
-    if pace.free and going is None and compiles(at.jacobian, MOST_STEP_ROWS):
+    if pace.free and going is None and compiles(at.jacobian, "retraction", MOST_STEP_ROWS):
         found = walk_compiled(rows, y, raw, at, tolerance=tolerance, fine=fine, passes=iterations, unit=unit)
     else:
         state = begin(rows, y, raw, at, fine, unit)

@@ -165,7 +165,7 @@ def solve_step(
         guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``, where rows are guessed.
     """
     single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than launching a kernel
-    if single or not (look and compiles(jacobian, MOST_STEP_ROWS)):
+    if single or not (look and compiles(jacobian, "active_set", MOST_STEP_ROWS)):
         return _in_torch(jacobian, low, high, elastic, metric, center, tight, look, guess)
     from hardnet.kernels.cpu.active_set import solve
 

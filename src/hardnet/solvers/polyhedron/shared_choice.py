@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.cpu.ready import ready
 from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
 from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.shared_factor import SharedRows, prepare
@@ -46,19 +47,20 @@ def rows_for(rows: Batch, given: SharedRows | None) -> SharedRows | None:
     if len(rows.raw) < (1 if on_gpu else LEAST_SAMPLES):
         return None
     if given is not None:
-        return given if on_gpu or _pays(len(given.equal), m, n) else None
+        return given if on_gpu or _pays(len(given.equal), rows) else None
     equality = _equalities(m, rows.lower, rows.upper) if rows.look else None
     count = 0 if equality is None else int(equality.sum())
-    return prepare_rows(A, equality) if on_gpu or _pays(count, m, n) else None
+    return prepare_rows(A, equality) if on_gpu or _pays(count, rows) else None
 
 
-def _pays(equalities: int, m: int, n: int) -> bool:
+def _pays(equalities: int, rows: Batch) -> bool:
     """Whether batched products are faster on a CPU than one active set after the other.
 
     Kernels find active sets in half the time of batched products, unless there are many equalities, which they
     eliminate again for each sample.
     """
-    if HAS_NUMBA and m <= MOST_ROWS_TO_AN_OUTPUT * n:
+    m, n = rows.A.shape[-2:]
+    if HAS_NUMBA and m <= MOST_ROWS_TO_AN_OUTPUT * n and (not rows.memory or ready("projection")):
         return equalities >= max(ELIMINATED, 2 * (m - equalities))
     return equalities >= ELIMINATED or 2 * m <= n
 

@@ -188,7 +188,7 @@ def _size(parts: _Parts, y: Any) -> Any:
     read = reads.max(1).toarray().ravel() if reads.nnz else np.zeros(len(weight))
     near = np.minimum(abs(parts.lower), abs(parts.upper))
     most = abs(y).max(initial=0.0)
-    own = near > ROUNDINGS * EPS * weight * most
+    own = near > ROUNDINGS * EPS * weight * min(most, EPS**-0.25)
     return np.where(own, weight * read + near, weight * (most + EPS))
 
 
