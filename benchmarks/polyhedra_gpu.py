@@ -25,9 +25,9 @@ from hardnet_lab.experiments.stamp import environment
 
 BOXES = ((1, 100), (1, 500), (4, 100), (8, 100), (20, 100))
 """Rows and outputs of a box and rows, 4096 samples, float32; shared by all samples, or per sample."""
-RECIPE = ((1024, 5), (1024, 10), (2048, 20), (512, 40), (2048, 40), (256, 80), (64, 200))
+RECIPE = ((1024, 5), (1024, 10), (2048, 20), (512, 40), (2048, 40))
 """Samples and outputs of random polytopes with five times as many rows, float64."""
-DENSE = ((2048, 100, 100), (64, 1000, 500))
+DENSE = ((2048, 100, 100), (256, 400, 200), (64, 1000, 500))
 """Samples, rows and outputs of other random rows."""
 SAMPLES, MOST_BYTES, MOST_SETS = 4096, 2e8, 8
 Project = Callable[..., Tensor]
@@ -60,14 +60,14 @@ def checked(project: Project, numbers: list[Tensor]) -> dict[str, float]:
     """How many samples are open, and the largest violation of the others in roundings of what a certificate allows."""
     y = project(*numbers)
     wide = [part.double() for part in numbers]
-    raw, A, *bounds = wide
+    one = wide[0].new_ones(1)
+    raw, A, *bounds = wide if len(wide) > 1 else (*wide, torch.ones_like(wide[0][:1]), one, one, 0 * one, one)
     lower, upper = (None, bounds[0]) if len(bounds) == 1 else bounds[:2]
     solved = ~y.isnan().any(-1)
     at, size = (A @ y.double().unsqueeze(-1)).squeeze(-1), A.abs().sum(-1) * y.double().abs().amax(-1, keepdim=True)
     outside = (at - upper).clamp_min(0) if lower is None else torch.maximum(at - upper, lower - at).clamp_min(0)
     miss = (outside / (size + upper.abs())).amax(-1)[solved] / torch.finfo(y.dtype).eps
-    boxed = len(bounds) != 4 or bool(((y.double() >= wide[4]) & (y.double() <= wide[5])).all(-1)[solved].all())
-    assert boxed
+    assert len(bounds) != 4 or ((y.double() >= bounds[2]) & (y.double() <= bounds[3])).all(-1)[solved].all()
     assert (miss <= 16).all()
     return {"open": int((~solved).sum()), "roundings": float(miss.max()) if len(miss) else 0.0}
 
@@ -119,6 +119,9 @@ def rows(only: str) -> Iterator[dict[str, Any]]:
     for batch, m, n in DENSE:
         name = f"rows, {batch} x ({m}x{n}), float64"
         cases.append((name, above, lambda seed, b=batch, m=m, n=n: recipe(b, n, seed, m), 3))
+    simplex: Project = lambda raw: hn.functional.project_simplex(raw, 1.0)
+    raw = lambda seed: box_problem(1, 500, False, seed)[:1]
+    cases.append((f"simplex, {SAMPLES} x 500, float32", simplex, raw, 1))
     for name, project, make, learned in cases:
         if only in name:
             yield measure(name, project, make, learned)

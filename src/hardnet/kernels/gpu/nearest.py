@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hardnet.kernels.gpu import affine as gpu
 from hardnet.kernels.limits import (
+    MOST_ACTIVE_COLUMNS,
     MOST_BOX_COLUMNS,
     MOST_BOX_ROWS,
     MOST_BOXED_NUMBERS,
@@ -197,17 +198,18 @@ class BoxRows:
 
 
 class AnyRows:
-    """The nearest point of any rows (`projection`): a sample's whole problem in one program."""
+    """The nearest point of any rows: on chip where they fit (`projection`), else from the cache (`active_rows`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Whether the numbers are on a GPU, and the rows and outputs fit on chip."""
-        fits = max(rows.A.shape[-2:]) <= MOST_ON_CHIP
+        """Whether the numbers are on a GPU, and the vectors of a sample fit on chip."""
+        fits = rows.raw.shape[-1] <= MOST_ACTIVE_COLUMNS and 0 not in rows.A.shape and rows.raw.shape[0] > 0
         return rows.raw.is_cuda and fits and gpu.supported(rows.raw.device)
 
     def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
         """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
-        from hardnet.kernels.gpu.projection import project
+        from hardnet.kernels.gpu import active_rows, projection
 
+        project = (projection if max(rows.A.shape[-2:]) <= MOST_ON_CHIP else active_rows).project
         raw, A, lower, upper = (part.contiguous() for part in rows.numbers if part is not None)
         return project(raw, A, lower, upper, limit, tolerances)
 

@@ -41,7 +41,7 @@ SOFT = tl.constexpr(1e-10)
 """What is added to the diagonal of the Gram matrix of unit rows, so that a step exists: it holds the multipliers back,
 not the answer."""
 ENOUGH, SETTLED = tl.constexpr(0.1), tl.constexpr(1e-6)
-"""Fraction of its slope at the start to which a search reduces the slope; below the second the piece was the same."""
+"""Fraction of its slope at the start to which a search reduces the slope, and the same where no coordinate is free."""
 VERIFIED, NO_SLOPE = tl.constexpr(11.0), tl.constexpr(64 * 2.0**-52)
 """`VERIFIED` of `hardnet.solvers.polyhedron.box_problem`, and `NO_SLOPE` of `box_checks` beside it."""
 
@@ -148,7 +148,7 @@ def _until_change(q, c, low, high):
 
 @triton.jit
 def _search(p, c, low, high, dual, way, lower, upper):
-    """How far to go along ``raw - A'(dual + t way)``; whether the piece was left; whether the function grows forever.
+    """How far to go along ``raw - A'(dual + t way)``; whether that is the whole way; whether the function grows forever.
 
     No multiplier may change its sign beyond t = 1. Up to there, the way ends at multipliers with the right signs.
     """
@@ -168,7 +168,9 @@ def _search(p, c, low, high, dual, way, lower, upper):
     while going == 1:
         q = p - t * c
         slope, falls, _ = _climb(q, c, low, high, dual + t * way, way, -way, lower, upper)
-        good = (tl.abs(slope) <= ENOUGH * steepest) | ((slope > 0.0) & (t >= cap))
+        # where no coordinate is free, the next step would know no curvature: go on to where one is
+        fair = tl.where(falls > 0.0, ENOUGH, SETTLED) * steepest
+        good = (tl.abs(slope) <= fair) | ((slope > 0.0) & (t >= cap))
         first, last = tl.where(slope > 0.0, t, first), tl.where(slope > 0.0, last, t)
         bounded = last < float("inf")
         newton = t + slope / tl.where(falls > 0.0, falls, 1.0)
@@ -181,9 +183,11 @@ def _search(p, c, low, high, dual, way, lower, upper):
         narrow = bounded & (first > 0.0) & (last - first <= ENOUGH * last)
         passes += 1
         going = tl.where(good | narrow | (endless == 1) | (passes >= PASSES), 0, 1)
-        t = tl.where(going == 1, tl.minimum(after, cap), tl.where(good | (endless == 1), t, first))
-    kept = flat | ((t == 1.0) & (tl.abs(slope) <= SETTLED * steepest))
-    return tl.where(flat, 0.0, t), kept, endless
+        if (going == 0) & (good == 0) & (endless == 0):
+            after = first + _until_change(p - first * c, c, low, high) * (1.0 + 4.0 * EPS)
+            after = tl.where(after < last, after, first)
+        t = tl.where(good | (endless == 1), t, tl.minimum(after, cap))
+    return tl.where(flat, 0.0, t), flat | (t == 1.0), endless
 
 
 @triton.jit
@@ -339,12 +343,12 @@ def forward(
             way = limit
             c = transposed(rows, way)
             c = tl.where(tl.abs(c) > NO_SLOPE * transposed(tl.abs(rows), tl.abs(way)), c, 0.0)
-            t, kept, endless = _search(p, c, least, most, weight, way, under, over)
+            t, whole, endless = _search(p, c, least, most, weight, way, under, over)
             weight = weight + t * way
             p = start - transposed(rows, weight)
             steps += 1
             # the second time, the search goes on to its end
-            settled = kept & ((again == 0) | (t == 0.0))
+            settled = whole & ((again == 0) | (t == 0.0))
             polishing = tl.where(settled | (steps >= STEPS), 1, 0)
             if endless == 1:
                 going, met, worst = 0, 0, far * 0.0 + float("inf")
