@@ -9,7 +9,9 @@ answer of the first set is checked: it is no farther outside than a certificate 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from hardnet_lab.experiments import timing
 from hardnet_lab.experiments.results import write_json
 from hardnet_lab.experiments.stamp import environment
 
-BOXES = ((1, 100), (1, 500), (4, 100), (8, 100), (20, 100))
-"""Rows and outputs of a box and rows, 4096 samples, float32; shared by all samples, or per sample."""
+BOXES = ((1, 100, False), (1, 500, False), (4, 100, False), (4, 100, True), (8, 100, False), (20, 100, False))
+"""Rows and outputs of a box and rows, 4096 samples, float32, and whether every sample has rows of its own."""
 RECIPE = ((1024, 5), (1024, 10), (2048, 20), (512, 40), (2048, 40))
 """Samples and outputs of random polytopes with five times as many rows, float64."""
 DENSE = ((2048, 100, 100), (256, 400, 200), (64, 1000, 500))
@@ -61,7 +63,7 @@ def checked(project: Project, numbers: list[Tensor]) -> dict[str, float]:
     y = project(*numbers)
     wide = [part.double() for part in numbers]
     one = wide[0].new_ones(1)
-    raw, A, *bounds = wide if len(wide) > 1 else (*wide, torch.ones_like(wide[0][:1]), one, one, 0 * one, one)
+    _, A, *bounds = wide if len(wide) > 1 else (*wide, torch.ones_like(wide[0][:1]), one, one, 0 * one, one)
     lower, upper = (None, bounds[0]) if len(bounds) == 1 else bounds[:2]
     solved = ~y.isnan().any(-1)
     at, size = (A @ y.double().unsqueeze(-1)).squeeze(-1), A.abs().sum(-1) * y.double().abs().amax(-1, keepdim=True)
@@ -81,38 +83,49 @@ def launches(work: Callable[[], object]) -> int:
     return sum(event.count for event in seen.key_averages())
 
 
+def both(project: Project, learned: int, *numbers: Tensor) -> Any:
+    """The gradients of the first `learned` numbers, for raw as the gradient of y."""
+    leaves = [part.detach().requires_grad_() for part in numbers[:learned]]
+    return torch.autograd.grad(project(*leaves, *numbers[learned:]), leaves, numbers[0], allow_unused=True)
+
+
+def compiled(what: str, project: Project, make: Callable[[int], list[Tensor]], learned: int) -> dict[str, Any]:
+    """The seconds of the first call each way, nearly all of them spent by the compiler."""
+    numbers, times = make(0), {}
+    for name, work in (("forward", torch.no_grad()(project)), ("both", partial(both, project, learned))):
+        start = time.perf_counter()
+        work(*numbers)
+        torch.cuda.synchronize()
+        times[f"{name}_first_s"] = time.perf_counter() - start
+    return {"what": what, **times}
+
+
 def measure(what: str, project: Project, make: Callable[[int], list[Tensor]], learned: int) -> dict[str, Any]:
     """One row of the table; the gradients are those of all numbers, or of the first `learned`."""
     first = make(0)
     count = max(2, min(MOST_SETS, int(MOST_BYTES / sum(part.nbytes for part in first)) + 1))
     sets = [first, *(make(seed) for seed in range(1, count))]
 
-    def both(*numbers: Tensor) -> Any:
-        leaves = [part.detach().requires_grad_() for part in numbers[:learned]]
-        return torch.autograd.grad(project(*leaves, *numbers[learned:]), leaves, numbers[0], allow_unused=True)
-
     quiet = torch.no_grad()(project)
     row: dict[str, Any] = {"what": what, **checked(quiet, first)}
     row["forward_launches"] = launches(lambda: quiet(*first))
-    row["both_launches"] = launches(lambda: both(*first))
+    pull = partial(both, project, learned)
+    row["both_launches"] = launches(lambda: pull(*first))
     slow = row["forward_launches"] > 2000  # one graph of all sets would take minutes to capture
-    for name, work in (("forward", quiet), ("both", both)):
-        row[f"{name}_ms"] = timing.replay_time(work, sets[: 1 if slow else None], 3 if slow else 20)
+    for name, work in (("forward", quiet), ("both", pull)):
+        row[f"{name}_ms"] = timing.replay_time(work, sets[: 1 if slow else None], 1 if slow else 10)
         row[f"{name}_eager_ms"] = timing.time_all({name: lambda work=work: work(*first)}, "cuda", 0.3, 20)[name]
     return row
 
 
-def rows(only: str) -> Iterator[dict[str, Any]]:
-    """All rows of the table whose name contains a text."""
-    box: Project = lambda raw, A, lower, upper, low, high: project_rows(
-        raw, BoxedRows(A, lower, upper, low, high)
-    )
+def rows(only: str, warm: bool) -> Iterator[dict[str, Any]]:
+    """All rows of the table whose name contains a text; their kernels are only compiled if `warm`."""
+    box: Project = lambda raw, A, lower, upper, low, high: project_rows(raw, BoxedRows(A, lower, upper, low, high))
     above: Project = lambda raw, A, upper: hn.functional.project_affine(raw, A, None, upper)
     cases = []
-    for k, n in BOXES:
-        for own in (False, True):
-            name = f"box & {k} rows, {SAMPLES} x {n}, {'own' if own else 'shared'} A, float32"
-            cases.append((name, box, lambda seed, k=k, n=n, own=own: box_problem(k, n, own, seed), 1))
+    for k, n, own in BOXES:
+        name = f"box & {k} rows, {SAMPLES} x {n}, {'own' if own else 'shared'} A, float32"
+        cases.append((name, box, lambda seed, k=k, n=n, own=own: box_problem(k, n, own, seed), 1))
     for batch, n in RECIPE:
         name = f"recipe, {batch} x ({5 * n}x{n}), float64"
         cases.append((name, above, lambda seed, batch=batch, n=n: recipe(batch, n, seed), 3))
@@ -124,7 +137,7 @@ def rows(only: str) -> Iterator[dict[str, Any]]:
     cases.append((f"simplex, {SAMPLES} x 500, float32", simplex, raw, 1))
     for name, project, make, learned in cases:
         if only in name:
-            yield measure(name, project, make, learned)
+            yield compiled(name, project, make, learned) if warm else measure(name, project, make, learned)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -132,9 +145,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.polyhedra_gpu", description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--warm", action="store_true", help="only compile, to be run for several rows at a time")
     asked = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
-    for row in rows(asked.only):
+    for row in rows(asked.only, asked.warm):
         found.append(row)
         print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
         if asked.out is not None:

@@ -24,18 +24,20 @@ def test_shared_numbers_and_units_on_the_interpreter():
 
 
 def test_gradients_on_the_interpreter():
-    interpret("box_rows_cases", "compare_gradients('cpu', [(2, 5)], 3); compare_gradients('cpu', [(1, 5)], 2, ['plain'])")
+    interpret(
+        "box_rows_cases", "compare_gradients('cpu', [(2, 5)], 3)", "compare_gradients('cpu', [(1, 5)], 2, KINDS[:1])"
+    )
 
 
 @pytest.mark.gpu
 def test_agrees_with_plain_torch_on_a_device():
-    box_rows_cases.compare("cuda", [(2, 1), (2, 7), (3, 40), (5, 5), (8, 30), (8, 300), (20, 100)], 200)
+    box_rows_cases.compare("cuda", [(2, 1), (3, 7), (5, 5), (8, 30), (20, 100)], 200)
     box_rows_cases.compare_shared("cuda", 60)
-    for k in (3, 8, 20):
+    for k in (3, 8):
         box_rows_cases.compare_bad_samples("cuda", k)
         box_rows_cases.compare_inside("cuda", k)
         box_rows_cases.compare_units("cuda", k)
-    box_rows_cases.compare_gradients("cuda", [(1, 500), (2, 5), (4, 100), (8, 30), (20, 100)], 100)
+    box_rows_cases.compare_gradients("cuda", [(1, 500), (8, 30), (20, 100)], 100, ["plain", "dependent", "fixed"])
 
 
 @pytest.mark.gpu

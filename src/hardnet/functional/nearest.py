@@ -158,7 +158,14 @@ def _by_kernel_alone(raw: Tensor, rows: BoxedRows, policy: Policy) -> bool:
 
     It is where nothing is asked of the samples that it leaves open: they are NaN.
     """
-    if policy.metric is not None or policy.shared is not None or policy.strict or policy.asks or policy.on_unsolved == "best" or policy.gradient == "tangent":
+    if (
+        policy.metric is not None
+        or policy.shared is not None
+        or policy.strict
+        or policy.asks
+        or policy.on_unsolved == "best"
+        or policy.gradient == "tangent"
+    ):
         return False
     return find("box_rows", take_rows(raw, *rows[:3], None, *rows[3:5])) is not None
 

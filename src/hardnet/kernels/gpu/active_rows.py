@@ -2,8 +2,8 @@
 
 The dual active-set method of Goldfarb and Idnani: the most violated row joins the active ones J, and rows whose
 multipliers vanish on the way leave. A stays in memory and is read once for each row that joins. What changes is the
-pseudo-inverse of the active unit rows, ``(A_J')^+``, at most n x n numbers in a workspace that stays in the cache: a row
-a has the part ``z = a - A_J'r``, ``r = (A_J')^+ a``, outside their span, and joining or leaving is a rank-one change.
+pseudo-inverse of the active unit rows, ``(A_J')^+``, at most n x n numbers in a workspace that stays in the cache. A
+row a has the part ``z = a - A_J'r``, ``r = (A_J')^+ a``, outside their span; joining and leaving are rank-one changes.
 
 A program takes one sample after another; its threads meet at barriers, since they share the workspace.
 """
@@ -33,8 +33,8 @@ UNRELATED, AGAIN = tl.constexpr(1e-11), tl.constexpr(0.25)
 made orthogonal to them once more."""
 SHRINKS, FIRST = tl.constexpr(1e-13), tl.constexpr(1e100)
 """Slope up to which a multiplier counts as not shrinking, and how much an equality comes before other rows."""
-PROGRAMS, TILE, MOST_WARPS = 1056, 4096, 8
-"""The most programs at a time (8 on each of 132 multiprocessors), numbers of a tile, and warps of a program."""
+PROGRAMS, ROWS, MOST_WARPS = 1056, 8, 8
+"""The most programs at a time (8 on each of 132 multiprocessors), rows of a tile, and the most warps of a program."""
 
 
 @triton.jit
@@ -370,10 +370,15 @@ def _derive(
     grad, A, active, u_end, w_end, inverse, order, scratch, lengths, m, n, batch,
     EACH: tl.constexpr, N: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """``u = g - A_J'w``, ``w = (A_J')^+ g`` of every sample; rows that depend on the active ones before get no share."""
+    """``u = g - A_J'w``, ``w = (A_J')^+ g`` of every sample; a row that depends on those before gets no share."""
     program = tl.program_id(0).to(tl.int64)
     column, place = tl.arange(0, N), tl.arange(0, M)
-    inverse, order, scratch, lengths = inverse + program * n * n, order + program * n, scratch + program * n, lengths + program * m
+    inverse, order, scratch, lengths = (
+        inverse + program * n * n,
+        order + program * n,
+        scratch + program * n,
+        lengths + program * m,
+    )
     sample = program
     while sample < batch:
         own = A + sample * (m * n * EACH)
@@ -415,7 +420,7 @@ def _workspace(batch: int, m: int, n: int, like: Tensor) -> tuple[int, tuple[Ten
 def _sizes(n: int) -> dict[str, Any]:
     """The padded outputs, the rows of a tile, and the warps of a program."""
     N = padded(n)
-    return {"N": N, "R": max(4, min(64, TILE // N)), "num_warps": MOST_WARPS if N > 32 else 4}
+    return {"N": N, "R": ROWS, "num_warps": max(1, min(MOST_WARPS, N // 32))}
 
 
 @cache

@@ -28,8 +28,9 @@ from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates per warp, and the most warps of a program."""
-NUMBERS_PER_WARP = 512
-"""Numbers of the rows beside a box per warp."""
+NUMBERS_PER_WARP = 1024
+COLUMNS_PER_WARP = 128
+"""Numbers of the rows beside a box per warp, and the most coordinates per warp where each is used once."""
 SHARE = 4
 """Samples per program of the second launch, which finishes in float64 where float32 was not enough."""
 
@@ -126,7 +127,9 @@ class BoxRows:
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a GPU, and a sample fits on chip."""
         raw, (k, n) = rows.raw, rows.A.shape[-2:]
-        fits = 0 < n <= MOST_BOX_COLUMNS if k == 1 else 0 < k <= MOST_BOX_ROWS and 0 < n <= MOST_BOXED_NUMBERS // _power(k)
+        fits = (
+            0 < n <= MOST_BOX_COLUMNS if k == 1 else 0 < k <= MOST_BOX_ROWS and 0 < n <= MOST_BOXED_NUMBERS // _power(k)
+        )
         return raw.is_cuda and fits and len(raw) > 0 and gpu.supported(raw.device)
 
     def answer(self, flat: BoxedBatch) -> Tensor:
@@ -190,7 +193,9 @@ class BoxRows:
                   for part, one in zip(made, shared, strict=True))  # fmt: skip
         return tuple(part if wanted else None for part, wanted in zip(summed, needed, strict=True))
 
-    def _solve(self, tensors: tuple[Tensor, ...], kinds: tuple[int, ...], rounding: float, *, answer_only: bool) -> None:
+    def _solve(
+        self, tensors: tuple[Tensor, ...], kinds: tuple[int, ...], rounding: float, *, answer_only: bool
+    ) -> None:
         """One launch of the float64 kernel for this number of rows."""
         (batch, n), k = tensors[0].shape, tensors[7].shape[-2]
         kernel = box_launcher("forward", n, kinds, answer_only) if k == 1 else rows_launcher(k, n, kinds, answer_only)
@@ -257,7 +262,7 @@ def _power(size: int) -> int:
 
 def _sizes(k: int, n: int) -> dict[str, int]:
     """Rows and coordinates of a sample padded to powers of two, and the warps of its program."""
-    K, N = max(2, _power(k)), max(16, _power(n))
+    K, N = _power(k), max(16, _power(n))
     return {"K": K, "N": N, "num_warps": min(MOST_WARPS, max(1, K * N // NUMBERS_PER_WARP))}
 
 
@@ -279,4 +284,6 @@ def rows_back_launcher(k: int, n: int, each: bool, matrix: bool, box: bool) -> A
     from hardnet.kernels.gpu.launch import Launcher
 
     constants: dict[str, Any] = {"ROWS": int(each), "MATRIX": matrix, "BOX": box}
-    return Launcher(nearest_box_backward.backward, constants | _sizes(k, n))
+    sizes = _sizes(k, n)
+    sizes["num_warps"] = min(MOST_WARPS, max(sizes["num_warps"], sizes["N"] // COLUMNS_PER_WARP))
+    return Launcher(nearest_box_backward.backward, constants | sizes)

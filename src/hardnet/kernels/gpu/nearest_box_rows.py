@@ -35,8 +35,8 @@ from hardnet.kernels.gpu.pivoting import DEPENDENT, pivot_rows, step_of
 
 FEASIBLE = tl.constexpr(4)
 """The status of a point in the set that is not proved to be the nearest."""
-STEPS, POLISHES, PASSES = tl.constexpr(40), tl.constexpr(8), tl.constexpr(60)
-"""The most steps with a search, Newton steps without one, and points that a search tries."""
+STEPS, ATTEMPTS, POLISHES, PASSES = tl.constexpr(60), tl.constexpr(4), tl.constexpr(8), tl.constexpr(60)
+"""The most steps with a search, attempts to end with steps without one, such steps, and points that a search tries."""
 SOFT = tl.constexpr(1e-10)
 """What is added to the diagonal of the Gram matrix of unit rows, so that a step exists: it holds the multipliers back,
 not the answer."""
@@ -75,16 +75,16 @@ def load_rows(A, sample, k, n, EACH: tl.constexpr, K: tl.constexpr, N: tl.conste
 @triton.jit
 def gram_of(A, rows, K: tl.constexpr):
     """``A R'`` for R the rows of A over some coordinates; by the matrix units from 16 rows on."""
+    row = tl.arange(0, K)
+    gram = tl.zeros([K, K], tl.float64)
     if K >= 16:
-        return tl.dot(A, tl.trans(rows), input_precision="ieee", out_dtype=tl.float64)
+        gram = tl.dot(A, tl.trans(rows), gram, input_precision="ieee", out_dtype=tl.float64)
     else:
-        row = tl.arange(0, K)
-        gram = tl.zeros([K, K], tl.float64)
         for i in range(K):
             here = row == i
             column = times(A, tl.sum(tl.where(here[:, None], rows, 0.0), 0))
             gram = tl.where(here[None, :], column[:, None], gram)
-        return gram
+    return gram
 
 
 @triton.jit
@@ -148,7 +148,9 @@ def _until_change(q, c, low, high):
 
 @triton.jit
 def _search(p, c, low, high, dual, way, lower, upper):
-    """How far to go along ``raw - A'(dual + t way)``; whether that is the whole way; whether the function grows forever.
+    """How far to go along ``raw - A'(dual + t way)``; whether that is the whole way, and on one piece.
+
+    The last number is 1 where the function grows forever.
 
     No multiplier may change its sign beyond t = 1. Up to there, the way ends at multipliers with the right signs.
     """
@@ -187,7 +189,8 @@ def _search(p, c, low, high, dual, way, lower, upper):
             after = first + _until_change(p - first * c, c, low, high) * (1.0 + 4.0 * EPS)
             after = tl.where(after < last, after, first)
         t = tl.where(good | (endless == 1), t, tl.minimum(after, cap))
-    return tl.where(flat, 0.0, t), flat | (t == 1.0), endless
+    same = tl.abs(slope) <= SETTLED * steepest
+    return tl.where(flat, 0.0, t), flat | (t == 1.0), flat | ((t == 1.0) & same), endless
 
 
 @triton.jit
@@ -287,7 +290,7 @@ def forward(
     equal = under == over
     squares = tl.sum(rows * rows, 1)
     weight = tl.zeros([K], tl.float64)
-    way = weight
+    way, before, guess = weight, weight, weight
     steps, polishes, again, endless, met = 0, 0, 0, 0, 1
     worst = far * 0.0
     polishing = 0
@@ -297,32 +300,39 @@ def forward(
         reach = tl.max(tl.abs(answer), 0)
         size = length * reach + limits
         product = times(rows, answer)
-        near = 4.0 * EPS * far  # the point is accurate to rounding of raw
+        # the point is accurate to rounding of raw, and less so after long steps
+        near = EPS * tl.where(polishing == 1, 4.0, 64.0) * far
         free = (p > least - near) & (p < most + near) & (least < most)
         gram = gram_of(rows, tl.where(free[None, :], rows, 0.0), K)
         scale = unit_scales(gram, squares, K)
         diagonal = row[:, None] == row[None, :]
         curvature = 1.0 / (scale * scale)
-        # no unit row is longer than one; one without free coordinates is on its own
-        gram = tl.where(diagonal, 1.0, gram * scale[:, None] * scale[None, :])
+        gram = gram * scale[:, None] * scale[None, :]
         value, high_end, low_end = product * scale, over * scale, under * scale
         push = weight / scale
+        soft = tl.where(polishing == 1, 0.0, SOFT).to(tl.float64)  # in float32 it would be lost beside 1
+        gram = tl.where(diagonal, 1.0 + soft, gram)
+        goal = product + curvature * weight
+        target = _clamp(goal, under, over)
         if polishing == 1:
-            target = _clamp(product + curvature * weight, under, over)
-            chosen = tl.where((product + curvature * weight != target) | equal, 1.0, 0.0)
-            bound = target * scale
-            T, chosen = sweep(gram, chosen, DEPENDENT, K)
-        else:
-            gram = tl.where(diagonal, 1.0 + SOFT, gram)
-            pull = tl.sum(gram * push[None, :], 1)
-            rough = EPS * (2.0 * size * scale + 4.0 * tl.sum(tl.abs(gram) * tl.abs(push)[None, :], 1))
-            _, chosen, _, _, T = pivot_rows(gram, value + pull, low_end, high_end, rough, 8 * K + 20, K)
-            bound = tl.where(chosen > 0.0, high_end, tl.where(chosen < 0.0, low_end, 0.0))
-        held = chosen != 0.0
+            guess = tl.where((goal != target) | equal, 1.0, 0.0)
+        T, chosen = sweep(gram, guess, DEPENDENT, K)
         if polishing == 1:  # a row that depends on the others keeps its multiplier
-            stays = (product + curvature * weight != _clamp(product + curvature * weight, under, over)) | equal
+            bound, stays = target * scale, guess != 0.0
         else:
-            stays = held
+            start_value = value + tl.sum(gram * push[None, :], 1)
+            rough = EPS * (2.0 * size * scale + 4.0 * tl.sum(tl.abs(gram) * tl.abs(push)[None, :], 1))
+            # the rows of the last step, if they solve this piece too
+            bound = tl.where(guess > 0.0, high_end, tl.where(guess < 0.0, low_end, 0.0))
+            tried = step_of(T, chosen, start_value - bound)
+            rest = start_value - tl.sum(gram * tried[None, :], 1)
+            wrong = ((rest > high_end + rough) | (rest < low_end - rough)) & (chosen == 0.0)
+            wrong = wrong | ((tried * guess < 0.0) & (equal == 0)) | ((guess != 0.0) & (chosen == 0.0))
+            if (steps == 0) | (tl.max(tl.where(wrong, 1, 0), 0) == 1):
+                _, guess, _, _, T = pivot_rows(gram, start_value, low_end, high_end, rough, 8 * K + 20, K)
+            chosen = guess
+            bound, stays = tl.where(guess > 0.0, high_end, tl.where(guess < 0.0, low_end, 0.0)), guess != 0.0
+        held = chosen != 0.0
         dropped = tl.where(stays, 0.0, push)
         missing = value - bound + tl.sum(gram * dropped[None, :], 1)
         missing = tl.where(held & (tl.abs(missing) > EPS * size * scale), missing, 0.0)
@@ -334,22 +344,27 @@ def forward(
             polishes += 1
             if (tl.max(tl.abs(step), 0) == 0.0) | (polishes >= POLISHES):
                 met, worst = _judge(start, rows, under, over, least, most, p, weight, length, limits, rounding)
-                done = ((met == 1) & (worst <= 1.0)) | (again == 1) | (steps >= STEPS)
+                again += 1
+                done = ((met == 1) & (worst <= 1.0)) | (again == ATTEMPTS) | (steps >= STEPS)
                 going = tl.where(done, 0, 1)
-                polishing, again, polishes = 0, 1, 0
+                polishing, polishes = 0, 0
+                weight = tl.where(done, weight, before)
+                guess = before * 0.0
                 p = tl.where(done, p, start - transposed(rows, weight))
         else:
-            limit = tl.where(equal | (held == 0), step, tl.where(chosen > 0.0, tl.maximum(step, -weight), tl.minimum(step, -weight)))
-            way = limit
+            # rounding must not give a multiplier the wrong sign
+            signed = tl.where(chosen > 0.0, tl.maximum(step, -weight), tl.minimum(step, -weight))
+            way = tl.where(equal | (held == 0), step, signed)
             c = transposed(rows, way)
             c = tl.where(tl.abs(c) > NO_SLOPE * transposed(tl.abs(rows), tl.abs(way)), c, 0.0)
-            t, whole, endless = _search(p, c, least, most, weight, way, under, over)
+            t, whole, kept, endless = _search(p, c, least, most, weight, way, under, over)
             weight = weight + t * way
             p = start - transposed(rows, weight)
             steps += 1
-            # the second time, the search goes on to its end
-            settled = whole & ((again == 0) | (t == 0.0))
+            # after a vain attempt, only where the piece was the same
+            settled = kept | (whole & (again == 0))
             polishing = tl.where(settled | (steps >= STEPS), 1, 0)
+            before = weight
             if endless == 1:
                 going, met, worst = 0, 0, far * 0.0 + float("inf")
 
