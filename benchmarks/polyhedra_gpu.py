@@ -132,7 +132,8 @@ def rows(only: str, warm: bool) -> Iterator[dict[str, Any]]:
     for batch, m, n in DENSE:
         name = f"rows, {batch} x ({m}x{n}), float64"
         cases.append((name, above, lambda seed, b=batch, m=m, n=n: recipe(b, n, seed, m), 3))
-    simplex: Project = lambda raw: hn.functional.project_simplex(raw, 1.0)
+    total = torch.ones((), device="cuda")
+    simplex: Project = lambda raw: hn.functional.project_simplex(raw, total)
     raw = lambda seed: box_problem(1, 500, False, seed)[:1]
     cases.append((f"simplex, {SAMPLES} x 500, float32", simplex, raw, 1))
     for name, project, make, learned in cases:

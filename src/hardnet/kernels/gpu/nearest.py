@@ -28,8 +28,9 @@ from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates per warp, and the most warps of a program."""
-NUMBERS_PER_WARP = 1024
-COLUMNS_PER_WARP = 128
+MANY_ROWS, MOST_REGISTERS = 16, 255
+"""From so many rows on, the registers of a thread are asked for."""
+NUMBERS_PER_WARP, COLUMNS_PER_WARP = 1024, 128
 """Numbers of the rows beside a box per warp, and the most coordinates per warp where each is used once."""
 SHARE = 4
 """Samples per program of the second launch, which finishes in float64 where float32 was not enough."""
@@ -263,7 +264,9 @@ def _power(size: int) -> int:
 def _sizes(k: int, n: int) -> dict[str, int]:
     """Rows and coordinates of a sample padded to powers of two, and the warps of its program."""
     K, N = _power(k), max(16, _power(n))
-    return {"K": K, "N": N, "num_warps": min(MOST_WARPS, max(1, K * N // NUMBERS_PER_WARP))}
+    sizes = {"K": K, "N": N, "num_warps": min(MOST_WARPS, max(1, K * N // NUMBERS_PER_WARP))}
+    # left to itself, the assembler puts nearly all numbers of many rows into memory
+    return sizes | ({"maxnreg": MOST_REGISTERS} if K >= MANY_ROWS and sizes["num_warps"] <= 8 else {})
 
 
 @cache

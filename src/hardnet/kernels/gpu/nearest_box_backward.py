@@ -60,7 +60,8 @@ def backward(
     shrink = inverse_scale(tl.max(tl.abs(rows), 1))
     rows = rows * shrink[:, None]
     chosen = rows * tl.where(free, 1.0, 0.0)[None, :]
-    gram = gram_of(rows, chosen, K)
+    # Triton cannot feed a float64 product of the matrix units from values selected by narrow integers like `place`
+    gram = gram_of(rows, chosen, K, False)
     scale = unit_scales(gram, row * 0.0, K)
     gram = tl.where(row[:, None] == row[None, :], 1.0, gram * scale[:, None] * scale[None, :])
     T, swept = sweep(gram, tl.where(active, 1.0, 0.0), UNRELATED, K)

@@ -73,11 +73,11 @@ def load_rows(A, sample, k, n, EACH: tl.constexpr, K: tl.constexpr, N: tl.conste
 
 
 @triton.jit
-def gram_of(A, rows, K: tl.constexpr):
-    """``A R'`` for R the rows of A over some coordinates; by the matrix units from 16 rows on."""
+def gram_of(A, rows, K: tl.constexpr, DOT: tl.constexpr):
+    """``A R'`` for R the rows of A over some coordinates; if ``DOT``, by the matrix units."""
     row = tl.arange(0, K)
     gram = tl.zeros([K, K], tl.float64)
-    if K >= 16:
+    if DOT:
         gram = tl.dot(A, tl.trans(rows), gram, input_precision="ieee", out_dtype=tl.float64)
     else:
         for i in range(K):
@@ -89,7 +89,7 @@ def gram_of(A, rows, K: tl.constexpr):
 
 @triton.jit
 def sweep(T, chosen, tolerance, K: tl.constexpr):
-    """The tableau with the chosen rows swept in, as `pivot_rows` leaves it, and which rows: those with a clear pivot."""
+    """The tableau with the chosen rows swept in, as `pivot_rows` leaves it; and those that had a clear pivot."""
     row = tl.arange(0, K)
     swept = tl.zeros([K], tl.float64)
     i = tl.min(tl.where(chosen != 0.0, row, K), 0)
@@ -303,7 +303,7 @@ def forward(
         # the point is accurate to rounding of raw, and less so after long steps
         near = EPS * tl.where(polishing == 1, 4.0, 64.0) * far
         free = (p > least - near) & (p < most + near) & (least < most)
-        gram = gram_of(rows, tl.where(free[None, :], rows, 0.0), K)
+        gram = gram_of(rows, tl.where(free[None, :], rows, 0.0), K, K >= 16)
         scale = unit_scales(gram, squares, K)
         diagonal = row[:, None] == row[None, :]
         curvature = 1.0 / (scale * scale)
@@ -315,7 +315,7 @@ def forward(
         goal = product + curvature * weight
         target = _clamp(goal, under, over)
         if polishing == 1:
-            guess = tl.where((goal != target) | equal, 1.0, 0.0)
+            guess = tl.where((goal != target) | equal, 1.0, 0.0).to(tl.float64)
         T, chosen = sweep(gram, guess, DEPENDENT, K)
         if polishing == 1:  # a row that depends on the others keeps its multiplier
             bound, stays = target * scale, guess != 0.0
