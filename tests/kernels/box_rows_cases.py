@@ -36,7 +36,9 @@ def holds(y, flat, rounding):
 def agree(flat):
     """Compare status, and y to the conditioning of the projection; every answer is in the set, in float32 too."""
     found, plain = outcome(flat), solve(*flat, rounding=EPS)
-    assert not (found.status != plain.status)[plain.status != 4].any(), (found.status, plain.status)
+    settled = (plain.status != 2) & (plain.status != 4)  # it leaves some open that the kernel solves
+    worse = (found.status != plain.status) & settled
+    assert not worse.any(), (worse.nonzero().flatten(), found.status[worse], found.residual[worse])
     good = (found.status == 0) & (plain.status == 0)
     assert ((found.y - plain.y).abs().amax(-1)[good] <= 1e-10 * size_of(flat)[good]).all()
     assert holds(found.y, flat, EPS)[found.status == 0].all()

@@ -75,4 +75,5 @@ def _launches(work):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         work()
         torch.cuda.synchronize()
-    return sum(event.count for event in seen.key_averages())
+    on_device = torch.autograd.DeviceType.CUDA
+    return sum(event.count for event in seen.key_averages() if event.device_type == on_device)

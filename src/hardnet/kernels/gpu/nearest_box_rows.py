@@ -310,8 +310,9 @@ def forward(
         gram = gram * scale[:, None] * scale[None, :]
         value, high_end, low_end = product * scale, over * scale, under * scale
         push = weight / scale
-        soft = tl.where(polishing == 1, 0.0, SOFT).to(tl.float64)  # in float32 it would be lost beside 1
-        gram = tl.where(diagonal, 1.0 + soft, gram)
+        soft = tl.where(polishing == 1, 0.0, SOFT).to(tl.float64)
+        # a row without free coordinates has no curvature: the way is mostly its own, up to where it gets some
+        gram = tl.where(diagonal, tl.where(gram > 0.0, 1.0, 0.0).to(tl.float64) + soft, gram)
         goal = product + curvature * weight
         target = _clamp(goal, under, over)
         if polishing == 1:

@@ -6,7 +6,7 @@ above the tolerance, a row that touches y without a multiplier) are flagged for 
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 # pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 
