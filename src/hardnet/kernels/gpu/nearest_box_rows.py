@@ -35,7 +35,7 @@ from hardnet.kernels.gpu.pivoting import DEPENDENT, pivot_rows, step_of
 
 FEASIBLE = tl.constexpr(4)
 """The status of a point in the set that is not proved to be the nearest."""
-STEPS, ATTEMPTS, POLISHES, PASSES = tl.constexpr(60), tl.constexpr(4), tl.constexpr(8), tl.constexpr(60)
+STEPS, ATTEMPTS, POLISHES, PASSES = tl.constexpr(200), tl.constexpr(4), tl.constexpr(8), tl.constexpr(60)
 """The most steps with a search, attempts to end with steps without one, such steps, and points that a search tries."""
 SOFT = tl.constexpr(1e-10)
 """What is added to the diagonal of the Gram matrix of unit rows, so that a step exists: it holds the multipliers back,
