@@ -142,32 +142,9 @@ def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
     """
     if options.get("metric") is not None:
         return project_affine(raw, *rows.dense(), **options)
-    return project_structure(raw, rows, **{name: value for name, value in options.items() if name != "metric"})
-
-
-def project_structure(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
-    """The projection by the solver for the structure of the rows; the options are those of a `Policy`."""
+    known = {name: value for name, value in options.items() if name != "metric"}
     structure, numbers = rows.classify()
-    if structure == "rows" and rows.boxed and rows.A.is_cuda and _by_kernel_alone(raw, rows, Policy(**options)):
-        return box_rows.project_boxed(raw, *rows[:5], **options)
-    return PROJECTIONS[structure](raw, *numbers, **options)
-
-
-def _by_kernel_alone(raw: Tensor, rows: BoxedRows, policy: Policy) -> bool:
-    """Whether a kernel on a device takes more rows beside a box than plain torch does, and its answer is all there is.
-
-    It is where nothing is asked of the samples that it leaves open: they are NaN.
-    """
-    if (
-        policy.metric is not None
-        or policy.shared is not None
-        or policy.strict
-        or policy.asks
-        or policy.on_unsolved == "best"
-        or policy.gradient == "tangent"
-    ):
-        return False
-    return find("box_rows", take_rows(raw, *rows[:3], None, *rows[3:5])) is not None
+    return PROJECTIONS[structure](raw, *numbers, **known)
 
 
 def project_affine(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
-from hardnet.functional.nearest import project_structure
+from hardnet.functional.nearest import PROJECTIONS
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import known_equalities
@@ -221,9 +221,10 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
     solved = constraint.essential(numbers)
     rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
+    structure, arguments = rows.classify()
     if mode() not in GRAPHS:  # which raise nothing
         options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
-    return project_structure(raw, rows, **options)
+    return PROJECTIONS[structure](raw, *arguments, **options)
 
 
 def _names(constraint: ConstraintSet, numbers: Any, raw: Tensor, *, boxed: bool) -> list[tuple[int, str]]:
