@@ -1,7 +1,10 @@
 """Checks for small projections in one launch, on any device: they agree with the general path, or are left open."""
 
+import sys
+
 import torch
 
+from hardnet.functional import derivatives
 from hardnet.kernels.gpu.nearest import AnyRows
 from hardnet.kernels.gpu.projection import project
 from hardnet.kernels.limits import Tolerances
@@ -28,8 +31,8 @@ def answer(raw, A, lower, upper):
     return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
 
 
-def compare(family, device, most_open=0):
-    """The same y, multipliers, sides and steps as the general path, where the kernel has an answer."""
+def compare(family, device, most_open=0, steps=True):
+    """The same y, multipliers, sides and, if asked, steps as the general path, where the kernel has an answer."""
     raw, A, lower, upper = (part.to(device) for part in family)
     expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     found, unsolved = answer(raw, A, lower, upper)
@@ -40,7 +43,7 @@ def compare(family, device, most_open=0):
         got, right = (getattr(part, name)[good] for part in (found, expected))
         assert (got - right).abs().max() <= 1e-11 * right.abs().max().clamp_min(1.0), (A.shape, name)
     assert found.side[good].to(expected.side).equal(expected.side[good])
-    assert found.iterations[good].equal(expected.iterations[good])
+    assert not steps or found.iterations[good].equal(expected.iterations[good])
     assert (found.residual[good] <= projection.SOLVED).all()
 
 
@@ -99,3 +102,28 @@ def compare_near(device):
         found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
         assert (found.status == Status.SOLVED).all(), roundings
         assert (roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED).all(), roundings
+
+
+def by_active_rows(monkeypatch=None):
+    """From here on, the checks are of the kernel for rows that stay in memory, whatever their size."""
+    from hardnet.kernels.gpu import active_rows, nearest
+
+    put = setattr if monkeypatch is None else monkeypatch.setattr
+    put(sys.modules[__name__], "project", active_rows.project)
+    put(nearest, "MOST_ON_CHIP", 0)
+
+
+def compare_derivative(device, shapes, samples):
+    """The derivative on any active rows beside that in plain torch, for A per sample or shared."""
+    from hardnet.kernels.gpu.active_rows import implicit_vjp
+
+    for m, n in shapes:
+        raw, A, _, upper = (part.to(device) for part in families.gaussian(samples, n, m))
+        active = upper.argsort(-1) < min(m, n) // 2
+        active[0] = False
+        for rows in (A, A[0]):
+            u, w = implicit_vjp(raw, rows, active)
+            expected = derivatives.implicit_vjp(raw, rows, active)
+            for got, right in zip((u, w), expected, strict=True):
+                assert (got - right).abs().max() <= 1e-9 * right.abs().max().clamp_min(1.0), (m, n)
+            assert not w[~active].any()

@@ -44,14 +44,16 @@ class OnDevice(torch.Tensor):
     is_cuda = True
 
 
-def test_the_kernel_takes_small_problems_of_several_rows_on_a_gpu(monkeypatch):
+def test_the_kernels_take_rows_whose_vectors_fit_on_a_gpu(monkeypatch):
     monkeypatch.setattr(affine, "_supported", lambda device: True)
     monkeypatch.setattr(affine, "HAS_TRITON", True)
     on_device = lambda *shape: torch.zeros(*shape).as_subclass(OnDevice)
     takes = lambda A: AnyRows().takes(Batch(A[..., 0, :], A, None, None))
     assert takes(on_device(2, 1))
     assert takes(on_device(7, 32, 32))
-    for refused in (on_device(33, 4), on_device(7, 4, 33), torch.zeros(4, 4)):
+    assert takes(on_device(33, 4))
+    assert takes(on_device(7, 4, 1024))
+    for refused in (on_device(7, 4, 1025), torch.zeros(4, 4)):
         assert not takes(refused)
     monkeypatch.setattr(affine, "HAS_TRITON", False)
     assert not takes(on_device(2, 2))

@@ -118,9 +118,13 @@ def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = N
         got = getattr(policy, name)
         raise OptionError(sentence(name, "no look at values in compiled or mapped code", got, remedy))
     policy, look = policy.resolved(rows.look), rows.look or policy.asks
-    simple = not (look or policy.strict or rows.learned or policy.on_unsolved == "best")
+    simple = not (look or policy.strict or policy.on_unsolved == "best")
     if simple and (kernel := find("box_rows", rows)):
-        return kernel.answer(boxed(rows, rows.raw.dtype))
+        given = boxed(rows, rows.raw.dtype)
+        if not rows.learned:
+            return kernel.answer(given)
+        if policy.gradient == "exact" and hasattr(kernel, "backward"):
+            return _ByKernel.apply(kernel, *given)  # pyright: ignore[reportReturnType]
     if policy.on_unsolved == "best" and not look:
         rows = rows._replace(memory=False)  # kernels keep no last point
     flat = boxed(rows)
@@ -254,6 +258,26 @@ def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
     if not (rows.look and rows.memory) or not bool(unsettled(found.status).any()):
         return found
     return settle(found, flat, rounding)
+
+
+class _ByKernel(torch.autograd.Function):
+    """Y in the dtype of raw, NaN where it is not in the set: one launch each for the answer and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Any, *flat: Tensor) -> Tensor:
+        """Solve, and save what the derivative needs."""
+        found = kernel.forward(flat, torch.finfo(flat[0].dtype).eps)
+        ctx.kernel = kernel
+        ctx.save_for_backward(*flat, *found)
+        return found[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """By the kernel; if it is differentiated again, the derivative of the smooth formula instead."""
+        inputs, found = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        if torch.is_grad_enabled():
+            return None, *differentiate_again(grads[0], inputs, Outcome(*found), tangent=False)
+        return None, *ctx.kernel.backward(grads[0], inputs, found, ctx.needs_input_grad[1:])
 
 
 class _Projection(torch.autograd.Function):

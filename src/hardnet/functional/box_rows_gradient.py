@@ -131,7 +131,7 @@ def differentiate_again(grad: Tensor, inputs: BoxedBatch, found: Outcome, tangen
         remedy = "pass gradient='exact'"
         raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
     wanted = [part for part in inputs if part.requires_grad]
-    y = differentiable(inputs, found)
+    y = differentiable(tuple(part.double() for part in inputs), found).to(grad.dtype)  # pyright: ignore[reportArgumentType]
     parts = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(parts) if part.requires_grad else None for part in inputs)
 

@@ -11,6 +11,7 @@ from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
 from hardnet.functional.derivatives import keep_value, last_derivative
 from hardnet.functional.samples import Policy, find_invalid, reject
 from hardnet.kernels.backends import find
+from hardnet.kernels.limits import MOST_BOX_COLUMNS
 from hardnet.modes import may_look, plain
 from hardnet.products import length
 from hardnet.rows import Batch, boxed, ordered
@@ -86,9 +87,15 @@ def project_simplex(raw: Tensor, total: Tensor | float = 1.0, *, on_invalid: Pol
 
 def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
     """The simplex as the box ``[0, inf)`` and a row of ones, in O(n); None if no kernel takes it."""
+    n, batch = raw.shape[-1], joint_batch(raw.shape[:-1], total.shape)
+    if raw.is_cuda and n <= MOST_BOX_COLUMNS and plain(raw, total) and 0 not in batch:
+        from hardnet.functional.box_rows import project_box_rows
+
+        aim = total.to(raw.dtype).unsqueeze(-1)
+        quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}
+        return project_box_rows(raw.expand(*batch, n), raw.new_ones(1, n), aim, aim, 0.0, **quiet)
     if not (may_look(raw) and plain(raw, total)):
         return None
-    n, batch = raw.shape[-1], joint_batch(raw.shape[:-1], total.shape)
     with torch.no_grad():
         aim = total.expand(batch).reshape(-1, 1)
         wide = raw.double().expand(*batch, n).reshape(-1, n)

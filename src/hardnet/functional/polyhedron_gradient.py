@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.functional.derivatives import implicit_vjp, masked_vjp
-from hardnet.kernels.limits import MOST_ON_CHIP
+from hardnet.kernels.limits import MOST_ACTIVE_COLUMNS, MOST_ON_CHIP
 from hardnet.modes import plain
 from hardnet.products import align, exponent, outer_sum, shift, shift_rows, times_aligned
 from hardnet.rows import CORES, REALS, Batch, in_double
@@ -155,7 +155,17 @@ def _derivative(
         u, w, missed = shared_vjp(grad, shared, active, look)
         if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status == int(Status.INFEASIBLE))).any()):
             return u, w
+    if not look and shared is None and _takes(grad, A):
+        from hardnet.kernels.gpu import active_rows
+
+        return active_rows.implicit_vjp(grad.contiguous(), A.contiguous(), active.contiguous())
     return (implicit_vjp if look else masked_vjp)(grad, A, active)
+
+
+def _takes(grad: Tensor, A: Tensor) -> bool:
+    """Whether the kernel for rows in memory takes these."""
+    fits = A.shape[-1] <= MOST_ACTIVE_COLUMNS and A.numel() > 0 and grad.numel() > 0
+    return grad.is_cuda and fits and not torch.is_grad_enabled() and plain(grad, A) and gpu.supported(grad.device)
 
 
 def _deliver(

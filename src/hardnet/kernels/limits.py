@@ -41,8 +41,12 @@ MOST_NUMBERS_OF_A_THREAD, MOST_COLUMNS_OF_A_THREAD = 64, 16
 """GPU: the most numbers of A and the most columns that one thread holds for the nearest point of few rows."""
 MOST_BOX_COLUMNS = 4096
 """GPU: the most coordinates of a box beside a row that one program holds."""
+MOST_BOX_ROWS, MOST_BOXED_NUMBERS = 32, 1 << 14
+"""GPU: the most rows beside a box, and numbers of them padded to powers of two, that one program holds."""
 MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
+MOST_ACTIVE_COLUMNS = 1024
+"""GPU: the most outputs of a general projection whose rows stay in memory."""
 STRICT = 1e-11
 """Fraction of the sample's size above which a multiplier makes a row beside a box strictly active."""
 

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from hardnet.kernels.gpu import affine as gpu
 from hardnet.kernels.limits import (
+    MOST_ACTIVE_COLUMNS,
     MOST_BOX_COLUMNS,
+    MOST_BOX_ROWS,
+    MOST_BOXED_NUMBERS,
     MOST_COLUMNS_OF_A_THREAD,
     MOST_NUMBERS_OF_A_THREAD,
     MOST_ON_CHIP,
@@ -25,6 +28,10 @@ from hardnet.rows import REALS, Batch, BoxedBatch, dense
 
 PER_WARP, MOST_WARPS = 512, 16
 """Coordinates per warp, and the most warps of a program."""
+MANY_ROWS, MOST_REGISTERS = 16, 255
+"""From so many rows on, the registers of a thread are asked for."""
+NUMBERS_PER_WARP, COLUMNS_PER_WARP = 1024, 128
+"""Numbers of the rows beside a box per warp, and the most coordinates per warp where each is used once."""
 SHARE = 4
 """Samples per program of the second launch, which finishes in float64 where float32 was not enough."""
 
@@ -107,8 +114,7 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
 
     forward = kernel in (Kernel.ANSWER, Kernel.FORWARD)
     warps = 2 if m * n <= 4 else 1
-    power = lambda size: 1 << (size - 1).bit_length()
-    constants: dict[str, Any] = {"m": m, "n": n, "M": power(m), "N": power(n), "MN": power(m * n)}
+    constants: dict[str, Any] = {"m": m, "n": n, "M": _power(m), "N": _power(n), "MN": _power(m * n)}
     constants |= {"BLOCK": 32 * warps, "LOWER": lower, "UPPER": upper, "EACH": int(each), "num_warps": warps}
     constants["enable_fp_fusion"] = False  # the kernel says itself where a product is fused
     if forward:
@@ -117,22 +123,26 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
 
 
 class BoxRows:
-    """The nearest point of a box and one row (`nearest_box`)."""
+    """The nearest point of a box with one row (`nearest_box`) or several (`nearest_box_rows`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Whether the numbers are on a GPU, with one row, and coordinates that fit on chip."""
-        raw, (m, n) = rows.raw, rows.A.shape[-2:]
-        return raw.is_cuda and m == 1 and 0 < n <= MOST_BOX_COLUMNS and len(raw) > 0 and gpu.supported(raw.device)
+        """Whether the numbers are on a GPU, and a sample fits on chip."""
+        raw, (k, n) = rows.raw, rows.A.shape[-2:]
+        fits = (
+            0 < n <= MOST_BOX_COLUMNS if k == 1 else 0 < k <= MOST_BOX_ROWS and 0 < n <= MOST_BOXED_NUMBERS // _power(k)
+        )
+        return raw.is_cuda and fits and len(raw) > 0 and gpu.supported(raw.device)
 
     def answer(self, flat: BoxedBatch) -> Tensor:
-        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not solved.
+        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not in the set.
 
-        Float32 numbers take two launches: the first finishes nearly all samples, reading raw once and writing y once.
+        One row of float32 numbers takes two launches: the first finishes nearly all samples, reading raw once and
+        writing y once.
         """
         raw, others, kinds = _arguments(flat)
         (batch, n), y, rounding = raw.shape, torch.empty_like(raw), torch.finfo(raw.dtype).eps
-        if raw.dtype != torch.float32:
-            box_launcher("forward", n, kinds, True).launch((batch, 1, 1), (*[y] * 6, raw, *others), (n, rounding))
+        if others[0].shape[-2] > 1 or raw.dtype != torch.float32:
+            self._solve((*[y] * 6, raw, *others), kinds, rounding, answer_only=True)
             return y
         left = torch.empty(batch, dtype=torch.int8, device=raw.device)
         tensors, vector = (y, left, raw, *others), math.gcd(n, 4)
@@ -141,36 +151,71 @@ class BoxRows:
         return y
 
     def forward(self, flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
-        """Y and place ``(B, n)``, dual and side ``(B, 1)``, status and residual ``(B,)``; codes as int8.
+        """Y and place ``(B, n)``, dual and side ``(B, k)``, status and residual ``(B,)``; codes as int8.
+
+        Y has the dtype of raw; dual and residual are in float64.
 
         Args:
-            flat: All on one device, in float64.
+            flat: All on one device.
             rounding: Rounding of the dtype of the answer.
         """
         raw, others, kinds = _arguments(flat)
-        batch, n = raw.shape
-        codes = lambda *shape: torch.empty(shape, dtype=torch.int8, device=raw.device)
+        (batch, n), k = raw.shape, others[0].shape[-2]
+        new = lambda kind, *shape: torch.empty(shape, dtype=kind, device=raw.device)
         found = (
-            torch.empty_like(raw), codes(batch, n), raw.new_empty(batch, 1), codes(batch, 1),
-            codes(batch), raw.new_empty(batch),
+            torch.empty_like(raw), new(torch.int8, batch, n), new(torch.float64, batch, k),
+            new(torch.int8, batch, k), new(torch.int8, batch), new(torch.float64, batch),
         )  # fmt: skip
-        kernel = box_launcher("forward", n, kinds, False)
-        kernel.launch((batch, 1, 1), (*found, raw, *others), (n, rounding))
+        self._solve((*found, raw, *others), kinds, rounding, answer_only=False)
         return found
+
+    def backward(
+        self, gradient: Tensor, flat: BoxedBatch, found: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the six inputs, in their dtype; summed over the samples where all share an input.
+
+        Args:
+            gradient: The cotangent of y, ``(B, n)``.
+            flat: The inputs of `forward`.
+            found: Its results.
+            needed: Which gradients are wanted.
+        """
+        raw, A = flat[:2]
+        (batch, n), k = raw.shape, A.shape[-2]
+        shapes = (batch, n), (batch, k, n), (batch, k), (batch, k), (batch, n), (batch, n)
+        box, matrix = needed[4] or needed[5], needed[1]
+        written = (True, matrix, True, True, box, box)
+        made = [raw.new_empty(shape) if wanted else None for shape, wanted in zip(shapes, written, strict=True)]
+        outputs = tuple(raw if part is None else part for part in made)
+        inputs = tuple(dense(part, raw) for part in (gradient, A, *found[:5]))
+        rows_back_launcher(k, n, len(A) > 1, matrix, box).launch((batch, 1, 1), (*outputs, *inputs), (k, n))
+        shared = (len(part) < batch for part in flat)
+        summed = (part.sum(0, keepdim=True) if part is not None and one else part
+                  for part, one in zip(made, shared, strict=True))  # fmt: skip
+        return tuple(part if wanted else None for part, wanted in zip(summed, needed, strict=True))
+
+    def _solve(
+        self, tensors: tuple[Tensor, ...], kinds: tuple[int, ...], rounding: float, *, answer_only: bool
+    ) -> None:
+        """One launch of the float64 kernel for this number of rows."""
+        (batch, n), k = tensors[0].shape, tensors[7].shape[-2]
+        kernel = box_launcher("forward", n, kinds, answer_only) if k == 1 else rows_launcher(k, n, kinds, answer_only)
+        kernel.launch((batch, 1, 1), tensors, (n, rounding) if k == 1 else (k, n, rounding))
 
 
 class AnyRows:
-    """The nearest point of any rows (`projection`): a sample's whole problem in one program."""
+    """The nearest point of any rows: on chip where they fit (`projection`), else from the cache (`active_rows`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Whether the numbers are on a GPU, and the rows and outputs fit on chip."""
-        fits = max(rows.A.shape[-2:]) <= MOST_ON_CHIP
+        """Whether the numbers are on a GPU, and the vectors of a sample fit on chip."""
+        fits = rows.raw.shape[-1] <= MOST_ACTIVE_COLUMNS and 0 not in rows.A.shape and rows.raw.shape[0] > 0
         return rows.raw.is_cuda and fits and gpu.supported(rows.raw.device)
 
     def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
         """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
-        from hardnet.kernels.gpu.projection import project
+        from hardnet.kernels.gpu import active_rows, projection
 
+        project = (projection if max(rows.A.shape[-2:]) <= MOST_ON_CHIP else active_rows).project
         raw, A, lower, upper = (part.contiguous() for part in rows.numbers if part is not None)
         return project(raw, A, lower, upper, limit, tolerances)
 
@@ -205,7 +250,43 @@ def box_launcher(what: str, n: int, kinds: tuple[int, ...], option: int) -> Any:
         "finish": (nearest_box.finish, "SHARE"),
     }[what]
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), kinds, strict=True))
-    block = 1 << (n - 1).bit_length()
+    block = _power(n)
     warps = min(MOST_WARPS, max(1, block // PER_WARP))
     constants |= {name: option, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": False}
     return Launcher(kernel, constants)
+
+
+def _power(size: int) -> int:
+    """The smallest power of two that holds a size."""
+    return 1 << (size - 1).bit_length()
+
+
+def _sizes(k: int, n: int) -> dict[str, int]:
+    """Rows and coordinates of a sample padded to powers of two, and the warps of its program."""
+    K, N = _power(k), max(16, _power(n))
+    sizes = {"K": K, "N": N, "num_warps": min(MOST_WARPS, max(1, K * N // NUMBERS_PER_WARP))}
+    # left to itself, the assembler puts nearly all numbers of many rows into memory
+    return sizes | ({"maxnreg": MOST_REGISTERS} if K >= MANY_ROWS and sizes["num_warps"] <= 8 else {})
+
+
+@cache
+def rows_launcher(k: int, n: int, kinds: tuple[int, ...], answer_only: bool) -> Any:
+    """The kernel of a box and k rows, for n coordinates and numbers of these kinds, see `_arguments`."""
+    from hardnet.kernels.gpu import nearest_box_rows
+    from hardnet.kernels.gpu.launch import Launcher
+
+    constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), kinds, strict=True))
+    constants |= {"ANSWER_ONLY": answer_only, "enable_fp_fusion": False}
+    return Launcher(nearest_box_rows.forward, constants | _sizes(k, n))
+
+
+@cache
+def rows_back_launcher(k: int, n: int, each: bool, matrix: bool, box: bool) -> Any:
+    """The kernel of the gradients, of those of A and of the box if they are wanted."""
+    from hardnet.kernels.gpu import nearest_box_backward
+    from hardnet.kernels.gpu.launch import Launcher
+
+    constants: dict[str, Any] = {"ROWS": int(each), "MATRIX": matrix, "BOX": box}
+    sizes = _sizes(k, n)
+    sizes["num_warps"] = min(MOST_WARPS, max(sizes["num_warps"], sizes["N"] // COLUMNS_PER_WARP))
+    return Launcher(nearest_box_backward.backward, constants | sizes)

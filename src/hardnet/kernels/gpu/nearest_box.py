@@ -38,7 +38,7 @@ def _every(good):
 
 
 @triton.jit
-def _inverse_scale(largest):
+def inverse_scale(largest):
     """``1 / p`` for the largest power of two p up to a size; 1 for zero."""
     exponent = largest.to(tl.int64, bitcast=True) & EXPONENT
     exponent = tl.where(exponent == 0, TWICE_ONE // 2, tl.minimum(exponent, LARGEST))
@@ -81,7 +81,7 @@ def _bracket(start, a, low, high, under, over):
 
 
 @triton.jit
-def _load(pointer, sample, columns, mask, n, EACH: tl.constexpr):
+def load_row(pointer, sample, columns, mask, n, EACH: tl.constexpr):
     """One row in float64, zero beyond n; EACH is 1 per sample, 0 shared, 2 one number for all coordinates."""
     row = pointer + sample * n * EACH + columns
     loaded = tl.where(mask, tl.load(pointer), 0.0) if EACH == 2 else tl.load(row, mask=mask, other=0.0)
@@ -136,8 +136,8 @@ def _project(
     """One sample in float64."""
     columns = tl.arange(0, BLOCK)
     mask = columns < n
-    start, a = _load(raw, sample, columns, mask, n, 1), _load(A, sample, columns, mask, n, ROWS)
-    least, most = _load(low, sample, columns, mask, n, LOW), _load(high, sample, columns, mask, n, HIGH)
+    start, a = load_row(raw, sample, columns, mask, n, 1), load_row(A, sample, columns, mask, n, ROWS)
+    least, most = load_row(low, sample, columns, mask, n, LOW), load_row(high, sample, columns, mask, n, HIGH)
     under, over = tl.load(lower + sample * LOWER).to(tl.float64), tl.load(upper + sample * UPPER).to(tl.float64)
     sound = (tl.abs(start) < float("inf")) & (tl.abs(a) < float("inf"))
     sound = sound & (least <= most) & (least < float("inf")) & (most > float("-inf"))
@@ -145,7 +145,7 @@ def _project(
     # an invalid sample continues as a row of zeros without bounds, which is solved immediately
     start, a = tl.where(valid, start, 0.0), tl.where(valid, a, 0.0)
     least, most = tl.where(valid, least, 0.0), tl.where(valid, most, 0.0)
-    shrink = _inverse_scale(tl.max(tl.abs(a), 0))
+    shrink = inverse_scale(tl.max(tl.abs(a), 0))
     a = a * shrink
     under, over = tl.where(valid, under * shrink, float("-inf")), tl.where(valid, over * shrink, float("inf"))
 

@@ -6,7 +6,7 @@ above the tolerance, a row that touches y without a multiplier) are flagged for 
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 # pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 
@@ -32,7 +32,7 @@ CLOSE = tl.constexpr(NEAR)
 
 
 @triton.jit
-def _power_above(size):
+def power_above(size):
     """The power of two above a positive number, ``2^e`` with the exponent of `torch.frexp`."""
     exponent = (size.to(tl.int64, bitcast=True) >> 52) & 2047
     return ((exponent + 1) << 52).to(tl.float64, bitcast=True)
@@ -45,13 +45,13 @@ def _finite_size(bound):
 
 
 @triton.jit
-def _nearest_size(lower, upper):
+def nearest_size(lower, upper):
     """The smaller ``|bound|`` of a row, and 0 where there is none."""
     return _finite_size(tl.minimum(tl.abs(lower), tl.abs(upper)))
 
 
 @triton.jit
-def _violation(product, lower, upper):
+def violation(product, lower, upper):
     """The violation of each row, negative inside."""
     return tl.maximum(product - upper, lower - product)
 
@@ -77,15 +77,15 @@ def _project(
     valid = (tl.min(sound.to(tl.int32), axis=0) > 0) & (tl.max(tl.where(tl.abs(start) < INFINITY, 0, 1), axis=0) == 0)
     norm = tl.where(norm > 0.0, norm, 1.0)
     product = tl.sum(matrix * start[None, :], axis=1)
-    excess = _violation(product, low, high)
+    excess = violation(product, low, high)
     size = tl.maximum(tl.max(tl.abs(start), axis=0), tl.max(excess / norm, axis=0))
     length = tl.sqrt(tl.sum(start * start, axis=0))
-    nearest = _nearest_size(low, high)
+    nearest = nearest_size(low, high)
     slack = FEASIBLE * (norm * length + nearest)
     tight = INSIDE * (tl.sum(tl.abs(matrix) * tl.abs(start)[None, :], axis=1) + nearest)
     inside = tl.max(excess - tight, axis=0) <= 0.0
     seen = tl.where(tl.max(excess - CLOSE * slack, axis=0) <= 0.0, tight, slack)
-    unit = _power_above(tl.where(valid & (size > 0.0), size, 1.0))
+    unit = power_above(tl.where(valid & (size > 0.0), size, 1.0))
     point = start / unit
     low, high, product, slack, seen = low / unit, high / unit, product / unit, slack / unit, seen / unit
 
@@ -113,7 +113,7 @@ def _project(
     active = tl.where(strict & (weight > 0.0), 1.0, tl.where(strict & (weight < 0.0), -1.0, 0.0))
     touches = (at_y >= high - 10 * slack) | (at_y <= low + 10 * slack) | (low == high)
     idle = tl.max(tl.where(touches & (active == 0.0) & (row < m), 1, 0), axis=0) > 0
-    left = _violation(at_y, low, high)
+    left = violation(at_y, low, high)
     certain = tl.max(left - CERTAIN * tl.sum(tl.abs(matrix) * tl.abs(found)[None, :], axis=1), axis=0) <= 0.0
     weight = tl.sum(tl.abs(matrix), axis=1)
     allowed = ALLOWED * (weight * tl.max(tl.abs(found), axis=0) + bound_size(low, high, weight))
