@@ -78,8 +78,8 @@ def questions() -> list[str]:
 ENTRIES = {
     "`aff`, 2 rows A(x)": ("affine_few",),
     "`projection`, 2 rows A(x)": ("nearest_few",),
-    "`projection`, a box and 2 rows": ("nearest_box_rows",),
-    "`projection`, 9 rows": ("projection",),
+    "`projection`, a box and 2 rows": ("polyhedron",),
+    "`projection`, 9 rows": ("polyhedron",),
     "`cvx`, a ball and a row": ("conic_entry",),
     "`nonlinear`, a sphere": ("retraction", "approach", "active_set", "kkt", "definite"),
 }
