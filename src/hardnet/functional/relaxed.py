@@ -84,9 +84,9 @@ def project_small(raw: Tensor, rows: BoxedRows, soft: Sequence[bool], on_infeasi
     batch = take_rows(raw, rows.A, rows.lower, rows.upper, None, rows.box_lower, rows.box_upper)
     point, A, *bounds = (part.expand(batch.raw.shape[0], *part.shape[1:]) for part in boxed(batch))
     weight = None if on_infeasible == "nearest" else rows.weight
-    y, status = nearest(point, A, (bounds[0], bounds[1]), (bounds[2], bounds[3]), weight, tried)
-    empty = (status == int(Status.INFEASIBLE)).unsqueeze(-1)
-    return narrow(batch.as_given(torch.where(empty, torch.nan, y)), raw.dtype, "nan")
+    y, _ = nearest(point, A, (bounds[0], bounds[1]), (bounds[2], bounds[3]), weight, tried)
+    inside = torch.minimum(torch.maximum(y.detach(), bounds[2].detach()), bounds[3].detach())
+    return narrow(batch.as_given(keep_value(y, inside)), raw.dtype, "nan")
 
 
 @torch.no_grad()

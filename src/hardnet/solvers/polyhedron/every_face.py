@@ -88,10 +88,10 @@ def nearest(
     weight: Tensor | None,
     tried: Faces,
 ) -> tuple[Tensor, Tensor]:
-    """The nearest points ``(B, n)``, exactly inside the box, and their `Status` ``(B,)``; reads no value.
+    """The nearest points ``(B, n)`` to rounding, and their `Status` ``(B,)``; reads no value, and is differentiable.
 
-    Where the rows that may not give way have no common point, the answer is the point of the box nearest to raw and
-    the status INFEASIBLE; where numbers are bad it is NaN, INVALID.
+    Where the rows that may not give way have no common point, the answer is NaN and INFEASIBLE; where numbers are bad
+    it is NaN and INVALID.
 
     Args:
         raw: ``(B, n)`` float64.
@@ -110,10 +110,9 @@ def nearest(
         every = torch.cat([weight.to(raw), raw.new_ones(raw.shape[-1])])
         units = every[torch.tensor(tried.row, device=raw.device)] * length * length
     found, solved = _best(raw, rows, bound, units, tried)
-    found = torch.minimum(torch.maximum(torch.where(solved.unsqueeze(-1), found, raw), box[0]), box[1])
     status = torch.where(solved, int(Status.SOLVED), int(Status.INFEASIBLE))
     status = torch.where(valid, status, int(Status.INVALID))
-    return torch.where(valid.unsqueeze(-1), found, torch.nan), status.to(torch.int8)
+    return torch.where((valid & solved).unsqueeze(-1), found, torch.nan), status.to(torch.int8)
 
 
 def _best(raw: Tensor, rows: Tensor, bound: Tensor, weight: Tensor, tried: Faces) -> tuple[Tensor, Tensor]:
@@ -121,10 +120,12 @@ def _best(raw: Tensor, rows: Tensor, bound: Tensor, weight: Tensor, tried: Faces
     held, soft = (torch.tensor(numbers, device=raw.device) for numbers in (tried.held, tried.soft or (0,)))
     gives = torch.tensor(tried.gives, dtype=raw.dtype, device=raw.device)
     hard = torch.tensor([own not in tried.soft for own in range(len(tried.row))], device=raw.device)
-    own, at = rows[:, held], bound[:, held]
+    present = bound.isfinite()
+    limit = torch.where(present, bound, 0.0)  # or a candidate that is not chosen would have a derivative of NaN
+    own, at = rows[:, held], limit[:, held]
     frame, along = _frame(own)
     rows, bound = rows[:, :-1], bound[:, :-1]
-    system, given, giving = None, gives, (rows[:, soft], bound[:, soft])
+    system, given, giving = None, gives, (rows[:, soft], limit[:, soft])
     if tried.soft:
         weight = weight / weight[:, soft].amax(-1, keepdim=True)
         given = gives * weight[:, soft].unsqueeze(-2)
@@ -136,9 +137,9 @@ def _best(raw: Tensor, rows: Tensor, bound: Tensor, weight: Tensor, tried: Faces
             y = y + missing / along[place] * direction
         y = y if system is None else _give_way(y, *giving, given, system)
     excess = torch.matmul(y, rows.mT) - bound.unsqueeze(-2)
-    size = torch.maximum(y.abs().amax(-1, keepdim=True), torch.where(bound.isfinite(), bound, 0.0).abs().unsqueeze(-2))
+    size = torch.maximum(y.abs().amax(-1, keepdim=True), limit[:, :-1].abs().unsqueeze(-2))
     beyond = torch.where(excess <= MET * size, 0.0, excess)  # NaN stays
-    able = ~(torch.where(hard, beyond, 0.0) != 0).any(-1) & y.isfinite().all(-1)
+    able = ~(torch.where(hard, beyond, 0.0) != 0).any(-1) & y.isfinite().all(-1) & present[:, held].all(-1)
     slack = torch.where(hard, 0.0, beyond)
     if tried.soft:  # a row that gives way by rounding alone would let y slide along it
         able = able & ((slack[..., soft] > 0) | (gives == 0)).all(-1)
@@ -158,8 +159,8 @@ def _one_sided(raw: Tensor, A: Tensor, least: Tensor, most: Tensor, tried: Faces
     eye = torch.eye(raw.shape[-1], dtype=raw.dtype, device=raw.device)
     every = torch.cat([A, eye.expand(raw.shape[0], *eye.shape)], -2)
     every = torch.where(every.isfinite(), every, 0.0)[:, row]
-    length = (every * every).sum(-1).sqrt()
-    length = torch.where(length > 0, length, 1.0)
+    square = (every * every).sum(-1)
+    length = torch.where(square > 0, square, 1.0).sqrt()
     bound = torch.where(sign > 0, most[:, row], -least[:, row]) / length
     rows, none = every * (sign / length).unsqueeze(-1), torch.zeros_like(raw)
     return torch.cat([rows, none.unsqueeze(-2)], -2), torch.cat([bound, none[:, :1]], -1), length
