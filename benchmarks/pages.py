@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import methods, power
@@ -31,7 +32,8 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
         "methods": lambda: methods.table(results / "bench" / "methods_cpu.json"),
         "power": lambda: power.page(results / "bench" / "power_cpu.json"),
-        "suites": lambda: suite_pages(results / "suites"),
+        "suites": lambda: suite_pages(results / "suites", MOST_COLUMNS),
+        "suites-full": lambda: suite_pages(results / "suites"),
     }
 
 
@@ -68,24 +70,40 @@ def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
     return "\n".join(parts)
 
 
-def suite_pages(folder: Path) -> str:
-    """Every suite with its description, its sizes, and the tables of its recorded runs."""
+MOST_COLUMNS = 5
+"""Columns of a table that a page shows, with the method; the page behind its link has all."""
+
+
+def suite_pages(folder: Path, most: int | None = None) -> str:
+    """Every suite with its description, its sizes, and the tables of its recorded runs, of at most some columns."""
     found = read_suites(folder)
-    return "\n".join(_suite_page(find_suite(name), found) for name in SUITES)
+    return "\n".join(_suite_page(find_suite(name), found, most) for name in SUITES)
 
 
-def _suite_page(suite: Suite, found: dict[str, list[Result]]) -> str:
+def _suite_page(suite: Suite, found: dict[str, list[Result]], most: int | None) -> str:
     sizes = ", ".join(f"`{name}`" for name in suite.sizes())
     head = f"## {suite.title}\n\n{suite.about} Sizes: {sizes}.\n"
     own = [(case, found[case.name]) for case in suite.cases if case.name in found]
-    parts = [f"\n{_case_table(suite.name, case, results)}" for case, results in own]
+    parts = [f"\n{_case_table(suite.name, case, results, most)}" for case, results in own]
     return "".join([head, *(parts or ["\nNo run is recorded yet.\n"])])
 
 
-def _case_table(suite: str, case: Case, results: list[Result]) -> str:
+def _case_table(suite: str, case: Case, results: list[Result], most: int | None) -> str:
     table = suite_table(case.name, results)
     heading = f"**{table.title}** (`hardnet suite {suite} --size {case.short}`)"
-    return f"{heading}\n\n{tables.markdown(table)}\n{suite_note(case.name, results)}\n"
+    if most is None:
+        return f"{heading}\n\n{tables.markdown(table)}\n{suite_note(case.name, results)}\n"
+    return f"{heading}\n\n{tables.markdown(replace(table, columns=_fullest(table, most - 1)))}\n"
+
+
+def _fullest(table: tables.Table, most: int) -> tuple[tables.Column, ...]:
+    """The columns, in their order, that have a number for the most rows, ours or published."""
+    filled = {
+        column: sum(any(name in row.metrics or name in row.published for name in column.metrics) for row in table.rows)
+        for column in table.columns
+    }
+    kept = sorted(table.columns, key=lambda column: -filled[column])[:most]
+    return tuple(column for column in table.columns if column in kept)
 
 
 def _made(results: list[Result]) -> str:

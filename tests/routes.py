@@ -262,7 +262,7 @@ FAMILIES = {
         projection(lambda: box() & hn.Relaxed(hn.Affine(take("A"), upper=take("upper")))),
         giving_way,
         tolerance=1e-7,
-        **NO_MAP,
+        refuses=("vmap",),
     ),
     "metric": Family(projection(metric=take("weight")), with_metric, tolerance=1e-8),
 }

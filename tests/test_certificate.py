@@ -222,3 +222,13 @@ def test_nonlinear_rows_are_judged_by_what_their_layer_promises():
     assert "1e-10 of their terms" in str(found)
     assert hn.check(hn.HardNet(torch.nn.Identity(), sphere, tol=1e-6), y).ok
     assert "of their terms" not in str(hn.check(hn.Ball([0.0] * 3, 1.0), y))
+
+
+def test_outputs_that_carry_gradients_are_judged_and_named():
+    """A box and a row, broken: reading the tolerances of a certificate is no part of the graph of y."""
+    limits = hn.Box(0.0, 1.0) & hn.Affine(torch.ones(1, 4), upper=1.0, name="budget")
+    y = torch.full((3, 4), 2.0, requires_grad=True) * 1.0
+    certificate = hn.check(limits, y)
+    assert "worst" in str(certificate)
+    assert not certificate.tolerance.requires_grad
+    assert not certificate.violation.requires_grad

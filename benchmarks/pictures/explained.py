@@ -64,22 +64,20 @@ def moved(panel: Axes, raw: Tensor, y: Tensor, color: str, label: str, style: st
 
 
 def idea(palette: Palette) -> Figure:
-    """The set moves with x, the raw outputs do not; both methods end inside."""
+    """The set moves with x, the raw outputs do not; those outside are moved to the nearest point inside."""
     figure, axes = panels(palette, 3, 3.25)
     for panel, x in zip(axes, INPUTS, strict=True):
         here = x.expand(len(RAW), 1)
         bare(panel)
         region(panel, x, palette, PAIR)
-        moved(panel, RAW, hn.layers.HardNetAff(PAIR)(RAW, here), palette.bad, "closed form (aff)", "--")
-        moved(panel, RAW, hn.layers.Projection(PAIR)(RAW, here), palette.good, "nearest point (projection)")
+        moved(panel, RAW, hn.layers.Projection(PAIR)(RAW, here), palette.good, "nearest allowed point")
         face = {"markerfacecolor": "none", "markeredgecolor": palette.ink}
         panel.plot(*RAW.T, "o", markersize=8, label="raw output of the network", zorder=4, **face)
         panel.set(xlim=(-1.6, 1.9), ylim=(-1.35, 2.0))
         panel.text(-1.2, -1.15, "C(x)", color=palette.good, fontsize=12, style="italic")
         panel.set_title(f"x = {x.item():g}", color=palette.ink)
     handles, labels = axes[0].get_legend_handles_labels()
-    order = [2, 0, 1]
-    box = figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=3)
+    box = figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=2)
     box.get_frame().set_visible(False)
     return figure
 

@@ -44,21 +44,30 @@ def reproduce(
     recipe: Annotated[
         str | None, typer.Option(help="published, best or both, comma-separated; both unless methods are named.")
     ] = None,
+    submit: Annotated[str | None, typer.Option(help="local:N or slurm: each method of each case as a job.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the methods of an experiment, all seeds at once, and write one result file per method."""
     from hardnet_lab.experiments.run import reproduce as run
-    from hardnet_lab.experiments.run import request
-    from hardnet_lab.train import bars
+    from hardnet_lab.experiments.run import request, rows_of, submit_rows
+    from hardnet_lab.experiments.submit import Job
+    from hardnet_lab.train import Silence, bars
 
-    options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
-    asked = request(experiment, **options, out=out, resume=resume, quick=quick, recipe=recipe)
+    options: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "device": device, "out": out, "quick": quick}
+    asked = request(experiment, **options, methods=methods, resume=resume, recipe=recipe)
+    if submit is not None:
+        rows = rows_of(asked, Silence())
+        names = [experiment if asked.own is not None else row.name for row in rows]
+        parts = [{"methods": row.method.name, "recipe": row.recipe.name} if row.problem else {} for row in rows]
+        jobs = [Job(run, request, name, options | part) for name, part in zip(names, parts, strict=True)]
+        _tell(submit_rows(rows, out, asked.device, submit, jobs), out, as_json)
+        return
     if as_json:
-        print_json([str(path) for path in run(asked)])
+        _tell(run(asked), out, as_json)
         return
     with bars() as shown:
         paths = run(asked, shown)
-    typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
+    _tell(paths, out, as_json)
 
 
 @app.command()
@@ -76,24 +85,34 @@ def suite(
         bool,
         typer.Option("--references", help="Solve the test instances exactly instead, and write their optima to --out."),
     ] = False,
+    submit: Annotated[str | None, typer.Option(help="local:N or slurm: each method of each case as a job.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the methods on another paper's benchmark, and compare them as that paper does."""
+    from hardnet_lab.experiments.run import submit_rows
+    from hardnet_lab.experiments.submit import Job
     from hardnet_lab.experiments.suites.catalog import read_suites, suite_note, suite_table
     from hardnet_lab.experiments.suites.references import write_references
-    from hardnet_lab.experiments.suites.run import run_suite, suite_request
+    from hardnet_lab.experiments.suites.run import rows_of, run_suite, suite_request
     from hardnet_lab.experiments.tables import markdown
-    from hardnet_lab.train import bars
+    from hardnet_lab.train import Silence, bars
 
-    options: dict[str, Any] = {"methods": methods, "seeds": seeds, "epochs": epochs, "device": device}
-    asked = suite_request(name, size=size, **options, out=out, resume=resume, recipe=recipe)
+    options: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "device": device, "out": out}
+    asked = suite_request(name, **options, size=size, methods=methods, resume=resume, recipe=recipe)
     if references:
         solved = write_references(asked.cases, out, asked.device, (lambda line: None) if as_json else typer.echo)
         if as_json:
             print_json([str(path) for path in solved])
         return
+    if submit is not None:
+        rows = rows_of(asked, Silence())
+        short = {case.name: case.short for case in asked.cases}
+        parts = [{"size": short[row.name], "methods": row.method.name, "recipe": row.recipe.name} for row in rows]
+        jobs = [Job(run_suite, suite_request, name, options | part) for part in parts]
+        _tell(submit_rows(rows, out, asked.device, submit, jobs), out, as_json)
+        return
     if as_json:
-        print_json([str(path) for path in run_suite(asked)])
+        _tell(run_suite(asked), out, as_json)
         return
     with bars() as shown:
         paths = run_suite(asked, shown)
@@ -102,7 +121,7 @@ def suite(
         if case in wanted:
             table = suite_table(case, results)
             typer.echo(f"\n{table.title}\n\n{markdown(table)}\n{suite_note(case, results)}\n")
-    typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
+    _tell(paths, out, as_json)
 
 
 @app.command()
@@ -119,3 +138,11 @@ def report(
         print_json({"page": str(page)})
     else:
         typer.echo(f"wrote {page}")
+
+
+def _tell(paths: list[Path], out: Path, as_json: bool) -> None:
+    """Say where the results are."""
+    if as_json:
+        print_json([str(path) for path in paths])
+    else:
+        typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")

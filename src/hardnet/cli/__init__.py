@@ -24,6 +24,7 @@ hardnet {version}: neural networks whose outputs satisfy hard, input-dependent c
   hardnet explain FILE.py:SET     which method enforces a set, and why not the others
   hardnet methods                 what each method takes and promises
   hardnet check MODEL DATA --net  does a saved model keep its constraint on these inputs
+  hardnet enforce MODEL IN OUT    a saved model on a table of any length, row by row certified
   hardnet reproduce pwc           train and compare methods; then: hardnet report runs
   hardnet suite dc3               the same on another paper's benchmark
   hardnet warmup                  compile the kernels of this machine ahead

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from hardnet.certificate import Certificate, check
 from hardnet.errors import FileError, HardNetError, MissingExtraError, sentence
 from hardnet.sets.base import ConstraintSet
-from hardnet.storage import load
+from hardnet.storage import WEIGHTS, load
 
 FAILS = (Exception, SystemExit)
 """User code may raise anything; SystemExit is included so that a user's script does not determine our exit code."""
@@ -110,6 +111,38 @@ def certify(folder: Path, data: Path, net: str, tolerance: float | None = None) 
         raise
     except FAILS as error:  # the network and the functions of x are user code
         raise HardNetError(f"{data}: could not be judged; {type(error).__name__}: {error}") from error
+
+
+def enforced(
+    folder: Path, table: Path, out: Path, names: tuple[str, str | None, str, str], shards: str, **how: Any
+) -> Any:
+    """The counts of `hardnet enforce`; any failure is raised as a HardNetError.
+
+    Args:
+        folder: The saved model.
+        table: The table.
+        out: The folder of the results.
+        names: The network, the set, the columns of x and those to keep, as given on the command line.
+        shards: ``k/n``.
+        how: The device, and options of `hardnet.integrations.table.enforce_table`.
+    """
+    from hardnet.integrations.table import Enforcer, enforce_table
+
+    net, constraint, columns, keep = names
+    numbers = shards.split("/")
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise HardNetError(sentence("--shards", "k/n with k from 1 to n", repr(shards)))
+    x = object_of_file(columns) if ".py:" in columns else [name for name in columns.split(",") if name]
+    try:
+        model = load(folder, build(net), None if constraint is None else find_set(constraint))
+        enforcer = Enforcer(model, x, [name for name in keep.split(",") if name], how.pop("device"))
+        belongs = blake2b((folder / WEIGHTS).read_bytes(), digest_size=16).hexdigest()
+        shard = int(numbers[0]), int(numbers[1])
+        return enforce_table(enforcer, table, out, shard, belongs=f"{belongs} {columns}", **how)
+    except (HardNetError, OSError):
+        raise
+    except FAILS as error:  # the network and the functions of x are user code
+        raise HardNetError(f"{table}: could not be enforced; {type(error).__name__}: {error}") from error
 
 
 def _tensors(path: Path) -> Tensor:

@@ -1,4 +1,4 @@
-"""hardnet methods | explain | check: what the library enforces, how, and whether it holds."""
+"""hardnet methods | explain | check | enforce: what the library enforces, how, and whether it holds."""
 
 from __future__ import annotations
 
@@ -78,3 +78,35 @@ def check(
     else:
         typer.echo(str(certificate))
     raise typer.Exit(0 if certificate.ok else BROKEN)
+
+
+@app.command()
+def enforce(
+    model: Annotated[Path, typer.Argument(help="Folder that hn.save wrote.")],
+    table: Annotated[Path, typer.Argument(help="A Parquet file, or a folder of them.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder of the results, a file for each row group; a second call goes on.")
+    ],
+    net: Annotated[str, typer.Option(help="module:function or FILE.py:NAME: the network, or the whole HardNet.")],
+    constraint: Annotated[str | None, typer.Option("--set", help="FILE.py:NAME, for a set with functions.")] = None,
+    x: Annotated[str, typer.Option("--x", help="Comma-separated columns, or FILE.py:NAME, a function.")] = "x",
+    keep: Annotated[str, typer.Option(help="Comma-separated columns that the results have too.")] = "",
+    shards: Annotated[str, typer.Option(help="k/n: only row groups k, k + n, ...; k from 1 to n.")] = "1/1",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 16384,
+    as_json: AsJson = False,
+) -> None:
+    """Enforce a saved model on a table, with the certificate of each row.
+
+    Exit code 0: every row holds its constraint, 1: some do not, 2: something could not be read.
+    """
+    from hardnet.cli.inputs import enforced
+
+    show = (lambda line: None) if as_json else (lambda line: typer.echo(line, err=True))
+    total = enforced(model, table, out, (net, constraint, x, keep), shards, device=device, batch=batch, show=show)
+    if as_json:
+        print_json(total._asdict() | {"ok": total.satisfied == total.rows})
+    else:
+        holds = f"{total.satisfied} of {total.rows} rows satisfy every row of their set"
+        typer.echo(f"{holds}; largest violation {total.violation:.3g}; results in {out}")
+    raise typer.Exit(0 if total.satisfied == total.rows else BROKEN)

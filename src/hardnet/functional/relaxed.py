@@ -8,6 +8,7 @@ dependence of the slack on the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +18,10 @@ from hardnet.errors import ConvergenceError, InfeasibleError, OptionError, name_
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows
 from hardnet.functional.samples import Policy, refuse
-from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
+from hardnet.modes import full_precision, may_look, narrow, outside_compiler, refuse_transforms
 from hardnet.products import times_aligned
-from hardnet.rows import ordered
+from hardnet.rows import boxed, ordered, take_rows
+from hardnet.solvers.polyhedron.every_face import faces_of, nearest
 from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
 from hardnet.solvers.solution import Status
 from hardnet.structure import BoxedRows
@@ -59,6 +61,32 @@ def project_relaxed(
     moved = torch.where(good, _differentiable(some, found), torch.nan)
     moved = some.inside_box(moved).to(y)
     return torch.where(left.unsqueeze(-1), torch.zeros_like(y).masked_scatter(left.unsqueeze(-1), moved), y)
+
+
+@full_precision
+def project_small(raw: Tensor, rows: BoxedRows, soft: Sequence[bool], on_infeasible: str = "auto") -> Tensor | None:
+    """The nearest point by trying every face of a small polyhedron, for exported graphs; None if they are too many.
+
+    Args:
+        raw: ``(*batch, n)``.
+        rows: The polyhedron, with the weights of the rows that may be relaxed.
+        soft: Which general rows may be relaxed.
+        on_infeasible: What to do if the hard rows have no common point: ``"nearest"`` relaxes all general rows, without
+            a box; otherwise such a sample is NaN.
+    """
+    if on_infeasible == "nearest" and rows.boxed:
+        remedy = "write box & hn.Relaxed(rows), which always has an answer inside the box"
+        raise OptionError(sentence("on_infeasible", "no 'nearest' beside a box in an exported graph", "one", remedy))
+    soft = [True] * len(soft) if on_infeasible == "nearest" else soft
+    tried = faces_of(rows, soft)
+    if tried is None:
+        return None
+    batch = take_rows(raw, rows.A, rows.lower, rows.upper, None, rows.box_lower, rows.box_upper)
+    point, A, *bounds = (part.expand(batch.raw.shape[0], *part.shape[1:]) for part in boxed(batch))
+    weight = None if on_infeasible == "nearest" else rows.weight
+    y, _ = nearest(point, A, (bounds[0], bounds[1]), (bounds[2], bounds[3]), weight, tried)
+    inside = torch.minimum(torch.maximum(y.detach(), bounds[2].detach()), bounds[3].detach())
+    return narrow(batch.as_given(keep_value(y, inside)), raw.dtype, "nan")
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import PROJECTIONS
+from hardnet.functional.relaxed import project_small
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import known_equalities
@@ -215,6 +216,8 @@ def _box_last(
 def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Tensor:
     """The projection onto a polyhedral set, by the solver for its structure; errors speak of rows by their names."""
     numbers = constraint.numbers(x, raw)
+    if mode() == "export" and (y := _by_faces(constraint, numbers, raw, options)) is not None:
+        return y
     if constraint.relaxed:
         policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
         return constraint.project(numbers, raw, **policies)
@@ -225,6 +228,19 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     if mode() not in GRAPHS:  # which raise nothing
         options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
     return PROJECTIONS[structure](raw, *arguments, **options)
+
+
+def _by_faces(constraint: ConstraintSet, numbers: Any, raw: Tensor, options: dict[str, Any]) -> Tensor | None:
+    """The nearest point of few rows beside a box, or of rows that may give way, where their faces are few."""
+    asked = options["on_infeasible"], options["on_unsolved"]
+    if "raise" in asked or options["strict"] or options.get("metric") is not None or constraint.compressed:
+        return None  # refused elsewhere, or solved by a program of its own
+    members = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)
+    soft = [part.relaxed for part, own in members for _ in range(part.structure(own, raw).A.shape[-2])]
+    rows = constraint.structure(numbers, raw)
+    if not soft or not (any(soft) or asked[0] == "nearest" or rows.boxed):
+        return None
+    return project_small(raw, rows, soft, asked[0])
 
 
 def _names(constraint: ConstraintSet, numbers: Any, raw: Tensor, *, boxed: bool) -> list[tuple[int, str]]:

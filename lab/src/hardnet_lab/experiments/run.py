@@ -25,6 +25,7 @@ from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.figures import first_seed, gradient_paths, picture
 from hardnet_lab.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Method, Recipe, choose_recipes, recipe_of
 from hardnet_lab.experiments.results import RUN, Result, environment, read_json, read_result, write_json, write_result
+from hardnet_lab.experiments.submit import JOBS, Job, submit
 from hardnet_lab.experiments.timing import time_each
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.problems.own import own_problem
@@ -351,30 +352,48 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def reproduce(asked: Request, display: Display | None = None) -> list[Path]:
-    """Run everything in the request and return the paths of the result files.
+def reproduce(asked: Request, display: Display | None = None, job: str | None = None) -> list[Path]:
+    """Run everything in the request and return the paths of the result files; `job` as in `run_rows`.
 
     Under ``torchrun`` every process calls this, and only rank 0 writes.
     """
+    return run_rows(partial(rows_of, asked), asked.out, asked.device, display, job)
 
-    def rows(shown: Display) -> list[Row]:
-        return [row for name in asked.experiments for row in _rows(asked, name, shown)]
 
-    return run_rows(rows, asked.out, asked.device, display)
+def rows_of(asked: Request, display: Display) -> list[Row]:
+    """The rows of a request."""
+    return [row for name in asked.experiments for row in _rows(asked, name, display)]
 
 
 @waiting()
 def run_rows(
-    made: Callable[[Display], list[Row]], out: Path, device: torch.device, display: Display | None = None
+    made: Callable[[Display], list[Row]],
+    out: Path,
+    device: torch.device,
+    display: Display | None = None,
+    job: str | None = None,
 ) -> list[Path]:
-    """Run the rows that `made` returns, one after the other, in a folder locked against other runs."""
+    """Run the rows that `made` returns, one after the other, in a folder locked against other runs.
+
+    With the name of a submitted job it is that job which is locked against another of the same name, and a row that
+    fails is recorded, as where there are several.
+    """
     with joined(device) as world, _stop_on_interrupt() as interrupted:
         shown = display if display is not None and world.rank == 0 else Silence()
         rows = made(shown)
-        with sole_run(out) if world.rank == 0 else nullcontext():
+        with sole_run(out if job is None else out / JOBS / job) if world.rank == 0 else nullcontext():
             _claim_folders(rows, world)
-            alone = len(rows) == 1
+            alone = len(rows) == 1 and job is None
             return [_attempt(row, alone, shown, partial(row.run, shown, world, interrupted)) for row in rows]
+
+
+def submit_rows(rows: list[Row], out: Path, device: torch.device, how: str, jobs: list[Job]) -> list[Path]:
+    """Claim the folders of the rows, and submit their jobs."""
+    with joined(device) as world:
+        with sole_run(out):
+            _claim_folders(rows, world)
+        submit(how, out, jobs)
+    return [row.result for row in rows]
 
 
 def _attempt(row: Row, alone: bool, display: Display, run: Callable[[], Path]) -> Path:

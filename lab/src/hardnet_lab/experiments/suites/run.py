@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,12 +76,12 @@ def _choose_recipes(cases: list[Case], names: str) -> list[str]:
     return asked
 
 
-def run_suite(asked: SuiteRequest, display: Display | None = None) -> list[Path]:
-    """Train everything in the request and return the paths of the result files."""
-    return run_rows(lambda shown: _rows(asked, shown), asked.out, asked.device, display)
+def run_suite(asked: SuiteRequest, display: Display | None = None, job: str | None = None) -> list[Path]:
+    """Train everything in the request and return the paths of the result files; `job` as in `run_rows`."""
+    return run_rows(partial(rows_of, asked), asked.out, asked.device, display, job)
 
 
-def _rows(asked: SuiteRequest, display: Display) -> list[Row]:
+def rows_of(asked: SuiteRequest, display: Display) -> list[Row]:
     """One row per case, recipe and method that can express the case; the display notes why others are left out."""
     rows = []
     for case in asked.cases:
