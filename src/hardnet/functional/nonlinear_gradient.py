@@ -14,7 +14,7 @@ Where the backward pass is itself differentiated, the derivative is that of two 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -
     (raw, lower, upper, A, *leaves), y, dual, status = saved
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = working(problem, rows, raw, y, dual, status)
-    grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
+    grad, y = torch.where(sound & ~grad.isnan(), grad, 0.0), stand_in(y, sound)
     look = problem.iterations is None and may_look(grad)
     p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE, look)
     count = problem.count
@@ -77,25 +77,31 @@ def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -
         matrix = -(dual[:, count:, None] * p.unsqueeze(-2) + q[:, count:, None] * y.unsqueeze(-2))
         found[3] = matrix.sum(0) if A.dim() == 2 else matrix
     if any(needed[4:]):
-        found[4:] = _of_numbers(problem, leaves, y, dual[:, :count], p, q[:, :count], needed[4:])
+        at_y = _Held(y, dual[:, :count], p, q[:, :count], sound.squeeze(-1))
+        found[4:] = _of_numbers(problem, leaves, at_y, needed[4:])
     return [part if need else None for part, need in zip(found, needed, strict=True)]
 
 
-def _of_numbers(
-    problem: Call,
-    leaves: list[Tensor],
-    y: Tensor,
-    dual: Tensor,
-    p: Tensor,
-    q: Tensor,
-    needed: tuple[bool, ...],
-) -> list[Tensor | None]:
+class _Held(NamedTuple):
+    """What is held fixed while numbers move: y ``(B, n)``, the multipliers of g, p, q, and which samples are sound."""
+
+    y: Tensor
+    dual: Tensor
+    p: Tensor
+    q: Tensor
+    sound: Tensor
+
+
+def _of_numbers(problem: Call, leaves: list[Tensor], at: _Held, needed: tuple[bool, ...]) -> list[Tensor | None]:
     """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those in g."""
-    count = problem.inputs
+    count, (y, dual, p, q, sound) = problem.inputs, at
+    chosen = None if not may_look(y) or bool(sound.all()) else sound.nonzero().squeeze(-1)
     with torch.enable_grad():
         inputs = tuple(leaf.detach().requires_grad_(need) for leaf, need in zip(leaves[:count], needed, strict=False))
         none = y.new_zeros(len(y), 0)
         rows = problem.rows(none, none, y.new_zeros(0, y.shape[-1]), inputs)
+        if chosen is not None:  # g at bad samples may not be finite
+            rows, y, dual, p, q = rows.take(chosen), y[chosen], dual[chosen], p[chosen], q[chosen]
         point = y.detach().requires_grad_()
         value, slope = rows.slope(point, dual)
         total = -(p * slope).sum() - (q * value).sum()
@@ -107,6 +113,13 @@ def _of_numbers(
     return [next(found) if need else None for need in needed]
 
 
+def stand_in(y: Tensor, sound: Tensor) -> Tensor:
+    """Y with that of the first sound sample in place of those of samples ``(B, 1)`` that are not; zeros without any."""
+    first = sound.long().argmax(0, keepdim=True).expand(1, y.shape[-1])
+    instead = torch.where(sound.any(), y.gather(0, first), 0.0) if len(y) else y[:0].sum(0)
+    return torch.where(sound, y, instead)
+
+
 def working(
     problem: Call, rows: Rows, raw: Tensor, y: Tensor, dual: Tensor, status: Tensor
 ) -> tuple[Derivatives, Tensor, Tensor, Tensor]:
@@ -116,7 +129,7 @@ def working(
     sound = (exact | (status <= NonlinearStatus.FEASIBLE_ONLY).unsqueeze(-1)) | (
         status == NonlinearStatus.DEGENERATE
     ).unsqueeze(-1)
-    point = torch.where(sound, y, 0.0)
+    point = stand_in(y, sound)
     used = torch.where(exact, dual, 0.0)
     at = rows.evaluate(point, (lambda *_: used) if problem.gradient == "exact" else None)
     hessian = None if at.hessian is None else at.hessian.nan_to_num()
@@ -148,7 +161,14 @@ def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool
     attached = problem.rows(lower, upper, A, tuple(leaves[: problem.inputs]))
     curved = problem.gradient == "exact"
     side = sides(rows, used, at.value)
+    clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     with torch.enable_grad():
+        if may_look(y) and not bool(sound.all()):  # the sound samples alone: others are not finite somewhere
+            index = sound.squeeze(-1).nonzero().squeeze(-1)
+            rows, attached = rows.take(index), attached.take(index)
+            raw, y, used, active, sound = (part[index] for part in (raw, y, used, active, sound))
+            lower, upper, clean = lower[index], upper[index], clean[index]
+            side = side[0][index], side[1][index]
         bound = torch.where(active, side[0] * lower.nan_to_num(0, 0, 0) + side[1] * upper.nan_to_num(0, 0, 0), 0.0)
         with torch.no_grad():
             K = _system(rows, y, used, active, curved)[0]
@@ -157,7 +177,6 @@ def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool
         point, _ = _newton(attached, K, raw, bound, point, multiplier, active, curved)
         point = torch.where(sound, point, 0.0)
     asked = [part for part, need in zip(saved.inputs, needed, strict=True) if need]
-    clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     found = iter(torch.autograd.grad(point, asked, clean, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]
 

@@ -21,7 +21,7 @@ from hardnet.layers.equality_rows import (
     not_filled,
     only_equalities,
 )
-from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
@@ -123,9 +123,7 @@ class ACnet(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``; computed in float64."""
-        if raw.shape[-1:] != (self.raw_dim,):
-            remedy = f"method 'acnet' needs {self.raw_dim} network outputs for this set"
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        raw, bad = take_raw(raw, self)
         rows = self.constraint.affine(x, raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0))
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
@@ -134,7 +132,7 @@ class ACnet(Layer):
         linear = complete(raw.double(), rows.lower.double(), factor, self._partition).to(raw.dtype)
         missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)
-        y = poison(natural, missed if disagree is None else missed | disagree)
+        y = poison(natural, bad | missed if disagree is None else bad | missed | disagree)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, missed, disagree))
         return y

@@ -14,7 +14,7 @@ from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
-from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid
+from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
 from hardnet.modes import working
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -127,12 +127,14 @@ class DC3(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
-        like = self._template(raw)
+        raw, bad = take_raw(raw, self)
+        like = raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0) if self.completion else raw
         rows = self.constraint.affine(x, like)
         if self.completion and self._index is None:
             self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
         reduced = self._reduce(rows.A) if self._kept is None else _cast(self._kept, raw.dtype)
-        y = poison(self._run(raw, rows, reduced), crossed(rows))
+        wrong = crossed(rows)
+        y = poison(self._run(raw, rows, reduced), bad if wrong is None else bad | wrong)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))
         return y
@@ -173,13 +175,6 @@ class DC3(Layer):
         if known is None:
             return True, True
         return bool((known.lower[index] != -torch.inf).any()), bool((known.upper[index] != torch.inf).any())
-
-    def _template(self, raw: Tensor) -> Tensor:
-        """A tensor with the shape of y that allocates no memory for it."""
-        if self.raw_dim is not None and raw.shape[-1:] != (self.raw_dim,):
-            remedy = f"method 'dc3' needs {self.raw_dim} network outputs for this set"
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
-        return raw if not self.completion else raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0)
 
     def _diagnose(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> HardNetError:
         """Why some sample of y is NaN."""

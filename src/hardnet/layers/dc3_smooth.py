@@ -8,10 +8,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import NOT_FINITE, ConvergenceError, HardNetError, ShapeError, sentence
+from hardnet.errors import ConvergenceError, HardNetError, ShapeError, sentence
 from hardnet.functional.completion import Partition, complete_smooth, gradient, jacobian, partition_of, reduce_gradient
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import in_samples, poison, raise_for_invalid, sample_indices, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, indices, number
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.smooth import Smooth
@@ -88,8 +88,7 @@ class SmoothDC3(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
-        if raw.shape[-1:] != (self.raw_dim,):
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape)))
+        raw, bad = take_raw(raw, self)
         z, move = raw, torch.zeros_like(raw)
         start = raw.new_full((*raw.shape[:-1], self.completed.numel()), self.options.start)
         y, solved = self._complete(z, x, start)
@@ -99,16 +98,13 @@ class SmoothDC3(Layer):
                 move = torch.where(self._violated(y, x), move, 0)
             z = z - move
             y, solved = self._complete(z, x, y.detach().index_select(-1, self.completed))
-        y = poison(y, ~solved)
+        y = poison(y, bad | ~solved)
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, y))
+            raise_for_invalid(y, lambda: self._diagnose(y))
         return y
 
-    def _diagnose(self, raw: Tensor, y: Tensor) -> HardNetError:
+    def _diagnose(self, y: Tensor) -> HardNetError:
         """Why some sample of y is NaN."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
         samples = sample_indices(y.isnan().any(dim=-1)) or []
         expected = f"equality: expected a solution to {self.options.newton_tolerance:g}"
         text = f"{expected}, got no convergence{in_samples(samples)}"

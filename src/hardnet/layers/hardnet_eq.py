@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import NOT_FINITE, HardNetError, RankError, UnsupportedSetError, name_samples
+from hardnet.errors import RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
 from hardnet.functional.completion import (
     Completion,
@@ -27,7 +27,7 @@ from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import all_equalities, not_filled
 from hardnet.layers.hardnet_aff import too_many_rows
-from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.modes import may_look
 from hardnet.products import times
@@ -119,6 +119,7 @@ class HardNetEq(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x); computed in float64."""
+        raw, bad = take_raw(raw, self)
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = _double(self._split(x, like))
         factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
@@ -131,9 +132,9 @@ class HardNetEq(Layer):
             y = keep_value(y, self._settle(y.detach(), rows, A.detach(), factor))
         y = y.to(raw.dtype)
         missed = self._missed(y, C, d, rows)
-        y = poison(y, missed)
+        y = poison(y, bad | missed)
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, missed))
+            raise_for_invalid(y, lambda: diagnose_missed(missed, "C", "method='projection'"))
         return y
 
     @property
@@ -165,13 +166,6 @@ class HardNetEq(Layer):
         eps = torch.finfo(y.dtype).eps
         missed = beyond_rounding(y, C, d, d, eps)
         return missed if rows is None else missed | beyond_rounding(y, *rows, eps)
-
-    def _diagnose(self, raw: Tensor, missed: Tensor) -> HardNetError | None:
-        """Why some samples of y are NaN, apart from the reasons refused earlier."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
-        return diagnose_missed(missed, "C", "method='projection'")
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""

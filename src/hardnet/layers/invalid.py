@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, RankError, in_samples
+from hardnet.errors import NOT_FINITE, HardNetError, RankError, ShapeError, in_samples, sentence
 from hardnet.errors import sample_indices as indices_of
-from hardnet.functional.samples import find_invalid
+from hardnet.functional.samples import find_invalid, reject
+from hardnet.layers.base import Layer
 from hardnet.modes import may_look
 from hardnet.sets.base import AffineRows
 
@@ -21,7 +22,22 @@ __all__ = [
     "poison",
     "raise_for_invalid",
     "sample_indices",
+    "take_raw",
 ]
+
+
+def take_raw(raw: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Raw with zeros in the samples that are not finite, so that these send no gradient, and which they are.
+
+    They are refused where values may be read, unless ``on_invalid="nan"``, and so is another width than ``raw_dim``.
+    """
+    if layer.raw_dim is not None and raw.shape[-1:] != (layer.raw_dim,):
+        remedy = f"method '{layer.name}' needs {layer.raw_dim} network outputs for this set"
+        raise ShapeError(sentence("raw", f"shape (*batch, {layer.raw_dim})", tuple(raw.shape), remedy))
+    bad = ~raw.isfinite().all(dim=-1)
+    if layer.options.on_invalid == "raise" and may_look(raw):
+        reject(bad, NOT_FINITE, "raw")
+    return torch.where(bad.unsqueeze(-1), 0.0, raw), bad
 
 
 def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import (
-    NOT_FINITE,
     HardNetError,
     NonFiniteError,
     OptionError,
@@ -22,7 +21,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import poison, raise_for_invalid, sample_indices
+from hardnet.layers.invalid import poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
 from hardnet.products import times
@@ -141,17 +140,15 @@ class Rayen(Layer):
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         require_like("center", self.center, raw)
-        if raw.shape[-1:] != (self.raw_dim,):
-            remedy = f"method 'rayen' needs {self.raw_dim} network outputs for this set"
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        raw, bad = take_raw(raw, self)
         v = self._displacement(raw)
         gauge = largest_gauge(self._gauges, v)
         y = self.center + times(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
         if self._keeps_points:
             y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point in the set is returned bit for bit
-        y = poison(y, gauge.isnan())
+        y = poison(y, bad | gauge.isnan())
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw))
+            raise_for_invalid(y, self._diagnose)
         return y
 
     @property
@@ -222,11 +219,8 @@ class Rayen(Layer):
     def _kept(self) -> tuple[Tensor, Tensor]:
         return self.center, self.basis
 
-    def _diagnose(self, raw: Tensor) -> HardNetError:
+    def _diagnose(self) -> HardNetError:
         """Why some sample of y is NaN."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
         text = f"raw: expected rays that meet the boundary with radial='{self.options.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")
 
