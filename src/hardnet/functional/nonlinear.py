@@ -1,10 +1,11 @@
 """Points of ``lower <= g(y, x) <= upper`` and affine rows: the nearest or a near one, with its derivative.
 
-A sample whose rows do not hold gives an error that names it, NaN, the best point found, or raw: `apply_policy`.
+A sample whose rows do not hold gives an error that names it, NaN, or the last point: `apply_policy`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
@@ -12,11 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, InfeasibleError, NonFiniteError, SampleError, in_samples, sample_indices
+from hardnet.errors import (
+    ConvergenceError,
+    InfeasibleError,
+    NonFiniteError,
+    OptionError,
+    SampleError,
+    in_samples,
+    sample_indices,
+    sentence,
+)
 from hardnet.functional.nonlinear_call import Call, bound, dense, flat_box, join, known_tight, probe
 from hardnet.functional.nonlinear_gradient import NonlinearProjection
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
+from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, warn_weak
 from hardnet.solvers.nonlinear.derivatives import Function
 from hardnet.solvers.nonlinear.input import Input
 from hardnet.solvers.nonlinear.iterate import Mode
@@ -36,7 +47,19 @@ FAILURES: dict[NonlinearStatus, tuple[type[SampleError], str]] = {
     NonlinearStatus.NOT_CONVERGED: (ConvergenceError, "expected rows that can be met to tol, got no convergence"),
 }
 """The statuses of samples whose rows do not hold, with their errors."""
-REMEDY = "start nearer (start=), or choose on_failure='nan', 'best' or 'raw'"
+CHOICES = {
+    NonlinearStatus.INVALID: "pass on_invalid='nan'",
+    NonlinearStatus.INFEASIBLE_LOCAL: "pass on_infeasible='nan', or 'nearest' for the least violated point",
+    NonlinearStatus.NOT_CONVERGED: "pass on_unsolved='nan', or 'best' for the last point",
+}
+"""What else could be asked for."""
+OLD_NAMES: dict[str, dict[str, Any]] = {
+    "raise": {"on_infeasible": "raise", "on_unsolved": "raise", "on_invalid": "raise"},
+    "nan": {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"},
+    "best": {"on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"},
+    "raw": {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"},
+}
+"""``on_failure``, as these were called together until 0.2, in today's words; ``"raw"`` has none."""
 
 
 @outside_compiler
@@ -53,7 +76,10 @@ def project_nonlinear(
     gradient: Literal["exact", "projector"] = "exact",
     tol: float = 1e-10,
     start: Tensor | None = None,
-    on_failure: OnFailure = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    on_failure: OnFailure | None = None,
     iterations: int | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= g(y, x) <= upper`` and affine rows: a KKT point, differentiable.
@@ -75,11 +101,16 @@ def project_nonlinear(
             retraction supports only ``"projector"``.
         tol: Allowed violation, relative to the scale of each row.
         start: Where the iteration starts, ``(*batch, n)``; by default raw.
-        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``:
-            the least violated finite point found (NaN where there is none: INVALID), ``"raw"``.
+        on_infeasible: For samples whose violation no small move reduces: ``"raise"`` an error that names them,
+            ``"nan"``, or ``"nearest"``: the least violated point found; ``"auto"`` raises on a CPU and gives NaN
+            elsewhere.
+        on_unsolved: For other samples whose rows do not hold: the same, or ``"best"``: the least violated point found.
+        on_invalid: For bad numbers: ``"raise"`` or ``"nan"``.
+        on_failure: Deprecated: the three above in one word, or ``"raw"``: raw itself, with the identity as gradient.
         iterations: None: until every sample has stopped. A number: exactly that many passes, so that a CUDA graph can
             capture it, forward and backward; on a GPU ``"raise"`` then acts as ``"nan"``.
     """
+    policy = policy_of(on_infeasible, on_unsolved, on_invalid, on_failure)
     if mode == "retract":
         gradient = "projector"
     y, found = _project(
@@ -97,7 +128,8 @@ def project_nonlinear(
         iterations=iterations,
         tight=known_tight(lower, upper, rows),
     )
-    return apply_policy(y, raw, found, policy_for(on_failure, iterations, raw))
+    y = apply_policy(y, found, policy, iterations)
+    return beyond(raw, y, found) if on_failure == "raw" else y
 
 
 @outside_compiler
@@ -195,27 +227,58 @@ def _project(
     return y, NonlinearSolution(y.detach(), *shaped[1:])
 
 
-def policy_for(on_failure: OnFailure, iterations: int | None, raw: Tensor) -> OnFailure:
-    """The policy for failures; ``"raise"`` becomes ``"nan"`` in a fixed program on a GPU, where no value is read."""
-    return "nan" if on_failure == "raise" and iterations is not None and not may_look(raw) else on_failure
+def policy_of(
+    on_infeasible: OnInfeasible, on_unsolved: OnUnsolved, on_invalid: OnInvalid, on_failure: OnFailure | None
+) -> Policy:
+    """The policy, checked; the word of version 0.2 stands for all three."""
+    policy = Policy(on_infeasible, on_unsolved, on_invalid)
+    if on_failure is not None:
+        if on_failure not in OLD_NAMES:
+            raise OptionError(sentence("on_failure", " or ".join(map(repr, OLD_NAMES)), repr(on_failure)))
+        own = OLD_NAMES[on_failure]
+        said = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        instead = "" if on_failure == "raw" else f": write {said}"
+        warnings.warn(f"on_failure={on_failure!r} is deprecated{instead}", DeprecationWarning, stacklevel=4)
+        policy = policy._replace(**own)
+    return policy.checked()
 
 
-def apply_policy(y: Tensor, raw: Tensor, found: NonlinearSolution, on_failure: OnFailure) -> Tensor:
-    """Y ``(*batch, n)`` with the policy applied to samples whose rows do not hold."""
-    invalid = found.status == NonlinearStatus.INVALID
+def apply_policy(y: Tensor, found: NonlinearSolution, policy: Policy, iterations: int | None) -> Tensor:
+    """Y ``(*batch, n)`` with what the policy gives for samples whose rows do not hold.
+
+    A sample that meets its rows, but is no regular nearest point, is warned of, once for a layer. Inside a fixed
+    program on a GPU no value is read: there an error is NaN.
+    """
+    look, kinds = may_look(y), found.status
+    policy = policy.resolved(look)
+    wait = look or iterations is None
+    given = {
+        NonlinearStatus.INVALID: policy.on_invalid if look else "nan",
+        NonlinearStatus.INFEASIBLE_LOCAL: policy.on_infeasible,
+        NonlinearStatus.NOT_CONVERGED: policy.on_unsolved,
+    }
+    bad = torch.stack([kinds == kind for kind, asked in given.items() if asked in ("raise", "nan")] or [kinds < 0])
+    bad = bad.any(0).unsqueeze(-1)
+    if wait:
+        clean = found._replace(y=torch.where(bad, torch.nan, y.detach()))
+        for kind, asked in given.items():
+            if asked == "raise":
+                _refuse(kind, clean)
+        weak = (kinds == NonlinearStatus.FEASIBLE_ONLY) | (kinds == NonlinearStatus.DEGENERATE)
+        warn_weak(weak, "satisfy their rows, but are no regular nearest points", policy.once)
+    return torch.where(bad, torch.nan, y)
+
+
+def beyond(raw: Tensor, y: Tensor, found: NonlinearSolution) -> Tensor:
+    """Y, and raw itself for samples whose rows do not hold."""
     failed = torch.stack([found.status == kind for kind in FAILURES]).any(0)
-    if on_failure == "raise":
-        _raise_for(found.status)
-        return y
-    if on_failure == "best":
-        return torch.where(invalid.unsqueeze(-1), torch.nan, y)
-    return torch.where(failed.unsqueeze(-1), raw if on_failure == "raw" else torch.nan, y)
+    return torch.where(failed.unsqueeze(-1), raw, y)
 
 
-def _raise_for(status: Tensor) -> None:
-    """Raise the error for the worst kind of failure, naming its samples."""
-    for kind, (error, text) in FAILURES.items():
-        bad = status == kind
-        if bool(bad.any()):
-            samples = sample_indices(bad) if bad.dim() else []
-            raise error(f"g: {text}{in_samples(samples)}; {REMEDY}", samples)
+def _refuse(kind: NonlinearStatus, found: NonlinearSolution) -> None:
+    """Raise the error for one kind of failure, naming its samples; where it did not converge, with the solution."""
+    bad, (error, text) = found.status == kind, FAILURES[kind]
+    if bool(bad.any()):
+        samples = sample_indices(bad) if bad.dim() else []
+        whole = f"g: {text}{in_samples(samples)}; start nearer (start=), or {CHOICES[kind]}"
+        raise error(whole, samples, found) if error is ConvergenceError else error(whole, samples)  # pyright: ignore[reportCallIssue]

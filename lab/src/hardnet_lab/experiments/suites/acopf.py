@@ -17,7 +17,7 @@ def _case(grid: str, buses: int, samples: int, epochs: int, last: int) -> Case:
         "flow",
         ("nonlinear",),
         settings=WITH_PENALTY | {"learning_rate": 2e-3, "warm_epochs": epochs - last},
-        options={"mode": "retract", "on_failure": "best"},
+        options={"mode": "retract", "on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"},
         epochs=epochs,
         chosen="By two short runs on 9 buses, watched on the test loads, too; nothing was selected afterwards.",
         label=f", in the last {last} epochs" if last else ", in testing alone",

@@ -16,7 +16,7 @@ _PENALTY = Recipe(
     "penalty",
     ("nonlinear",),
     settings=WITH_PENALTY | {"learning_rate": 3e-3, "warm_epochs": EPOCHS, "capture": True},
-    options={"mode": "nearest", "on_failure": "best"},
+    options={"mode": "nearest", "on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"},
     label=", in testing alone",
     epochs=EPOCHS,
     chosen=_CHOSEN,

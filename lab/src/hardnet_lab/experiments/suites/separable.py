@@ -37,7 +37,7 @@ LOOSE = Recipe(
     ("nonlinear",),
     _NETWORK,
     _SETTINGS | {"capture": True},
-    {"mode": "nearest", "on_failure": "best"},
+    {"mode": "nearest", "on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"},
     epochs=300,
     chosen=_CHOSEN,
     needs_gpu=True,
