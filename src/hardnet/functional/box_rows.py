@@ -267,7 +267,8 @@ class _Projection(torch.autograd.Function):
         """The implicit derivative; if it is differentiated again, the derivative of the smooth formula instead."""
         if grads[0] is None:
             return (None,) * 8
-        inputs, found = ctx.saved_tensors[:6], Outcome(*ctx.saved_tensors[6:])
+        saved = ctx.saved_tensors
+        inputs, found = saved[:6], Outcome(*saved[6:])
         if torch.is_grad_enabled():
             return None, None, *differentiate_again(grads[0], inputs, found, ctx.tangent)
         passed = cotangents(grads[0], inputs, found, tangent=ctx.tangent)

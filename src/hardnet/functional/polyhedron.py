@@ -217,5 +217,6 @@ class _Projection(torch.autograd.Function):
         """``u``, ``-dual u' - w y'``, and w to the active bounds; summed over samples for shared inputs."""
         if grads[0] is None:
             return (None,) * 7
-        rows, found = Batch(*ctx.saved_tensors[:4], look=ctx.look), ctx.saved_tensors[4:]
+        saved = ctx.saved_tensors
+        rows, found = Batch(*saved[:4], look=ctx.look), saved[4:]
         return *gradients(grads[0], rows, *found, needed=ctx.needs_input_grad[:4], shared=ctx.shared), None, None, None

@@ -41,7 +41,8 @@ Names = Callable[[], Sequence[tuple[int, str]]]
 class Once:
     """Whether a layer has warned already of points that are not proved to be the nearest."""
 
-    given: bool = False
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
 
 
 class Policy(NamedTuple):
@@ -104,8 +105,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 VALID = frozenset(product(*CHOICES.values()))
 """All valid combinations of the first fields of `Policy`: looking one up costs less than four comparisons."""
-QUIET = Policy("nan", "nan", "nan")
-"""Nothing is raised, and samples without an answer are NaN."""
+QUIET = Policy("nan", "nan", "nan", once=Once(given=True))
+"""Nothing is raised or warned of, and samples without an answer are NaN."""
 
 
 def answer(found: Solution, policy: Policy, box: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_uni
 from hardnet.solvers.conic.fixed import follow_and_polish
 from hardnet.solvers.conic.semidefinite import SemiDefiniteImage
 from hardnet.solvers.conic.stack import Stack
-from hardnet.solvers.solution import Solution, Status, choose, place, take
+from hardnet.solvers.solution import Solution, Status, choose, place, take, verdict
 
 LOOSE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
@@ -130,11 +130,11 @@ def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
 
 
 def _judge(answer: Answer, stack: Stack, limits: Limits) -> Solution:
-    """The answer with its status: solved where it is optimal and every row holds."""
+    """The answer with its status: solved where it is optimal and every row holds, feasible where the rows hold."""
     y = stack.clamped(answer.y)
     feasible = (stack.outside(y) <= limits.violation * stack.size(y)).all(-1)
-    status = torch.where(feasible & (answer.residual <= limits.residual), Status.SOLVED, Status.NOT_CONVERGED)
-    status = torch.where(answer.lost, Status.INFEASIBLE, status).to(torch.int8)
+    status = torch.where(answer.residual <= limits.residual, Status.SOLVED, Status.NOT_CONVERGED)
+    status = verdict(torch.where(answer.lost, Status.INFEASIBLE, status), feasible)
     return Solution(y, answer.dual, status, answer.iterations, answer.residual)
 
 
