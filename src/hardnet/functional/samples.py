@@ -135,8 +135,8 @@ def _raise_bad_box(rows: Batch, bad: Tensor) -> None:
     """Raise for the samples of the mask `bad` ``(B,)`` with a finite raw but an invalid box."""
     if rows.box_lower is None and rows.box_upper is None:
         return
-    least = rows.raw.new_tensor([-torch.inf]) if rows.box_lower is None else rows.box_lower
-    most = rows.raw.new_tensor([torch.inf]) if rows.box_upper is None else rows.box_upper
+    least = rows.raw.new_full((1,), -torch.inf) if rows.box_lower is None else rows.box_lower
+    most = rows.raw.new_full((1,), torch.inf) if rows.box_upper is None else rows.box_upper
     text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
     wrong = bad & rows.raw.isfinite().all(-1) & ~ordered(least, most).all(-1)
     refuse(rows.as_given(wrong), BoundsError, text)

@@ -21,9 +21,17 @@ __all__ = [
     "in_samples",
     "poison",
     "raise_for_invalid",
+    "require_width",
     "sample_indices",
     "take_raw",
 ]
+
+
+def require_width(raw: Tensor, layer: Layer) -> None:
+    """Refuse raw outputs of another width than the layer needs, where that is known."""
+    if layer.raw_dim is not None and raw.shape[-1:] != (layer.raw_dim,):
+        remedy = f"method '{layer.name}' needs {layer.raw_dim} network outputs for this set"
+        raise ShapeError(sentence("raw", f"shape (*batch, {layer.raw_dim})", tuple(raw.shape), remedy))
 
 
 def take_raw(raw: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -31,9 +39,7 @@ def take_raw(raw: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
 
     They are refused where values may be read, unless ``on_invalid="nan"``, and so is another width than ``raw_dim``.
     """
-    if layer.raw_dim is not None and raw.shape[-1:] != (layer.raw_dim,):
-        remedy = f"method '{layer.name}' needs {layer.raw_dim} network outputs for this set"
-        raise ShapeError(sentence("raw", f"shape (*batch, {layer.raw_dim})", tuple(raw.shape), remedy))
+    require_width(raw, layer)
     bad = ~raw.isfinite().all(dim=-1)
     if layer.options.on_invalid == "raise" and may_look(raw):
         reject(bad, NOT_FINITE, "raw")

@@ -11,6 +11,7 @@ from torch import Tensor
 from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.functional.nonlinear import OLD_NAMES, apply_policy, beyond, policy_of, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.invalid import require_width
 from hardnet.layers.options import LayerOptions, choice, count, number, option, vector
 from hardnet.modes import outside_compiler
 from hardnet.nearest.policy import Policy
@@ -149,11 +150,12 @@ class NonlinearLayer(Layer):
 
     def _call(self, raw: Tensor, x: Any, start: Tensor | None) -> tuple[Tensor, NonlinearSolution]:
         """Y and its solution."""
+        require_width(raw, self)
         functions, lower, upper, rows = split_rows(self.constraint, self.constraint.numbers(x, raw), raw)
         mode = self.mode(raw.shape[-1])
         exact = self.options.gradient != "projector" and mode == "nearest"
         if start is None and self.options.start is not None:
-            start = raw.new_tensor(self.options.start)
+            start = torch.tensor(self.options.start, dtype=raw.dtype, device=raw.device)
         return project_rows_and_functions(
             raw,
             functions,

@@ -157,7 +157,7 @@ class BoxRows:
         raw, A, lower, upper, *box = flat
         (batch, n), k = raw.shape, A.shape[-2]
         y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(batch, 2 * k + 2)
-        inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
+        inputs, shape = [raw, A, raw.new_full((1,), rounding)], torch.Size((batch, k, n))
         launch(_box_rows(k > 1), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
         dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
         return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
@@ -188,7 +188,7 @@ class AnyRows:
         assert upper is not None
         y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
         known = (tolerances.feasible, tolerances.solved, tolerances.strict, tolerances.certain)
-        limits, matrices = raw.new_tensor([*known, limit]), 1 if A.dim() == 2 else len(A)
+        limits, matrices = torch.tensor([*known, limit], dtype=raw.dtype), 1 if A.dim() == 2 else len(A)
         shape = torch.Size((len(raw), *A.shape[-2:]))
         launch(_any_rows(), [y, dual, side, ended], [raw, A, lower, upper, limits], (), shape, matrices, tile=1)
         left = ended[:, 2] > 0

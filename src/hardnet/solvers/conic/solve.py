@@ -17,15 +17,19 @@ from torch import Tensor
 from hardnet.kernels.limits import FAR_AWAY, FEASIBLE, INSIDE, PASSES, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import power_above
-from hardnet.solvers.conic.blocks import Block, images, valid
+from hardnet.solvers.conic.blocks import Block, images, in_units, valid
 from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_unit, settle, tidy
 from hardnet.solvers.conic.fixed import follow_and_polish
 from hardnet.solvers.conic.semidefinite import SemiDefiniteImage
 from hardnet.solvers.conic.stack import Stack
-from hardnet.solvers.solution import Solution, Status, choose, place, take, verdict
+from hardnet.solvers.solution import Solution, Status, choose, place, solved, take, verdict
 
 LOOSE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
+LIKE = 64.0
+"""Units of outputs that are no further apart than this are no reason for having missed a point."""
+WAY = tuple(1 - step / 16 for step in range(1, 17))
+"""Powers of these units, on the way from them to none."""
 SMALL = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
 
@@ -72,7 +76,54 @@ def project_intersection(
             break
         part = _solve(raw[index], stack.select(index), limits)
         y[index], dual[index], status[index], iterations[index], residual[index] = part
-    return Solution(y, dual, status, iterations, residual)
+    found = Solution(y, dual, status, iterations, residual)
+    lost = (status == int(Status.INFEASIBLE)).nonzero().squeeze(-1)
+    return found if lost.numel() == 0 else _looked_for_elsewhere(found, lost, raw, blocks, limits)
+
+
+def _looked_for_elsewhere(
+    known: Solution, lost: Tensor, raw: Tensor, blocks: Sequence[Block], limits: Limits
+) -> Solution:
+    """`known`, where sets that have no point within reach of raw are looked at in units of their own.
+
+    Outputs in very different units put the nearest point far beyond raw. With each output in the unit in which the rows
+    feel it as much as the others, a point of the set is near if there is one. Where that point leads to no nearest
+    one, it is the answer itself, and not proved to be the nearest.
+    """
+    raw, some = raw[lost], [_taken(block, lost) for block in blocks]
+    stack = Stack([image.map(Tensor.detach) for image in images(some)], raw.shape[-1])
+    felt = (stack.jacobian(raw).abs() / stack.factor(raw).unsqueeze(-1)).amax(-2)
+    units = power_above(1 / torch.where(felt > 0, felt, felt.amax(-1, keepdim=True)).clamp_min(1e-300))
+    if bool((units.amax(-1) <= LIKE * units.amin(-1)).all()):
+        return known
+    there = project_intersection(raw / units, [in_units(block, units) for block in some], tolerance=limits.residual)
+    reached = solved(there.status)
+    if not bool(reached.any()):
+        return known
+    chosen = reached.nonzero().squeeze(-1)
+    lost, raw, units, point = lost[chosen], raw[chosen], units[chosen], there.y[chosen] * units[chosen]
+    some, dual = [_taken(block, chosen) for block in some], there.dual[chosen]
+    start = Guess(point, dual, torch.ones_like(units[:, :1]))
+    for part in WAY:  # from those units to none, since multipliers change with them
+        unit = power_above(units**part) if part else torch.ones_like(units)
+        stack = Stack(
+            [image.map(Tensor.detach) for image in images([in_units(block, unit) for block in some])], raw.shape[-1]
+        )
+        aim, near = raw / unit, start.y / unit
+        guess = Guess(near, start.dual, _unit(aim, near, stack))
+        answer = settle(aim, stack, guess, torch.ones_like(guess.unit), limits.residual)
+        good = (answer.residual <= limits.residual) & ~answer.lost
+        start = Guess(choose(good, answer.y * unit, start.y), choose(good, answer.dual, start.dual), start.unit)
+    unproved = torch.full_like(answer.residual, torch.inf), torch.zeros_like(answer.lost)
+    instead = answer._replace(y=point, residual=unproved[0], lost=unproved[1])
+    found, feasible = _judge(_tidied(raw, stack, answer), stack, limits), _judge(instead, stack, limits)
+    good = found.status == int(Status.SOLVED)
+    return place(known, lost, Solution(*(choose(good, new, old) for new, old in zip(found, feasible, strict=True))))
+
+
+def _taken(block: Block, index: Tensor) -> Block:
+    """The samples of a block in float64; constants stay as they are."""
+    return type(block)(*(field.double() if field.shape[0] == 1 else field[index].double() for field in block))
 
 
 def _merge_fixed(known: Solution, outside: Tensor, raw: Tensor, stack: Stack, limits: Limits) -> Solution:
