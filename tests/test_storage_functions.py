@@ -199,7 +199,7 @@ def test_saving_moves_no_statistics_and_no_mode(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 500.0, 1e4])
 def test_small_numbers_beside_large_ones_are_compared_too(tmp_path, size, dtype):
-    """Each entry of A and each bound in turn off by a hundredth of the entry, or of 0.1, where float32 can hold that."""
+    """Each entry of A and each bound in turn off by a hundredth of the entry, or of 0.1, if float32 can hold that."""
     A, upper = torch.tensor([[size, 1.0], [0.0, 0.2]]), torch.tensor([size, 0.1])
 
     def build(rows, bounds):
