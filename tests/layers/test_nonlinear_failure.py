@@ -185,6 +185,14 @@ def test_a_function_that_cannot_follow_float64_says_what_would_work():
         layer(torch.zeros(2, 3))
 
 
+def test_a_function_that_a_cuda_graph_cannot_record_says_what_would_work():
+    def g(y, x):
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor")
+
+    with pytest.raises(UnsupportedSetError, match="as buffers of a module"):
+        NonlinearLayer(hn.Nonlinear(g, dim=3, upper=1.0))(torch.zeros(2, 3))
+
+
 def test_functions_that_are_no_rows_are_refused():
     raw = draw(4, 3)
     with pytest.raises(ShapeError, match="g: expected"):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
 from hardnet.solvers.nonlinear.derivatives import Function, require_differentiable
 from hardnet.solvers.nonlinear.derivatives import jacobian as differentiate
 from hardnet.solvers.nonlinear.input import Input
@@ -127,6 +127,9 @@ def call(function: Callable[..., Any] | nn.Module, y: Tensor, x: Any) -> Any:
     try:
         return function(y, x)
     except RuntimeError as error:
+        if "graph capture" in str(error):
+            remedy = "make its constants tensors on the device before, as buffers of a module or in its closure"
+            raise UnsupportedSetError(sentence("g", "a function that a CUDA graph can record", error, remedy)) from None
         if "dtype" not in str(error):
             raise
         remedy = "write its tensors as A.to(y), or make it a module, whose parameters follow by themselves"

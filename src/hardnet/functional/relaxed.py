@@ -21,7 +21,7 @@ from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Po
 from hardnet.products import times_aligned
 from hardnet.rows import ordered
 from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows
 
 
@@ -112,6 +112,10 @@ def least_slack(y: Tensor, rows: BoxedRows) -> Tensor:
         return slack
     some = _gather(left, start, rows)
     found = relax(some.raw, some.rows)
+    open_ = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
+    if open_.numel():  # the slack does not depend on the start, but whether it is found may
+        rows_left = Rows(*(number[open_] for number in some.rows))
+        found = place(found, open_, relax(torch.zeros_like(some.raw[open_]), rows_left))
     slack[left] = torch.where(found.status.unsqueeze(-1) == int(Status.SOLVED), found.slack * some.length, 0.0)[
         :, :m
     ].to(slack)

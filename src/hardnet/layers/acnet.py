@@ -98,7 +98,8 @@ class ACnet(Layer):
             return not_affine(constraint)
         if not_filled(constraint) or only_equalities(constraint):
             return not_filled(constraint)
-        return "it has rows that are not equalities; use method='projection'"
+        remedy = "write rows whose bounds are equal functions of x as hn.Equality(A, b), or use method='projection'"
+        return f"it has rows that are not equalities; {remedy}"
 
     @property
     def raw_dim(self) -> int:

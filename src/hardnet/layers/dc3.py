@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, name_samples, sentence
 from hardnet.functional.completion import Partition
 from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact_step, largest_step, reduce_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
@@ -16,7 +16,7 @@ from hardnet.layers.constant_rows import constant_rows
 from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
 from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
-from hardnet.modes import working
+from hardnet.modes import may_look, working
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 
@@ -132,12 +132,33 @@ class DC3(Layer):
         rows = self.constraint.affine(x, like)
         if self.completion and self._index is None:
             self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
+        self._refuse_equal_bounds(rows)
         reduced = self._reduce(rows.A) if self._kept is None else _cast(self._kept, raw.dtype)
         wrong = crossed(rows)
         y = poison(self._run(raw, rows, reduced), bad if wrong is None else bad | wrong)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))
         return y
+
+    def _refuse_equal_bounds(self, rows: AffineRows) -> None:
+        """Refuse rows that are equalities at all samples, but are not completed: descent only comes near them."""
+        lower, upper = rows.lower, rows.upper
+        if (
+            self.options.completion is False
+            or lower is None
+            or upper is None
+            or not (lower.numel() and may_look(lower))
+        ):
+            return
+        equal = (lower == upper).reshape(-1, lower.shape[-1]).all(0)
+        if self._index is not None:
+            equal[self._index[0]] = False
+        if bool(equal.any()):
+            got = f"equal bounds in row(s) {name_samples(equal.nonzero().flatten().tolist())}"
+            remedy = "write them as hn.Equality(A, b), with predicted= and dim= where A is a function of x"
+            raise UnsupportedSetError(
+                sentence("lower, upper", "bounds apart, which descent can bring y between", got, remedy)
+            )
 
     def _run(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> Tensor:
         """Descend with the options, and with the extra steps in evaluation."""

@@ -99,7 +99,8 @@ class HardNetEq(Layer):
         if not constraint.polyhedral:
             return not_affine(constraint)
         if not any(all_equalities(part) for part in constraint.parts):
-            return "it has no hn.Equality to solve for; use method='projection'"
+            remedy = "write rows with equal bounds as hn.Equality(A, b), or use method='projection'"
+            return f"it has no hn.Equality to solve for; {remedy}"
         return not_filled(constraint) or too_many_rows(constraint)
 
     @property

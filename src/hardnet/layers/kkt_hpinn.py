@@ -66,7 +66,8 @@ class KKThPINN(Layer):
         if not_filled(constraint):
             return not_filled(constraint)
         if not only_equalities(constraint):
-            return "it has rows that are not equalities; use method='projection'"
+            remedy = "write rows whose bounds are equal functions of x as hn.Equality(A, b), or use method='projection'"
+            return f"it has rows that are not equalities; {remedy}"
         like = constraint.origin()
         if like is None or constraint.fixed_matrix(like) is None:
             return "its matrix is learned or depends on x; use method='aff', which is the same map for any A(x)"
