@@ -18,8 +18,7 @@ from benchmarks.problems import Size, size_of
 from benchmarks.processes import Process, archived, start
 from benchmarks.tools import LAST, OURS, TASKS, THIS, Tool
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 BURST = 4
 """Calls in a row; the first one only warms the caches."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from benchmarks.routines import ALTERNATIVES
 from hardnet.functional import enforce_affine
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 CONDITIONS = {torch.float64: (1e2, 1e4, 1e6, 1e8, 1e10, 1e12), torch.float32: (1e1, 1e2, 1e3, 1e4, 1e5)}
 SHAPES = {"unrolled": (10, 5), "gram": (20, 10), "square": (20, 20)}

@@ -12,8 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import read_json, write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, read_json, write_json
 
 
 def by_room(files: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 import hardnet as hn
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 from hardnet_lab.experiments.timing import capture, measure_processor, time_all
 
 ROUNDS, SEED = 5, 2025

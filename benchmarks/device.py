@@ -19,8 +19,7 @@ from benchmarks.problems import Case, Size, floors, large_problem
 from benchmarks.tools import KEPT, PRODUCTS
 from hardnet_lab.experiments import timing
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 Enforce = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TARGETS: dict[tuple[int, int, int], tuple[float, float] | None] = {

@@ -19,8 +19,7 @@ from torch import Tensor
 from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.cpu import affine, launch
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 from hardnet_lab.experiments.timing import time_each
 
 SIZES = ((1, 2, 2), (1000, 2, 2), (8192, 2, 2), (1000, 5, 10), (8192, 5, 10), (1000, 20, 40), (1000, 50, 100))

@@ -18,8 +18,7 @@ import hardnet as hn
 from benchmarks.device import replayed
 from benchmarks.problems import Size
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 SIZES = ((10**6, 2, 2), (10**5, 10, 5), (10**5, 16, 8), (32768, 64, 4))
 """Samples, outputs and rows."""

@@ -1,20 +1,24 @@
-"""The numbers about the source code that CONTRIBUTING quotes: ``python -m benchmarks house``.
+"""The numbers about the source code that ARCHITECTURE quotes: ``python -m benchmarks house``.
 
-Files, lines and functions of each room; the functions that query device and transform; private names of torch.
+Files, lines and functions of each room; the functions that query device and transform; private names of torch; the
+files that a call runs.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hardnet
-from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+import torch
 
-ROOT = Path(hardnet.__file__).parent
+import hardnet as hn
+from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import environment, write_json
+
+ROOT = Path(hn.__file__).parent
 
 
 def room(file: Path) -> str:
@@ -71,6 +75,69 @@ def questions() -> list[str]:
     return [name for name, kind in kinds.items() if kind.startswith(("bool", "Literal"))]
 
 
+ENTRIES = {
+    "`aff`, 2 rows A(x)": ("affine_few",),
+    "`projection`, 2 rows A(x)": ("nearest_few",),
+    "`projection`, a box and 2 rows": ("nearest_box_rows",),
+    "`projection`, 9 rows": ("projection",),
+    "`cvx`, a ball and a row": ("conic_entry",),
+    "`nonlinear`, a sphere": ("retraction", "approach", "active_set", "kkt", "definite"),
+}
+"""The calls whose files are counted, each with the kernels that it launches."""
+
+
+def walk_models() -> dict[str, hn.HardNet]:
+    """A model for each of `ENTRIES`, six outputs."""
+    torch.manual_seed(0)
+    A, many, side = torch.randn(2, 6), torch.randn(9, 6), torch.ones(6)
+    moving = hn.Affine(lambda x: A + 0.1 * x[:, :1, None], upper=lambda x: x[:, :2].abs())
+    sets = (
+        (moving, "aff"),
+        (moving, "projection"),
+        (hn.Box(-side, side) & hn.Affine(A, lower=-0.5, upper=lambda x: x[:, :2].abs()), "projection"),
+        (hn.Affine(many, lower=-0.5, upper=lambda x: 0.5 + x[:, :1].square().expand(-1, 9)), "projection"),
+        (hn.Ball(0 * side, lambda x: 1 + x[:, 0].square()) & hn.Affine(A[:1], upper=0.2), "cvx"),
+        (
+            hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True) - x[:, :1].square(), dim=6, upper=1.0),
+            "nonlinear",
+        ),
+    )
+    pairs = zip(ENTRIES, sets, strict=True)
+    return {name: hn.HardNet(torch.nn.Linear(3, 6), *own).double() for name, own in pairs}
+
+
+def visits(call: Callable[[], Any]) -> list[str]:
+    """The files of the library that a call runs, one after the other, a file again where it is entered again."""
+    seen: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(ROOT)) and seen[-1:] != [file]:
+            seen.append(file)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def walks() -> str:
+    """The table of ARCHITECTURE: what a warm call visits, and its backward pass, which must run in this thread."""
+    from hardnet.kernels.cpu.compiling import _imported
+
+    rows, x = [], 3 * torch.randn(5, 3, dtype=torch.float64)
+    for name, model in walk_models().items():
+        model(x).sum().backward()
+        there, y = visits(lambda model=model: model(x)), model(x)
+        with torch.autograd.set_multithreading_enabled(False):
+            back = visits(lambda y=y: y.sum().backward())
+        kernels = set().union(*(_imported(ROOT / f"kernels/cpu/{entry}.py") for entry in ENTRIES[name]))
+        rows.append([name, len(set(there)), len(there) - len(set(there)), len(set(back)), len(kernels)])
+    return table_text(["call", "files", "entered again", "backward", "compiled from"], rows)
+
+
 def figures() -> dict[str, Any]:
     """All numbers."""
     files = sorted(ROOT.rglob("*.py"))
@@ -83,7 +150,11 @@ def main_table(device: str = "cpu", out: Path | None = None) -> dict[str, Any]:
     """Print the tables, write JSON to `out` if given, and return the data."""
     found = {"environment": environment("cpu")} | figures()
     names = list(found["rooms"]["all"])
-    print(table_text(["room", *names], [[name, *own.values()] for name, own in found["rooms"].items()]))
+    print(
+        table_text(["room", *names], [[name, *own.values()] for name, own in found["rooms"].items()]),
+        walks(),
+        sep="\n\n",
+    )
     for name in ("questions", "private names of torch"):
         print(f"{name}: {len(found[name])}: {', '.join(found[name])}")
     if out is not None:

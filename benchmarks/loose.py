@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.recipes import VARIANTS, varied
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.recipes import Recipe
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.row import build_model, partly_enforced
-from hardnet_lab.experiments.run import choose_device
-from hardnet_lab.experiments.stamp import environment
-from hardnet_lab.experiments.suites import find_case
+from hardnet_lab.experiments.results import environment, write_json
+from hardnet_lab.experiments.run import build_model, choose_device, partly_enforced
+from hardnet_lab.experiments.suites.catalog import find_case
 from hardnet_lab.problems.suites import SuiteProblem
 from hardnet_lab.train import Training, streams_of
 

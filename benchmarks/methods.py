@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from hardnet_lab.experiments import measured
-from hardnet_lab.experiments.results import read_json, write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, read_json, write_json
 
 BASELINES = ("soft", "none")
 """Methods that enforce nothing and therefore have no column."""

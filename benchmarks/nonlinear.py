@@ -15,10 +15,9 @@ from torch import Tensor
 
 import hardnet as hn
 from benchmarks.curved import Case
-from hardnet.solvers.nonlinear.status import NonlinearStatus
+from hardnet.solvers.nonlinear.solve import NonlinearStatus
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 from hardnet_lab.experiments.timing import capture, measure_cpu, measure_processor
 
 ROUNDS, SEED = 2, 0

@@ -22,8 +22,7 @@ from torch import Tensor
 import hardnet as hn
 from benchmarks.curved import Case
 from benchmarks.nonlinear import SEED, families, timed
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 ROUNDS, MODES = 3, ("nearest", "retract")
 NAMES = ("ellipsoid, noise 2", "hyperbola, noise 2", "torus, noise 2", "parabola, noise 2", "rotation, noise 0.3")

@@ -14,11 +14,9 @@ from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
 from hardnet.errors import FileError
 from hardnet.files import write_atomically
 from hardnet_lab.experiments import tables
+from hardnet_lab.experiments.report import read_runs
 from hardnet_lab.experiments.results import Result
-from hardnet_lab.experiments.sections import read_runs
-from hardnet_lab.experiments.suites import find_suite, known_suites
-from hardnet_lab.experiments.suites.base import Case, Suite
-from hardnet_lab.experiments.suites.tables import read_suites, suite_note, suite_table
+from hardnet_lab.experiments.suites.catalog import SUITES, Case, Suite, find_suite, read_suites, suite_note, suite_table
 
 MARKED = re.compile(r"(?P<head><!-- (?P<name>[\w-]+):begin -->\n).*?(?P<tail><!-- (?P=name):end -->)", re.DOTALL)
 
@@ -73,7 +71,7 @@ def paper_tables(runs: dict[str, list[Result]], names: tuple[str, ...]) -> str:
 def suite_pages(folder: Path) -> str:
     """Every suite with its description, its sizes, and the tables of its recorded runs."""
     found = read_suites(folder)
-    return "\n".join(_suite_page(find_suite(name), found) for name in known_suites())
+    return "\n".join(_suite_page(find_suite(name), found) for name in SUITES)
 
 
 def _suite_page(suite: Suite, found: dict[str, list[Result]]) -> str:

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.markdown import table_text
 from hardnet_lab.experiments.recipes import BEST, Recipe, recipe_of
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.row import build_model
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
+from hardnet_lab.experiments.run import build_model
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.train import Training, streams_of
 

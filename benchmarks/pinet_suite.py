@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardnet_lab.experiments import specs
-from hardnet_lab.experiments.results import Result, write_result
-from hardnet_lab.experiments.stamp import environment
-from hardnet_lab.experiments.suites import find_case
+from hardnet_lab.experiments import recipes as specs
+from hardnet_lab.experiments.results import Result, environment, write_result
+from hardnet_lab.experiments.suites.catalog import find_case
 from hardnet_lab.problems.suites import SuitePrograms
 
 SIGMA = {100: 0.06806787572155291, 1000: 0.161}

@@ -15,10 +15,8 @@ from torch import Tensor
 
 import hardnet as hn
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import read_json, write_json
-from hardnet_lab.experiments.stamp import environment
-from hardnet_lab.problems.suites.acopf import PowerBalance
-from hardnet_lab.problems.suites.grid import read_grid
+from hardnet_lab.experiments.results import environment, read_json, write_json
+from hardnet_lab.problems.suites.acopf import PowerBalance, read_grid
 
 SEED = 0
 SIZES = {"case9": 64, "case57": 8, "case118": 2}
@@ -54,7 +52,7 @@ def measure(problem: PowerBalance, raw: Tensor, x: Tensor, mode: str, device: st
 
 def exact(problem: PowerBalance, raw: Tensor, x: Tensor) -> dict[str, float]:
     """Share of solved samples, mean distance and milliseconds for IPOPT; needs CasADi."""
-    from hardnet_lab.experiments.suites.power import solve_with
+    from hardnet_lab.experiments.suites.references import solve_with
 
     found = solve_with(problem.grid, read_grid(problem.grid.case), torch.cat([x, raw], 1), near=True)
     solved = found.value.isfinite()

@@ -1,7 +1,7 @@
 """How the recipes for the suites of programs were chosen: variants compared by their gap on the validation split.
 
 ``python -m benchmarks.recipes dc3-nonconvex [--only "NAME;NAME"] [--epochs N] [--device cuda] [--out FILE]``. For
-programs with affine rows, `hardnet_lab.experiments.suites.interior` finds the optima of the validation rows; other
+programs with affine rows, `hardnet_lab.experiments.suites.references` finds the optima of the validation rows; other
 programs are compared by their objective there. Test rows are not used.
 """
 
@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.recipes import Recipe
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.row import build_model, partly_enforced
-from hardnet_lab.experiments.run import choose_device
-from hardnet_lab.experiments.stamp import environment
-from hardnet_lab.experiments.suites import find_case
-from hardnet_lab.experiments.suites.interior import solve_interior
+from hardnet_lab.experiments.results import environment, write_json
+from hardnet_lab.experiments.run import build_model, choose_device, partly_enforced
+from hardnet_lab.experiments.suites.catalog import find_case
+from hardnet_lab.experiments.suites.references import solve_interior
 from hardnet_lab.problems.suites import SuiteProblem, SuitePrograms
 from hardnet_lab.train import Training, streams_of
 

@@ -19,8 +19,7 @@ from benchmarks.problems import Size, large_problem
 from hardnet.functional import enforce_affine
 from hardnet_lab.experiments import timing
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 EXPECTED = {"B": 1.0, "n": 1.0, "m": 2.0}
 """The theoretical exponents: time ~ B n m^2."""

@@ -23,8 +23,7 @@ from hardnet.rows import in_double, take_rows
 from hardnet.solvers.polyhedron import shared_blocks, shared_factor, shared_guess
 from hardnet.solvers.polyhedron.projection import solve
 from hardnet_lab.experiments import timing
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 SIZES = [(2048, 1000, 500, 500), (1024, 100, 50, 50)]
 """Samples, outputs, equalities, inequalities."""

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import hardnet as hn
 from hardnet.solvers import Status
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 INPUTS, OUTPUTS = 4, 6
 SPREAD = 3.0

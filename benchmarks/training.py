@@ -13,8 +13,7 @@ import torch
 from hardnet.layers.auto import build_layer
 from hardnet.model import HardNet
 from hardnet_lab.experiments.markdown import table_text
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.train import Settings, StackedMLP, Training, streams_of
 

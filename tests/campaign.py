@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import hardnet as hn
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run as a script
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.features import FAR
+from hardnet.features import FAR_FEATURE
 from tests.cases import ball_of_x, cone, constant_rows, giving_way, matrix_inequality, moving_rows, quadratic
 from tests.draws import draw
 
@@ -37,7 +37,7 @@ def test_constant_rows_say_only_their_distances_and_equalities_one():
     assert hn.features(hn.Equality(draw(2, 4, seed=3), lambda x: x), x).shape == (3, 2)
     assert hn.features(hn.Simplex(4), x).shape == (3, 5)
     box = hn.features(hn.Box([0.0, -1.0], [1.0, float("inf")]), x, at=0.25)
-    expected = torch.tensor([0.25, 1.25, 0.75, FAR], dtype=D).asinh()
+    expected = torch.tensor([0.25, 1.25, 0.75, FAR_FEATURE], dtype=D).asinh()
     assert torch.allclose(box, expected.expand(3, 4), rtol=0, atol=1e-12)
 
 

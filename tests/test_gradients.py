@@ -7,6 +7,8 @@ import hardnet as hn
 from hardnet.functional.derivatives import leak_gradient
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 
 

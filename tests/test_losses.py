@@ -5,6 +5,8 @@ import torch
 
 import hardnet as hn
 
+pytestmark = pytest.mark.core
+
 
 def test_displacement_is_the_mean_squared_distance_and_pulls_raw_towards_the_set():
     model = hn.HardNet(torch.nn.Identity(), hn.Box(torch.zeros(2), torch.ones(2)))

@@ -5,6 +5,8 @@ import torch
 
 import hardnet as hn
 
+pytestmark = pytest.mark.core
+
 
 def test_metrics_of_the_paper():
     constraint = hn.Affine(torch.eye(2, dtype=torch.float64), upper=0.0) & hn.Equality(

@@ -4,6 +4,8 @@ import pytest
 
 import hardnet as hn
 
+pytestmark = pytest.mark.core
+
 PROMISED = (
     "Affine Equality Box Simplex Transport DoublyStochastic Ball L1Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear "
     "HardNet explain methods check "

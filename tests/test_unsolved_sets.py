@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.functional import conic, linsat, orthants, program, quadratic, relaxed
+from hardnet.functional import conic, l1_ball, linsat, nonlinear, program, quadratic, relaxed
 from hardnet.solvers import Status
 from tests.draws import draw
 
@@ -104,16 +104,15 @@ def spoilt(monkeypatch):
         status = torch.where(bad, 2, found.status.long()).to(torch.int8)
         return found._replace(status=status, y=torch.where(bad.unsqueeze(-1), raw, found.y))
 
-    nearest, search, project = quadratic._nearest, orthants._search, program.Program.project
-    from hardnet.functional import nonlinear_call
+    nearest, search, project = quadratic._nearest, l1_ball._search, program.Program.project
 
-    descent = nonlinear_call.solve_nonlinear
-    monkeypatch.setattr(nonlinear_call, "solve_nonlinear", steps)
+    descent = nonlinear.find_point
+    monkeypatch.setattr(nonlinear, "find_point", steps)
     monkeypatch.setattr(conic, "_find", left(conic._find, lambda raw, *_: raw))
     monkeypatch.setattr(relaxed, "relax", left(relaxed.relax, lambda raw, *_: raw))
     monkeypatch.setattr(linsat, "balance_by_newton", left(linsat.balance_by_newton, lambda _, scores: scores / 20))
     monkeypatch.setattr(quadratic, "_nearest", root)
-    monkeypatch.setattr(orthants, "_search", pieces)
+    monkeypatch.setattr(l1_ball, "_search", pieces)
     monkeypatch.setattr(program.Program, "project", cones)
 
 

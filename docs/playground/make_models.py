@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from hardnet.layers import Layer
 from hardnet.layers.auto import build_layer
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.row import build_model, final_metrics
-from hardnet_lab.experiments.specs import all_methods
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.recipes import all_methods
+from hardnet_lab.experiments.results import environment, write_json
+from hardnet_lab.experiments.run import build_model, final_metrics
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.train import Training, stacked_net, streams_of
 

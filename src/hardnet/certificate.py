@@ -13,9 +13,7 @@ from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
 from hardnet.layers.base import Layer
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judge_records import Allowed, Tolerance
-from hardnet.sets.judge_rows import blocks
-from hardnet.sets.judgment import finite_numbers, judge, members, to_double
+from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
@@ -51,7 +49,7 @@ class SlackReport(NamedTuple):
     share: float
 
 
-SLACK = 1e-9
+SLACK_OF_UNITS = 1e-9
 """Accuracy of the least slack of a row, relative to the size of its terms."""
 
 
@@ -96,6 +94,7 @@ class Certificate:
         return torch.cat(self.parts, dim=-1).reshape(*self.satisfied.shape, len(self.names))
 
     @property
+    @torch.no_grad()
     def tolerance(self) -> Tensor:
         """The violation up to which a row counts as satisfied, ``(*batch, rows)`` float64; computed at every access."""
         tolerance = torch.empty_like(self.violation)
@@ -195,7 +194,7 @@ def check(
 
     The numbers of C(x) are those that the model itself uses, in its dtype. Affine rows are summed in float64 and, where
     its rounding leaves the result open, in twice its precision; curved sets are evaluated in float64. The least slack
-    of `Relaxed` rows is computed again, in float64, and is accurate to `SLACK` times the size of their terms.
+    of `Relaxed` rows is computed again, in float64, and is accurate to `SLACK_OF_UNITS` times the size of their terms.
 
     A row counts as satisfied up to `ROUNDINGS` roundings of y's dtype, relative to the size of the terms that it adds
     up, ``sum_j |a_j| max(|y_j|, size_j) + |bound|``. size_j is the unit of output j; without units it is the largest
@@ -262,8 +261,8 @@ def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) 
 
 
 def _with_slack(certificate: Certificate, slack: Tensor, scale: Tensor) -> Certificate:
-    """The certificate with the slack of its rows, which is accurate to `SLACK` times their `scale`."""
-    tolerance = certificate.tolerance + torch.where(slack > 0, SLACK * scale, 0)
+    """The certificate with the slack of its rows, which is accurate to `SLACK_OF_UNITS` times their `scale`."""
+    tolerance = certificate.tolerance + torch.where(slack > 0, SLACK_OF_UNITS * scale, 0)
     allowed = [Allowed.exactly(tolerance.reshape(-1, len(certificate.names)))]
     satisfied = (certificate.violation <= tolerance).all(dim=-1)
     return replace(certificate, satisfied=satisfied, allowed=allowed, slack=slack)

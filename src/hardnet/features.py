@@ -18,7 +18,7 @@ from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.solvers.conic.blocks import Intervals
 from hardnet.structure import BoxedRows, join
 
-FAR = 1e6
+FAR_FEATURE = 1e6
 """Distances are cut off at this many units, also those to absent bounds."""
 
 
@@ -93,8 +93,8 @@ def _divisor(vectors: Tensor) -> Tensor:
 
 
 def _near(distance: Tensor) -> Tensor:
-    """``asinh`` of a distance, cut off at `FAR`."""
-    return torch.asinh(distance.clamp(-FAR, FAR))
+    """``asinh`` of a distance, cut off at `FAR_FEATURE`."""
+    return torch.asinh(distance.clamp(-FAR_FEATURE, FAR_FEATURE))
 
 
 def _linearize(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:

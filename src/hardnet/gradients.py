@@ -76,7 +76,7 @@ def gradient_flow(
     return GradientFlow(moved, kept, stuck, {name: _share(g, size) for name, g in _remedies(model, raw, x, at_y)})
 
 
-LEAK = 0.1
+LEAKED_SHARE = 0.1
 """The leak for which `modes` is computed."""
 
 
@@ -89,8 +89,8 @@ def _remedies(model: HardNet, raw: Tensor, x: Any, at_y: Tensor) -> Iterator[tup
     """The gradient at raw for each remedy that the model does not use, by the option that selects it."""
     options = model.layer.options
     if not model.leak:
-        leaky = leak_gradient(model.layer(raw, x), raw, LEAK)
-        yield f"leak={LEAK}", torch.autograd.grad(leaky, raw, at_y)[0]
+        leaky = leak_gradient(model.layer(raw, x), raw, LEAKED_SHARE)
+        yield f"leak={LEAKED_SHARE}", torch.autograd.grad(leaky, raw, at_y)[0]
     mode = getattr(options, "gradient", None)
     if mode is not None:
         other = "exact" if mode == "tangent" else "tangent"

@@ -18,7 +18,7 @@ ALIGNMENT = 8
 """Float64 numbers in 64 bytes: CPU matrix routines may sum in another order if a sample is aligned differently."""
 LARGE = 1 << 12
 """Number of entries from which a shared matrix is read once for several samples instead of once for each."""
-TILE = 8
+ALIGNED_TILE = 8
 """Samples per tile; fixed, so that a sample has the same bits in any batch."""
 LARGEST_EXPONENT = 1000
 """Largest absolute exponent: twice a power of two of this size is still finite."""
@@ -102,7 +102,7 @@ def times_tiled(A: Tensor, vector: Tensor) -> Tensor:
 def tiled_product(v: Tensor, M: Tensor) -> Tensor:
     """``v M`` for ``(B, *groups, k)`` and a shared ``(1, *groups, k, m)``, in tiles of samples."""
     B = v.shape[0]
-    tiles = torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, -B % TILE)).unflatten(0, (-1, TILE))
+    tiles = torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, -B % ALIGNED_TILE)).unflatten(0, (-1, ALIGNED_TILE))
     return (tiles.movedim(1, -2) @ M).movedim(-2, 1).flatten(0, 1)[:B]
 
 

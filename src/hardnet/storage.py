@@ -31,12 +31,20 @@ from hardnet.files import (
     write_tensors,
 )
 from hardnet.layers.identity import differences, plain
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from hardnet.model import HardNet
 from hardnet.modes import widen
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.description import describe, function_names, rebuild, same_structure
-from hardnet.sets.fingerprint import fingerprint, flatten, same, unflatten
+from hardnet.sets.description import (
+    describe,
+    fingerprint,
+    flatten,
+    function_names,
+    rebuild,
+    same,
+    same_structure,
+    unflatten,
+)
 
 FORMAT, FORMAT_1 = 2, 1
 """The format that is written, and that of version 0.1, whose description is only in model.json, without a digest."""

@@ -18,9 +18,9 @@ from hardnet.shapes import joint_batch
 MOST_FEW_ROWS = 4
 """The most rows in the fixed program for the nearest point; each further row doubles its size."""
 MOST_BOX_ROWS = 8
-"""The most rows beside a box for which the solver works in the rows' multipliers."""
+"""The most rows beside a box that are solved in their multipliers where no kernel solves any number of them."""
 
-Structure = Literal["few rows in a box", "box and few rows", "few rows", "rows"]
+Structure = Literal["few rows in a box", "box and rows", "few rows", "rows"]
 """The key into `hardnet.functional.nearest.PROJECTIONS`, the functions that project onto a polyhedron."""
 
 
@@ -54,9 +54,9 @@ class BoxedRows(NamedTuple):
     def classify(self) -> tuple[Structure, tuple[Tensor | None, ...]]:
         """The structure, and the numbers in the form that its solver takes: with a box beside the rows, or as rows."""
         m = self.A.shape[-2]
-        if self.boxed and m <= MOST_BOX_ROWS:
+        if self.boxed:
             few = m > 0 and m + self.A.shape[-1] <= MOST_FEW_ROWS
-            return "few rows in a box" if few else "box and few rows", self[:5]
+            return "few rows in a box" if few else "box and rows", self[:5]
         return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
 
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:

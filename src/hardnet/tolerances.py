@@ -4,8 +4,9 @@ The verdict of a solver and the certificate share this rule; the certificate app
 
 ``sum_j |a_j| max(|y_j|, size_j) + |bound|`` is that size, where size_j is the `units` of an output. Without them it is
 the largest output that the row reads, as an output is rounded relative to the sums that it came from; a coefficient of
-0 grants nothing. Where all bounds of a row are 0, nothing of its own says what is small: then the largest output of the
-sample counts, and at least one rounding of 1, since what a method leaves of an exact 0 is a rounding of a rounding.
+0 grants nothing. Where all bounds of a row are 0, or no larger than what the largest output of the sample rounds to (a
+sum of other numbers that cancel, say), nothing of its own says what is small: then that largest output counts, and at
+least one rounding of 1, since what a method leaves of an exact 0 is a rounding of a rounding.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def terms(weight: Tensor, read: Tensor, largest: Tensor, bounds: Tensor, eps: fl
         bounds: `hardnet.rows.bound_size`, in the shape of weight.
         eps: The machine epsilon of the dtype of the answer.
     """
-    return torch.where(bounds > 0, weight * read + bounds, weight * (largest + eps))
+    own = bounds > ROUNDINGS * eps * weight * largest
+    return torch.where(own, weight * read + bounds, weight * (largest + eps))
 
 
 def row_size(

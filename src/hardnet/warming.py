@@ -56,7 +56,7 @@ PROBLEMS: dict[str, Problem] = {
     "nearest point, few rows per sample": Problem(project_affine, (4, 2, 3), "nearest_few"),
     "nearest point, many rows per sample": Problem(project_affine, (4, 12, 8), "projection"),
     "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
-    "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "nearest_box_rows"),
+    "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "polyhedron"),
     "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic"),
     "nearest point, nonlinear rows": Problem(_curved, (2, 3), "active_set"),
 }
@@ -64,7 +64,7 @@ SLOWEST_FIRST = (
     "conic",
     "nearest_few",
     "affine_few",
-    "nearest_box_rows",
+    "polyhedron",
     "affine_shared",
     "active_set",
     "projection",

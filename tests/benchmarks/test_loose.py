@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.loose import WEIGHTS, judged
 from benchmarks.recipes import varied
-from hardnet_lab.experiments.suites.separable import LOOSE
+from hardnet_lab.experiments.suites.catalog import LOOSE
 from tests.lab.problems.suites.test_separable import small
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks import pinet_suite as pinet
-from hardnet_lab.experiments.suites.programs import WIDE
+from hardnet_lab.experiments.suites.catalog import WIDE
 from hardnet_lab.problems.suites import SuitePrograms
 
 

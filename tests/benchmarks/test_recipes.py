@@ -3,8 +3,8 @@
 import torch
 
 from benchmarks.recipes import VARIANTS, trained, varied
-from hardnet_lab.experiments.suites.interior import solve_interior
-from hardnet_lab.experiments.suites.programs import WIDE
+from hardnet_lab.experiments.suites.catalog import WIDE
+from hardnet_lab.experiments.suites.references import solve_interior
 from hardnet_lab.problems.suites import SuitePrograms
 
 

@@ -5,9 +5,8 @@ import sys
 import pytest
 import torch
 
-from hardnet.model import HardNet
+from hardnet import HardNet, save
 from hardnet.sets import Affine
-from hardnet.storage import save
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hardnet import save
 from hardnet.cli.inputs import build
 from hardnet.errors import HardNetError
-from hardnet.storage import save
 from tests.cli.calling import call
 
 

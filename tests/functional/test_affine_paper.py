@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hardnet.functional import enforce_affine
 from tests.functional.affine_problems import multiply, problem
 
-pytestmark = pytest.mark.usefixtures("path")
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("path")]
 
 F64 = torch.float64
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from hardnet.errors import DTypeError, ShapeError
-from hardnet.functional.elementary import project_psd, project_second_order_cone
-from hardnet.solvers.conic.cones import second_order_frame
-from hardnet.solvers.conic.semidefinite import order, pack, semidefinite_frame, unpack
+from hardnet.functional import project_psd, project_second_order_cone
+from hardnet.solvers.conic.stack import order, pack, second_order_frame, semidefinite_frame, unpack
 from tests.draws import draw
+
+pytestmark = pytest.mark.core
 
 D = torch.float64
 

@@ -7,8 +7,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError
-from hardnet.functional import project_box_rows
-from hardnet.functional.nearest import project_few_in_box, project_rows
+from hardnet.functional import project_box_rows, project_rows
+from hardnet.functional.nearest import project_few_in_box
 from hardnet.kernels.cpu import launch
 from hardnet.layers.auto import structure_of
 from hardnet.structure import BoxedRows

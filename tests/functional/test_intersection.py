@@ -12,7 +12,7 @@ from hardnet.errors import (
     SampleError,
     ShapeError,
 )
-from hardnet.functional.conic import project_intersection
+from hardnet.functional import project_intersection
 from hardnet.solvers import Intervals, Quadratics
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane

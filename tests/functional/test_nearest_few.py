@@ -9,7 +9,7 @@ import torch
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
 from hardnet.functional import nearest_formulas, project_affine
-from hardnet.solvers.solution import Status
+from hardnet.solvers import Status
 from tests.bounds import assert_within, of_factor
 from tests.functional.nearest_cases import nearest_exactly, nearest_few, random_problem, small_integers, tensors
 

@@ -7,7 +7,8 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError, NonFiniteError, SampleError, ShapeError
-from hardnet.functional.quadratic import diagonalize, project_quadratic
+from hardnet.functional import project_quadratic
+from hardnet.functional.quadratic import diagonalize
 from hardnet.solvers import Status
 from tests.bounds import of_differences, of_digits
 from tests.draws import draw, draw_uniform, tensor

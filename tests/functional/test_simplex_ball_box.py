@@ -5,9 +5,11 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import BoundsError, DTypeError, NonFiniteError, ShapeError
-from hardnet.functional.elementary import project_ball, project_box, project_simplex
+from hardnet.functional import project_ball, project_box, project_simplex
 from hardnet.kernels.cpu import launch
 from tests.draws import draw
+
+pytestmark = pytest.mark.core
 
 D = torch.float64
 

@@ -6,8 +6,8 @@ import torch
 
 from hardnet.functional import nearest_formulas
 from hardnet.functional.nearest import by_kernel
-from hardnet.kernels.checking import check_kernel
 from hardnet.rows import Batch
+from hardnet.testing import check_kernel
 from tests.functional.nearest_cases import random_problem, small_integers, tensors
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -2,7 +2,7 @@
 
 import torch
 
-from hardnet.certificate import check
+from hardnet import check
 from hardnet.kernels.gpu import affine_plan
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.rows import Batch

@@ -5,12 +5,12 @@ from functools import partial
 
 import torch
 
-from hardnet.certificate import check
+from hardnet import check
 from hardnet.functional.affine import ClosedForm
-from hardnet.functional.affine_factors import by_qr
-from hardnet.kernels.checking import check_kernel
+from hardnet.functional.affine_formulas import by_qr
 from hardnet.kernels.gpu import affine, affine_plan, affine_reference
 from hardnet.sets import Affine
+from hardnet.testing import check_kernel
 from tests.bounds import assert_within, of_factor
 from tests.functional.affine_problems import by_operations
 from tests.kernels.affine_cases import BOUNDS, TOLERANCE, problem

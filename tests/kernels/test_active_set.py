@@ -6,16 +6,15 @@ import torch
 from hardnet.kernels.limits import ELASTIC
 from hardnet.solvers.algebra import small
 from hardnet.solvers.algebra.small import _eliminate
-from hardnet.solvers.nonlinear import kkt as nonlinear_kkt
+from hardnet.solvers.nonlinear import nearest as nonlinear_kkt
 from hardnet.solvers.nonlinear import nearest as nonlinear_nearest
-from hardnet.solvers.nonlinear import nearest_step as nonlinear_nearest_step
+from hardnet.solvers.nonlinear import nearest as nonlinear_nearest_step
 from hardnet.solvers.nonlinear import retract as nonlinear_retract
 from hardnet.solvers.nonlinear import step as nonlinear_step
-from hardnet.solvers.nonlinear.input import Input
-from hardnet.solvers.nonlinear.nearest_step import plan_in_torch
-from hardnet.solvers.nonlinear.nearest_step import plan_step as plan_approach
+from hardnet.solvers.nonlinear.nearest import plan_in_torch
+from hardnet.solvers.nonlinear.nearest import plan_step as plan_approach
 from hardnet.solvers.nonlinear.retract import retract
-from hardnet.solvers.nonlinear.rows import Derivatives, Rows
+from hardnet.solvers.nonlinear.rows import Derivatives, Input, Rows
 from hardnet.solvers.nonlinear.solve import solve_nonlinear
 from hardnet.solvers.nonlinear.step import Metric, _in_torch
 from tests.bounds import assert_within, of_factor

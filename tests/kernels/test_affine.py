@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.kernels.gpu import affine, affine_reference
+from hardnet.testing import KernelMismatchError, check_kernel
 from tests.kernels.interpreter import interpret
 
 SMALL = [(1, 1), (2, 2), (3, 6), (6, 12)]

@@ -48,7 +48,7 @@ def test_an_edit_compiles_anew_only_the_kernels_that_it_touches(tmp_path, monkey
     before = digests()
     for edited, touched in (
         ("cpu/pivoting.py", [True, False, False]),
-        ("cpu/small_eigen.py", [False, False, True]),
+        ("cpu/conic_entry.py", [False, False, True]),
         ("limits.py", [True, False, True]),
         ("cpu/tiles.py", [True, True, True]),
     ):

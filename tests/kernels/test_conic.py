@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hardnet.functional import conic, conic_gradient
-from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional import conic, project_intersection
+from hardnet.functional import conic as conic_gradient
+from hardnet.functional.conic import solve_intersection
 from hardnet.kernels.cpu.conic import project, takes
 from hardnet.kernels.cpu.launch import HAS_NUMBA
 from hardnet.kernels.limits import MOST_CONIC_ORDER

@@ -10,8 +10,8 @@ import torch
 import hardnet as hn
 from benchmarks.conditioning import matrices
 from hardnet.functional import enforce_affine, factorize
-from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.cpu import launch as cpu
+from hardnet.testing import check_kernel
 from tests.bounds import assert_within, of_factor
 from tests.functional.affine_problems import by_operations, problem, relative_violation
 from tests.kernels.affine_cases import BOUNDS

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hardnet.functional import nearest, nearest_formulas
-from hardnet.kernels.checking import check_kernel
 from hardnet.kernels.cpu.launch import FewRows
 from hardnet.rows import take_rows
-from hardnet.solvers.solution import Status
+from hardnet.solvers import Status
+from hardnet.testing import check_kernel
 from tests.functional.nearest_cases import nearest_few, random_problem
 from tests.functional.test_nearest_few import bounded_problem, certificate, compute_y
 from tests.kernels.nearest_cases import TOLERANCE, compare_gradients, degenerate, on_batch, outputs

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hardnet.errors import ConditionWarning, NonFiniteError, RankError, ShapeError, UnsupportedSetError
-from hardnet.layers.acnet import ACnet
-from hardnet.sets import Affine, Box, Equality
-from hardnet.sets.ball import Ball
+from hardnet.layers import ACnet
+from hardnet.sets import Affine, Ball, Box, Equality
 from tests.draws import draw, tensor
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.layers.registry import LAYERS
+from hardnet.layers import LAYERS
 from tests.cases import CASES
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -21,7 +21,7 @@ def eight_rows(x):
 
 
 SEEN = [
-    (hn.Box(0.0, 1.0) & hn.Affine(two_rows, upper=1.0), "a box and 2 rows: solved in the multipliers of the rows"),
+    (hn.Box(0.0, 1.0) & hn.Affine(two_rows, upper=1.0), "a box and 2 rows: the box as bounds, which are no rows"),
     (hn.Affine(two_rows, upper=1.0), "2 rows: a fixed program"),
     (hn.Affine(eight_rows, upper=1.0), "8 rows: the general solver"),
     (hn.Box(0.0) & hn.Affine(torch.ones(1, 4), upper=lambda x: x[..., :1].abs()), "a box and 1 row: solved in"),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hardnet.certificate import check
+from hardnet import check
 from hardnet.errors import BoundsError, InfeasibleError, NonFiniteError, ShapeError, StateError, UnsupportedSetError
-from hardnet.layers.cdgm import CDGM
+from hardnet.layers import CDGM
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
 from tests.draws import draw, tensor

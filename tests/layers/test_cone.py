@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from hardnet.certificate import check
+from hardnet import check
 from hardnet.errors import DTypeError, OptionError, ShapeError, StateError, UnsupportedSetError
-from hardnet.layers.cone import Cone
+from hardnet.layers import Cone
 from hardnet.sets import Affine, Box, Equality
 from hardnet.testing import check_layer
 from tests.draws import draw, tensor

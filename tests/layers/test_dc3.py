@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from hardnet.errors import BoundsError, NonFiniteError, RankError, ShapeError, UnsupportedSetError
-from hardnet.layers.dc3 import DC3
-from hardnet.sets import Affine, Box, Equality
-from hardnet.sets.base import ConstraintSet
-from hardnet.sets.simplex import Simplex
+from hardnet.layers import DC3
+from hardnet.sets import Affine, Box, ConstraintSet, Equality, Simplex
 from hardnet_lab.problems.programs import opt
 from tests.draws import draw, tensor
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from hardnet.errors import ConvergenceError, NonFiniteError, ShapeError, UnsupportedSetError
-from hardnet.layers.dc3 import DC3
-from hardnet.layers.dc3_smooth import SmoothDC3
-from hardnet.sets import Affine, Equality
-from hardnet.sets.smooth import Smooth
+from hardnet.layers import DC3, SmoothDC3
+from hardnet.sets import Affine, Equality, Smooth
 from tests.draws import draw
 
 F64 = torch.float64

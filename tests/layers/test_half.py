@@ -9,7 +9,7 @@ from torch import Tensor
 
 import hardnet as hn
 from hardnet.errors import DTypeError, NonFiniteError, UnsupportedSetError
-from hardnet.layers.base import Guarantee
+from hardnet.layers import Guarantee
 from tests.cases import CASES
 from tests.draws import draw
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.layers.hardnet_aff import HardNetAff
+from hardnet.layers import HardNetAff
 
 
 def layer(closeness, dtype):

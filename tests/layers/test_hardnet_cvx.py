@@ -10,8 +10,7 @@ import hardnet as hn
 from hardnet import sets
 from hardnet.errors import BoundsError, InfeasibleError, UnsupportedSetError
 from hardnet.functional import project_affine
-from hardnet.layers.hardnet_cvx import HardNetCvx
-from hardnet.layers.projection import Projection
+from hardnet.layers import HardNetCvx, Projection
 from hardnet.testing import check_layer
 from tests.draws import draw
 from tests.solvers.convex import D

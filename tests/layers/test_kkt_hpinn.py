@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hardnet.errors import InfeasibleError, NonFiniteError, RankError, UnsupportedSetError
-from hardnet.layers.kkt_hpinn import KKThPINN
-from hardnet.sets import Affine, Equality
-from hardnet.sets.ball import Ball
+from hardnet.layers import KKThPINN
+from hardnet.sets import Affine, Ball, Equality
 from tests.draws import draw, tensor
 
 F64 = torch.float64

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hardnet.certificate import check
+from hardnet import check
 from hardnet.errors import InfeasibleError, UnsupportedSetError
-from hardnet.layers.linsat import LinSAT
+from hardnet.layers import LinSAT
 from hardnet.sets import Affine, Box, Equality
 from hardnet.solvers.fermi_dirac import REGULARIZATION
 from hardnet.testing import check_layer

@@ -18,7 +18,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.nonlinear import project_nonlinear
 from hardnet.layers import NonlinearLayer
-from hardnet.solvers.nonlinear.status import NonlinearStatus as Status
+from hardnet.solvers.nonlinear.solve import NonlinearStatus as Status
 from tests.draws import draw
 from tests.nonlinear_problems import (
     CIRCLE,

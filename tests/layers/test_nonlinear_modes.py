@@ -10,7 +10,7 @@ from hardnet.errors import (
     UnsupportedSetError,
 )
 from hardnet.layers import NonlinearLayer
-from hardnet.solvers.nonlinear.status import NonlinearStatus as Status
+from hardnet.solvers.nonlinear.solve import NonlinearStatus as Status
 from tests.draws import draw
 from tests.nonlinear_problems import CIRCLE, F64, KNOWN, equality, real, sphere
 from tests.waiting import NoWait

@@ -10,9 +10,10 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
-from hardnet.layers.dc3_smooth import SmoothDC3
-from hardnet.layers.registry import LAYERS
+from hardnet.layers import LAYERS, SmoothDC3
 from tests.cases import CASES
+
+pytestmark = pytest.mark.core
 
 KINDS = [*LAYERS.values(), SmoothDC3]
 

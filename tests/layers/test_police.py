@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from hardnet.certificate import check
+from hardnet import HardNet, check
 from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError
-from hardnet.layers.police import Abs, Police, PoliceNetwork, hinge_shift
-from hardnet.model import HardNet
-from hardnet.sets import Box
-from hardnet.sets.region import AffineOnRegion
+from hardnet.layers import Police
+from hardnet.layers.police import Abs, PoliceNetwork, hinge_shift
+from hardnet.sets import AffineOnRegion, Box
 from tests.draws import tensor
 
 F64 = torch.float64

@@ -7,15 +7,9 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import InfeasibleError, NonFiniteError, ShapeError, UnsupportedSetError
-from hardnet.layers.rayen import Rayen
-from hardnet.sets import Affine, Box, Equality
-from hardnet.sets.ball import Ball
-from hardnet.sets.base import ConstraintSet
-from hardnet.sets.lmi import LMI
-from hardnet.sets.quadratic import Quadratic
-from hardnet.sets.simplex import Simplex
-from hardnet.sets.soc import SecondOrderCone
-from hardnet.solvers.conic.blocks import Intervals
+from hardnet.layers import Rayen
+from hardnet.sets import LMI, Affine, Ball, Box, ConstraintSet, Equality, Quadratic, SecondOrderCone, Simplex
+from hardnet.solvers import Intervals
 from hardnet.solvers.offline.interior import affine_hull, halfspaces, most_slack
 from tests.draws import draw, tensor
 

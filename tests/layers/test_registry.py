@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.layers.registry import LAYERS
+from hardnet.layers import LAYERS
 
 
 class Clip(hn.layers.Layer):

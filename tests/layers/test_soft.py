@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from hardnet.layers.base import Guarantee
-from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.layers import Guarantee, NoEnforcement, Soft
 from hardnet.sets import Box
+
+pytestmark = pytest.mark.core
 
 SET = Box(torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
 

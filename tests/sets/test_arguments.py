@@ -11,6 +11,8 @@ import hardnet as hn
 from hardnet import errors
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 NAN, INF = torch.nan, torch.inf
 EYE, ZERO = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hardnet import sets
-from hardnet.certificate import check
+from hardnet import check, sets
 from hardnet.errors import BoundsError, ConvexityError, DTypeError, InfeasibleError, ShapeError, UnsupportedSetError
 from hardnet.layers import HardNetCvx
 from hardnet.testing import check_set

@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from hardnet import sets
-from hardnet.certificate import check
+from hardnet import check, sets
 from hardnet.errors import (
     ConvergenceError,
     InfeasibleError,
@@ -15,7 +14,7 @@ from hardnet.errors import (
     ShapeError,
     UnsupportedSetError,
 )
-from hardnet.layers.hardnet_cvx import HardNetCvx
+from hardnet.layers import HardNetCvx
 from tests.draws import draw
 from tests.solvers.convex import D
 

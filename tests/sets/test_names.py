@@ -1,9 +1,12 @@
 """Names of rows, declared equalities and known bounds: what layers, errors and certificates ask of a set."""
 
+import pytest
 import torch
 
 import hardnet as hn
 from tests.draws import draw
+
+pytestmark = pytest.mark.core
 
 D = torch.float64
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from hardnet.errors import ShapeError, UnsupportedSetError
-from hardnet.sets.region import AffineOnRegion, in_hull
+from hardnet.sets import AffineOnRegion
+from hardnet.sets.region import in_hull
 from hardnet.testing import check_set
+
+pytestmark = pytest.mark.core
 
 F64 = torch.float64
 TRIANGLE = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], dtype=F64)

@@ -9,6 +9,8 @@ import hardnet as hn
 from hardnet.errors import ShapeError
 from tests.draws import draw
 
+pytestmark = pytest.mark.core
+
 D = torch.float64
 N = 3
 EYE, ZERO = torch.eye(N, dtype=D), torch.zeros(N, dtype=D)

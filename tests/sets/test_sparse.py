@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import sparse_factor
 from hardnet.solvers.polyhedron.sparse_factor import prepare_sparse
 from hardnet.solvers.polyhedron.sparse_rows import project_sparse
-from hardnet.solvers.solution import Status
 from tests.draws import draw
 from tests.sets.sparse_rows import compressed, differences
 from tests.solvers.families import F64

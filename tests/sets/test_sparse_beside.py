@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.solvers.solution import Status
+from hardnet.solvers import Status
 from tests.draws import draw
 from tests.sets.sparse_rows import compressed, differences
 from tests.solvers.families import F64

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hardnet.functional.linsat import _encode, find_encoding
+from hardnet.solvers import Status
 from hardnet.solvers.fermi_dirac import balance_by_newton, evaluate, newton_step, proves_infeasible
-from hardnet.solvers.solution import Status
 from tests.draws import draw_uniform
 
 F64 = torch.float64

@@ -79,9 +79,9 @@ def suite(
     as_json: AsJson = False,
 ) -> None:
     """Train the methods on another paper's benchmark, and compare them as that paper does."""
+    from hardnet_lab.experiments.suites.catalog import read_suites, suite_note, suite_table
     from hardnet_lab.experiments.suites.references import write_references
     from hardnet_lab.experiments.suites.run import run_suite, suite_request
-    from hardnet_lab.experiments.suites.tables import read_suites, suite_note, suite_table
     from hardnet_lab.experiments.tables import markdown
     from hardnet_lab.train import bars
 

@@ -1,7 +1,7 @@
 """Differentiable functions on plain tensors: the mathematics, by the fastest code that takes them."""
 
 from hardnet.functional.affine import enforce_affine
-from hardnet.functional.affine_factors import factorize
+from hardnet.functional.affine_formulas import factorize
 from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.derivatives import implicit_vjp

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
-from hardnet.functional.affine_factors import PseudoInverse, by_qr, check_rows, to_double
 from hardnet.functional.affine_formulas import (
     ClosedFormGradients,
     Gradients,
     Kept,
+    PseudoInverse,
     TorchPath,
     by_formula,
+    by_qr,
     careful,
+    check_rows,
     formula_gradients,
     signed_violation,
     silenced,
+    to_double,
     without,
 )
 from hardnet.functional.derivatives import join_batches

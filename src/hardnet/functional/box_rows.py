@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import NonFiniteError, OptionError, ShapeError, sentence
+from hardnet.errors import NonFiniteError, OptionError, sentence
 from hardnet.functional import polyhedron
 from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
@@ -28,7 +28,7 @@ from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
 from hardnet.solvers.polyhedron.box_checks import NO_SLOPE
 from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve, steps, unsettled
 from hardnet.solvers.solution import Solution, Status
-from hardnet.structure import MOST_BOX_ROWS
+from hardnet.structure import MOST_BOX_ROWS, BoxedRows
 
 
 @full_precision
@@ -54,7 +54,7 @@ def project_box_rows(
 
     Args:
         raw: ``(*batch, n)``.
-        A: ``(k, n)`` or ``(*batch, k, n)``, at most 8 rows; dependent and redundant ones are allowed.
+        A: ``(k, n)`` or ``(*batch, k, n)``; dependent and redundant rows are allowed.
         lower: ``(k,)``, ``(*batch, k)`` or a number for all rows; None is -inf, ``lower == upper`` an equality.
         upper: Like `lower`; None is +inf.
         box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
@@ -88,13 +88,20 @@ def project_boxed(
 ) -> Tensor:
     """`project_box_rows` with the fields of a `Policy` as options."""
     rows, policy = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Policy(**options).checked()
-    if A.shape[-2] > MOST_BOX_ROWS:
-        raise ShapeError(sentence("A", f"at most {MOST_BOX_ROWS} rows beside a box", A.shape[-2], "use project_affine"))
+    if not takes(rows, policy):
+        return polyhedron.project_any(raw, *BoxedRows(A, *rows[2:4], *rows[5:7]).dense(), **options)
     if policy.strict:
         refuse_half_precision(raw.dtype)
     if A.shape[-2] == 0:
         return project_box(raw, box_lower, box_upper, on_invalid=policy.on_invalid)
     return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
+
+
+def takes(rows: Batch, policy: Policy) -> bool:
+    """Whether the box stays a box: always beside up to 8 rows, and beside more where a kernel solves them."""
+    if rows.A.shape[-2] <= MOST_BOX_ROWS:
+        return True
+    return find("box_rows", rows) is not None and not policy.strict and policy.gradient == "exact"
 
 
 def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -246,7 +253,7 @@ def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
         found = Outcome(*kernel.forward(flat, rounding))
     if not (rows.look and rows.memory) or not bool(unsettled(found.status).any()):
         return found
-    return settle(found, flat, rounding, by_kernel=kernel is not None)
+    return settle(found, flat, rounding)
 
 
 class _Projection(torch.autograd.Function):

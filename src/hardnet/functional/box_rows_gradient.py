@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, sentence
+from hardnet.kernels.backends import find
+from hardnet.modes import plain
 from hardnet.products import times_columnwise, times_rowwise
-from hardnet.rows import BoxedBatch
+from hardnet.rows import Batch, BoxedBatch
 from hardnet.solvers.polyhedron.box_factor import factorize_rows
 from hardnet.solvers.polyhedron.box_problem import power_near
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
@@ -60,10 +62,7 @@ def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: boo
     A = torch.where(inputs[1].isfinite(), inputs[1], 0.0)
     free, active = (found.place == 0) & good, (found.side != 0) & good
     grad = torch.where(good & ~grad.isnan(), grad, 0.0)
-    scale = power_near(A.abs().amax(-1))
-    rows = A / scale.unsqueeze(-1)
-    chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), rows, 0.0)
-    w = factorize_rows(chosen).solve(times_rowwise(chosen, grad)) / scale
+    w = _weights(grad, inputs, A, found)
     rest = grad - times_columnwise(A, torch.where(active, w, 0.0))
     at = lambda code, part, value: torch.where(code == part, value, torch.where(code == 2, 0.5 * value, 0.0))
     sides = at(found.side, -1, w), at(found.side, 1, w)
@@ -71,6 +70,19 @@ def cotangents(grad: Tensor, inputs: BoxedBatch, found: Outcome, *, tangent: boo
     to_raw = torch.where(free, rest, 0.0)
     to_raw = feasible_descent(grad, A, found, good) if tangent else to_raw
     return Cotangents(to_raw, w, *sides, at(found.place, -1, held), at(found.place, 1, held))
+
+
+def _weights(grad: Tensor, inputs: BoxedBatch, A: Tensor, found: Outcome) -> Tensor:
+    """``w = (A_JF')^+ g_F`` ``(B, k)``, 0 off the active rows J and for rows that depend on others."""
+    plainly = plain(grad) and not torch.is_grad_enabled()
+    kernel = find("box_rows", Batch(inputs[0], A, None, None, memory=plainly))
+    if hasattr(kernel, "pull_back"):
+        return kernel.pull_back(grad, A, found.place, found.side)
+    good = solved(found.status).unsqueeze(-1)
+    free, active = (found.place == 0) & good, (found.side != 0) & good
+    scale = power_near(A.abs().amax(-1))
+    chosen = torch.where(free.unsqueeze(-2) & active.unsqueeze(-1), A / scale.unsqueeze(-1), 0.0)
+    return factorize_rows(chosen).solve(times_rowwise(chosen, grad)) / scale
 
 
 def matrix_cotangent(found: Cotangents, y: Tensor, dual: Tensor, side: Tensor, u: Tensor, *, shared: bool) -> Tensor:

@@ -15,10 +15,16 @@ from hardnet.modes import may_look, plain
 from hardnet.products import length
 from hardnet.rows import Batch, boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, joint_batch, require_float, require_like
-from hardnet.solvers.algebra.eigen import ascending
-from hardnet.solvers.conic.cones import project_second_order, second_order_frame
-from hardnet.solvers.conic.images import Frame
-from hardnet.solvers.conic.semidefinite import pack, project_semidefinite, semidefinite_frame, unpack
+from hardnet.solvers.algebra.small import ascending
+from hardnet.solvers.conic.stack import (
+    Frame,
+    pack,
+    project_second_order,
+    project_semidefinite,
+    second_order_frame,
+    semidefinite_frame,
+    unpack,
+)
 from hardnet.solvers.solution import Solution, Status
 
 

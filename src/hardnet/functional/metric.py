@@ -18,7 +18,7 @@ from torch import Tensor
 from hardnet.errors import OptionError, ShapeError, in_samples, sample_indices, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.polyhedron_fixed import within_unit_rows
-from hardnet.functional.strict import ROUNDINGS, Project, relative_violation
+from hardnet.functional.strict import STRICT_ROUNDINGS, Project, relative_violation
 from hardnet.products import times
 from hardnet.rows import Batch
 from hardnet.shapes import require_like
@@ -36,7 +36,7 @@ class InMetric(NamedTuple):
     @property
     def lost(self) -> Tensor:
         """Samples ``(B,)`` with a row that a certificate would call violated."""
-        return self.left > ROUNDINGS * torch.finfo(self.y.dtype).eps
+        return self.left > STRICT_ROUNDINGS * torch.finfo(self.y.dtype).eps
 
 
 class _Plane(NamedTuple):
@@ -141,7 +141,7 @@ def _back_onto_rows(y: Tensor, rows: Batch, plane: _Plane, project: Project, eps
         step = fixed._replace(raw=torch.zeros_like(y), A=plane.A.detach(), lower=least, upper=most)
         return y + plane.back(project(step)).detach()
 
-    off = lambda point: torch.nn.functional.relu(relative_violation(point, A, low, high, eps) - ROUNDINGS * eps)
+    off = lambda point: torch.nn.functional.relu(relative_violation(point, A, low, high, eps) - STRICT_ROUNDINGS * eps)
     left = off(y)
     for step, most in ((in_plane, torch.inf), (lambda y: project(fixed._replace(raw=y)), LAST)):
         if rows.look and not bool((left > 0).any()):

@@ -125,7 +125,7 @@ MOST_CLAMPED = 4.0
 """How far a clamp may move the point that the fixed program found, in roundings of the largest output."""
 PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
     "few rows in a box": project_few_in_box,
-    "box and few rows": box_rows.project_boxed,
+    "box and rows": box_rows.project_boxed,
     "few rows": project_few,
     "rows": polyhedron.project_any,
 }

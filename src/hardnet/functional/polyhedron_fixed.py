@@ -22,7 +22,7 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.nearest.policy import answered
 from hardnet.products import times
 from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered, take_rows
-from hardnet.solvers.algebra.square import refined, solve_square
+from hardnet.solvers.algebra.small import refined, solve_square
 from hardnet.solvers.polyhedron.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
 from hardnet.solvers.polyhedron.problem import ALLOWED, INSIDE, SOLVED

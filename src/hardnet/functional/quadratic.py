@@ -14,8 +14,7 @@ from hardnet.modes import may_look, mode
 from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, refuse_unsolved
 from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
-from hardnet.solvers.algebra.eigen import ascending
-from hardnet.solvers.algebra.square import solve_square
+from hardnet.solvers.algebra.small import ascending, solve_square
 from hardnet.solvers.conic.blocks import Quadratics, convex
 from hardnet.solvers.conic.quadratic_root import evaluate, nearest_root
 from hardnet.solvers.solution import Solution, Status

@@ -19,7 +19,7 @@ from hardnet.nearest.policy import QUIET, Policy, answered
 from hardnet.rows import Batch, boxed, take_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
-from hardnet.structure import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
+from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 
 
 @full_precision
@@ -49,13 +49,12 @@ def solve_rows(
     Returns:
         `Solution`; `dual` is ``(*batch, m)``, or ``(*batch, m + n)`` with a box, whose coordinates come last.
     """
-    boxed_alone = metric is None and rows.boxed and rows.A.shape[-2] <= MOST_BOX_ROWS
-    numbers = rows[:3] if boxed_alone else rows.dense()
-    box = rows[3:5] if boxed_alone else (None, None)
-    record = take_rows(raw, *numbers, None, *box)
+    record = take_rows(raw, *rows[:3], None, *rows[3:5])
+    boxed_alone = metric is None and rows.boxed and box_rows.takes(record, QUIET._replace(strict=strict))
+    record = record if boxed_alone else take_rows(raw, *rows.dense())
     W = None if metric is None else take_metric(metric, raw, record)
     policy = QUIET._replace(on_unsolved="best" if best else "nan", strict=strict, metric=W, shared=shared)
-    if record.trivial or numbers[0].shape[-2] == 0:
+    if record.trivial or record.A.shape[-2] == 0:
         found = _box_alone(record)
     else:
         found = (_box_and_rows if boxed_alone else _any_rows)(record, policy)

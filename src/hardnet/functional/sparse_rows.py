@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.errors import CROSSED, NOT_FINITE, DeviceError, sentence
+from hardnet.errors import CROSSED, NOT_FINITE
 from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
-from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows
 from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
 
 
-@outside_compiler
 def project_sparse_affine(
     raw: Tensor,
     rows: SparseRows,
@@ -41,7 +39,6 @@ def project_sparse_affine(
             sample alone.
         on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error, or return ``"nan"`` for that sample.
     """
-    _require_plain(raw)
     y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
     if on_invalid == "raise":
         reject((status == int(Status.INVALID)) & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
@@ -52,23 +49,14 @@ def project_sparse_affine(
     return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
 
 
-@outside_compiler
 @torch.no_grad()
 def solve_sparse_affine(raw: Tensor, rows: SparseRows, lower: Tensor | None, upper: Tensor | None) -> Solution:
     """The full solution behind `project_sparse_affine`, without derivatives; y is NaN for unsolved samples."""
-    _require_plain(raw)
     batch, wide = _flatten(raw, lower, upper, *rows.A.shape)
     found = project_sparse(rows, *wide)
     y = torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
     parts = (y.to(raw.dtype), found.dual.to(raw.dtype), found.status, found.iterations, found.residual)
     return Solution(*(part.reshape(batch + part.shape[1:]) for part in parts))
-
-
-def _require_plain(raw: Tensor) -> None:
-    """Refuse transforms and other devices."""
-    refuse_transforms("the projection onto sparse rows")
-    if raw.device.type != "cpu":
-        raise DeviceError(sentence("raw", "a tensor on the CPU beside sparse rows", raw.device, "give A densely"))
 
 
 def _flatten(

@@ -25,7 +25,7 @@ MARGINS = (2.0, 8.0, 64.0, 1024.0)
 """Distances to the bound that are tried in turn, in roundings of the row."""
 INSETS = (*MARGINS, 8192.0, 65536.0)
 """The same for a projection; the last two exceed the tolerance of its solver."""
-ROUNDINGS = 8
+STRICT_ROUNDINGS = 8
 """How far a row may miss its bounds, in roundings of the size of its terms: half of what the certificate allows, since
 a sum of n terms in float64 is itself off by about sqrt(n) roundings."""
 
@@ -139,7 +139,7 @@ def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | 
         upper: Like `lower`.
         eps: The machine epsilon of y's dtype, or of a coarser dtype in which the rows are given.
     """
-    return ~(relative_violation(y, A, lower, upper, eps) <= ROUNDINGS * eps) & y.isfinite().all(dim=-1)
+    return ~(relative_violation(y, A, lower, upper, eps) <= STRICT_ROUNDINGS * eps) & y.isfinite().all(dim=-1)
 
 
 @torch.no_grad()

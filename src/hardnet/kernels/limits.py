@@ -129,6 +129,64 @@ class Tolerances(NamedTuple):
     allowed: float
 
 
+class PolyhedronTolerances(NamedTuple):
+    """The tolerances of the nearest point of a polyhedron beside a box, for rows of a length between 1 and 2.
+
+    Attributes:
+        dependent: The part of a row outside the span of the working rows, relative to its length over the free
+            outputs, below which it depends on these.
+        beyond: How many times as far away as y and raw a point would have to lie that a proof of emptiness overlooks.
+        narrow: The same distance below which a row nearly depends on the others.
+        room: Roundings of a row that nearly depends on others by which it may be missed.
+        rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
+        violated: Roundings of float64 by which a row is violated and has to enter the working set.
+        verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
+            certificate allows 16.
+        certain: The residual of the optimality conditions up to which a sample counts as solved.
+        strict: The fraction of the sample's size above which a multiplier makes its row strictly active.
+        straightened: The rounding by which straightened rows are said to contradict others.
+        newton_steps: The most Newton steps that look for a working set to start from.
+    """
+
+    dependent: float = 1e-14
+    beyond: float = 1e3
+    narrow: float = 1e-6
+    room: float = 2.0
+    rate: float = 1e-12
+    violated: float = 4.0
+    verified: float = 11.0
+    certain: float = 1e-12
+    strict: float = 1e-11
+    straightened: float = 1e-9
+    newton_steps: int = 12
+
+
+POLYHEDRON = PolyhedronTolerances()
+
+
+class CurvedTolerances(NamedTuple):
+    """What the texts of the projection onto curved sets share: plain torch (`solvers.conic`) and numba.
+
+    Attributes:
+        first_penalty: The penalty of an augmented Lagrangian that starts.
+        largest_penalty: Slopes are known to about as many roundings: below this accuracy Newton alone goes on.
+        target: Newton stops at this residual, or where a step no longer halves it.
+        repairs: Steps inwards at most.
+        trials: Points that one line search may try.
+        floor: Below this eigenvalue of the projection's derivative a direction counts as tight.
+    """
+
+    first_penalty: float = 10.0
+    largest_penalty: float = 1e9
+    target: float = 2.0**-52
+    repairs: int = 3
+    trials: int = 12
+    floor: float = 1e-11
+
+
+CURVED = CurvedTolerances()
+
+
 def padded(size: int) -> int:
     """The smallest power of two that holds a size, and at least 16, the size of a tile of the matrix units."""
     return max(16, 1 << (size - 1).bit_length())

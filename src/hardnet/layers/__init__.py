@@ -17,9 +17,8 @@ from hardnet.layers.options import LayerOptions
 from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
-from hardnet.layers.registry import LAYERS, register
 from hardnet.layers.soft import NoEnforcement, Soft
-from hardnet.layers.table import methods
+from hardnet.layers.table import LAYERS, methods, register
 
 __all__ = [
     "CDGM",

@@ -11,17 +11,23 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ConditionWarning, HardNetError, NonFiniteError, OptionError, ShapeError, sentence
-from hardnet.functional.completion import Completion, Partition, complete, factorize_completion
+from hardnet.functional.dc3 import Completion, complete, factorize_completion
 from hardnet.functional.strict import beyond_rounding
-from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import (
+from hardnet.layers.base import Guarantee, not_affine
+from hardnet.layers.constant_rows import (
+    CompletionLayer,
     choose_columns,
+    diagnose_inputs,
+    diagnose_missed,
     diagnose_singular,
     known_equalities,
     not_filled,
     only_equalities,
+    poison,
+    raise_for_invalid,
+    sample_indices,
+    take_raw,
 )
-from hardnet.layers.invalid import diagnose_inputs, diagnose_missed, poison, raise_for_invalid, sample_indices, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 
@@ -29,7 +35,7 @@ Transform = Callable[[Tensor, Any], Tensor]
 """A change of variables: (outputs, x) to outputs."""
 
 
-class ACnet(Layer):
+class ACnet(CompletionLayer):
     """``y_direct = raw``, ``y_residual = C_r^-1 (b - C_d raw)`` for ``C(x) y = b(x)``.
 
     Compute the loss on the full output, so that errors in the residual outputs also train the direct ones. A law that
@@ -54,7 +60,6 @@ class ACnet(Layer):
     name = "acnet"
     accepts = "equalities C(x) y = b(x) with independent rows, linear after a change of variables"
     guarantee = Guarantee.EXACT
-    identity_inside = False  # raw is the direct outputs only
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -66,8 +71,6 @@ class ACnet(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
     options: Options
-    predicted: Tensor
-    completed: Tensor
 
     def __init__(
         self,
@@ -86,9 +89,7 @@ class ACnet(Layer):
         residuals, dim = self.options.residuals, self.options.dim
         self.dim: int | None = constraint.dim if dim is None else dim
         direct = None if residuals is None or self.dim is None else _complement(residuals, self.dim)
-        partition = choose_columns(constraint, self.dim, known_equalities(constraint), direct)
-        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
-        self.register_buffer("completed", partition.completed)
+        self.choose(choose_columns(constraint, self.dim, known_equalities(constraint), direct))
         self.refresh()
 
     @classmethod
@@ -101,11 +102,6 @@ class ACnet(Layer):
         remedy = "write rows whose bounds are equal functions of x as hn.Equality(A, b), or use method='projection'"
         return f"it has rows that are not equalities; {remedy}"
 
-    @property
-    def raw_dim(self) -> int:
-        """The number of direct outputs: n minus the number of equalities."""
-        return self.predicted.numel()
-
     def refactor(self) -> None:
         """Factorize the residual columns where C is constant; refuse them where they are singular."""
         self._kept: Completion | None = None
@@ -114,8 +110,8 @@ class ACnet(Layer):
         if C is None:
             return
         self._require_square(C)
-        kept = factorize_completion(C.double(), self._partition)
-        error = diagnose_singular(kept, self._partition)
+        kept = factorize_completion(C.double(), self.columns)
+        error = diagnose_singular(kept, self.columns)
         if error is not None:
             raise error
         if kept.condition > 1e8:
@@ -129,18 +125,14 @@ class ACnet(Layer):
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
         self._require_square(rows.A)
-        factor = factorize_completion(rows.A.double(), self._partition) if self._kept is None else self._kept
-        linear = complete(raw.double(), rows.lower.double(), factor, self._partition).to(raw.dtype)
+        factor = factorize_completion(rows.A.double(), self.columns) if self._kept is None else self._kept
+        linear = complete(raw.double(), rows.lower.double(), factor, self.columns).to(raw.dtype)
         missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)
         y = poison(natural, bad | missed if disagree is None else bad | missed | disagree)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, missed, disagree))
         return y
-
-    @property
-    def _partition(self) -> Partition:
-        return Partition(self.predicted, self.completed)
 
     def _map_back(self, linear: Tensor, x: Any) -> tuple[Tensor, Tensor | None]:
         """The natural outputs, and where ``to_linear(from_linear(linear))`` differs from linear by half the digits."""
@@ -161,7 +153,7 @@ class ACnet(Layer):
         self, raw: Tensor, rows: AffineRows, factor: Completion, missed: Tensor, disagree: Tensor | None
     ) -> HardNetError:
         """Why some sample of y is NaN."""
-        found = diagnose_inputs(raw, rows) or diagnose_singular(factor, self._partition)
+        found = diagnose_inputs(raw, rows) or diagnose_singular(factor, self.columns)
         found = found or diagnose_missed(missed, "C", "method='projection'")
         samples = None if disagree is None else sample_indices(disagree)
         if found is None and samples is not None:

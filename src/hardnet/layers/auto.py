@@ -17,13 +17,13 @@ import torch
 
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, sentence
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.constant_rows import all_equalities, known_equalities
 from hardnet.layers.costs import recorded
-from hardnet.layers.equality_rows import all_equalities, known_equalities
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
-from hardnet.structure import MOST_BOX_ROWS, MOST_FEW_ROWS, BoxedRows
+from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)
@@ -79,7 +79,7 @@ def structure_of(rows: BoxedRows) -> str:
         return "a box alone: clamped"
     if rows.boxed and m + rows.A.shape[-1] > MOST_FEW_ROWS:
         kept = f"a box and {m} row{'s' if m > 1 else ''}"
-        return f"{kept}: solved in the multipliers of the rows" if m <= MOST_BOX_ROWS else f"{kept}: dense rows"
+        return f"{kept}: the box as bounds, which are no rows"
     if rows.boxed:
         return f"a box and {m} row{'s' if m > 1 else ''}: a fixed program"
     many = "the general solver"

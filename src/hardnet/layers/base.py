@@ -16,8 +16,8 @@ from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, take_options
 from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
 from hardnet.nearest.policy import Once
+from hardnet.sets.arguments import Constants
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.constants import Constants
 from hardnet.shapes import NO_DOUBLE, require_float
 
 

@@ -10,14 +10,21 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, ShapeError, name_samples, sentence
 from hardnet.layers.base import Guarantee
-from hardnet.layers.constant_rows import ConstantRows, TableLayer, refuse_other_sets
-from hardnet.layers.invalid import diagnose_inputs, poison, raise_for_invalid, sample_indices
+from hardnet.layers.constant_rows import (
+    ConstantRows,
+    TableLayer,
+    diagnose_inputs,
+    poison,
+    raise_for_invalid,
+    refuse_other_sets,
+    sample_indices,
+)
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
 from hardnet.solvers.offline.elimination import Stage, eliminate, require_consistent, right_hand_sides, unmet_conditions
 from hardnet.solvers.ordered_clamp import Step, clamp_in_order
 
-ROUNDINGS = 64
+ELIMINATION_ROUNDINGS = 64
 """By how many roundings a derived condition may be off before a sample counts as infeasible."""
 
 
@@ -118,7 +125,7 @@ class CDGM(TableLayer):
     def _tolerance(self) -> float:
         """Relative rounding error allowed for a derived constant in the dtype of the set."""
         like = self.constraint.origin()
-        return ROUNDINGS * torch.finfo(torch.float64 if like is None else like.dtype).eps
+        return ELIMINATION_ROUNDINGS * torch.finfo(torch.float64 if like is None else like.dtype).eps
 
 
 def _any(found: Tensor) -> Tensor:

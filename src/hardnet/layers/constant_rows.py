@@ -3,15 +3,218 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.errors import NOT_FINITE, HardNetError, RankError, ShapeError, in_samples, sentence
+from hardnet.errors import sample_indices as indices_of
+from hardnet.functional.dc3 import Completion, Partition, choose_partition, partition_of, singular
+from hardnet.functional.samples import find_invalid, reject
 from hardnet.layers.base import Layer, not_affine
-from hardnet.layers.equality_rows import known_equalities
-from hardnet.modes import working
-from hardnet.sets.base import ConstraintSet
+from hardnet.modes import may_look, working
+from hardnet.sets.base import AffineRows, ConstraintSet
+
+# How a layer in plain torch handles invalid samples: NaN for these alone, then an error where reading is free.
+
+
+__all__ = [
+    "crossed",
+    "diagnose_inputs",
+    "diagnose_missed",
+    "in_samples",
+    "poison",
+    "raise_for_invalid",
+    "require_width",
+    "sample_indices",
+    "take_raw",
+]
+
+
+def require_width(raw: Tensor, layer: Layer) -> None:
+    """Refuse raw outputs of another width than the layer needs, where that is known."""
+    if layer.raw_dim is not None and raw.shape[-1:] != (layer.raw_dim,):
+        remedy = f"method '{layer.name}' needs {layer.raw_dim} network outputs for this set"
+        raise ShapeError(sentence("raw", f"shape (*batch, {layer.raw_dim})", tuple(raw.shape), remedy))
+
+
+def take_raw(raw: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Raw with zeros in the samples that are not finite, so that these send no gradient, and which they are.
+
+    They are refused where values may be read, unless ``on_invalid="nan"``, and so is another width than ``raw_dim``.
+    """
+    require_width(raw, layer)
+    bad = ~raw.isfinite().all(dim=-1)
+    if layer.options.on_invalid == "raise" and may_look(raw):
+        reject(bad, NOT_FINITE, "raw")
+    return torch.where(bad.unsqueeze(-1), 0.0, raw), bad
+
+
+def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
+    """NaN in every coordinate of the samples that are `bad` ``(*batch)`` or not finite; others keep their bits."""
+    sound = y.isfinite().all(dim=-1)
+    if bad is not None:
+        sound = sound & ~bad
+    return torch.where(sound.unsqueeze(-1), y, torch.nan)
+
+
+def crossed(rows: AffineRows) -> Tensor | None:
+    """Whether some lower bound exceeds its upper bound, ``(*batch)``; None where a side has no bounds."""
+    if rows.lower is None or rows.upper is None:
+        return None
+    return (rows.lower > rows.upper).any(dim=-1)
+
+
+def raise_for_invalid(y: Tensor, diagnose: Callable[[], HardNetError | None]) -> None:
+    """Raise what `diagnose` finds if y holds NaN, where reading values is free: eager mode on a CPU, outside vmap."""
+    if may_look(y) and bool(y.isnan().any()):
+        error = diagnose()
+        if error is not None:
+            raise error
+
+
+def diagnose_inputs(raw: Tensor, rows: AffineRows) -> HardNetError | None:
+    """The error for a bad number in raw, A or the bounds, naming the samples; None where all are valid."""
+    finding = next(find_invalid(raw, *rows), None)
+    return None if finding is None else finding.error()
+
+
+def diagnose_missed(missed: Tensor, matrix: str, instead: str) -> RankError | None:
+    """The error for samples whose rows do not hold to rounding because the matrix is too ill-conditioned."""
+    samples = sample_indices(missed)
+    if samples is None:
+        return None
+    text = f"{matrix}: expected rows that are independent enough to be met to rounding, got rows that y misses"
+    return RankError(f"{text}{in_samples(samples)}; drop nearly dependent rows, or use {instead}", samples)
+
+
+def sample_indices(bad: Tensor) -> list[object] | None:
+    """The indices of the bad samples; empty where a value shared by all samples is bad, None where none is."""
+    if not bool(bad.any()):
+        return None
+    return indices_of(bad) if bad.dim() else []
+
+
+# Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them.
+
+
+def all_equalities(part: ConstraintSet) -> bool:
+    """Whether every row of a set is an equality by its class, regardless of how many rows it has."""
+    return len(part.declared_rows(2)) == 2
+
+
+def not_filled(constraint: ConstraintSet) -> str | None:
+    """Why a method that chooses outputs by the numbers of a set cannot be built while these are on the meta device."""
+    if any(number.is_meta for number in constraint.buffers()):
+        return "its numbers are on the meta device, and this method chooses outputs by them; build it on the CPU"
+    return None
+
+
+def known_equalities(constraint: ConstraintSet) -> list[int] | None:
+    """The equality rows among the stacked rows; None where the number of rows is only known at x.
+
+    Every row of an `Equality` counts, the sum of a `Simplex`, and every row of a constant set whose bounds are equal.
+    Bounds that are functions of x and happen to be equal do not: that would have to be checked for each sample.
+    """
+    like = constraint.origin()
+    if like is None:
+        return None
+    index: list[int] = []
+    offset = 0
+    for part in constraint.parts:
+        count = row_count(part, like)
+        if count is None:
+            return None
+        index += [offset + row for row in _own_equalities(part, count, like)]
+        offset += count
+    return index
+
+
+def equalities_at(constraint: ConstraintSet, x: Any, like: Tensor) -> list[int]:
+    """The equality rows among the stacked rows, with the number of rows taken from the set evaluated at x."""
+    index: list[int] = []
+    offset = 0
+    for part in constraint.parts:
+        count = part.affine(x, like).A.shape[-2]
+        index += [offset + row for row in _own_equalities(part, count, like)]
+        offset += count
+    return index
+
+
+def known_matrix(constraint: ConstraintSet) -> Tensor | None:
+    """The stacked A where it is a single matrix at construction, constant or learned; else None."""
+    like = constraint.origin()
+    pieces = [None if like is None else _matrix(part, like) for part in constraint.parts]
+    known = [piece.detach() for piece in pieces if piece is not None]
+    return torch.cat(known) if len(known) == len(pieces) else None
+
+
+def only_equalities(constraint: ConstraintSet) -> bool:
+    """Whether every row of a polyhedral set is known to be an equality at construction."""
+    like = constraint.origin()
+    index = known_equalities(constraint)
+    if index is None or like is None:
+        return all(all_equalities(part) for part in constraint.parts)
+    return len(index) == sum(row_count(part, like) or 0 for part in constraint.parts)
+
+
+def choose_columns(
+    constraint: ConstraintSet, n: int | None, equalities: list[int] | None, predicted: Sequence[int] | None
+) -> Partition:
+    """The given predicted outputs and their complement, or the partition that pivoting finds where A is known."""
+    A = known_matrix(constraint)
+    if predicted is not None and n is not None:
+        if len(set(predicted)) < len(predicted) or not all(0 <= column < n for column in predicted):
+            raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{n - 1}", list(predicted)))
+        return partition_of(list(predicted), n, torch.device("cpu") if A is None else A.device)
+    if A is None or equalities is None or n is None:
+        remedy = "pass predicted=[...], and dim=n where A is a function of x"
+        raise ShapeError(sentence("predicted", "the coordinates that the network predicts", predicted, remedy))
+    return choose_partition(A[equalities])
+
+
+def diagnose_singular(completion: Completion, partition: Partition) -> RankError | None:
+    """The error for samples whose solved columns are singular, with the columns that pivoting would choose instead."""
+    bad = singular(completion)
+    samples = sample_indices(bad)
+    if samples is None:
+        return None
+    first = tuple(bad.nonzero()[0].tolist())
+    columns = torch.cat([completion.A_predicted, completion.A_completed], dim=-1)[first]
+    names = torch.cat([partition.predicted, partition.completed])
+    try:
+        better = f"solve for {sorted(names[choose_partition(columns).completed].tolist())} instead"
+    except RankError:
+        better = "its rows are linearly dependent; use method='projection'"
+    worst = completion.condition.nan_to_num(torch.inf).max().item()
+    columns_text = f"the columns {partition.completed.tolist()} of the equalities, which are solved for, are singular"
+    detail = f"{in_samples(samples)} (condition {worst:.1e}); {better}"
+    return RankError(f"predicted: {columns_text}{detail}", samples)
+
+
+def row_count(part: ConstraintSet, like: Tensor) -> int | None:
+    """How many rows a polyhedral set has; None where this is not known at construction."""
+    A = _matrix(part, like)
+    return None if A is None else A.shape[-2]
+
+
+def _matrix(part: ConstraintSet, like: Tensor) -> Tensor | None:
+    """A ``(m, n)`` at construction: constant, or a parameter; else None."""
+    fixed = part.fixed_matrix(like)
+    if fixed is not None:
+        return fixed
+    learned = getattr(part, "A", None)
+    return learned if isinstance(learned, Tensor) and learned.dim() == 2 else None
+
+
+def _own_equalities(part: ConstraintSet, count: int, like: Tensor) -> list[int]:
+    """The equality rows of one set."""
+    bounds = part.fixed_bounds(like) if part.constant else None
+    if bounds is None or part.declares_equalities:
+        return part.declared_rows(count)
+    return torch.nonzero(bounds[0] == bounds[1]).flatten().tolist()
 
 
 class ConstantRows(NamedTuple):
@@ -97,3 +300,26 @@ def _equal_when_rounded(kept: ConstantRows, now: ConstantRows, dtype: torch.dtyp
         old.shape == new.shape and torch.equal(old.to(dtype).nan_to_num(7.0), new.to(dtype).nan_to_num(7.0))
         for old, new in zip(kept, now, strict=True)
     )
+
+
+class CompletionLayer(Layer):
+    """A layer whose network predicts some outputs, while equalities determine the `completed` ones."""
+
+    identity_inside = False  # raw has only the predicted outputs
+    predicted: Tensor
+    completed: Tensor
+
+    def choose(self, partition: Partition) -> None:
+        """Keep the choice of outputs in the state dict: trained weights rely on it."""
+        self.register_buffer("predicted", partition.predicted)
+        self.register_buffer("completed", partition.completed.long())
+
+    @property
+    def raw_dim(self) -> int | None:
+        """The number of predicted outputs: n minus the number of equalities."""
+        return self.predicted.numel()
+
+    @property
+    def columns(self) -> Partition:
+        """Which outputs are predicted and completed."""
+        return Partition(self.predicted, self.completed)

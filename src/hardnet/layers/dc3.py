@@ -9,12 +9,30 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, name_samples, sentence
-from hardnet.functional.completion import Partition
-from hardnet.functional.dc3 import Descent, Reduced, complete_and_correct, exact_step, largest_step, reduce_rows
-from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.constant_rows import constant_rows
-from hardnet.layers.equality_rows import choose_columns, diagnose_singular, equalities_at, known_equalities, not_filled
-from hardnet.layers.invalid import crossed, diagnose_inputs, poison, raise_for_invalid, take_raw
+from hardnet.functional.dc3 import (
+    Descent,
+    Partition,
+    Reduced,
+    complete_and_correct,
+    exact_step,
+    largest_step,
+    reduce_rows,
+)
+from hardnet.layers.base import Guarantee, not_affine
+from hardnet.layers.constant_rows import (
+    CompletionLayer,
+    choose_columns,
+    constant_rows,
+    crossed,
+    diagnose_inputs,
+    diagnose_singular,
+    equalities_at,
+    known_equalities,
+    not_filled,
+    poison,
+    raise_for_invalid,
+    take_raw,
+)
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
 from hardnet.modes import may_look, working
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -25,7 +43,7 @@ def is_step(value: Any) -> bool:
     return value == "auto" or (isinstance(value, (int, float)) and value is not True and 0 < value < torch.inf)
 
 
-class DC3(Layer):
+class DC3(CompletionLayer):
     """``y_O = A_O^-1 (b - A_P z)``, then `steps` of ``z <- z - step grad |violation|^2 - momentum (last move)``.
 
     The network predicts n - e numbers; the e equalities determine the rest exactly, before and after the descent.
@@ -53,7 +71,6 @@ class DC3(Layer):
     name = "dc3"
     accepts = "affine rows lower(x) <= A(x) y <= upper(x), any number of them, equalities by completion"
     guarantee = Guarantee.ASYMPTOTIC
-    identity_inside = False  # with completion, raw is not in the space of y
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -71,8 +88,6 @@ class DC3(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
     options: Options
-    predicted: Tensor
-    completed: Tensor
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
@@ -81,9 +96,7 @@ class DC3(Layer):
         equalities, predicted = known_equalities(constraint), chosen.predicted
         by_default = predicted is not None or bool(equalities)
         self.completion: bool = by_default if chosen.completion is None else chosen.completion
-        partition = choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION
-        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on the choice
-        self.register_buffer("completed", partition.completed)
+        self.choose(choose_columns(constraint, self.dim, equalities, predicted) if self.completion else _NO_PARTITION)
         self.refresh()
 
     @classmethod
@@ -108,7 +121,7 @@ class DC3(Layer):
     @property
     def partition(self) -> Partition | None:
         """Which coordinates are predicted and completed; None without completion."""
-        return Partition(self.predicted, self.completed) if self.completion else None
+        return self.columns if self.completion else None
 
     def refactor(self) -> None:
         """Reduce the rows where A is constant; otherwise they are reduced at each call."""
@@ -201,7 +214,7 @@ class DC3(Layer):
         """Why some sample of y is NaN."""
         found = diagnose_inputs(raw, rows)
         if found is None and reduced.completion is not None:
-            found = diagnose_singular(reduced.completion, Partition(self.predicted, self.completed))
+            found = diagnose_singular(reduced.completion, self.columns)
         return found or NonFiniteError("the correction diverged: lower the step, or use step='auto'")
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.completion import Partition, complete_smooth, gradient, jacobian, partition_of, reduce_gradient
-from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import poison, take_raw
+from hardnet.functional.dc3 import complete_smooth, gradient, jacobian, partition_of, reduce_gradient
+from hardnet.layers.base import Guarantee
+from hardnet.layers.constant_rows import CompletionLayer, poison, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, indices, number
 from hardnet.modes import may_look
 from hardnet.nearest.policy import Policy, refuse_unsolved
@@ -20,7 +20,7 @@ from hardnet.sets.smooth import Smooth
 from hardnet.solvers.solution import Solution, Status
 
 
-class SmoothDC3(Layer):
+class SmoothDC3(CompletionLayer):
     """Solve ``h(z, y_O) = 0`` for y_O, then `steps` of ``z <- z - step d|relu g|^2/dz - momentum (last move)``.
 
     After every move the equalities are solved again, so that they hold to `newton_tolerance`; the inequalities are
@@ -45,7 +45,6 @@ class SmoothDC3(Layer):
     name = "dc3-smooth"
     accepts = "smooth functions g(y, x) <= 0 and h(y, x) = 0"
     guarantee = Guarantee.ASYMPTOTIC
-    identity_inside = False  # raw is the predicted coordinates only
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -64,8 +63,6 @@ class SmoothDC3(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
     options: Options
-    predicted: Tensor
-    completed: Tensor
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
@@ -76,9 +73,7 @@ class SmoothDC3(Layer):
         free = list(range(smooth.dim)) if predicted is None else list(predicted)
         if len(set(free)) < len(free) or not all(0 <= column < smooth.dim for column in free):
             raise ShapeError(sentence("predicted", f"distinct coordinates in 0..{smooth.dim - 1}", free))
-        partition = partition_of(free, smooth.dim, torch.device("cpu"))
-        self.register_buffer("predicted", partition.predicted)
-        self.register_buffer("completed", partition.completed.long())
+        self.choose(partition_of(free, smooth.dim, torch.device("cpu")))
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -86,11 +81,6 @@ class SmoothDC3(Layer):
         if constraint.partitioned:
             return None
         return f"{type(constraint).__name__} is not given by smooth functions; use method='dc3' for affine rows"
-
-    @property
-    def raw_dim(self) -> int:
-        """The number of predicted coordinates."""
-        return self.predicted.numel()
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
@@ -119,17 +109,13 @@ class SmoothDC3(Layer):
     def _smooth(self) -> Smooth:
         return cast(Smooth, self.constraint)
 
-    @property
-    def _partition(self) -> Partition:
-        return Partition(self.predicted, self.completed)
-
     def _complete(self, z: Tensor, x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
         """All coordinates, and which samples are solved."""
         equality = self._smooth.equality
         if equality is None:
             return z, torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
         return complete_smooth(
-            z, x, equality, self._partition, start, self.options.newton_tolerance, self.options.newton_iterations
+            z, x, equality, self.columns, start, self.options.newton_tolerance, self.options.newton_iterations
         )
 
     def _descent(self, y: Tensor, x: Any) -> Tensor:
@@ -138,7 +124,7 @@ class SmoothDC3(Layer):
         if inequality is None:
             return torch.zeros_like(y.index_select(-1, self.predicted))
         full = gradient(lambda point, given: inequality(point, given).clamp_min(0).square().sum(), y, x)
-        return full if equality is None else reduce_gradient(full, jacobian(equality, y, x), self._partition)
+        return full if equality is None else reduce_gradient(full, jacobian(equality, y, x), self.columns)
 
     def _violated(self, y: Tensor, x: Any) -> Tensor:
         """Whether any inequality of a sample exceeds the tolerance, ``(*batch, 1)``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
-from hardnet.functional.completion import (
+from hardnet.functional.dc3 import (
     Completion,
     Partition,
     choose_partition,
@@ -24,10 +24,17 @@ from hardnet.functional.completion import (
 )
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.strict import beyond_rounding
-from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import all_equalities, not_filled
+from hardnet.layers.base import Guarantee, not_affine
+from hardnet.layers.constant_rows import (
+    CompletionLayer,
+    all_equalities,
+    diagnose_missed,
+    not_filled,
+    poison,
+    raise_for_invalid,
+    take_raw,
+)
 from hardnet.layers.hardnet_aff import too_many_rows
-from hardnet.layers.invalid import diagnose_missed, poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.modes import may_look
 from hardnet.products import times
@@ -51,7 +58,7 @@ def _double(split: Split) -> Split:
     return Split(C.double(), d.double(), rows)
 
 
-class HardNetEq(Layer):
+class HardNetEq(CompletionLayer):
     """``y_P = enforce(raw)``, ``y_O = C_O⁻¹ (d - C_P y_P)``: one block is solved for, the rest is enforced.
 
     The network predicts the n - e free outputs P. In them the inequalities read
@@ -70,7 +77,6 @@ class HardNetEq(Layer):
     name = "aff-eq"
     accepts = "equalities C(x) y = d(x) with an invertible block, and affine rows on the remaining outputs"
     guarantee = Guarantee.EXACT
-    identity_inside = False  # raw has only the free outputs
 
     @dataclass(frozen=True)
     class Options(LayerOptions):
@@ -81,15 +87,11 @@ class HardNetEq(Layer):
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
     options: Options
-    predicted: Tensor
-    completed: Tensor
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
         n = constraint.dim if self.options.dim is None else self.options.dim
-        partition = self._partition(self.options.completed, n)
-        self.register_buffer("predicted", partition.predicted)  # persistent: the trained weights rely on it
-        self.register_buffer("completed", partition.completed)
+        self.choose(self._partition(self.options.completed, n))
         self.factor: Completion | None = None
         self.refresh()
 
@@ -104,11 +106,6 @@ class HardNetEq(Layer):
         return not_filled(constraint) or too_many_rows(constraint)
 
     @property
-    def raw_dim(self) -> int:
-        """N - e: the free outputs."""
-        return self.predicted.numel()
-
-    @property
     def dim(self) -> int:
         """N."""
         return self.predicted.numel() + self.completed.numel()
@@ -116,20 +113,20 @@ class HardNetEq(Layer):
     def refactor(self) -> None:
         """Factorize C in float64 if it is constant; otherwise it is factorized at each call."""
         C = self._fixed_equalities()
-        self.factor = None if C is None else factorize_completion(C.double(), self._columns)
+        self.factor = None if C is None else factorize_completion(C.double(), self.columns)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x); computed in float64."""
         raw, bad = take_raw(raw, self)
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = _double(self._split(x, like))
-        factor = factorize_completion(C, self._columns) if self.factor is None else self.factor
+        factor = factorize_completion(C, self.columns) if self.factor is None else self.factor
         if self.options.on_invalid == "raise":
             self._require_invertible(factor)
-        y = complete(raw.double(), d, factor, self._columns)
+        y = complete(raw.double(), d, factor, self.columns)
         if rows is not None:
-            A = reduced_rows(rows.A, factor, self._columns)
-            y = complete(raw.double() + self._move(y, rows, A), d, factor, self._columns)
+            A = reduced_rows(rows.A, factor, self.columns)
+            y = complete(raw.double() + self._move(y, rows, A), d, factor, self.columns)
             y = keep_value(y, self._settle(y.detach(), rows, A.detach(), factor))
         y = y.to(raw.dtype)
         missed = self._missed(y, C, d, rows)
@@ -137,10 +134,6 @@ class HardNetEq(Layer):
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: diagnose_missed(missed, "C", "method='projection'"))
         return y
-
-    @property
-    def _columns(self) -> Partition:
-        return Partition(self.predicted, self.completed)
 
     def _move(self, y: Tensor, rows: AffineRows, A: Tensor) -> Tensor:
         """How far the free outputs must move along the equalities, ``(*batch, n - e)``, until the other rows hold.
@@ -159,7 +152,7 @@ class HardNetEq(Layer):
         """
         for _ in range(2):
             move = self._move(y, rows, A)
-            y = y + in_order(move, -times(factor.slope, move), self._columns)
+            y = y + in_order(move, -times(factor.slope, move), self.columns)
         return y
 
     def _missed(self, y: Tensor, C: Tensor, d: Tensor, rows: AffineRows | None) -> Tensor:

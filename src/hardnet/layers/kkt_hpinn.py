@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import HardNetError, InfeasibleError, NonFiniteError, RankError, sentence
-from hardnet.functional.completion import independent_columns
+from hardnet.functional.dc3 import independent_columns
 from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import not_filled, only_equalities
-from hardnet.layers.invalid import (
+from hardnet.layers.constant_rows import (
     diagnose_inputs,
     diagnose_missed,
     in_samples,
+    not_filled,
+    only_equalities,
     poison,
     raise_for_invalid,
     sample_indices,

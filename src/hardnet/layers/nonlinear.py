@@ -11,13 +11,13 @@ from torch import Tensor
 from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.functional.nonlinear import OLD_NAMES, apply_policy, beyond, policy_of, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import require_width
+from hardnet.layers.constant_rows import require_width
 from hardnet.layers.options import LayerOptions, choice, count, number, option, vector
 from hardnet.modes import outside_compiler
 from hardnet.nearest.policy import Policy
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
-from hardnet.solvers.nonlinear.status import NonlinearSolution
+from hardnet.solvers.nonlinear.solve import NonlinearSolution
 from hardnet.structure import BoxedRows, join, join_rows
 
 MOST_NEAREST = 200

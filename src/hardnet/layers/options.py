@@ -33,13 +33,13 @@ class LayerOptions:
         return ", ".join(f"{own.name}={_spoken(getattr(self, own.name))}" for own in fields(self))
 
 
-LONGEST = 8
+LONGEST_SHOWN = 8
 """The most numbers for which an option is written out."""
 
 
 def _spoken(value: Any) -> str:
     """A short text for a value: many numbers by their shape, code by its type."""
-    if isinstance(value, tuple) and (len(value) > LONGEST or any(isinstance(row, tuple) for row in value)):
+    if isinstance(value, tuple) and (len(value) > LONGEST_SHOWN or any(isinstance(row, tuple) for row in value)):
         inner = f", {len(value[0])}" if isinstance(value[0], tuple) else ","
         return f"({len(value)}{inner})"
     if callable(value):

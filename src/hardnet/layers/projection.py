@@ -13,7 +13,7 @@ from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.nearest import PROJECTIONS
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
-from hardnet.layers.equality_rows import known_equalities
+from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen
@@ -21,7 +21,7 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
-from hardnet.structure import MOST_BOX_ROWS, BoxedRows
+from hardnet.structure import BoxedRows
 
 
 class Projection(Layer):
@@ -29,8 +29,8 @@ class Projection(Layer):
 
     Unlike the closed form of HardNet-Aff it accepts more rows than outputs, and dependent, duplicated and redundant
     rows, and never moves further than the nearest feasible point. It is non-expansive: ``|y - y'| <= |raw - raw'|``.
-    Coordinates of a box hold exactly. A box with up to 8 rows is solved in the multipliers of these rows, and up to 4
-    rows by a fixed program; `hn.explain` reports the structure of a set.
+    Coordinates of a box hold exactly: they are bounds, never rows. Up to 4 rows are solved by a fixed program;
+    `hn.explain` reports the structure of a set.
 
     Args:
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these, some of them `Relaxed`.
@@ -157,17 +157,16 @@ def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
     if like is None or not 1 < like.shape[-1] <= MOST_OUTPUTS:
         return None
     A = constraint.fixed_matrix(like)
-    if A is None or len(A) < LEAST_ROWS or _box_and_few_rows(A):
+    if A is None or len(A) < LEAST_ROWS or (_box_beside(A) and like.is_cpu):
         return None
     equality = torch.zeros(len(A), dtype=torch.bool)
     equality[known_equalities(constraint) or []] = True
     return prepare_rows(A, equality)
 
 
-def _box_and_few_rows(A: Tensor) -> bool:
-    """Whether the rows are a box and so few others that these are solved in their multipliers."""
-    general = int(((A != 0).sum(-1) > 1).sum())
-    return general <= MOST_BOX_ROWS and general < len(A)
+def _box_beside(A: Tensor) -> bool:
+    """Whether there are bounds of single outputs beside other rows, or alone."""
+    return int(((A != 0).sum(-1) > 1).sum()) < len(A)
 
 
 @torch.no_grad()

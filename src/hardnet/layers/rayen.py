@@ -21,7 +21,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.invalid import poison, raise_for_invalid, take_raw
+from hardnet.layers.constant_rows import poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
 from hardnet.products import times

@@ -1,36 +1,80 @@
-"""Table 1 of the HardNet paper as data: what each method enforces, and the test that backs each claim.
+"""Table 1 of the HardNet paper as data: what each method enforces; a test backs every claim.
 
 Where a layer of this library does more than its paper, the row says what the layer does, and `remark` says what is new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
+from hardnet.errors import DTypeError, UnsupportedSetError, sentence
+from hardnet.layers.acnet import ACnet
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.cdgm import CDGM
+from hardnet.layers.cone import Cone
+from hardnet.layers.dc3 import DC3
+from hardnet.layers.hardnet_aff import HardNetAff
+from hardnet.layers.hardnet_cvx import HardNetCvx
+from hardnet.layers.hardnet_eq import HardNetEq
+from hardnet.layers.kkt_hpinn import KKThPINN
+from hardnet.layers.linsat import LinSAT
+from hardnet.layers.nonlinear import NonlinearLayer
+from hardnet.layers.police import Police
+from hardnet.layers.projection import Projection
+from hardnet.layers.rayen import Rayen
+from hardnet.layers.soft import NoEnforcement, Soft
 
-CONTRACT = "tests/test_contract.py::test_layer_keeps_the_contract"
-TABLE = "tests/layers/test_table.py::"
-POLICE = "tests/layers/test_police.py::"
-SOFT = "tests/layers/test_soft.py::test_returns_raw_itself_and_promises_nothing"
-CLOSED_FORM, ITERATIVE, UNKNOWN = "closed form", "iterative", "unknown"
+# All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes.
 
 
-def _evidence(**other: str) -> dict[str, str]:
-    """The tests that back the claims of most rows; `other` replaces some, and an empty string removes a claim."""
-    common = {
-        "constraint": TABLE + "test_a_method_accepts_its_class_and_refuses_others_by_name",
-        "input_dependence": TABLE + "test_input_dependence",
-        "equalities": TABLE + "test_equalities_and_inequalities",
-        "inequalities": TABLE + "test_equalities_and_inequalities",
-        "guarantee": CONTRACT,
-        "computation": CONTRACT,
-        "universal_approximation": TABLE + "test_every_point_of_the_set_is_reached",
-    }
-    return {claim: test for claim, test in (common | other).items() if test}
+METHODS: tuple[type[Layer], ...] = (
+    HardNetAff,
+    HardNetEq,
+    Projection,
+    HardNetCvx,
+    NonlinearLayer,
+    DC3,
+    Rayen,
+    LinSAT,
+    CDGM,
+    Cone,
+    Police,
+    KKThPINN,
+    ACnet,
+    Soft,
+    NoEnforcement,
+)
+LAYERS: dict[str, type[Layer]] = {layer.name: layer for layer in METHODS}
+"""Every method by name, including those added by `register`."""
+
+
+def register(layer: type[Layer]) -> type[Layer]:
+    """Make your own method available by name to `HardNet`, `methods`, `explain`, `load` and the command line.
+
+    Works as a function and as a decorator. Import the file that registers a method before loading a model that uses it.
+
+    Args:
+        layer: A subclass of `Layer` that defines `name`, `accepts` and `guarantee`.
+    """
+    if not (isinstance(layer, type) and issubclass(layer, Layer)):
+        raise DTypeError(sentence("layer", "a subclass of hn.layers.Layer", repr(layer)))
+    missing = [own for own in ("name", "accepts", "guarantee") if not hasattr(layer, own)]
+    if missing:
+        raise UnsupportedSetError(sentence("layer", f"the class attribute '{missing[0]}'", f"none on {layer.__name__}"))
+    known = LAYERS.get(layer.name)
+    if layer.name == "auto" or (known is not None and _origin(known) != _origin(layer)):
+        raise UnsupportedSetError(sentence("layer.name", "a name of its own", f"'{layer.name}', which is taken"))
+    LAYERS[layer.name] = layer
+    return layer
+
+
+def _origin(layer: type[Layer]) -> tuple[str, str]:
+    """Where a class was defined: a class that is defined again, as in a notebook, replaces the earlier one."""
+    return layer.__module__, layer.__qualname__
+
+
+ITERATIVE, UNKNOWN = "iterative", "unknown"
 
 
 @dataclass(frozen=True)
@@ -52,21 +96,20 @@ class Method:
             a "yes" here. ``"unknown"`` remains where that is not shown.
         reference: Where the method was published.
         remark: What this library's layer does beyond, or differently from, the paper's row.
-        tests: For each claim above, the test that backs it, as a pytest node.
     """
 
     name: str
     title: str
     constraint: str
-    input_dependence: str
-    equalities: bool | None
-    inequalities: bool | None
-    guarantee: Guarantee
-    computation: str
-    universal_approximation: str
     reference: str
+    _: KW_ONLY
+    input_dependence: str = "A(x), b(x)"
+    equalities: bool | None = True
+    inequalities: bool | None = True
+    guarantee: Guarantee = Guarantee.EXACT
+    computation: str = "closed form"
+    universal_approximation: str = "yes"
     remark: str = ""
-    tests: Mapping[str, str] = field(default_factory=_evidence)
 
     def asdict(self) -> dict[str, Any]:
         """The row as plain data, for JSON."""
@@ -75,225 +118,129 @@ class Method:
 
 _ROWS = (
     Method(
-        name="aff",
-        title="HardNet-Aff (Min & Azizan)",
-        constraint="lower(x) <= A(x) y <= upper(x), independent rows",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Min & Azizan, HardNet: Hard-constrained neural networks with universal approximation, 2025",
+        "aff",
+        "HardNet-Aff (Min & Azizan)",
+        "lower(x) <= A(x) y <= upper(x), independent rows",
+        "Min & Azizan, HardNet: Hard-constrained neural networks with universal approximation, 2025",
     ),
     Method(
-        name="aff-eq",
-        title="HardNet-Aff, equalities solved first (Min & Azizan)",
-        constraint="A(x) y <= b(x), C(x) y = d(x), an invertible block of C",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Min & Azizan, 2025, Appendix B",
+        "aff-eq",
+        "HardNet-Aff, equalities solved first (Min & Azizan)",
+        "A(x) y <= b(x), C(x) y = d(x), an invertible block of C",
+        "Min & Azizan, 2025, Appendix B",
         remark="the network emits one number less per equality",
     ),
     Method(
-        name="projection",
-        title="Exact Euclidean projection onto a polyhedron",
-        constraint="lower(x) <= A(x) y <= upper(x), any number of rows",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
+        "projection",
+        "Exact Euclidean projection onto a polyhedron",
+        "lower(x) <= A(x) y <= upper(x), any number of rows",
+        "HardNet-Cvx (Min & Azizan, 2025) for polyhedra, by a batched active-set method",
         computation=ITERATIVE,
-        universal_approximation="yes",
-        reference="HardNet-Cvx (Min & Azizan, 2025) for polyhedra, by a batched active-set method",
         remark="finite: it ends with the exact active set, and reports an empty C(x); up to 4 rows a fixed program",
-        tests=_evidence(computation=TABLE + "test_iterative_methods_report_their_iterations"),
     ),
     Method(
-        name="cvx",
-        title="HardNet-Cvx (Min & Azizan)",
-        constraint="any convex C(x): the sets of this library, their intersections, and CVXPY",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
+        "cvx",
+        "HardNet-Cvx (Min & Azizan)",
+        "any convex C(x): the sets of this library, their intersections, and CVXPY",
+        "Min & Azizan, 2025, HardNet-Cvx",
         guarantee=Guarantee.TOLERANCE,
         computation=ITERATIVE,
-        universal_approximation="yes",
-        reference="Min & Azizan, 2025, HardNet-Cvx",
         remark="boxes, balls, simplices and single quadratics by their own formula",
-        tests=_evidence(computation=TABLE + "test_iterative_methods_report_their_iterations"),
     ),
     Method(
-        name="nonlinear",
-        title="Nearest point of nonlinear rows, by sequential quadratic programming",
-        constraint="lower(x) <= g(y, x) <= upper(x), any smooth g, beside affine rows",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
+        "nonlinear",
+        "Nearest point of nonlinear rows, by sequential quadratic programming",
+        "lower(x) <= g(y, x) <= upper(x), any smooth g, beside affine rows",
+        "Gauss-Newton and SQP steps that are exact projections onto linearized rows; docs/nonlinear.md",
         guarantee=Guarantee.TOLERANCE,
         computation=ITERATIVE,
-        universal_approximation="yes",
-        reference="Gauss-Newton and SQP steps that are exact projections onto linearized rows; docs/nonlinear.md",
         remark="a KKT point; each sample has a status; where its rows do not hold an error, NaN or the best point; "
         "torch.export takes mode='retract' with iterations=, not nearest points",
-        tests=_evidence(computation="tests/solvers/nonlinear/test_solve.py::test_it_reports_iterations_and_status"),
     ),
     Method(
-        name="dc3",
-        title="DC3 (Donti, Rolnick & Kolter)",
-        constraint="lower(x) <= A(x) y <= upper(x), equalities completed",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
+        "dc3",
+        "DC3 (Donti, Rolnick & Kolter)",
+        "lower(x) <= A(x) y <= upper(x), equalities completed",
+        "Donti, Rolnick & Kolter, DC3: A learning method for optimization with hard constraints, ICLR 2021",
         guarantee=Guarantee.ASYMPTOTIC,
         computation=ITERATIVE,
-        universal_approximation="yes",
-        reference="Donti, Rolnick & Kolter, DC3: A learning method for optimization with hard constraints, ICLR 2021",
         remark="equalities are exact; inequalities hold in the limit of many steps; samples stop one by one",
-        tests=_evidence(
-            guarantee="tests/layers/test_dc3.py::test_inequalities_converge_with_the_automatic_step",
-            computation="tests/layers/test_dc3.py::test_known_answer_of_the_published_iteration",
-        ),
     ),
     Method(
-        name="rayen",
-        title="RAYEN (Tordesillas, How & Hutter)",
-        constraint="constant affine rows, quadratics, second-order cones and LMIs, with an interior",
+        "rayen",
+        "RAYEN (Tordesillas, How & Hutter)",
+        "constant affine rows, quadratics, second-order cones and LMIs, with an interior",
+        "Tordesillas, How & Hutter, RAYEN: Imposition of hard convex constraints on neural networks, 2023",
         input_dependence="no",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Tordesillas, How & Hutter, RAYEN: Imposition of hard convex constraints on neural networks, 2023",
         remark="any piece about one interior point; also Konstantinov & Utkin's ray shift (2023)",
     ),
     Method(
-        name="linsat",
-        title="LinSATNet (Wang et al.)",
-        constraint="A1 y <= b1, A2 y >= b2, A3 y = b3 with non-negative numbers, 0 <= y <= 1",
+        "linsat",
+        "LinSATNet (Wang et al.)",
+        "A1 y <= b1, A2 y >= b2, A3 y = b3 with non-negative numbers, 0 <= y <= 1",
+        "Wang et al., LinSATNet: The positive linear satisfiability neural networks, ICML 2023",
         input_dependence="b(x)",
-        equalities=True,
-        inequalities=True,
         guarantee=Guarantee.TOLERANCE,
         computation=ITERATIVE,
-        universal_approximation="unknown",
-        reference="Wang et al., LinSATNet: The positive linear satisfiability neural networks, ICML 2023",
+        universal_approximation=UNKNOWN,
         remark="Newton on the dual to 1e-10 instead of sweeps to 1e-3; the sweeps are an option",
-        tests=_evidence(
-            computation="tests/layers/test_linsat.py::test_sweeps_and_newton_give_the_same_answer",
-            universal_approximation="",
-        ),
     ),
     Method(
-        name="cdgm",
-        title="C-DGM (Stoian et al.)",
-        constraint="lower(x) <= A y <= upper(x) with a constant A",
+        "cdgm",
+        "C-DGM (Stoian et al.)",
+        "lower(x) <= A y <= upper(x) with a constant A",
+        "Stoian et al., How realistic is your synthetic data? Constraining deep generative models, ICLR 2024",
         input_dependence="b(x)",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Stoian et al., How realistic is your synthetic data? Constraining deep generative models, ICLR 2024",
         remark="the bounds may depend on x; the defects of the published elimination are mended",
     ),
     Method(
-        name="cone",
-        title="Homogeneous inequalities (Frerix, Niessner & Cremers)",
-        constraint="A y <= 0 with a constant A",
+        "cone",
+        "Homogeneous inequalities (Frerix, Niessner & Cremers)",
+        "A y <= 0 with a constant A",
+        "Frerix, Niessner & Cremers, Homogeneous linear inequality constraints, CVPR workshops 2020",
         input_dependence="no",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="unknown",
-        reference="Frerix, Niessner & Cremers, Homogeneous linear inequality constraints, CVPR workshops 2020",
-        tests=_evidence(universal_approximation=""),
+        universal_approximation=UNKNOWN,
     ),
     Method(
-        name="police",
-        title="POLICE (Balestriero & LeCun)",
-        constraint="y = W x + c for all x in a polytope R, W and c learned or given",
+        "police",
+        "POLICE (Balestriero & LeCun)",
+        "y = W x + c for all x in a polytope R, W and c learned or given",
+        "Balestriero & LeCun, POLICE: Provably optimal linear constraint enforcement, ICASSP 2023",
         input_dependence="the region R",
-        equalities=True,
         inequalities=False,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="unknown",
-        reference="Balestriero & LeCun, POLICE: Provably optimal linear constraint enforcement, ICASSP 2023",
+        universal_approximation=UNKNOWN,
         remark="it shifts the hidden layers of the network; ties are decided, unlike in the published code",
-        tests=_evidence(
-            constraint=POLICE + "test_modules_that_would_break_the_guarantee_are_refused_by_name",
-            input_dependence=POLICE + "test_affine_on_the_region_for_any_weights_and_not_outside",
-            equalities=POLICE + "test_a_given_map_holds_on_the_region_and_the_rest_is_learned",
-            inequalities=POLICE + "test_bad_arguments_are_named",
-            guarantee=POLICE + "test_the_guarantee_survives_training",
-            computation=POLICE + "test_known_shifts",
-            universal_approximation="",
-        ),
     ),
     Method(
-        name="kkt-hpinn",
-        title="KKT-hPINN (Chen, Constante-Flores & Li)",
-        constraint="A x + B y = b with a constant B",
+        "kkt-hpinn",
+        "KKT-hPINN (Chen, Constante-Flores & Li)",
+        "A x + B y = b with a constant B",
+        "Chen, Constante-Flores & Li, PINNs with hard linear equality constraints, 2024",
         input_dependence="b(x)",
-        equalities=True,
         inequalities=False,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Chen, Constante-Flores & Li, PINNs with hard linear equality constraints, 2024",
         remark="any right-hand side b(x); redundant rows that agree are dropped",
     ),
     Method(
-        name="acnet",
-        title="ACnet (Beucler et al.)",
-        constraint="C(x) y = b(x), linear after a change of variables, an invertible block of C",
-        input_dependence="A(x), b(x)",
-        equalities=True,
+        "acnet",
+        "ACnet (Beucler et al.)",
+        "C(x) y = b(x), linear after a change of variables, an invertible block of C",
+        "Beucler et al., Enforcing analytic constraints in neural networks, PRL 2021",
         inequalities=False,
-        guarantee=Guarantee.EXACT,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="Beucler et al., Enforcing analytic constraints in neural networks, PRL 2021",
         remark="the network emits one number less per equality",
     ),
+    Method("soft", "Soft penalty", "any", "the penalty baseline of Min & Azizan, 2025", guarantee=Guarantee.NONE),
     Method(
-        name="soft",
-        title="Soft penalty",
-        constraint="any",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
+        "none",
+        "Plain network",
+        "any, ignored",
+        "the unconstrained baseline of Min & Azizan, 2025",
         guarantee=Guarantee.NONE,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="the penalty baseline of Min & Azizan, 2025",
-        tests=_evidence(guarantee=SOFT, computation=SOFT),
-    ),
-    Method(
-        name="none",
-        title="Plain network",
-        constraint="any, ignored",
-        input_dependence="A(x), b(x)",
-        equalities=True,
-        inequalities=True,
-        guarantee=Guarantee.NONE,
-        computation=CLOSED_FORM,
-        universal_approximation="yes",
-        reference="the unconstrained baseline of Min & Azizan, 2025",
-        tests=_evidence(guarantee=SOFT, computation=SOFT),
     ),
 )
 
 
 def methods() -> list[Method]:
-    """Table 1 of the paper: one row per method of this library, each claim with the test that backs it.
+    """Table 1 of the paper: one row per method of this library.
 
     Registered methods follow, with what their class declares.
     """
@@ -305,15 +252,14 @@ def _row_of(layer: type[Layer]) -> Method:
     """The row of a registered method: anything its class does not declare is unknown."""
     title = (layer.__doc__ or layer.__name__).strip().splitlines()[0]
     return Method(
-        name=layer.name,
-        title=title,
-        constraint=layer.accepts,
+        layer.name,
+        title,
+        layer.accepts,
+        f"{layer.__module__}.{layer.__qualname__}",
         input_dependence=UNKNOWN,
         equalities=None,
         inequalities=None,
         guarantee=layer.guarantee,
         computation=UNKNOWN,
         universal_approximation=UNKNOWN,
-        reference=f"{layer.__module__}.{layer.__qualname__}",
-        tests={},
     )

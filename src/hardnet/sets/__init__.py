@@ -12,8 +12,7 @@ from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
 from hardnet.sets.relaxed import Relaxed
-from hardnet.sets.scaled import scaled
-from hardnet.sets.scaled_sets import ScaledCurved, ScaledRows
+from hardnet.sets.scaled import ScaledCurved, ScaledRows, scaled
 from hardnet.sets.simplex import Simplex
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone

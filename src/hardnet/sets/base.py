@@ -48,7 +48,7 @@ class ConstraintSet(Arguments):
     curved: bool = False
     """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
     absolute: bool = False
-    """Whether its row is a sum of absolute values, which `hardnet.functional.orthants` joins to other sets."""
+    """Whether its row is a sum of absolute values, which `hardnet.functional.l1_ball` joins to other sets."""
     smooth: bool = False
     """Whether `level` describes the whole set."""
     compressed: bool = False

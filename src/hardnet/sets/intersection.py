@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
-from hardnet.functional.orthants import Region, project_with_balls, solve_with_balls
+from hardnet.functional.l1_ball import Region, project_with_balls, solve_with_balls
 from hardnet.functional.relaxed import project_relaxed
 from hardnet.sets.affine import BoxNumbers
 from hardnet.sets.base import AffineRows, ConstraintSet

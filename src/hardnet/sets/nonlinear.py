@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.functional.nonlinear_call import call, jacobian_of
+from hardnet.functional.nonlinear import call, jacobian_of
 from hardnet.sets.affine import interval_residual
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.shapes import fit
-from hardnet.solvers.nonlinear.existence import Existence, prove_existence
+from hardnet.solvers.nonlinear.solve import Existence, prove_existence
 from hardnet.tolerances import NONLINEAR, row_size
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module

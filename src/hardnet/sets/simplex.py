@@ -11,7 +11,7 @@ from hardnet.errors import ShapeError, sentence
 from hardnet.functional.elementary import project_simplex
 from hardnet.functional.samples import Policy
 from hardnet.sets.base import Number
-from hardnet.sets.sums import Sums
+from hardnet.sets.scaled import Sums
 
 
 class SimplexNumbers(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.nonlinear_call import call
+from hardnet.functional.nonlinear import call
 from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction, NonlinearNumbers, fit_rows
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
+from hardnet.errors import DeviceError, DTypeError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_affine
+from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Number
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows, prepare_sparse
@@ -97,21 +98,23 @@ class SparseAffine(ConstraintSet):
         """M."""
         return self._sizes["m"]
 
+    @outside_compiler
     def project(
         self, numbers: SparseNumbers, raw: Tensor, *, on_infeasible: str = "raise", on_invalid: str = "raise"
     ) -> Tensor:
         """The exact projection, by sparse factors that are made once."""
         policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        rows = self._factors.of([numbers.values], numbers, self._sizes["n"])
+        rows = self._factors.of([numbers.values], numbers, raw)
         try:
             return project_sparse_affine(raw, rows, numbers.lower, numbers.upper, **policies)
         except InfeasibleError as error:
             raise error.named(self.row_names(numbers, raw)) from None
 
+    @outside_compiler
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
         """The projection with its `Solution`: status, residual, exchanges of rows and multipliers of each sample."""
         numbers = self.numbers(x, raw)
-        rows = self._factors.of([numbers.values], numbers, self._sizes["n"])
+        rows = self._factors.of([numbers.values], numbers, raw)
         return solve_sparse_affine(raw, rows, numbers.lower, numbers.upper)
 
 
@@ -122,14 +125,18 @@ class Factors:
         self._source: list[Tensor] = []
         self._rows: SparseRows | None = None
 
-    def of(self, source: list[Tensor], numbers: SparseNumbers, n: int) -> SparseRows:
-        """The factors of rows with n outputs whose entries come from the tensors `source`."""
+    def of(self, source: list[Tensor], numbers: SparseNumbers, raw: Tensor) -> SparseRows:
+        """The factors of rows whose entries come from the tensors `source`; on a CPU, outside of transforms."""
+        refuse_transforms("the projection onto sparse rows")
+        if raw.device.type != "cpu":
+            raise DeviceError(sentence("raw", "a tensor on the CPU beside sparse rows", raw.device, "give A densely"))
         same = len(source) == len(self._source) and all(map(is_, source, self._source))
         if self._rows is None or not same:
-            self._source, self._rows = source, prepare_sparse(numbers.crow, numbers.col, numbers.values, n)
+            self._source, self._rows = source, prepare_sparse(*numbers[:3], raw.shape[-1])
         return self._rows
 
 
+@outside_compiler
 def project_compressed(
     parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors, **policies: str
 ) -> Tensor:
@@ -145,6 +152,7 @@ def project_compressed(
     return project_sparse_affine(raw, *_joined(parts, numbers, raw, factors), **policies)
 
 
+@outside_compiler
 def solve_compressed(parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors) -> Solution:
     """`project_compressed` with its `Solution`; multipliers in the order of the members' rows."""
     return solve_sparse_affine(raw, *_joined(parts, numbers, raw, factors))
@@ -156,7 +164,7 @@ def _joined(
     """The factors of all rows, one below the other, and their bounds."""
     whole = join_compressed([compressed_rows(*pair, raw) for pair in zip(parts, numbers, strict=True)])
     fixed = [part.fixed(name) for part in parts for name in ("values", "A")]
-    rows = factors.of([entries for entries in fixed if entries is not None], whole, raw.shape[-1])
+    rows = factors.of([entries for entries in fixed if entries is not None], whole, raw)
     return rows, whole.lower, whole.upper
 
 

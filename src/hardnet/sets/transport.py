@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.sets.base import Number
-from hardnet.sets.sums import Sums
+from hardnet.sets.scaled import Sums
 
 EQUAL = 16
 """Roundings, relative to the total, by which the totals of rows and columns may differ."""

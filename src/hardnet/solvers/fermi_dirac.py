@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardnet.errors import UnsupportedSetError, sentence
-from hardnet.solvers.algebra.square import solve_square
+from hardnet.solvers.algebra.small import solve_square
 from hardnet.solvers.solution import Solution, Status
 
 SOLVER = "linsat, whose iterations end by a look at their values"

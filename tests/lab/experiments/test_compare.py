@@ -114,7 +114,7 @@ def test_nothing_is_written_for_a_problem_that_is_refused(tmp_path):
 
 
 def test_a_row_that_gave_up_is_tried_again(tmp_path, monkeypatch):
-    from hardnet_lab.experiments.row import Row
+    from hardnet_lab.experiments.run import Row
 
     train = Row._train
 

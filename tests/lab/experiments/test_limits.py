@@ -8,8 +8,8 @@ import torch
 
 from hardnet.errors import HardNetError
 from hardnet_lab.experiments import limits
+from hardnet_lab.experiments.limits import cut, improve, replayed
 from hardnet_lab.experiments.optimal import optimal_control, optimal_programs
-from hardnet_lab.experiments.substeps import cut, improve, replayed
 from hardnet_lab.problems import PROBLEMS, Programs, Unicycle
 
 ROOT = Path(__file__).parents[3]

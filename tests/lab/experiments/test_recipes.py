@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from hardnet.errors import HardNetError
-from hardnet_lab.experiments import recipes, specs, tables
+from hardnet_lab.experiments import recipes, tables
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.recipes import AS_PUBLISHED, BEST_RECIPES, choose_recipes
-from hardnet_lab.experiments.report import write_report
+from hardnet_lab.experiments.report import read_runs, write_report
 from hardnet_lab.experiments.results import read_result
-from hardnet_lab.experiments.row import build_model
-from hardnet_lab.experiments.run import reproduce, request
-from hardnet_lab.experiments.sections import read_runs
+from hardnet_lab.experiments.run import build_model, reproduce, request
 from hardnet_lab.problems import PROBLEMS
 from hardnet_lab.train import Settings, streams_of
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from hardnet.errors import FileError
-from hardnet_lab.experiments import report_page, tables
-from hardnet_lab.experiments.report import write_report
-from hardnet_lab.experiments.sections import read_runs
+from hardnet_lab.experiments import report as report_page
+from hardnet_lab.experiments import tables
+from hardnet_lab.experiments.report import read_runs, write_report
 from tests.lab.experiments.fabricated import result, write, write_runs
 
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from hardnet.errors import FileError, HardNetError
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.results import read_result
-from hardnet_lab.experiments.row import build_model
-from hardnet_lab.experiments.run import choose_device, reproduce, request
+from hardnet_lab.experiments.run import build_model, choose_device, reproduce, request
 from hardnet_lab.problems import PROBLEMS
 from hardnet_lab.train import InterruptedRunError, Silence, streams_of
 from tests.lab.experiments import fabricated
@@ -177,7 +176,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
 def test_a_killed_command_resumes_to_the_same_numbers(tmp_path):
     options = ["--methods", "aff", "--seeds", "1-2", "--epochs", "120", "--device", "cpu", "--out", str(tmp_path)]
     code = (
-        "from hardnet_lab.experiments import row; row.CHECKPOINT_SECONDS = 0.05; import hardnet.cli; hardnet.cli.main()"
+        "from hardnet_lab.experiments import run; run.CHECKPOINT_SECONDS = 0.05; import hardnet.cli; hardnet.cli.main()"
     )
     command = [sys.executable, "-c", code, "reproduce", "pwc", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

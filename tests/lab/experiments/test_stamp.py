@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from hardnet_lab.experiments import stamp
+from hardnet_lab.experiments import results as stamp
 
 
 def test_the_stamp_says_everything():

@@ -9,7 +9,7 @@ from torch import nn
 
 from hardnet.errors import HardNetError
 from hardnet_lab.train import Settings, load_checkpoint, save_checkpoint
-from hardnet_lab.train.optimization import Clipping, build_optimizer, set_rate
+from hardnet_lab.train.settings import Clipping, build_optimizer, set_rate
 
 RECIPE = {"learning_rate": 1e-2, "schedule": "cosine", "clip": 2.0, "weight_decay": 0.1}
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from hardnet_lab.train import progress
+from hardnet_lab.train import loop as progress
 
 rich = pytest.importorskip("rich")
 

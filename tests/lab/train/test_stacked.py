@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from hardnet.errors import OptionError, ShapeError
-from hardnet_lab.train.normalization import StackedBatchNorm
-from hardnet_lab.train.stacked import StackedDropout, StackedMLP, streams_of
+from hardnet_lab.train.stacked import StackedBatchNorm, StackedDropout, StackedMLP, streams_of
 
 SIZES = (3, 20, 20, 2)
 

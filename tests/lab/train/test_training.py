@@ -6,7 +6,7 @@ import toy
 
 from hardnet.errors import HardNetError
 from hardnet_lab.train import Settings, Training, streams_of
-from hardnet_lab.train.batches import draw_mask
+from hardnet_lab.train.loop import draw_mask
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -5,8 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from hardnet.solvers.algebra.compensated import largest, long_excess
-from hardnet.solvers.algebra.sliced import slice_rows, sliced_excess
+from hardnet.solvers.algebra.compensated import largest, long_excess, slice_rows, sliced_excess
 from tests.solvers.algebra.test_compensated import KINDS, exact_excess, rows
 
 D = torch.float64

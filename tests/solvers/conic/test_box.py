@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hardnet.certificate import check
-from hardnet.functional.conic import project_intersection
+from hardnet import check
+from hardnet.functional import project_intersection
 from hardnet.sets import LMI, Affine, Ball, Box, Equality, Quadratic, SecondOrderCone
 from tests.draws import draw
 from tests.solvers.convex import D

@@ -5,17 +5,18 @@ import torch
 
 import hardnet as hn
 from hardnet import SecondOrderCone, errors
+from hardnet.functional import conic as conic_gradient
 from hardnet.functional import conic as functional
-from hardnet.functional import conic_gradient
-from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional import project_intersection
+from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
-from hardnet.solvers.algebra.eigen import jacobi
+from hardnet.solvers.algebra.small import jacobi
+from hardnet.solvers.conic import barriers as conic_fixed
+from hardnet.solvers.conic import barriers as conic_interior
 from hardnet.solvers.conic import distance as conic_distance
-from hardnet.solvers.conic import fixed as conic_fixed
-from hardnet.solvers.conic import interior as conic_interior
-from hardnet.solvers.conic import newton as conic_newton
+from hardnet.solvers.conic import distance as conic_newton
 from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic.saddle import Saddle, StiffSaddle
+from hardnet.solvers.conic.distance import Saddle, StiffSaddle
 from hardnet.solvers.conic.stack import Linear
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane

@@ -9,7 +9,7 @@ import hardnet as hn
 from hardnet.functional.quadratic import diagonalize
 from hardnet.products import gram, product_each
 from hardnet.solvers import Status
-from hardnet.solvers.algebra.eigen import ascending
+from hardnet.solvers.algebra.small import ascending
 from tests.draws import F64, draw
 
 ORDERS = [1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 17]

@@ -6,9 +6,8 @@ import torch
 from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
 from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic.cones import project_second_order
-from hardnet.solvers.conic.iterate import Task, optimality
-from hardnet.solvers.conic.stack import Stack
+from hardnet.solvers.conic.distance import Task, optimality
+from hardnet.solvers.conic.stack import Stack, project_second_order
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane, quadratic
 

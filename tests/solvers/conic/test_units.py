@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional import project_intersection
+from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane

@@ -2,13 +2,11 @@
 
 import torch
 
-from hardnet.solvers.algebra.small import SMALL, solve_definite
-from hardnet.solvers.nonlinear.input import Input
-from hardnet.solvers.nonlinear.rows import Rows
-from hardnet.solvers.nonlinear.solve import solve_nonlinear
-from hardnet.solvers.nonlinear.status import NonlinearStatus
+from hardnet.solvers import project_affine
+from hardnet.solvers.algebra.small import ELIMINATED_ROWS, solve_definite
+from hardnet.solvers.nonlinear.rows import Input, Rows
+from hardnet.solvers.nonlinear.solve import NonlinearStatus, solve_nonlinear
 from hardnet.solvers.nonlinear.step import Metric, solve_step
-from hardnet.solvers.polyhedron.projection import project_affine
 from tests.draws import draw
 from tests.nonlinear_problems import F64, real, sphere
 
@@ -20,7 +18,7 @@ def rows_of(g, raw, lower=0.0, upper=0.0):
 
 
 def test_small_and_large_matrices_are_solved_and_indefinite_ones_are_seen():
-    for n in (1, 3, SMALL, SMALL + 1, 20):
+    for n in (1, 3, ELIMINATED_ROWS, ELIMINATED_ROWS + 1, 20):
         root = draw(30, n, n, seed=n)
         matrix, right = root @ root.mT + torch.eye(n, dtype=F64), draw(30, n, 2, seed=1)
         matrix[0] = -matrix[0]

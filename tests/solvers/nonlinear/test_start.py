@@ -5,7 +5,7 @@ import torch
 
 import hardnet as hn
 from hardnet.layers import NonlinearLayer
-from hardnet.solvers.nonlinear.status import NonlinearStatus as Status
+from hardnet.solvers.nonlinear.solve import NonlinearStatus as Status
 from tests.nonlinear_problems import F64, real
 
 HOLDS = (Status.OK, Status.FEASIBLE_ONLY, Status.DEGENERATE)

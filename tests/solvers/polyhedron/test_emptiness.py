@@ -5,7 +5,7 @@ import torch
 
 from hardnet.functional.polyhedron import solve_any
 from hardnet.rows import take_rows
-from hardnet.solvers.solution import Status
+from hardnet.solvers import Status
 from tests.solvers.families import solved
 
 D = torch.float64

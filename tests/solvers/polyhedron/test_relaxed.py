@@ -5,8 +5,8 @@ import torch
 
 import hardnet as hn
 from hardnet.products import times_aligned
+from hardnet.solvers import Status
 from hardnet.solvers.polyhedron.relaxed import KNOWN, Rows, relax
-from hardnet.solvers.solution import Status
 from tests.solvers.oracles import two_stages
 
 

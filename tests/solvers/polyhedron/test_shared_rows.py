@@ -5,11 +5,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from hardnet.products import align, exponent, shift_rows
+from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import shared_blocks, shared_rows
 from hardnet.solvers.polyhedron.active import split
 from hardnet.solvers.polyhedron.shared_factor import prepare
 from hardnet.solvers.polyhedron.shared_rows import shared_vjp
-from hardnet.solvers.solution import Status
 from tests.draws import draw
 from tests.solvers.families import F64, gaussian, solved
 

@@ -7,9 +7,8 @@ import hardnet as hn
 from hardnet.certificate import ROUNDINGS
 from hardnet.functional.polyhedron import solve_any
 from hardnet.rows import take_rows
+from hardnet.solvers import Status, project_affine
 from hardnet.solvers.polyhedron.problem import ALLOWED, CERTAIN, standard_form
-from hardnet.solvers.polyhedron.projection import project_affine
-from hardnet.solvers.solution import Status
 from tests.campaign import run_round
 from tests.campaigns.drawing import of_samples
 from tests.draws import draw

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from hardnet_lab.experiments import tables
-from hardnet_lab.experiments.report import write_report
+from hardnet_lab.experiments.report import read_runs, write_report
 from hardnet_lab.experiments.run import reproduce, request
-from hardnet_lab.experiments.sections import read_runs
 from hardnet_lab.train import Display
 
 PROBLEM = "pwc"

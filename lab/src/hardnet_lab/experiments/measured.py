@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardnet.errors import HardNetError
 from hardnet.layers.base import Layer
-from hardnet.layers.registry import LAYERS
+from hardnet.layers.table import LAYERS
 from hardnet.sets import Affine, Box, Equality
 from hardnet.sets.ball import Ball
 from hardnet.sets.base import ConstraintSet

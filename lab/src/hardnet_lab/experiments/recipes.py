@@ -6,11 +6,17 @@ recipe leaves everything as the problem and the method define it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hardnet.errors import HardNetError, sentence
-from hardnet_lab.problems import Hidden, Problem
+from hardnet.layers.auto import build_layer
+from hardnet.layers.base import Guarantee, Layer
+from hardnet.layers.dc3 import DC3
+from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.layers.table import LAYERS
+from hardnet_lab.problems import PROBLEMS, Hidden, Problem
 from hardnet_lab.train import Settings
 
 PUBLISHED, BEST = "published", "best"
@@ -159,3 +165,186 @@ def choose_recipes(names: str) -> list[str]:
 def recipe_of(problem: str, name: str) -> Recipe:
     """The recipe with this name for a problem."""
     return AS_PUBLISHED if name == PUBLISHED else BEST_RECIPES.get(problem, GENERAL)
+
+
+# Specification of the runs: the methods of the paper's tables and how each problem is trained with them.
+
+
+PUBLISHED_EPOCHS = 1000
+TABLES = tuple(PROBLEMS)
+"""The experiments that train networks."""
+EXPERIMENTS = (*TABLES, "gradient")
+"""Every experiment of the paper."""
+
+QUICK_EPOCHS = {"opt": 5, "cbf": 2}
+"""Epochs of ``--quick``: enough to see every part work; 30 for all other problems."""
+JUDGE_EVERY = {"cbf": 20}
+"""Epochs between two evaluations on the validation set; 10 for all other problems."""
+JUDGE_LAST = {"opt": 100}
+"""Last epochs that are all evaluated: opt's objective varies more between epochs than between seeds."""
+LARGEST_SEED, MOST_SEEDS = 2**63 - 1, 10_000
+"""Largest seed of a generator, and the largest number of seeds in one range."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a table.
+
+    Attributes:
+        name: The name on the command line.
+        label: The name printed in tables.
+        build: Makes the layer for a problem, with the layer options of a recipe if it has any; raises a HardNetError
+            if the method cannot express the problem.
+        penalized: Whether the loss has the penalty on violations.
+        warm: Whether the first epochs train without the layer, for problems that have warm epochs.
+        captured: Whether its steps can be captured on a GPU, that is, it never reads values.
+        tables: The problems on which it is run when no method is named.
+    """
+
+    name: str
+    label: str
+    build: Callable[..., Layer]
+    penalized: bool = True
+    warm: bool = False
+    captured: bool = True
+    tables: tuple[str, ...] = TABLES
+
+    def settings(self, problem: Problem, epochs: int, guarantee: Guarantee = Guarantee.NONE) -> Settings:
+        """The published settings; warm epochs are scaled if the number of epochs is not the published 1000."""
+        warm = problem.warm_epochs * epochs // PUBLISHED_EPOCHS if self.warm else 0
+        return Settings(
+            epochs=epochs,
+            batch_size=problem.batch_size,
+            soft_weight=problem.soft_weight if self.penalized else 0.0,
+            penalize_enforced=guarantee is not Guarantee.EXACT,
+            warm_epochs=warm,
+            judge_every=JUDGE_EVERY.get(problem.name, 10),
+            judge_last=JUDGE_LAST.get(problem.name, 1),
+            capture=self.captured and problem.capturable,
+        )
+
+
+def by_name(layer: str) -> Callable[..., Layer]:
+    """A function that builds the layer of this name with its defaults, except for the given options."""
+    return lambda problem, **options: build_layer(problem.constraint, layer, **options)
+
+
+def published_dc3(problem: Problem) -> Layer:
+    """DC3 with the settings of the published code, including its wrong sign in pwcbox."""
+    given = problem.dc3
+    if given is None:
+        raise HardNetError("dc3: no published settings for this problem; use dc3-tuned")
+    return DC3(
+        problem.constraint,
+        completion=given.predicted is not None,
+        predicted=given.predicted,
+        steps=given.steps,
+        extra_steps=given.test_steps,
+        step=given.step_size,
+        momentum=given.momentum,
+        tolerance=given.tolerance,
+        published_sign=given.flipped_lower,
+    )
+
+
+def tuned_dc3(problem: Problem) -> Layer:
+    """DC3 with the correct sign, the largest safe step ``1 / (2 sigma_max^2)`` and the best-conditioned completion."""
+    given = problem.dc3
+    if given is None:
+        return DC3(problem.constraint, dim=problem.output_dim, momentum=0.0)
+    return DC3(
+        problem.constraint,
+        completion=given.predicted is not None,
+        steps=given.steps,
+        extra_steps=given.test_steps,
+        step="auto",
+        momentum=0.0,
+        tolerance=given.tolerance,
+    )
+
+
+PAPER = (
+    Method("nn", "NN", lambda problem: NoEnforcement(problem.constraint), penalized=False),
+    Method("soft", "Soft-Constrained", lambda problem: Soft(problem.constraint)),
+    Method("dc3", "DC3", published_dc3),
+    Method("dc3-tuned", "DC3 (right sign, tuned step)", tuned_dc3),
+    Method("aff", "HardNet-Aff", by_name("aff"), warm=True),
+    Method("projection", "HardNet-Cvx (exact projection)", by_name("projection"), warm=True),
+)
+"""The rows of the paper's tables, plus the corrected DC3 and the exact projection.
+
+The projection is captured like the closed form: the few rows of cbf with a fixed program, the hundred constant rows of
+opt with shared factors.
+"""
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by name: those of the tables, then all other layers of the library with their defaults."""
+    methods = {method.name: method for method in PAPER}
+    for name in LAYERS:
+        if name not in methods and name != "none":
+            methods[name] = Method(name, name, by_name(name), warm=True, captured=False)
+    return methods
+
+
+def choose_methods(names: str | None) -> list[Method]:
+    """The methods of a comma-separated list; those of the tables by default, every one for ``all``."""
+    known = all_methods()
+    if names is None:
+        return list(PAPER)
+    if names == "all":
+        return list(known.values())
+    chosen = ["nn" if name.strip() == "none" else name.strip() for name in names.split(",")]
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise HardNetError(sentence("--methods", f"'all' or some of {', '.join(known)}", ", ".join(unknown)))
+    return [known[name] for name in dict.fromkeys(chosen)]
+
+
+def choose_experiments(name: str) -> list[str]:
+    """One experiment, or all of them."""
+    if name == "all":
+        return list(EXPERIMENTS)
+    if name not in EXPERIMENTS:
+        expected = f"'all', one of {', '.join(EXPERIMENTS)}, or your own FILE.py:NAME"
+        raise HardNetError(sentence("experiment", expected, repr(name)))
+    return [name]
+
+
+def choose_seeds(text: str) -> list[int]:
+    """Seeds from ``1-5``, ``3`` or ``1,2,7``."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise HardNetError(sentence("--seeds", "a range like 1-5 or a list like 1,2,7", repr(text)))
+        begin, end = _seed(first), _seed(last or first)
+        if end - begin >= MOST_SEEDS:
+            raise HardNetError(sentence("--seeds", f"a range like 1-5 of at most {MOST_SEEDS} seeds", repr(text)))
+        seeds += range(begin, end + 1)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise HardNetError(sentence("--seeds", "a range like 1-5 without repetition", repr(text)))
+    return seeds
+
+
+def _seed(digits: str) -> int:
+    """One seed, checked for length first: generators take 64 bits, and Python's int a few thousand digits."""
+    if len(digits) > 19 or int(digits) > LARGEST_SEED:
+        raise HardNetError(sentence("--seeds", "a range like 1-5 of numbers below 2^63", f"{digits[:25]!r}"))
+    return int(digits)
+
+
+def choose_epochs(epochs: int | None, problem: str, quick: bool, usual: int | None = None) -> int:
+    """The given number of epochs, or a few if `quick`, or the usual number (by default the published one)."""
+    if epochs is not None and epochs < 1:
+        raise HardNetError(sentence("--epochs", "at least 1", epochs))
+    return epochs or (QUICK_EPOCHS.get(problem, 30) if quick else usual or PUBLISHED_EPOCHS)
+
+
+def refusal(method: Method, problem: Problem) -> str | None:
+    """Why a method cannot express a problem; None if it can."""
+    try:
+        method.build(problem)
+    except HardNetError as error:
+        return str(error)
+    return None

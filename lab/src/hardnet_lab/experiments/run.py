@@ -3,25 +3,264 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import partial, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Generator, Tensor
 
 from hardnet.errors import DTypeError, FileError, HardNetError, sentence
 from hardnet.files import sole_run
-from hardnet_lab.experiments import specs
-from hardnet_lab.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Recipe, choose_recipes, recipe_of
-from hardnet_lab.experiments.results import read_json, write_json
-from hardnet_lab.experiments.row import Row
-from hardnet_lab.experiments.specs import Method
+from hardnet.model import HardNet
+from hardnet.sets import Box, Equality
+from hardnet.sets.base import ConstraintSet
+from hardnet_lab.experiments import recipes as specs
+from hardnet_lab.experiments.figures import first_seed, gradient_paths, picture
+from hardnet_lab.experiments.recipes import AS_PUBLISHED, PUBLISHED, RECIPES, Method, Recipe, choose_recipes, recipe_of
+from hardnet_lab.experiments.results import RUN, Result, environment, read_json, read_result, write_json, write_result
+from hardnet_lab.experiments.timing import time_each
 from hardnet_lab.problems import PROBLEMS, Problem
 from hardnet_lab.problems.own import own_problem
-from hardnet_lab.train import Display, InterruptedRunError, Silence, World, joined, local_device
+from hardnet_lab.train import (
+    Display,
+    InterruptedRunError,
+    Settings,
+    Silence,
+    StackedMLP,
+    StackedModule,
+    Training,
+    World,
+    joined,
+    load_checkpoint,
+    local_device,
+    save_checkpoint,
+    streams_of,
+)
+
+# One row of a table: train a method on a problem, test it, write its result file.
+
+
+CHECKPOINT_SECONDS = 5.0
+"""Shortest time between two checkpoints; short, so that a killed run loses little."""
+CHECKPOINT_RATE = 2e6
+"""Parameters per second of training between two checkpoints: large checkpoints take long to write."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result file to make.
+
+    Attributes:
+        name: Name of the experiment.
+        problem: The problem, on the device; None for the gradient paths, which train no network for a table.
+        method: The method of this row of the table.
+        seeds: The seeds, trained together.
+        epochs: Epochs of the run.
+        folder: Folder of the result file.
+        resume: Whether to continue from the files in the folder.
+        device: The device to train on.
+        recipe: The training recipe.
+        prefix: Prefix of the file names, where the folder contains several problems.
+        keep: Whether the checkpoint is kept as the trained weights after the result is written.
+    """
+
+    name: str
+    problem: Problem | None
+    method: Method
+    seeds: list[int]
+    epochs: int
+    folder: Path
+    resume: bool
+    device: torch.device
+    recipe: Recipe = AS_PUBLISHED
+    prefix: str = ""
+    keep: bool = True
+
+    @property
+    def described(self) -> Path:
+        """The file that describes the run."""
+        return self.folder / f"{self.prefix}{RUN}"
+
+    @property
+    def result(self) -> Path:
+        """The result file."""
+        return self.folder / f"{self.prefix}{self.method.name}.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint; it is kept as the trained weights unless `keep` is False."""
+        return self.folder / f"{self.prefix}{self.method.name}.safetensors"
+
+    @property
+    def label(self) -> str:
+        """The label as printed in tables."""
+        return f"{self.method.label}{self.recipe.behind}"
+
+    @property
+    def differs(self) -> str:
+        """The recipe's differences from the published training, with the epochs of this run."""
+        return (replace(self.recipe, epochs=self.epochs) if self.recipe.epochs else self.recipe).differs
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The entries that identify the run, common to all files of the folder."""
+        shared = {"problem": self.name, "seeds": self.seeds, "epochs": self.epochs}
+        return shared if self.recipe is AS_PUBLISHED else shared | {"recipe": self.recipe.name}
+
+    def run(self, display: Display, world: World, interrupted: Callable[[], bool]) -> Path:
+        """Train, test and write the result, unless an intact result already exists."""
+        if self.resume and self.result.exists():
+            damage = self._damage()
+            world.wait()  # all processes must read the file before one of them rewrites it
+            display.note(f"{self.name} {self.method.name}: {damage or 'done already'}")
+            if damage is None:
+                return self.result
+        made = self._paths() if self.problem is None else self._train(self.problem, display, world, interrupted)
+        if world.rank == 0:
+            write_result(self.result, made)
+            if not self.keep:
+                self.checkpoint.unlink(missing_ok=True)
+        world.wait()
+        return self.result
+
+    def give_up(self, error: Exception) -> Path:
+        """Write a result file that says why the run failed."""
+        row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
+        told = self.recipe.name, self.differs, str(error)
+        write_result(self.result, Result(*row, {}, {}, {}, {}, environment(self.device), *told))
+        return self.result
+
+    def _damage(self) -> str | None:
+        """Why the result file must be made again; None if it can be read and its run did not fail.
+
+        The result of another run, for instance copied here, raises an error.
+        """
+        try:
+            found = read_result(self.result)
+        except FileError as error:
+            return f"made again, {error}"
+        own = {"problem": self.name, "method": self.method.name, "seeds": self.seeds, "epochs": self.epochs}
+        other = [f"{key} {getattr(found, key)}" for key, value in own.items() if getattr(found, key) != value]
+        if other:
+            raise FileError(f"{self.result}: the result of another run ({', '.join(other)}); choose another --out")
+        return f"tried again, it had given up: {found.failure}" if found.failure else None
+
+    def _train(self, problem: Problem, display: Display, world: World, interrupted: Callable[[], bool]) -> Result:
+        if self.device.type == "cuda":
+            torch.compiler.reset()  # otherwise compiled loops of earlier rows count against torch's recompile limit
+        streams = streams_of(self.seeds)
+        model = build_model(problem, self.method, streams, self.recipe).to(self.device)
+        settings = self.settings(problem, model)
+        trained = model if self.recipe.loose is None else partly_enforced(model, self.recipe.loose)
+        training = Training(problem, trained, streams, settings, world)
+        first = picture(problem, training.model)
+        identity = self.identity | {"method": self.method.name}
+        if self.resume and self.checkpoint.exists():
+            load_checkpoint(training, self.checkpoint, identity)
+        display.begin(f"{self.name} {self.label}", training)
+        if not training.run(_Watcher(self.checkpoint, identity, display, world, interrupted)):
+            raise InterruptedRunError(f"stopped at epoch {training.epoch} of {self.epochs}; go on with --resume")
+        if world.rank == 0 and self.keep:
+            save_checkpoint(training, self.checkpoint, identity)
+        training.model = model  # the same network, with all rows enforced
+        return self._result(problem, training, {"first": first, "last": picture(problem, model)})
+
+    def settings(self, problem: Problem, model: HardNet) -> Settings:
+        """The recipe's settings; no displacement if the network does not emit the outputs themselves (completion)."""
+        settings = self.recipe.adapt(self.method.settings(problem, self.epochs, model.layer.guarantee))
+        emits_outputs = model.layer.raw_dim in (None, problem.output_dim)
+        return settings if emits_outputs else replace(settings, displacement=0.0)
+
+    def _result(self, problem: Problem, training: Training, figures: dict[str, Any]) -> Result:
+        seconds = {"train_s": training.seconds, "setup_s": training.setup_seconds}
+        timing = seconds | {"test_ms": time_of_test(training.model, problem.inputs(problem.test))}
+        row = (self.name, self.method.name, self.label, self.seeds, self.epochs)
+        measured = final_metrics(problem, training), asdict(training.history), timing, figures
+        return Result(*row, *measured, environment(self.device), self.recipe.name, self.differs)
+
+    def _paths(self) -> Result:
+        row = (self.name, self.method.name, self.method.label, self.seeds, self.epochs)
+        return Result(*row, {}, {}, {}, gradient_paths(), environment(torch.device("cpu")))
+
+
+class _Watcher:
+    """After each epoch: updates the display, saves every few seconds, and stops the run if the user asked to."""
+
+    def __init__(
+        self, path: Path, identity: dict[str, Any], display: Display, world: World, interrupted: Callable[[], bool]
+    ) -> None:
+        self.path, self.identity, self.display = path, identity, display
+        self.world, self.interrupted = world, interrupted
+        self.saved = time.monotonic()
+
+    def __call__(self, training: Training) -> bool:
+        self.display.update(training)
+        stop = self.world.any(self.interrupted(), training.batches.samples.device)
+        count = sum(parameter.numel() for parameter in training.parameters)
+        due = time.monotonic() - self.saved >= max(CHECKPOINT_SECONDS, count / CHECKPOINT_RATE)
+        if (stop or due) and self.world.rank == 0:
+            save_checkpoint(training, self.path, self.identity)
+            self.saved = time.monotonic()
+        return stop
+
+
+def build_model(problem: Problem, method: Method, streams: list[Generator], recipe: Recipe = AS_PUBLISHED) -> HardNet:
+    """The recipe's network, one per seed, followed by the method's layer."""
+    layer = method.build(problem, **recipe.options)
+    return HardNet(_network(problem, streams, recipe, layer.raw_dim or problem.output_dim), problem.constraint, layer)
+
+
+def partly_enforced(model: HardNet, kept: str) -> HardNet:
+    """The same network with only a part of its constraint enforced, as named by `Recipe.loose`."""
+    equalities = kept == "equalities"
+    parts = [part for part in model.constraint.parts if (isinstance(part, Equality) if equalities else _general(part))]
+    if not parts or model.layer.raw_dim not in (None, model.constraint.dim):
+        raise HardNetError(f"a loose recipe needs {kept}, and a method whose network emits the outputs themselves")
+    device = next(model.parameters()).device
+    return HardNet(model.net, reduce(and_, parts), "aff" if equalities else "projection").to(device)
+
+
+def _general(part: ConstraintSet) -> bool:
+    """Whether a set has general affine rows, that is, is polyhedral and not a box."""
+    return part.polyhedral and not isinstance(part, Box)
+
+
+def _network(problem: Problem, streams: list[Generator], recipe: Recipe, outputs: int) -> StackedMLP | StackedModule:
+    """The problem's own network if it has one and the recipe sets none; otherwise an MLP with the hidden blocks."""
+    own = problem.network
+    if own is not None and recipe.hidden is None:
+        return StackedModule(lambda: own(problem.encoded_dim, outputs), streams, encode=problem.encode)
+    hidden = asdict(recipe.network(problem))
+    return StackedMLP((problem.encoded_dim, *hidden.pop("sizes"), outputs), streams, **hidden, encode=problem.encode)
+
+
+@torch.no_grad()
+def final_metrics(problem: Problem, training: Training) -> dict[str, list[float]]:
+    """The metrics on the test set, and the objective averaged over the last epochs if all of them were evaluated."""
+    training.model.eval()
+    found = problem.evaluate(training.model, training.stacked(problem.test))
+    metrics = {name: value.tolist() for name, value in found.items()}
+    count = min(training.settings.judge_last, training.settings.epochs)
+    if count > 1:
+        last = torch.tensor(training.history.objective[-count:], dtype=torch.float64)
+        metrics[f"{problem.objective}_last_epochs"] = last.mean(0).tolist()
+    return metrics
+
+
+@torch.no_grad()
+def time_of_test(model: HardNet, x: Tensor, repeats: int = 5) -> float:
+    """Milliseconds of one evaluation of the whole test set by one seed's network: a median after two warm-up calls.
+
+    If the first call takes more than a second, only that one is timed.
+    """
+    single = first_seed(model)
+    return time_each({"test": lambda: single(x.unsqueeze(0))}, str(x.device), rounds=repeats, slow=1e3)["test"][0]
 
 
 @dataclass(frozen=True)

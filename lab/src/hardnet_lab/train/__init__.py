@@ -2,11 +2,9 @@
 
 from hardnet_lab.train.checkpoint import load_checkpoint, save_checkpoint
 from hardnet_lab.train.distributed import World, joined, local_device
-from hardnet_lab.train.loop import InterruptedRunError, Training, stacked_net
-from hardnet_lab.train.progress import Bars, Display, Silence, bars
+from hardnet_lab.train.loop import Bars, Display, InterruptedRunError, Silence, Training, bars, stacked_net
 from hardnet_lab.train.settings import History, Settings, Task
-from hardnet_lab.train.stacked import StackedMLP, streams_of
-from hardnet_lab.train.stacked_module import StackedModule
+from hardnet_lab.train.stacked import StackedMLP, StackedModule, streams_of
 
 __all__ = [
     "Bars",

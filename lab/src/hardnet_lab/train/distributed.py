@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hardnet_lab.train.normalization import StackedBatchNorm
+from hardnet_lab.train.stacked import StackedBatchNorm
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,92 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from hardnet.errors import OptionError, ShapeError, sentence
-from hardnet_lab.train.normalization import StackedBatchNorm
+from hardnet.errors import HardNetError, OptionError, ShapeError, sentence
+
+Total = Callable[[Tensor], Tensor]
+
+
+class StackedBatchNorm(nn.Module):
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, with the statistics of each seed over its own batch.
+
+    Attributes:
+        total: Sums a tensor over the processes that share a batch; None where one process has the whole batch.
+    """
+
+    eps: float
+    momentum: float
+
+    def __init__(self, seeds: int, width: int, dtype: torch.dtype, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.total: Total | None = None
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(seeds, 1, width, dtype=dtype))
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(seeds, 1, width, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(seeds, 1, width, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(seeds, 1, width, dtype=dtype))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize x ``(seeds, batch, width)``: by the batch in training, by the running statistics in evaluation."""
+        if not self.training:
+            scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+            return torch.addcmul(self.bias - self.running_mean * scale, x, scale)
+        if self.total is None and x.shape[1] < 2:
+            remedy = "choose a batch size that does not leave one sample over"
+            raise ShapeError(sentence("batch", "at least 2 samples to normalize over", x.shape[1], remedy))
+        out, mean, var, count = _Normalize.apply(x, self.weight, self.bias, self.eps, self.total)  # pyright: ignore[reportGeneralTypeIssues]
+        self._follow(mean, var, count)
+        return out
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor, count: Tensor | int) -> None:
+        """Move the running statistics toward those of the batch, with the unbiased variance."""
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
+
+
+class _Normalize(torch.autograd.Function):
+    """The normalized batch, its mean and variance, and the number of samples in it.
+
+    With z the normalized x, n the number of samples and g the cotangent:
+    ``g_x = (g - sum g / n - z sum(g z) / n) * weight / sqrt(var + eps)``. Autograd would take three times as many
+    passes over the batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, total: Total | None) -> Any:
+        """Two passes for the moments, one for the result."""
+        add_up = total or _itself
+        count = x.shape[1] if total is None else add_up(x.new_full((), x.shape[1]))
+        mean = add_up(x.sum(1, keepdim=True)) / count
+        normal = x - mean
+        var = add_up(normal.square().sum(1, keepdim=True)) / count
+        inverse = torch.rsqrt(var + eps)
+        normal *= inverse
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.count, ctx.total = count, add_up
+        ctx.mark_non_differentiable(mean, var)
+        return torch.addcmul(bias, normal, weight), mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients; those of weight and bias cover this process's rows only and are summed later."""
+        normal, inverse, weight = ctx.saved_tensors
+        for_bias, for_weight = gradient.sum(1, keepdim=True), (gradient * normal).sum(1, keepdim=True)
+        shared_bias, shared_weight = ctx.total(for_bias), ctx.total(for_weight)
+        for_x = torch.addcmul(gradient - shared_bias / ctx.count, normal, -shared_weight / ctx.count)
+        return for_x.mul_(weight * inverse), for_weight, for_bias, None, None
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
 
 Encode = Callable[[Tensor], Tensor]
 WeightBias = tuple[Tensor, Tensor]
@@ -180,3 +259,70 @@ class StackedMLP(Stacked):
             features = self.norms[layer](features)
         features = ACTIVATIONS[self.activation](features)
         return self.dropouts[layer](features) if self.dropouts else features
+
+
+# Any network stacked over seeds with torch.func, for problems that bring their own network.
+
+
+class StackedModule(Stacked):
+    """``net_s(x_s)`` for every seed s at once: parameters ``(seeds, ...)``, data ``(seeds, batch, n)``.
+
+    Each seed's network is built after ``torch.manual_seed(seed)``; the global generator is restored afterwards.
+    Random numbers that the network draws in training (dropout) come from the global generator, so a resumed run with
+    dropout draws different ones.
+
+    Args:
+        build: Makes one network.
+        streams: One generator per seed; its initial seed is the seed.
+        encode: Maps x to the input of the network.
+        dtype: Dtype of weights and outputs.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        streams: Sequence[Generator],
+        *,
+        encode: Encode | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        networks = [_build(build, stream.initial_seed()).to(dtype) for stream in streams]
+        parameters, buffers = torch.func.stack_module_state(networks)
+        self._names = {name: name.replace(".", "__") for name in (*parameters, *buffers)}
+        for name, value in parameters.items():
+            self.register_parameter(self._names[name], nn.Parameter(value.detach().contiguous()))
+        for name, value in buffers.items():
+            self.register_buffer(self._names[name], value)
+        self._parameter_names, self._buffer_names = list(parameters), list(buffers)
+        self._skeleton = [copy.deepcopy(networks[0]).to("meta")]  # in a list, so that it is not a submodule
+        self.seeds, self.encode = len(networks), encode
+        self.sizes = ()
+        self.norms, self.dropouts = nn.ModuleList(), nn.ModuleList()  # empty: the loop draws no masks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(seeds, batch, n)``, or ``(batch, n)`` shared by all seeds, to ``(seeds, batch, out)``."""
+        skeleton = self._skeleton[0].train(self.training)
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+            return torch.func.functional_call(skeleton, (parameters, buffers), (x,))
+
+        parameters, buffers = self._state(self._parameter_names), self._state(self._buffer_names)
+        return torch.vmap(one, randomness="different")(parameters, buffers, self.features(x))
+
+    def _state(self, names: list[str]) -> dict[str, Tensor]:
+        """The stacked tensors, keyed by their names in a single network."""
+        return {name: getattr(self, self._names[name]) for name in names}
+
+
+def _build(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """One seed's network; user code may raise anything."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = build()
+        except Exception as error:
+            raise HardNetError(f"network: cannot be built; {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise HardNetError(f"network: expected an nn.Module, got {type(network).__name__}")
+    return network

@@ -13,7 +13,7 @@ from numba import carray
 
 from hardnet.kernels.cpu.affine import SHRUNK, SMALL_ENTRY
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
-from hardnet.kernels.cpu.tiles import at_bounds, bound_of, inner, largest, sound
+from hardnet.kernels.cpu.tiles import at_bounds, bound_of, largest, row_dot, sound
 
 ACCURATE = 32.0
 """The most roundings in the square of the largest entry of ``A P' - I``: two applications of the factor leave no more
@@ -47,10 +47,10 @@ def survey(facts: Tile, A: Tile, P: Tile) -> bool:
         share, lightest = min(share, weight(rows[i]) / lengths[i]), min(lightest, weight(rows[i]))
     for i in range(m):
         for k in range(m):
-            left[k] = abs(inner(rows[i], factor[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
+            left[k] = abs(row_dot(rows[i], factor[k]) - (1.0 if i == k else 0.0)) * lengths[k] / lengths[i]
             largest = left[k] if not left[k] <= largest else largest
         longest = max(longest, length(left))
-    facts[m] = LEFT * eps * share / longest if is_dense(A) else 0.0
+    facts[m] = LEFT * eps * share / longest if is_mostly_nonzero(A) else 0.0
     facts[m + 1] = A.shape[1] * np.finfo(A.dtype).tiny / lightest
     return largest * largest <= ACCURATE * eps
 
@@ -84,7 +84,7 @@ def excess(product: Tile, chosen: Tile, lower: Tile, upper: Tile, regular: bool)
 @summed
 def length(row: Tile) -> float:
     """``|a|``."""
-    return np.sqrt(inner(row, row))
+    return np.sqrt(row_dot(row, row))
 
 
 @summed
@@ -192,7 +192,7 @@ def confirm(y: Tile, product: Tile, raw: Tile, excess: Tile, facts: Tile, A: Til
 
 
 @compiled
-def is_dense(A: Tile) -> bool:
+def is_mostly_nonzero(A: Tile) -> bool:
     """Whether no entry of A is negligible: all are larger than `SMALL_ENTRY` times the largest."""
     least, most = np.inf, 0.0
     for i in range(A.shape[0]):

@@ -4,7 +4,7 @@
             subject to  lower <= value + J d + s <= upper
     judge   whether the merit ``|y - raw|^2 / 2 + weight . violation`` has decreased as predicted
 
-with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear.nearest_step` for the same in plain torch, and
+with ``W = I + sum_i dual_i Hess g_i``. See `hardnet.solvers.nonlinear.nearest` for the same in plain torch, and
 for samples whose W is not positive definite or whose active rows are not found.
 """
 

@@ -32,6 +32,8 @@ compile for functions of records."""
 _BARE: dict[str, Any] = {**_ALONE, "_nrt": False}
 bare = njit(error_model="numpy", fastmath={"contract"}, nogil=True, **_BARE)
 """The same for code that makes no array: numba then counts no references to those that it is given."""
+bare_summed = njit(error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True, **_BARE)
+"""The same, with sums in any order."""
 
 
 def compile_addresses(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., int]:

@@ -24,7 +24,7 @@ FORMS = {
     "SemiDefinite": (3, 2, 2),
     "Quadratics": (4, 0, 3),
 }
-"""How each block is written, which cone its rows lie in, and how many fields it has: `conic_layout`, `conic_blocks`."""
+"""How each block is written, which cone its rows lie in, and how many fields it has: `conic_entry`."""
 LEAST = 1e-13
 """A residual that is always small enough."""
 

@@ -2,8 +2,8 @@
 
     [W C'; C 0] (p, q) = (cotangent, 0),    W = I + H,    C the unit gradients of the active rows
 
-by the system of the rows ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.kkt` for the same in plain
-torch, and for samples whose W is not positive definite.
+by the system of the rows ``C W^-1 C' q = C W^-1 cotangent``. See `hardnet.solvers.nonlinear.nearest` for the same in
+plain torch, and for samples whose W is not positive definite.
 """
 
 from __future__ import annotations

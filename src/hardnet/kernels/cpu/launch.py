@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS_TO_AN_OUTPUT, Tolerances
 from hardnet.rows import REALS, Batch, BoxedBatch, dense
-from hardnet.structure import MOST_BOX_ROWS
 
 HAS_NUMBA = find_spec("numba") is not None and os.environ.get("HARDNET_NUMBA") != "0"
 """Whether to compile at all: ``HARDNET_NUMBA=0`` in the environment leaves everything to torch."""
@@ -135,17 +134,19 @@ def _few_rows(dtype: torch.dtype, back: bool) -> Callable[..., int]:
 
 
 class BoxRows:
-    """The nearest point of a box with one row (`nearest_box`) or several (`nearest_box_rows`)."""
+    """The nearest point of a box with one row (`nearest_box`) or any number of them (`polyhedron`)."""
 
     def takes(self, rows: Batch) -> bool:
-        """Whether the numbers are on a CPU, with few rows and at least one sample."""
-        return HAS_NUMBA and rows.raw.is_cpu and 0 < rows.A.shape[-2] <= MOST_BOX_ROWS and rows.raw.numel() > 0
+        """Whether the numbers are on a CPU, with a row and a sample."""
+        return HAS_NUMBA and rows.raw.is_cpu and rows.A.shape[-2] > 0 and rows.raw.numel() > 0
 
     def answer(self, flat: BoxedBatch) -> Tensor:
-        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not solved."""
+        """Y ``(B, n)`` alone, in the dtype of all numbers, NaN where it is not in the set."""
         raw, *others = flat
         wide: Any = (raw.double(), *(part.double() for part in others))
-        return self.forward(wide, torch.finfo(raw.dtype).eps)[0].to(raw.dtype)
+        y, _, _, _, status, _ = self.forward(wide, torch.finfo(raw.dtype).eps)
+        met = (status == 0) | (status == 4)  # SOLVED or FEASIBLE
+        return torch.where(met.unsqueeze(-1), y, torch.nan).to(raw.dtype)
 
     def forward(self, flat: BoxedBatch, rounding: float) -> tuple[Tensor, ...]:
         """Y and place ``(B, n)``, dual and side ``(B, k)``, status and residual ``(B,)``; codes as int8.
@@ -156,20 +157,40 @@ class BoxRows:
         """
         raw, A, lower, upper, *box = flat
         (batch, n), k = raw.shape, A.shape[-2]
-        y, place, found = torch.empty_like(raw), torch.empty_like(raw), raw.new_empty(batch, 2 * k + 2)
+        y, place, found = (
+            torch.empty_like(raw),
+            torch.empty_like(raw),
+            raw.new_empty(batch, 2 * k + (3 if k > 1 else 2)),
+        )
         inputs, shape = [raw, A, raw.new_full((1,), rounding)], torch.Size((batch, k, n))
-        launch(_box_rows(k > 1), [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
+        kernel = _polyhedron(False) if k > 1 else _box_and_row()
+        launch(kernel, [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
         dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
         return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
 
+    def pull_back(self, gradient: Tensor, A: Tensor, place: Tensor, side: Tensor) -> Tensor:
+        """``w = (A_JF')^+ g_F`` ``(B, k)`` over the free coordinates F and the active rows J; 0 for dependent rows."""
+        shape = torch.Size((*gradient.shape[:1], *A.shape[-2:]))
+        w = gradient.new_empty(shape[:2])
+        inputs = [gradient, place.double(), side.double(), A]
+        launch(_polyhedron(True), [w], inputs, (), shape, A.shape[0], tile=1)
+        return w
+
 
 @cache
-def _box_rows(several: bool) -> Callable[..., int]:
-    """The kernel of a box and one row, or several; the first call imports numba and compiles."""
-    from hardnet.kernels.cpu import compiling, nearest_box, nearest_box_rows
+def _box_and_row() -> Callable[..., int]:
+    """The kernel of a box and one row; the first call imports numba and compiles."""
+    from hardnet.kernels.cpu import compiling, nearest_box
 
-    entry = (nearest_box_rows if several else nearest_box).ENTRIES[0]
-    return compiling.compile_addresses(entry, torch.float64)
+    return compiling.compile_addresses(nearest_box.ENTRIES[0], torch.float64)
+
+
+@cache
+def _polyhedron(back: bool) -> Callable[..., int]:
+    """The kernel of a box and rows in one direction; the first call imports numba and compiles."""
+    from hardnet.kernels.cpu import compiling, polyhedron
+
+    return compiling.compile_addresses(polyhedron.ENTRIES[back], torch.float64)
 
 
 class AnyRows:

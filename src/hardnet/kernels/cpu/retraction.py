@@ -3,7 +3,7 @@
     plan    min over d, s   |d|^2 / 2 + |s / elastic|^2 / 2   subject to  lower <= value + J d + s <= upper
     judge   whether the violation at ``y + length d`` has decreased as the linearized rows predict
 
-`retract_step` and `retract_state` in `hardnet.solvers.nonlinear` have the same in plain torch. A sample has the vectors
+`hardnet.solvers.nonlinear.retract` has the same in plain torch. A sample has the vectors
 y, best, step and trial ``(B, n)``, the rows' value and violation ``(B, m)``, and the numbers named below.
 """
 
@@ -45,8 +45,8 @@ def miss(value: float, lower: float, upper: float) -> float:
 
 
 @compiled
-def copy(target: Tile, source: Tile) -> None:
-    """``target <- source``; a loop, since assigning arrays checks for overlaps."""
+def copy(source: Tile, target: Tile) -> None:
+    """Copy every number of a vector; a loop, since assigning arrays checks for overlaps."""
     for k in range(target.shape[0]):
         target[k] = source[k]
 
@@ -92,8 +92,8 @@ def solve_rows(
 ) -> bool:  # fmt: skip
     """The step and its multipliers ``(m,)``, 0 where they were not found; whether they were found."""
     make_gram(gram, target, J, J, target, 0)
-    copy(least, low)
-    copy(most, high)
+    copy(low, least)
+    copy(high, most)
     scale_rows(gram, target, least, most, rate, soft, soft, 0)
     sound = settle(dual, gram, target, least, most, slack, room)
     for k in range(J.shape[1]):
@@ -140,7 +140,7 @@ def arrive(s: Tile, y: Tile, best: Tile, error: float, size: float, tolerance: f
     s[ERROR] = error
     if s[STEPS] == 0 or size <= s[BEST_SIZE]:
         s[BEST_SIZE], s[BEST_ERROR], s[BEST_RATIO] = size, error, s[RATIO]
-        copy(best, y)
+        copy(y, best)
     if not error > fine or slow or s[NUDGED] > NUDGES or s[GIVE] > SOFTEST:
         s[GOING] = 0.0
 
@@ -233,9 +233,9 @@ def judge_samples(
             s[NUDGED] += s[STILL]
             s[STEPS] += 1.0
             fresh[b] = 0.0 if s[ERROR] <= CHORD and 0.0 < s[RATIO] <= FAST else 1.0
-            copy(y[b], trial[b])
-            copy(value[b], there[b])
-            copy(violation[b], off)
+            copy(trial[b], y[b])
+            copy(there[b], value[b])
+            copy(off, violation[b])
             continue
         s[LENGTH] = next_length(off, violation[b], weight[b], length, s[CURRENT])
         s[STATE] = GIVEN_UP if s[LENGTH] < SHORTEST else TRYING

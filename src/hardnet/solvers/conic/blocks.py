@@ -15,10 +15,16 @@ from torch import Tensor
 
 from hardnet.products import length, power_above
 from hardnet.rows import ordered
-from hardnet.solvers.conic.cones import SecondOrderImage
-from hardnet.solvers.conic.images import Image, IntervalImage
-from hardnet.solvers.conic.quadratic_image import QuadraticImage
-from hardnet.solvers.conic.semidefinite import SemiDefiniteImage, order, pack, unpack
+from hardnet.solvers.conic.stack import (
+    Image,
+    IntervalImage,
+    QuadraticImage,
+    SecondOrderImage,
+    SemiDefiniteImage,
+    order,
+    pack,
+    unpack,
+)
 
 
 def convex(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,11 +16,11 @@ STEPS, PATIENT = 32, 128
 A ball or a half-space needs one, 10^5 random ones of every rank and distance at most 20; curvatures that differ by 1e16
 and a raw 1e16 away up to 100, since far from the root a step makes the multiplier half as large again.
 """
-POLISH = 3
+POLISHING_ROOTS = 3
 """Steps along the gradient that undo the rounding of ``raw - mu q`` where y is much shorter than raw."""
 POINT = 1e100
 """The multiplier of a set without interior, which has none: ``y(mu)`` has arrived where the value is least."""
-ROUND = 1e-8
+ROUND_SPECTRUM = 1e-8
 """Curvatures above this part of the largest count as round: their squares are completed."""
 
 
@@ -127,7 +127,7 @@ def _newton(curve: Curve, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     fall = slope * slope * damping
     direct = value / fall.sum(-1, keepdim=True).clamp_min(tiny)
     noise = eps * (slope.abs() * damping * (p.abs() + mu * q.abs())).sum(-1, keepdim=True)
-    bowl = values > ROUND * values.amax(-1, keepdim=True)
+    bowl = values > ROUND_SPECTRUM * values.amax(-1, keepdim=True)
     divisor = 2 * torch.where(bowl, values, 1.0)
     g = torch.where(bowl, slope * slope / divisor, 0.0).sum(-1, keepdim=True)
     h = torch.where(bowl, q * q / divisor, -(values * y / 2 + q) * y).sum(-1, keepdim=True) - r
@@ -144,7 +144,7 @@ def _newton(curve: Curve, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _polish(curve: Curve, mu: Tensor) -> Tensor:
     """``y(mu)`` moved onto the boundary as a change of mu would: ``p - mu q`` rounds like p, the move like y itself."""
     damping, y = 1 / (1 + mu * curve.values), curve.point(mu)
-    for _ in range(POLISH):
+    for _ in range(POLISHING_ROOTS):
         value, slack = evaluate(y, curve.q, curve.r, curve.values)
         slope = curve.values * y + curve.q
         fall = (slope * slope * damping).sum(-1, keepdim=True)

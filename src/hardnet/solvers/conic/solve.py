@@ -2,8 +2,8 @@
 
 A fixed program, an interior point method and Newton on the active set (`fixed`), solves all samples; on a GPU and
 in graphs that is all. Where a look is free, the samples that it leaves (sets without interior, extreme units) go on to
-an augmented Lagrangian that gets near from anywhere (`lagrangian`) and to Newton steps that are kept only where
-they lower the residual (`newton`).
+an augmented Lagrangian that gets near from anywhere and to Newton steps that are kept only where
+they lower the residual, both in `distance`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from torch import Tensor
 from hardnet.kernels.limits import FAR_AWAY, FEASIBLE, INSIDE, PASSES, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import power_above
+from hardnet.solvers.conic.barriers import follow_and_polish
 from hardnet.solvers.conic.blocks import Block, images, in_units, valid
 from hardnet.solvers.conic.distance import Answer, Guess, come_closer, local_unit, settle, tidy
-from hardnet.solvers.conic.fixed import follow_and_polish
-from hardnet.solvers.conic.semidefinite import SemiDefiniteImage
-from hardnet.solvers.conic.stack import Stack
+from hardnet.solvers.conic.stack import SemiDefiniteImage, Stack
 from hardnet.solvers.solution import Solution, Status, choose, place, solved, take, verdict
 
-LOOSE = 1e-4
+LOOSE_DISTANCE = 1e-4
 """Residual up to which rows that are missed by more than rounding are worth a last step."""
 LIKE = 64.0
 """Units of outputs that are no further apart than this are no reason for having missed a point."""
 WAY = tuple(1 - step / 16 for step in range(1, 17))
 """Powers of these units, on the way from them to none."""
-SMALL = 512
+SMALL_BATCH = 512
 """Outputs times rows up to which the alternating solver is the faster one on a CPU."""
 
 
@@ -42,11 +41,7 @@ class Limits(NamedTuple):
 
 
 def project_intersection(
-    raw: Tensor,
-    blocks: Sequence[Block],
-    *,
-    tolerance: float = 1e-9,
-    dtype: torch.dtype = torch.float64,
+    raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9, dtype: torch.dtype = torch.float64
 ) -> Solution:
     """``argmin |y - raw|`` subject to every block, sample by sample, in float64.
 
@@ -146,7 +141,7 @@ def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     Small sets without a matrix go to the alternating solver at once, which then takes fewer operations.
     """
     plain = not any(isinstance(one, SemiDefiniteImage) for one in stack.images)
-    if plain and raw.shape[-1] * sum(stack.sizes) <= SMALL:
+    if plain and raw.shape[-1] * sum(stack.sizes) <= SMALL_BATCH:
         return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, limits)
@@ -174,7 +169,7 @@ def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
 
 def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """The answer with a last step inwards where a row is missed by more than rounding."""
-    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE) & ~answer.lost).nonzero().squeeze(-1)
+    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE_DISTANCE) & ~answer.lost).nonzero().squeeze(-1)
     if index.numel() == 0:
         return answer
     return place(answer, index, tidy(raw[index], stack.select(index), take(answer, index)))

@@ -1,25 +1,431 @@
 """The nearest point: sequential quadratic programming from a feasible point to a KKT point of ``min |y - raw|^2 / 2``.
 
-Each pass tries the step of `nearest_step`. A full step that is refused is tried again in the next pass with a
+Each pass tries the step of `plan_step`. A full step that is refused is tried again in the next pass with a
 second-order correction, then shorter; where no length is accepted, once with the step of the plain projection. So the
 operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import SHORTEST_SEARCH
-from hardnet.solvers.algebra.small import compiles
-from hardnet.solvers.nonlinear.direction import first_multipliers, is_dense
-from hardnet.solvers.nonlinear.nearest_compiled import walk
-from hardnet.solvers.nonlinear.nearest_step import plan_in_torch, step_back
-from hardnet.solvers.nonlinear.rows import Derivatives, Rows
-from hardnet.solvers.nonlinear.search import EVERY_PASS, TRIALS, Pace, run
-from hardnet.solvers.solution import choose
+from hardnet.kernels.limits import (
+    DEPENDENT,
+    DISTANT,
+    FAR,
+    FLATTEST,
+    MERIT_ROUNDING,
+    MOST_STEP_ROWS,
+    SEARCH_CUT,
+    SHORTEST_SEARCH,
+    SMALL_STEP,
+    SUFFICIENT,
+)
+from hardnet.solvers.algebra.small import compiles, product, products, solve_definite
+from hardnet.solvers.nonlinear.rows import (
+    EVERY_PASS,
+    TRIALS,
+    Derivatives,
+    Pace,
+    Rows,
+    elastic_rows,
+    relative_error,
+    row_norms,
+    run,
+)
+from hardnet.solvers.nonlinear.step import Metric, solve_step
+from hardnet.solvers.solution import choose, place
+
+# Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or as products with vectors.
+#
+# ``W = I + sum_i dual_i Hess g_i``. Where W is not positive definite, curvature along the active rows' gradients is
+# added, which does not change the step where these rows hold; negative curvature along the rows is replaced by its
+# absolute value.
+
+
+DENSE = 40
+"""Largest number of outputs for which W is formed where all rows are equalities."""
+HEAVY = 10.0
+"""Curvature added along the rows' gradients, relative to the largest entry of W."""
+TURNED = 1e-2
+"""Least curvature by which a negative one is replaced."""
+JITTER = 1e-14
+"""Added to the diagonal of the Gram matrix, relative to it, to keep it definite for nearly dependent rows."""
+INEXACT = 60
+"""Most products with W in one step."""
+
+DEGENERATE = 1e-7
+"""Curvature along the rows below which the nearest point is not isolated, to rounding of its derivative."""
+
+
+class Direction(NamedTuple):
+    """The step ``(b, n)``, the multipliers ``(b, m)``, and where W is flat, ``(b,)``."""
+
+    step: Tensor
+    dual: Tensor
+    flat: Tensor
+
+
+def forms_metric(rows: Rows, y: Tensor) -> bool:
+    """Whether W is formed: not for many outputs with only equalities, where products with it are enough."""
+    return y.shape[-1] <= DENSE or not rows.tight
+
+
+def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool = True) -> Direction:
+    """The next step from y, given the derivatives and multipliers there; ``away = y - raw``."""
+    if at.hessian is None:
+        return _by_products(rows, y, away, at, look)
+    metric, flat = (_convex if look else _convex_for_all)(rows, at, away)
+    soft = elastic_rows(rows, at.jacobian)
+    low, high = rows.lower - at.value, rows.upper - at.value
+    found = solve_step(at.jacobian, low, high, soft, metric, at.dual, tight=rows.tight, look=look, guess=at.dual)
+    return Direction(*found, flat)
+
+
+def first_multipliers(rows: Rows, value: Tensor, jacobian: Tensor, away: Tensor, look: bool = True) -> Tensor:
+    """The multipliers of the step with W = I; the least-squares multipliers where all rows are equalities."""
+    metric, soft = Metric(None, jacobian.mT, -away), elastic_rows(rows, jacobian)
+    low, high = rows.lower - value, rows.upper - value
+    return solve_step(jacobian, low, high, soft, metric, tight=rows.tight, look=look)[1]
+
+
+def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
+    """W made positive definite, with ``W^-1 J'`` and ``-W^-1 gradient``; and where it is flat along the rows."""
+    W = _lagrangian(at)
+    solved, pivot = solve_definite(W, torch.cat([at.jacobian.mT, -gradient.unsqueeze(-1)], dim=-1))
+    bad = (~(pivot > FLATTEST)).nonzero().squeeze(-1)
+    flat = torch.zeros_like(pivot, dtype=torch.bool)
+    if len(bad):
+        own, right, least = _convexified(rows.take(bad), at.take(bad), W[bad], gradient[bad])
+        W[bad], solved[bad], flat[bad] = own, solve_definite(own, right)[0], ~(least > DEGENERATE)
+    return Metric(W, solved[..., :-1], solved[..., -1]), flat
+
+
+def _convex_for_all(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
+    """The same without reading values: W, else W with the active rows' curvature, else that shifted by its size."""
+    W = _lagrangian(at)
+    across = at.jacobian.mT
+    solved, pivot = solve_definite(W, torch.cat([across, -gradient.unsqueeze(-1)], dim=-1))
+    bad = ~(pivot > FLATTEST)
+    active, missing = _active(rows, at)
+    added = choose(bad, added_curvature(W, at.jacobian, active), torch.zeros_like(missing))
+    right = torch.cat([across, (product(across, added * missing) - gradient).unsqueeze(-1)], dim=-1)
+    own = W + products(across, added.unsqueeze(-1) * at.jacobian)
+    stiff, least = solve_definite(own, right)
+    worse = bad & ~(least > FLATTEST)
+    shift = torch.where(worse, W.abs().sum(-1).amax(-1), 0.0)
+    own = own + torch.diag_embed(shift.unsqueeze(-1).expand_as(gradient))
+    solved = choose(worse, solve_definite(own, right)[0], choose(bad, stiff, solved))
+    return Metric(own, solved[..., :-1], solved[..., -1]), bad & ~(least > DEGENERATE)
+
+
+def _lagrangian(at: Derivatives) -> Tensor:
+    """``W = I + sum_i dual_i Hess g_i``."""
+    W: Tensor = at.hessian.clone()  # pyright: ignore[reportOptionalMemberAccess]
+    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return W
+
+
+def _convexified(rows: Rows, at: Derivatives, W: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``W + added J'J`` on the active rows; the right-hand sides, with a pull to their bounds; the least pivot.
+
+    ``added |J d - missing|^2 / 2`` vanishes where the active rows hold after the step, so that it only makes W positive
+    definite across them.
+    """
+    active, missing = _active(rows, at)
+    own, added, least = stiffened(W, at.jacobian, active)
+    gradient = gradient - product(at.jacobian.mT, added * missing)
+    return own, torch.cat([at.jacobian.mT, -gradient.unsqueeze(-1)], dim=-1), least
+
+
+def _active(rows: Rows, at: Derivatives) -> tuple[Tensor, Tensor]:
+    """The rows with a multiplier, and the differences to their bounds, ``(b, m)`` each."""
+    dual: Tensor = at.dual  # pyright: ignore[reportAssignmentType]
+    active = rows.equality | (dual != 0)
+    bound = torch.where((dual >= 0) & rows.upper.isfinite() | ~rows.lower.isfinite(), rows.upper, rows.lower)
+    return active, torch.where(active, bound - at.value, 0.0)
+
+
+def stiffened(W: Tensor, jacobian: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``W + J' diag(added) J`` on the active rows, positive definite; ``added (b, m)``; its least pivot ``(b,)``.
+
+    Where that still has zero or negative curvature along the rows, its eigenvalues w are replaced by
+    ``max(|w|, TURNED)``; the least pivot is that before the replacement.
+    """
+    added = added_curvature(W, jacobian, active)
+    own = W + products(jacobian.mT, added.unsqueeze(-1) * jacobian)
+    least = solve_definite(own, torch.zeros_like(own[..., :1]))[1]
+    worse = (~(least > FLATTEST)).nonzero().squeeze(-1)
+    if len(worse):
+        own[worse] = _turned(own[worse])
+    return own, added, least
+
+
+def added_curvature(W: Tensor, jacobian: Tensor, active: Tensor) -> Tensor:
+    """The curvature to add along the gradient of each active row, ``(b, m)``."""
+    squared = jacobian.square().sum(-1)
+    heavy = HEAVY * W.abs().amax((-1, -2)).unsqueeze(-1)
+    return torch.where(active & (squared > 0), heavy / torch.where(squared > 0, squared, 1.0), 0.0)
+
+
+def _turned(W: Tensor) -> Tensor:
+    """W with eigenvalues ``max(|w|, TURNED)``."""
+    values, vectors = torch.linalg.eigh(W)
+    turned = (vectors * values.abs().clamp_min(TURNED).unsqueeze(-2)) @ vectors.mT
+    return (turned + turned.mT) / 2
+
+
+def _by_products(rows: Rows, y: Tensor, gradient: Tensor, at: Derivatives, look: bool) -> Direction:
+    """For equalities only: a step to the linearized rows, then conjugate gradients along them, without forming W."""
+    J, dual = at.jacobian, at.dual
+    gram = products(J, J.mT).clone()
+    gram.diagonal(dim1=-2, dim2=-1).mul_(1 + JITTER)
+    inverse = solve_definite(gram, J)[0]  # (J J')^-1 J
+    curved = rows.lagrangian(y, dual)  # pyright: ignore[reportArgumentType]
+    normal = product(inverse.mT, rows.upper - at.value)
+    along = _conjugate_gradients(
+        lambda vector: vector + curved(vector),
+        lambda vector: vector - product(inverse.mT, product(J, vector)),
+        gradient + normal + curved(normal),
+        2 * torch.linalg.vector_norm(gradient, dim=-1),
+        look,
+    )
+    step = normal + along
+    dual = -product(inverse, gradient + step + curved(step))
+    return Direction(step, dual, torch.zeros_like(step[:, 0], dtype=torch.bool))
+
+
+def _conjugate_gradients(
+    apply: Callable[[Tensor], Tensor], project: Callable[[Tensor], Tensor], slope: Tensor, radius: Tensor, look: bool
+) -> Tensor:
+    """Minimize ``1/2 t'W t + slope't`` along the rows within `radius`; stop at negative curvature, or when accurate.
+
+    The radius is twice the distance from y to raw: no point outside it is nearer to raw than y. The residual must fall
+    below a fraction of the first one that shrinks with its square root, so that steps converge superlinearly.
+    """
+    residual = project(slope)
+    first = torch.linalg.vector_norm(residual, dim=-1)
+    enough = first * first.sqrt().clamp_max(0.1)
+    point, search = torch.zeros_like(slope), -residual
+    square, going = first.square(), first > 0
+    for count in range(INEXACT):
+        bent = apply(search)
+        curvature = (search * bent).sum(-1)
+        length = torch.where(curvature > FLATTEST * search.square().sum(-1), square / curvature, torch.inf)
+        following = point + torch.where(going, length, 0.0).unsqueeze(-1) * search
+        outside = going & ~(torch.linalg.vector_norm(following, dim=-1) <= radius)
+        if count == 0:
+            shortest = (radius / first).clamp_max(1.0).unsqueeze(-1) * search
+            point = torch.where(outside.unsqueeze(-1), shortest, point)
+        going = going & ~outside
+        point = torch.where(going.unsqueeze(-1), following, point)
+        residual = project(residual + torch.where(going, length, 0.0).unsqueeze(-1) * bent)
+        new = residual.square().sum(-1)
+        going = going & (new.sqrt() > enough)
+        if look and not bool(going.any()):
+            break
+        search = torch.where(going.unsqueeze(-1), -residual + (new / square).unsqueeze(-1) * search, 0.0)
+        square = new
+    return point
+
+
+# One step towards the nearest point, and the merit function that decides whether it is accepted.
+#
+# The step d and the multipliers come from the quadratic program of the Lagrangian (`direction`). The merit is
+# ``|y - raw|^2 / 2 + sum_i weight_i violation_i``, with weights above the rows' multipliers, so that d is a descent
+# direction.
+
+
+class Plan(NamedTuple):
+    """The step of a pass and the decrease predicted for it; ``(b,)`` unless stated.
+
+    Attributes:
+        step: ``(b, n)``.
+        dual: The multipliers of the step, ``(b, m)``.
+        weight: The weights of the violations in the merit, ``(b, m)``.
+        scale: The scales of the rows, ``(b, m)``.
+        current: The merit at y.
+        slope: The change of the merit in a full step that the linearized rows predict, at most 0.
+        noise: By how much rounding may raise the merit; infinite for a last step.
+        last: Whether the step is so small that it is the last one.
+        flat: Whether the Lagrangian has zero or negative curvature along the rows.
+    """
+
+    step: Tensor
+    dual: Tensor
+    weight: Tensor
+    scale: Tensor
+    current: Tensor
+    slope: Tensor
+    noise: Tensor
+    last: Tensor
+    flat: Tensor
+
+    def take(self, index: Tensor) -> Plan:
+        """The plan of some samples."""
+        return Plan(*(part[index] for part in self))
+
+    def judge(self, violation: Tensor, away: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether a step with these violations ``(b, m)``, ``y - raw`` and length is accepted; the next length."""
+        reached = merit(violation, away, self.weight)
+        good = reached <= self.current + SUFFICIENT * length * self.slope + self.noise
+        good = good & ((violation / self.scale).amax(-1) <= FAR)
+        excess = 2 * (reached - self.current - length * self.slope)
+        shorter = torch.where(excess > 0, -self.slope * length.square() / excess, 0.5 * length)
+        return good, torch.minimum(torch.maximum(shorter, SEARCH_CUT * length), 0.5 * length)
+
+
+def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor) -> Plan:
+    """The step from y ``(b, n)`` with the derivatives and multipliers there; `weight` ``(b, m)`` is the last step's."""
+    if (
+        at.hessian is None
+        or at.dual is None
+        or rows.size is None
+        or not (compiles(at.jacobian, MOST_STEP_ROWS) and compiles(at.hessian, MOST_STEP_ROWS))
+    ):
+        return plan_in_torch(rows, at, y, raw, weight)
+    from hardnet.kernels.cpu.approach import plan
+
+    bounds = rows.lower, rows.upper, rows.size
+    *known, settled = plan(at.jacobian, at.hessian, at.value, *bounds, y, raw, at.dual, weight, rows.curved)
+    found = Plan._make([*known, torch.zeros_like(settled)])
+    todo = (~settled).nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return found
+    rest = plan_in_torch(rows.take(todo), at.take(todo), y[todo], raw[todo], weight[todo])
+    return place(found, todo, rest)
+
+
+def plan_in_torch(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor, look: bool = True) -> Plan:
+    """`plan_step` without compiled code, and for samples whose Lagrangian is not convex."""
+    away, violation = y - raw, rows.violation(at.value)
+    step, dual, flat = direction(rows, y, away, at, look)
+    scale = relative_error(rows, at, y, raw)[1]
+    last = step.abs().amax(-1) <= SMALL_STEP * (y.abs().amax(-1) + DISTANT * away.abs().amax(-1))
+    weight = torch.maximum(weight, 1.5 * dual.abs())
+    current = merit(violation, away, weight)
+    planned = rows.violation(at.value + product(at.jacobian, step))
+    slope = ((away * step).sum(-1) + (weight * (planned - violation)).sum(-1)).clamp_max(0.0)
+    noise = torch.where(last, torch.inf, MERIT_ROUNDING * (current + (weight * scale).sum(-1)))
+    return Plan(step, dual, weight, scale, current, slope, noise, last, flat)
+
+
+def merit(violation: Tensor, away: Tensor, weight: Tensor) -> Tensor:
+    """``|away|^2 / 2 + weight . violation``, ``(b,)``."""
+    return away.square().sum(-1) / 2 + (weight * violation).sum(-1)
+
+
+def step_back(rows: Rows, value: Tensor, J: Tensor, there: Tensor, look: bool = True) -> Tensor:
+    """The second-order correction ``(b, n)``: a step back to the rows, whose values after the full step are `there`."""
+    there = torch.where(there.isfinite(), there, value)
+    soft = elastic_rows(rows, J)
+    return solve_step(J, rows.lower - there, rows.upper - there, soft, tight=rows.tight, look=look)[0]
+
+
+# The passes towards the nearest point on a CPU, where compiled code does everything except g and its derivatives.
+#
+# A sample whose full step is refused tries a corrected step, then shorter ones, within the same pass. Samples that have
+# ended leave the batch.
+
+
+class Walk(NamedTuple):
+    """The samples in progress: the kernel's numbers ``(b, COUNT)``, points ``(b, n)``, values per row ``(b, m)``."""
+
+    numbers: Tensor
+    y: Tensor
+    raw: Tensor
+    dual: Tensor
+    weight: Tensor
+
+
+def walk_compiled(rows: Rows, y: Tensor, raw: Tensor, passes: int) -> list[Tensor]:
+    """Iterate from y ``(B, n)`` to the end: the point, multipliers, settled, flat and steps."""
+    from hardnet.kernels.cpu.approach import GOING
+
+    now, index = _begin(rows, y, raw), torch.arange(len(y))
+    whole = [part.clone() for part in _outcome(now)]
+    for count in range(passes):
+        at = _evaluate(rows, now, first=count == 0)
+        plan = plan_step(rows, at, now.y, now.raw, now.weight)
+        now = now._replace(dual=at.dual, weight=plan.weight)
+        _try(rows, now, at, plan)
+        open_ = (now.numbers[:, GOING] > 0).nonzero().squeeze(-1)
+        if len(open_) == 0:
+            break
+        if len(open_) < len(index):
+            _place(whole, index, now)
+            index, rows, now = index[open_], rows.take(open_), Walk(*(part[open_] for part in now))
+    _place(whole, index, now)
+    return whole
+
+
+def _begin(rows: Rows, y: Tensor, raw: Tensor) -> Walk:
+    """The samples at their first points."""
+    from hardnet.kernels.cpu.approach import COUNT, GOING
+
+    numbers, none = y.new_zeros(len(y), COUNT), torch.zeros_like(rows.lower, memory_format=torch.contiguous_format)
+    numbers[:, GOING] = 1.0
+    return Walk(numbers, y.clone(memory_format=torch.contiguous_format), raw, none, none)
+
+
+def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
+    """The rows at y with multipliers and, where it is formed, the Hessian of the Lagrangian.
+
+    Samples that take the step of the plain projection get a Hessian of 0.
+    """
+    from hardnet.kernels.cpu.approach import STRAIGHT
+
+    start = lambda value, J: first_multipliers(rows, value, J, now.y - now.raw)
+    if not forms_metric(rows, now.y):
+        at = rows.evaluate(now.y)
+        now.numbers[:, STRAIGHT] = 1.0  # there is no other step to try
+        return at._replace(dual=start(at.value, at.jacobian) if first else now.dual.clone())
+    at = rows.evaluate(now.y, start if first else lambda *_: now.dual)
+    straight = now.numbers[:, STRAIGHT] > 0
+    if bool(straight.any()):
+        at = at._replace(hessian=choose(straight, torch.zeros_like(at.hessian), at.hessian))  # pyright: ignore[reportArgumentType]
+    return at._replace(dual=at.dual.clone(memory_format=torch.contiguous_format))  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _try(rows: Rows, now: Walk, at: Derivatives, plan: Plan) -> None:
+    """Try the full steps, then corrected, then ever shorter ones; write the results into the samples."""
+    from hardnet.kernels.cpu.approach import CURRENT, FLAT, GOING, LAST, LENGTH, MOVED, NOISE, SLOPE, TRIED, judge
+
+    one = torch.ones_like(plan.current)
+    known = {MOVED: 0 * one, LENGTH: one, TRIED: 0 * one, LAST: plan.last.to(one), FLAT: plan.flat.to(one)}
+    known |= {CURRENT: plan.current, SLOPE: plan.slope, NOISE: plan.noise}
+    now.numbers[:, list(known)] = torch.stack(list(known.values()), dim=-1)
+    trial = now.y + plan.step
+    there = rows.value(trial)
+    while True:
+        wants = judge(now.numbers, now.y, now.dual, now.raw, trial, there, plan, (rows.lower, rows.upper))
+        todo = ((now.numbers[:, MOVED] == 0) & (now.numbers[:, GOING] > 0)).nonzero().squeeze(-1)
+        if len(todo) == 0:
+            return
+        some = rows.take(todo)
+        point = torch.addcmul(now.y[todo], now.numbers[todo, LENGTH : LENGTH + 1], plan.step[todo])
+        if bool(wants.any()):
+            back = step_back(some, at.value[todo], at.jacobian[todo], there[todo])
+            point = point + choose(wants[todo], back, torch.zeros_like(back))
+        trial[todo], there[todo] = point, some.value(point)
+
+
+def _outcome(now: Walk) -> list[Tensor]:
+    """The results of the samples when they have ended."""
+    from hardnet.kernels.cpu.approach import FLAT, SETTLED, STEPS
+
+    settled, flat, steps = now.numbers[:, [SETTLED, FLAT, STEPS]].unbind(-1)
+    return [now.y, now.dual, settled > 0, flat > 0, steps.long()]
+
+
+def _place(whole: list[Tensor], index: Tensor, now: Walk) -> None:
+    """Write the results of the samples `index` into those of the batch."""
+    for old, new in zip(whole, _outcome(now), strict=True):
+        old.index_copy_(0, index, new)
 
 
 class Nearest(NamedTuple):
@@ -75,13 +481,7 @@ class State(NamedTuple):
 
 
 def approach(
-    rows: Rows,
-    y: Tensor,
-    raw: Tensor,
-    *,
-    iterations: int = 100,
-    going: Tensor | None = None,
-    pace: Pace = EVERY_PASS,
+    rows: Rows, y: Tensor, raw: Tensor, *, iterations: int = 100, going: Tensor | None = None, pace: Pace = EVERY_PASS
 ) -> Nearest:
     """Iterate from y ``(B, n)``, on or near the set; each sample stops on its own.
 
@@ -93,9 +493,9 @@ def approach(
         going: Samples that are to move, ``(B,)``; by default all.
         pace: When values may be read.
     """
-    dense, look = is_dense(rows, y), pace.free
+    dense, look = forms_metric(rows, y), pace.free
     if look and going is None and compiles(y.unsqueeze(-2)) and rows.lower.shape[-1]:
-        return Nearest(*walk(rows, y, raw, iterations))
+        return Nearest(*walk_compiled(rows, y, raw, iterations))
     first = lambda value, J: first_multipliers(rows, value, J, y - raw, look)
     at = rows.evaluate(y, first if dense else None)
     dual = first(at.value, at.jacobian) if at.dual is None else at.dual
@@ -139,3 +539,81 @@ def _pass(rows: Rows, now: State, look: bool) -> State:
         flat=torch.where(now.going, plan.flat, now.flat),
         steps=now.steps + now.going,
     )
+
+
+# ``[W C'; C 0] (p, q) = (cotangent, 0)``: the linear system behind the derivative of a nearest point.
+
+
+DEFINITE = 1e-4
+"""Least pivot for which W is considered positive definite."""
+
+
+def solve_kkt(
+    at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor, look: bool = True
+) -> tuple[Tensor, Tensor]:
+    """``(p, q)`` with ``[W C'; C 0] (p, q) = (grad, 0)``; q is zero for rows that are not active.
+
+    Where W is not positive definite the whole system is solved. At `degenerate` points ``(B,)`` it is singular: there
+    dependent rows share q, and zero or negative curvature along the rows is replaced as in the solver. Without `look`
+    the active rows' curvature is added for all samples, which does not change p and q, and where the result is not
+    positive definite the identity is used for W.
+    """
+    if look and compiles(at.jacobian) and (at.hessian is None or compiles(at.hessian)):
+        from hardnet.kernels.cpu.kkt import solve
+
+        p, q, pivot = solve(at.jacobian, at.hessian, active, grad)
+        bad = (~(pivot > DEFINITE)).nonzero().squeeze(-1)
+        if len(bad):
+            p[bad], q[bad] = _in_torch(at.take(bad), active[bad], grad[bad], degenerate[bad], look)
+        return p, q
+    return _in_torch(at, active, grad, degenerate, look)
+
+
+def _in_torch(at: Derivatives, active: Tensor, grad: Tensor, degenerate: Tensor, look: bool) -> tuple[Tensor, Tensor]:
+    """`solve_kkt` without compiled code, and for samples whose W is not positive definite."""
+    norm = row_norms(at.jacobian)
+    C = torch.where(active.unsqueeze(-1), at.jacobian / norm.unsqueeze(-1), 0.0)
+    right = torch.cat([C.mT, grad.unsqueeze(-1)], dim=-1)
+    if at.hessian is None:
+        p, q = _by_rows(C, active, right)
+        return p, q / norm
+    W = at.hessian.clone()
+    W.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    if not look:
+        solved, pivot = solve_definite(W + products(C.mT, added_curvature(W, C, active).unsqueeze(-1) * C), right)
+        solved = choose(pivot > 0, solved, right)
+        p, q = _by_rows(C, active, solved)
+        return p, q / norm
+    solved, pivot = solve_definite(W, right)
+    p, q = _by_rows(C, active, solved)
+    bad = ~(pivot > DEFINITE)
+    for samples, solver in ((bad & ~degenerate, _by_system), (bad & degenerate, _by_stiffened)):
+        chosen = samples.nonzero().squeeze(-1)
+        if len(chosen):
+            p[chosen], q[chosen] = solver(W[chosen], C[chosen], active[chosen], right[chosen])
+    return p, q / norm
+
+
+def _by_rows(C: Tensor, active: Tensor, solved: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q from ``W^-1 [C', grad]``, by the system of the rows ``C W^-1 C'``."""
+    across, free = solved[..., :-1], solved[..., -1]
+    gram = products(C, across).clone()
+    gram.diagonal(dim1=-2, dim2=-1).add_(torch.where(active, DEPENDENT, 1.0))
+    q = solve_definite(gram, product(C, free).unsqueeze(-1))[0].squeeze(-1)
+    q = torch.where(active, q, 0.0)
+    return free - product(across, q), q
+
+
+def _by_system(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q from the whole system, by elimination with pivoting."""
+    n = W.shape[-1]
+    corner = torch.diag_embed((~active).to(W))
+    K = torch.cat([torch.cat([W, C.mT], -1), torch.cat([C, corner], -1)], -2)
+    grad = torch.cat([right[..., -1], torch.zeros_like(C[..., 0])], -1)
+    solved = torch.linalg.solve_ex(K, grad.unsqueeze(-1)).result.squeeze(-1)
+    return solved[:, :n], torch.where(active, solved[:, n:], 0.0)
+
+
+def _by_stiffened(W: Tensor, C: Tensor, active: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """P and q with W made positive definite."""
+    return _by_rows(C, active, solve_definite(stiffened(W, C, active)[0], right)[0])

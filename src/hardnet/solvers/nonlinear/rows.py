@@ -7,16 +7,162 @@ independently: its derivatives come from one batched backward pass, and samples 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hardnet.errors import ShapeError, sentence
+from hardnet.errors import DTypeError, ShapeError, sentence
+from hardnet.kernels.limits import ELASTIC
+from hardnet.modes import mode
 from hardnet.rows import bound_size
 from hardnet.solvers.algebra.small import product
-from hardnet.solvers.nonlinear.derivatives import Function, batched_gradient, gradient
-from hardnet.solvers.nonlinear.input import Input
+
+# The input x of nonlinear rows, and calls of functions ``(y, x) -> values`` for some samples of a batch.
+#
+# Which tensors of x have an entry for each sample is not known from their shapes alone: a tensor that all samples share
+# may happen to begin with the batch size. `Input.apart` says whether samples may be called with their part of x; where
+# that gives other values than a call with all of x (`hardnet.solvers.nonlinear.solve` compares them), every call is
+# made for the whole batch with x as it was given.
+
+
+class Input(NamedTuple):
+    """x as a list of leaves, floating-point tensors in float64, and the samples of the flat batch that are meant.
+
+    Attributes:
+        given: The leaves of x.
+        spec: How to rebuild x from its leaves.
+        batch: The batch dimensions of y.
+        own: For each leaf, whether it is a tensor that begins with the batch dimensions.
+        samples: The samples meant, ``(b,)``; None for all.
+        apart: Whether some samples are called with their part of x, rather than all of them with x as given.
+        part: Where some samples are called apart, the leaves for these samples.
+    """
+
+    given: tuple[Any, ...]
+    spec: Any
+    batch: torch.Size
+    own: tuple[bool, ...]
+    samples: Tensor | None = None
+    apart: bool = True
+    part: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, x: Any, batch: torch.Size) -> Input:
+        """The input of all samples of a batch."""
+        leaves, spec = tree_flatten(x)
+        own = tuple(isinstance(leaf, Tensor) and leaf.shape[: len(batch)] == batch for leaf in leaves)
+        return cls(tuple(leaf.double() if is_real(leaf) else leaf for leaf in leaves), spec, batch, own)
+
+    @property
+    def numbers(self) -> list[Tensor]:
+        """The floating-point tensors of x."""
+        return [leaf for leaf in self.given if is_real(leaf)]
+
+    def replaced(self, numbers: tuple[Tensor, ...]) -> Input:
+        """The input of all samples with other floating-point tensors."""
+        found = iter(numbers)
+        return self._replace(given=tuple(next(found) if is_real(leaf) else leaf for leaf in self.given))
+
+    def take(self, index: Tensor) -> Input:
+        """The input of some samples."""
+        chosen = index if self.samples is None else self.samples[index]
+        if not self.apart:
+            return self._replace(samples=chosen)
+        flat = self.part or tuple(
+            self._flat(leaf) if own else leaf for leaf, own in zip(self.given, self.own, strict=True)
+        )
+        part = tuple(leaf[index] if own else leaf for leaf, own in zip(flat, self.own, strict=True))
+        return self._replace(samples=chosen, part=part)
+
+    def call(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
+        """``function(y, x)`` of the samples, y ``(b, n)``; values ``(b, ...)``."""
+        if self.samples is not None and self.apart:
+            return function(y, self._tree(self.part))
+        if self.samples is None:
+            return self._whole(function, y)
+        fill = y[:1].detach() if len(y) else y.new_zeros(1, y.shape[-1])
+        everyone = fill.expand(prod(self.batch), -1).index_copy(0, self.samples, y)
+        return self._whole(function, everyone)[self.samples]
+
+    def _whole(self, function: Callable[[Tensor, Any], Any], y: Tensor) -> Any:
+        """The values of all samples, with x as it was given."""
+        x = self._tree(self.given)
+        if len(self.batch) == 1 or not any(self.own):
+            return function(y, x)
+        value = function(y.reshape(*self.batch, y.shape[-1]), x)
+        return (
+            self._flat(value) if isinstance(value, Tensor) and value.shape[: len(self.batch)] == self.batch else value
+        )
+
+    def _flat(self, leaf: Tensor) -> Tensor:
+        return leaf.reshape(prod(self.batch), *leaf.shape[len(self.batch) :])
+
+    def _tree(self, leaves: tuple[Any, ...]) -> Any:
+        return tree_unflatten(list(leaves), self.spec)
+
+
+def is_real(leaf: Any) -> bool:
+    """Whether a leaf of x is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+# Derivatives, by autograd, of functions ``(y, x) -> values`` whose samples do not depend on each other.
+
+
+Function = Callable[[Tensor, Any], Tensor]
+"""``(y, x) -> values``: y ``(*batch, n)``, values ``(*batch, m)``."""
+
+
+def gradient(scalar: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
+    """The gradient of a sum over samples; zeros if the sum does not depend on the point."""
+    if not scalar.requires_grad:
+        return torch.zeros_like(point)
+    found = torch.autograd.grad(scalar, point, allow_unused=True, retain_graph=True, create_graph=create_graph)[0]
+    return torch.zeros_like(point) if found is None else found
+
+
+def batched_gradient(values: Tensor, point: Tensor, *, create_graph: bool = False) -> Tensor:
+    """``d values / d point``, ``(b, m, n)``, of values ``(b, m)`` whose samples do not depend on each other."""
+    b, m = values.shape
+    if not values.requires_grad or m == 0:
+        return point.new_zeros(b, m, point.shape[-1])
+    if m == 1:
+        return gradient(values.sum(), point, create_graph=create_graph).unsqueeze(1)
+    if mode() == "export":  # batched backward passes use vmap, which does not accept symbolic sizes
+        each = [gradient(values[:, row].sum(), point, create_graph=create_graph) for row in range(m)]
+        return torch.stack(each, dim=1)
+    unit = torch.eye(m, dtype=values.dtype, device=values.device).unsqueeze(1).expand(m, b, m)
+    found = torch.autograd.grad(
+        values, point, unit, allow_unused=True, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+    )[0]
+    return point.new_zeros(b, m, point.shape[-1]) if found is None else found.transpose(0, 1)
+
+
+def jacobian(function: Function, y: Tensor, x: Any) -> Tensor:
+    """``d function / d y``, ``(*batch, m, n)``, without a graph; y keeps its batch dimensions and its dtype."""
+    with torch.enable_grad():
+        point = y.detach().requires_grad_()
+        values = function(point, x)
+        flat = values.reshape(-1, values.shape[-1])
+        unit = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        unit = unit.unsqueeze(1).expand(-1, len(flat), -1).reshape(len(unit), *values.shape)
+        if not values.requires_grad:
+            return y.new_zeros(*values.shape, y.shape[-1])
+        found = torch.autograd.grad(values, point, unit, allow_unused=True, is_grads_batched=True)[0]
+    return y.new_zeros(*values.shape, y.shape[-1]) if found is None else found.movedim(0, -2)
+
+
+def require_differentiable(function: Function, y: Tensor, x: Input) -> Tensor:
+    """The values of g at y, which requires a gradient; a g that is not differentiable in y is refused."""
+    with torch.enable_grad():
+        value = x.call(function, y)
+    if not isinstance(value, Tensor) or not (value.requires_grad or value.shape[-1] == 0):
+        got = "values without a derivative" if isinstance(value, Tensor) else type(value).__name__
+        raise DTypeError(sentence("g", "a function of torch operations that can be differentiated", got))
+    return value
 
 
 class Derivatives(NamedTuple):
@@ -176,3 +322,126 @@ class Rows(NamedTuple):
             expected = f"shape {(y.shape[0], self.curved, y.shape[-1])}"
             raise ShapeError(sentence("jacobian", expected, tuple(value.shape)))
         return value
+
+
+# Measures for a sample: the size of its outputs, lengths and scales of its rows, and the relative violation.
+
+
+FINE = 3e-15
+"""Part of a row's scale to which a violation is reduced as long as steps reduce it; a certificate allows 3.6e-15."""
+
+
+def row_size(y: Tensor, raw: Tensor) -> Tensor:
+    """``max |y|``, at least ``min(1, max |raw|)``: the size of a sample's outputs, ``(b, 1)``."""
+    return size_from(y, raw.abs().amax(-1, keepdim=True).clamp_max(1.0))
+
+
+def size_from(y: Tensor, least: Tensor) -> Tensor:
+    """`row_size` from the least size ``(b, 1)``."""
+    return torch.maximum(y.abs().amax(-1, keepdim=True), least)
+
+
+def row_norms(jacobian: Tensor) -> Tensor:
+    """``|J_i|``, ``(b, m)``; 1 for a zero row."""
+    norm = torch.linalg.vector_norm(jacobian, dim=-1)
+    return norm + (norm == 0)
+
+
+def elastic_rows(rows: Rows, jacobian: Tensor, soft: Tensor | None = None) -> Tensor:
+    """The elasticity of each row: `soft` or the least elasticity for the rows of g, 0 for affine rows, ``(b, m)``."""
+    whole = ELASTIC * row_norms(jacobian) if soft is None else soft
+    if not rows.A.shape[-2]:
+        return whole
+    return torch.cat([whole[:, : rows.curved], torch.zeros_like(whole[:, rows.curved :])], dim=-1)
+
+
+def relative_error(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest violation relative to its row's scale, ``(b,)``, and these scales ``(b, m)``."""
+    return error_of(rows, rows.violation(at.value), at.jacobian, row_size(y, raw))
+
+
+def error_of(rows: Rows, violation: Tensor, jacobian: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from the violations and the size of the outputs.
+
+    A scale that is zero or not finite is replaced by the smallest normal number, so that any violation of the row
+    counts as huge: an infinite slope must not make every violation look small.
+    """
+    tiny, scale = torch.finfo(size.dtype).tiny, rows.scale(jacobian, size)
+    scale = torch.where(scale < torch.inf, scale, tiny).clamp_min(tiny)
+    return (violation / scale).amax(-1), scale
+
+
+def fixed_direction(y: Tensor, number: int = 0) -> Tensor:
+    """A fixed direction ``(n,)`` without symmetries, the same for every sample; another one for each `number`."""
+    place = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
+    return ((1.7 + 0.9 * number) * place + 0.3 + number).sin()
+
+
+# The loop shared by retraction and nearest point: passes over a batch, in which each sample takes one trial step.
+#
+# A sample whose trial is refused stays where it is and tries a shorter step in the next pass, so that a pass is a fixed
+# program. Where values may be read, samples that have ended leave the batch. Either way the result of a sample does not
+# depend on the other samples of the batch.
+
+
+WORTH = 0.75
+"""Share of open samples below which the others are taken out of the batch, where reading values is not free."""
+TRIALS = 3
+"""Passes per allowed step, where a pass is one trial: some trials are refused."""
+
+
+class Pace(NamedTuple):
+    """How often values may be read.
+
+    Attributes:
+        every: Passes between two checks of which samples are open; 0 for no checks, so that passes can be captured.
+        free: Whether reading values inside a pass is free, as on a CPU.
+    """
+
+    every: int = 1
+    free: bool = True
+
+
+EVERY_PASS = Pace()
+"""Read values in every pass, as on a CPU."""
+
+
+def run(
+    rows: Rows,
+    state: Any,
+    one: Callable[[Rows, Any], Any],
+    result: Callable[[Any], tuple[Tensor, ...]],
+    passes: int,
+    pace: Pace,
+) -> tuple[Tensor, ...]:
+    """Run up to `passes` passes over a state with the field ``going`` ``(b,)``; return `result` of the final state.
+
+    Args:
+        rows: The rows of the batch.
+        state: A NamedTuple of tensors whose first dimension is the batch.
+        one: One pass: ``(rows, state) -> state``. Where reading values is free it gets only open samples, else it
+            leaves closed ones unchanged.
+        result: Extracts the wanted part of the state.
+        passes: The maximum number of passes.
+        pace: When values may be read.
+    """
+    whole: list[Tensor] | None = None
+    index = torch.arange(state.going.shape[0], device=state.going.device)
+    for count in range(passes):
+        if pace.every and count % pace.every == 0:
+            going = state.going.nonzero().squeeze(-1)
+            if len(going) == 0:
+                break
+            if len(going) < len(index) and (pace.free or len(going) <= WORTH * len(index)):
+                whole = _place(whole, index, result(state))
+                rows, index = rows.take(going), index[going]
+                state = type(state)(*(None if part is None else part[going] for part in state))
+        state = one(rows, state)
+    return tuple(_place(whole, index, result(state)))
+
+
+def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) -> list[Tensor]:
+    """The results of the batch, with those of the samples `index` replaced."""
+    if whole is None:
+        return list(part)
+    return [old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)]

@@ -141,15 +141,14 @@ def unsettled(status: Tensor) -> Tensor:
     return (status == int(Status.NOT_CONVERGED)) | (status == int(Status.FEASIBLE))
 
 
-def settle(found: Outcome, flat: BoxedBatch, rounding: float, by_kernel: bool) -> Outcome:
-    """Solve the samples that are `unsettled` by the next solver: `solve` after a kernel, then n + k dense rows."""
+def settle(found: Outcome, flat: BoxedBatch, rounding: float) -> Outcome:
+    """Solve the samples that are `unsettled` as n + k dense rows."""
     index = unsettled(found.status).nonzero().squeeze(-1)
     if len(index) == 0:
         return found
     raw, *others = flat
     left: BoxedBatch = (raw[index], *(part if len(part) == 1 else part[index] for part in others))  # pyright: ignore[reportAssignmentType]
-    settled = solve(*left, rounding=rounding) if by_kernel else _by_dense_rows(*left, rounding)
-    settled = settle(settled, left, rounding, by_kernel=False) if by_kernel else settled
+    settled = _by_dense_rows(*left, rounding)
     worse = (found.status[index] == int(Status.FEASIBLE)) & (settled.status == int(Status.NOT_CONVERGED))
     return place(found, index[~worse], take(settled, (~worse).nonzero().squeeze(-1)))
 

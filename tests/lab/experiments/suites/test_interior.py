@@ -7,10 +7,8 @@ import torch
 
 from hardnet.errors import ConvergenceError
 from hardnet_lab.experiments.optimal import Optimum, optimal_programs
-from hardnet_lab.experiments.suites.base import Case
-from hardnet_lab.experiments.suites.convex import solve_convex
-from hardnet_lab.experiments.suites.interior import solve_interior
-from hardnet_lab.experiments.suites.references import write_references
+from hardnet_lab.experiments.suites.catalog import Case
+from hardnet_lab.experiments.suites.references import solve_convex, solve_interior, write_references
 from hardnet_lab.problems.suites import SuitePrograms
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet_lab.experiments.suites import find_suite
+from hardnet_lab.experiments.suites.catalog import find_suite
 from hardnet_lab.problems.suites.acopf import PowerBalance, PowerFlow
 
 pytest.importorskip("casadi")
@@ -21,8 +21,8 @@ def test_ipopt_finds_the_recorded_optima_again(case):
 
 
 def test_the_nearest_dispatch_is_that_of_ipopt():
-    from hardnet_lab.experiments.suites.power import solve_with
-    from hardnet_lab.problems.suites.grid import read_grid
+    from hardnet_lab.experiments.suites.references import solve_with
+    from hardnet_lab.problems.suites.acopf import read_grid
 
     problem = PowerBalance("case9", 400)
     x = problem.inputs(problem.test[:3])
@@ -36,8 +36,8 @@ def test_the_nearest_dispatch_is_that_of_ipopt():
 def test_the_tables_of_a_grid_are_made_again(tmp_path):
     pytest.importorskip("pypower")
     from hardnet_lab.experiments.results import read_json
-    from hardnet_lab.experiments.suites.power import record_grid, record_loads
-    from hardnet_lab.problems.suites.grid import read_grid
+    from hardnet_lab.experiments.suites.references import record_grid, record_loads
+    from hardnet_lab.problems.suites.acopf import read_grid
 
     record_grid("case9", tmp_path)
     made, kept = read_json(tmp_path / "grid-case9.json"), read_grid("case9")

@@ -8,9 +8,9 @@ import pytest
 from hardnet.errors import FileError, HardNetError
 from hardnet_lab.experiments.recipes import Recipe
 from hardnet_lab.experiments.results import read_result
-from hardnet_lab.experiments.suites import SUITES, base, find_case, find_suite, known_suites
+from hardnet_lab.experiments.suites import catalog as base
 from hardnet_lab.experiments.suites import run as suite_run
-from hardnet_lab.experiments.suites.tables import read_suites, suite_note, suite_table
+from hardnet_lab.experiments.suites.catalog import SUITES, find_case, find_suite, read_suites, suite_note, suite_table
 from hardnet_lab.experiments.tables import Column
 from hardnet_lab.problems import Hidden
 from hardnet_lab.problems.suites import SuitePrograms
@@ -39,11 +39,7 @@ def toy(monkeypatch):
     suite = base.Suite(
         "toy", "Toys", "about", (case("toy-one", sizes=("both",)), case("toy-two", sizes=("both",))), columns
     )
-    for where in ("hardnet_lab.experiments.suites.run", "hardnet_lab.experiments.suites.tables"):
-        monkeypatch.setattr(f"{where}.find_suite", lambda name: suite)
-    find = lambda name: next(((suite, case) for case in suite.cases if case.name == name), None)
-    monkeypatch.setattr("hardnet_lab.experiments.suites.tables.find_case", find)
-    monkeypatch.setattr("hardnet_lab.experiments.suites.tables.known_suites", lambda: ["toy"])
+    monkeypatch.setattr(base, "SUITES", {"toy": suite})
     return suite
 
 
@@ -119,10 +115,9 @@ def test_an_unknown_suite_is_refused():
         suite_run.suite_request("dc4")
 
 
-@pytest.mark.parametrize("name", known_suites())
+@pytest.mark.parametrize("name", SUITES)
 def test_every_suite_is_whole(name):
     suite = find_suite(name)
-    assert name in SUITES
     for entry in suite.cases:
         assert entry.name.startswith(f"{name}-")
         assert find_case(entry.name) == (suite, entry)

@@ -7,14 +7,14 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import HardNetError
-from hardnet_lab.experiments import specs
+from hardnet_lab.experiments import recipes as specs
 from hardnet_lab.experiments.results import read_result
-from hardnet_lab.experiments.row import Row, build_model, partly_enforced
-from hardnet_lab.experiments.suites import find_suite
-from hardnet_lab.experiments.suites.separable import BOXED, LOOSE, solve_separable
+from hardnet_lab.experiments.run import Row, build_model, partly_enforced
+from hardnet_lab.experiments.suites.catalog import BOXED, LOOSE, find_suite
+from hardnet_lab.experiments.suites.references import solve_separable
 from hardnet_lab.problems import Hidden
 from hardnet_lab.problems.suites import reference
-from hardnet_lab.problems.suites.fsnet import FSNet
+from hardnet_lab.problems.suites.programs import FSNet
 from hardnet_lab.train import Silence, World, streams_of
 from tests.lab.problems.suites.test_separable import small
 
@@ -74,7 +74,7 @@ def test_cones_have_the_second_derivative_that_casadi_derives(monkeypatch):
     problem = small("cones", box=5.0, curve="identity")
     x = problem.inputs(problem.test)
     written = solve_separable(problem, x)
-    monkeypatch.setattr("hardnet_lab.experiments.suites.separable._second_order", lambda *given: {})
+    monkeypatch.setattr("hardnet_lab.experiments.suites.references._second_order", lambda *given: {})
     torch.testing.assert_close(written.value, solve_separable(problem, x).value, rtol=0, atol=1e-7)
 
 

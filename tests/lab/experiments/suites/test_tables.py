@@ -7,7 +7,7 @@ from hardnet.cli import app
 from hardnet_lab.experiments import tables
 from hardnet_lab.experiments.report import write_report
 from hardnet_lab.experiments.results import Result, write_result
-from hardnet_lab.experiments.suites.tables import read_suites, suite_note, suite_table
+from hardnet_lab.experiments.suites.catalog import read_suites, suite_note, suite_table
 from hardnet_lab.problems.suites import reference
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet_lab.experiments.suites import find_suite
+from hardnet_lab.experiments.suites.catalog import find_suite
 from hardnet_lab.problems.suites.hardnetpp import UnicycleControls
 
 pytest.importorskip("casadi")
@@ -19,7 +19,7 @@ def test_ipopt_finds_the_recorded_optima_again():
 
 def test_recorded_poses_are_made_again(tmp_path):
     from hardnet.files import read_tensors
-    from hardnet_lab.experiments.suites.unicycle import record_states
+    from hardnet_lab.experiments.suites.references import record_states
     from hardnet_lab.problems.suites.hardnetpp import fresh_states
 
     record_states(tmp_path / "states.safetensors", count=2)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet_lab.problems.suites.acopf import RANGE, PowerBalance, PowerFlow, draw_loads
-from hardnet_lab.problems.suites.grid import Grid
+from hardnet_lab.problems.suites.acopf import RANGE, Grid, PowerBalance, PowerFlow, draw_loads
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardnet_lab.problems.suites.fsnet import FSNet
+from hardnet_lab.problems.suites.programs import FSNet
 
 CHECKSUMS = {"qp": "4b189dd6635af51d", "qcqp": "fc623fa341174758", "socp": "e060cce49202048b"}
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from hardnet.errors import FileError
-from hardnet_lab.problems.suites.acopf import draw_loads
-from hardnet_lab.problems.suites.grid import Grid
+from hardnet_lab.problems.suites.acopf import Grid, draw_loads
 
 COSTS = {"case9": 5296.6862, "case57": 41737.7863, "case118": 129660.6850}
 """Of the cheapest dispatch without limits on lines, by IPOPT on other code (MATPOWER's cases, in dollars an hour)."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet_lab.problems.suites.separable import ConeRows, Objective, Separable, SeparableRows
+from hardnet_lab.problems.suites.programs import ConeRows, Objective, Separable, SeparableRows
 
 
 def numbers(*size, seed=0):

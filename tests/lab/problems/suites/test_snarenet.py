@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet_lab.problems.suites.snarenet import ConvexQCQP, Noncvx
+from hardnet_lab.problems.suites.programs import ConvexQCQP, Noncvx
 
 CHECKSUMS = {0: "ea1fe52af691a3f5", 10: "fa49eb752e3810e1", 50: "fa794326985d1bd2", 100: "a37d1a951d9b3521"}
 

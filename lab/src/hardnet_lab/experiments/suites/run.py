@@ -8,13 +8,10 @@ from pathlib import Path
 import torch
 
 from hardnet.errors import HardNetError, sentence
-from hardnet_lab.experiments import specs
-from hardnet_lab.experiments.recipes import Recipe
-from hardnet_lab.experiments.row import Row
-from hardnet_lab.experiments.run import choose_device, run_rows
-from hardnet_lab.experiments.specs import Method
-from hardnet_lab.experiments.suites import find_suite
-from hardnet_lab.experiments.suites.base import Case, Suite
+from hardnet_lab.experiments import recipes as specs
+from hardnet_lab.experiments.recipes import Method, Recipe
+from hardnet_lab.experiments.run import Row, choose_device, run_rows
+from hardnet_lab.experiments.suites.catalog import Case, Suite, find_suite
 from hardnet_lab.problems import Problem
 from hardnet_lab.train import Display
 

@@ -18,17 +18,14 @@ EPS = torch.finfo(D).eps
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_agrees_with_plain_torch(kind, k):
     """They agree to the conditioning of the projection; plain torch solves the samples left open here afterward."""
-    left = 0
     for n in (1, 2, 7, 60):
         flat = flat_box(*box_family(kind, 40, k, n, seed=n))
         found, plain = Outcome(*BoxRows().forward(flat, EPS)), solve(*flat, rounding=EPS)
         both = (found.status == 0) & (plain.status == 0)
-        left += int((found.status != plain.status).sum())
         error = (found.y - plain.y).abs().amax(-1) / flat[0].abs().amax(-1).clamp_min(1.0)
         assert (error <= 1e-10)[both].all()
-        assert (found.residual <= 8 * EPS)[both].all()
-        assert torch.equal(found.y.isnan().all(-1), found.status != 0)
-    assert left <= 8  # of 160
+        assert (found.residual <= 1e-12)[both].all()
+        assert (found.status == 0)[plain.status == 0].all()
 
 
 def test_raw_inside_is_returned_bit_for_bit_and_bad_numbers_are_invalid():
@@ -45,11 +42,11 @@ def test_raw_inside_is_returned_bit_for_bit_and_bad_numbers_are_invalid():
     assert torch.equal(bad.y[6:], BoxRows().forward(mates, EPS)[0])
 
 
-def test_empty_sets_are_left_open():
+def test_empty_sets_are_proved_empty():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 3, 2, 5))
     lower[0, 0], upper[0, 0] = 50.0, 60.0
     flat = flat_box(raw, A, lower, upper, low, high)
-    assert BoxRows().forward(flat, EPS)[4].tolist() == [2, 0, 0]
+    assert BoxRows().forward(flat, EPS)[4].tolist() == [1, 0, 0]
     assert solve(*flat, rounding=EPS).status.tolist() == [1, 0, 0]
 
 
