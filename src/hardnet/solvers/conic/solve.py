@@ -41,7 +41,12 @@ class Limits(NamedTuple):
 
 
 def project_intersection(
-    raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9, dtype: torch.dtype = torch.float64
+    raw: Tensor,
+    blocks: Sequence[Block],
+    *,
+    tolerance: float = 1e-9,
+    dtype: torch.dtype = torch.float64,
+    elsewhere: bool = True,
 ) -> Solution:
     """``argmin |y - raw|`` subject to every block, sample by sample, in float64.
 
@@ -50,6 +55,7 @@ def project_intersection(
         blocks: What the set is made of; tensors lead with B or 1.
         tolerance: Scale-free KKT residual below which a sample counts as solved.
         dtype: That of raw as it was given: violations of a few of its roundings count as none.
+        elsewhere: Whether sets without a point near raw are looked at in other units.
 
     Returns:
         Solution whose `dual` ``(B, r)`` holds the multipliers of the blocks in order.
@@ -73,7 +79,7 @@ def project_intersection(
         y[index], dual[index], status[index], iterations[index], residual[index] = part
     found = Solution(y, dual, status, iterations, residual)
     lost = (status == int(Status.INFEASIBLE)).nonzero().squeeze(-1)
-    return found if lost.numel() == 0 else _looked_for_elsewhere(found, lost, raw, blocks, limits)
+    return found if lost.numel() == 0 or not elsewhere else _looked_for_elsewhere(found, lost, raw, blocks, limits)
 
 
 def _looked_for_elsewhere(
@@ -91,14 +97,17 @@ def _looked_for_elsewhere(
     units = power_above(1 / torch.where(felt > 0, felt, felt.amax(-1, keepdim=True)).clamp_min(1e-300))
     if bool((units.amax(-1) <= LIKE * units.amin(-1)).all()):
         return known
-    there = project_intersection(raw / units, [in_units(block, units) for block in some], tolerance=limits.residual)
+    turned = [in_units(block, units) for block in some]
+    there = project_intersection(raw / units, turned, tolerance=limits.residual, elsewhere=False)
     reached = solved(there.status)
     if not bool(reached.any()):
         return known
     chosen = reached.nonzero().squeeze(-1)
     lost, raw, units, point = lost[chosen], raw[chosen], units[chosen], there.y[chosen] * units[chosen]
     some, dual = [_taken(block, chosen) for block in some], there.dual[chosen]
-    start = Guess(point, dual, torch.ones_like(units[:, :1]))
+    start, none = Guess(point, dual, torch.ones_like(units[:, :1])), torch.zeros_like(chosen)
+    instead = answer = Answer(*start, torch.full_like(point[:, 0], torch.inf), none, none.bool())
+    stack = Stack([image.map(Tensor.detach) for image in images(some)], raw.shape[-1])
     for part in WAY:  # from those units to none, since multipliers change with them
         unit = power_above(units**part) if part else torch.ones_like(units)
         stack = Stack(
@@ -109,8 +118,6 @@ def _looked_for_elsewhere(
         answer = settle(aim, stack, guess, torch.ones_like(guess.unit), limits.residual)
         good = (answer.residual <= limits.residual) & ~answer.lost
         start = Guess(choose(good, answer.y * unit, start.y), choose(good, answer.dual, start.dual), start.unit)
-    unproved = torch.full_like(answer.residual, torch.inf), torch.zeros_like(answer.lost)
-    instead = answer._replace(y=point, residual=unproved[0], lost=unproved[1])
     found, feasible = _judge(_tidied(raw, stack, answer), stack, limits), _judge(instead, stack, limits)
     good = found.status == int(Status.SOLVED)
     return place(known, lost, Solution(*(choose(good, new, old) for new, old in zip(found, feasible, strict=True))))
