@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hardnet.errors import CROSSED, NOT_FINITE
 from hardnet.functional.derivatives import last_derivative
-from hardnet.functional.samples import raise_infeasible, reject, warn_not_converged
+from hardnet.functional.samples import raise_infeasible, reject
+from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, answer
 from hardnet.solvers.polyhedron.sparse_factor import SparseRows
 from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
@@ -25,8 +26,9 @@ def project_sparse_affine(
     lower: Tensor | None = None,
     upper: Tensor | None = None,
     *,
-    on_infeasible: str = "raise",
-    on_invalid: str = "raise",
+    on_infeasible: OnInfeasible = "raise",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` for sparse rows, differentiable in raw and the bounds.
 
@@ -37,6 +39,7 @@ def project_sparse_affine(
         upper: Like `lower`; None is +inf.
         on_infeasible: What to do with an empty set: ``"raise"`` an `InfeasibleError`, or return ``"nan"`` for that
             sample alone.
+        on_unsolved: What to do with a sample that is not solved: as in `hardnet.functional.project_affine`.
         on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error, or return ``"nan"`` for that sample.
     """
     y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
@@ -45,8 +48,8 @@ def project_sparse_affine(
         reject(status == int(Status.INVALID), CROSSED, "lower, upper")
     if on_infeasible != "nan":
         raise_infeasible(status == int(Status.INFEASIBLE), dual)
-    warn_not_converged(status == int(Status.NOT_CONVERGED), residual)
-    return torch.where((status == int(Status.INFEASIBLE)).unsqueeze(-1), torch.nan, y)
+    policy = Policy("nan", on_unsolved, on_invalid).resolved(look=True)
+    return answer(Solution(y, dual, status, status, residual), policy)
 
 
 @torch.no_grad()

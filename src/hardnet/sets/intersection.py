@@ -25,6 +25,10 @@ BLOCKS: tuple[Any, ...] = get_args(Block)
 """The numbers of a set that states one of these as its record are its block."""
 
 
+POLICIES = ("on_infeasible", "on_unsolved", "on_invalid")
+"""What sparse rows are asked; all of their answers are proved, so that there is nothing to warn of."""
+
+
 class Intersection(ConstraintSet):
     """The points that lie in every member; nested intersections are flattened.
 
@@ -222,7 +226,7 @@ class Intersection(ConstraintSet):
 
     def _sparsely(self, numbers: tuple[Any, ...], raw: Tensor, policies: dict[str, Any]) -> Tensor:
         """The nearest point by sparse factors; rows that contradict each other are named."""
-        policies = {name: policies[name] for name in ("on_infeasible", "on_invalid") if name in policies}
+        policies = {name: policies[name] for name in POLICIES if name in policies}
         try:
             return project_compressed(self.parts, numbers, raw, self._factors, **policies)
         except InfeasibleError as error:

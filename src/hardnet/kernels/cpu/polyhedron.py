@@ -15,13 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, bare, bare_summed, compiled
 from hardnet.kernels.limits import POLYHEDRON, ROUNDINGS
 
-Marks = npt.NDArray[np.int64]
+Marks = Any  # npt.NDArray[np.int64], whose entries are no int to a type checker
 
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID, FEASIBLE = 0.0, 1.0, 2.0, 3.0, 4.0
 """`hardnet.solvers.solution.Status`, written beside numbers."""
@@ -528,14 +527,15 @@ def straighten(
             back_substitute(R, k, c, c)
             own = size_of_row(A[i], y, lower[i], upper[i], rounding)
             for row in range(k):
-                other = work[row]
+                other = int(work[row])
                 own += abs(c[row]) * size_of_row(A[other], y, lower[other], upper[other], rounding)
             far = left[i] * np.sqrt(product(A[i], A[i])) * largest(y)
             if abs(rest) > ALLOWED * rounding * own + BEYOND * far:
                 return -1 - i, k, rest
     for i in range(m):
         if lower[i] == upper[i]:
-            A[i, :], lower[i], upper[i] = 0.0, 0.0, 0.0
+            A[i, :] = 0.0
+            lower[i] = upper[i] = 0.0
     for row in range(k):
         copy(Q[row], A[work[row]])
         lower[work[row]], upper[work[row]] = r[row] - bound[row], r[row] + bound[row]
@@ -559,7 +559,7 @@ def contradicts(
     if p < A.shape[0]:
         own = size_of_row(A[p], y, lower[p], upper[p], rounding)
     for i in range(k):
-        row = work[i]
+        row = int(work[i])
         own += abs(r[i]) * size_of_row(A[row], y, lower[row], upper[row], rounding)
     return excess > ALLOWED * rounding * own + BEYOND * far
 
@@ -582,8 +582,7 @@ def solve(
     if start == 1 and guess(raw, A, lower, upper, low, high, equal, side, held, y, dual, R, z, c, r, work, bound):
         for place in range(2 * m):  # equalities first
             i = place % m
-            if equal[i] == (place < m):
-                mark, side[i] = side[i], FREE
+            mark = side[i]
             if equal[i] == (place < m) and mark != FREE:
                 more = take_row(i, A, held, work, k, Q, R, z, part, c)
                 side[i] = mark if more > k else FREE

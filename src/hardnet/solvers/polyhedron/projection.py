@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardnet.kernels.backends import find
 from hardnet.kernels.limits import Tolerances
-from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_each, shift_rows
+from hardnet.products import LARGEST_EXPONENT, exponent, power, shift, shift_each, shift_rows, times_columnwise
 from hardnet.rows import Batch, in_double, ordered, step_limit, take_rows
 from hardnet.solvers.polyhedron.coordinates import clamp_coordinates
 from hardnet.solvers.polyhedron.problem import ALLOWED, CERTAIN, FEASIBLE, INSIDE, SOLVED
@@ -140,12 +140,108 @@ def _choose(
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
         return solve_single(*rows.numbers)  # pyright: ignore[reportArgumentType]
-    kernel = find("any_rows", rows) if backend == "auto" and shared is None else None
+    own = backend == "auto" and shared is None
+    alone = _alone(rows.A) if own and rows.look and rows.raw.is_cpu else None
+    kernel = find("any_rows", rows) if own and alone is None else None
     if kernel is not None:
         return _by_kernel(kernel, rows, again, rounding)
     if rows.look:
-        return solve_in_steps(rows, backend, shared, again, rounding)
+        return _in_steps(rows, backend, shared, again, rounding, alone)
     return fixed_program(rows, shared, rounding)
+
+
+def _alone(A: Tensor) -> Tensor | None:
+    """Which rows of a shared A bound one output, ``(m,)``; None if there are none, or each sample has an A."""
+    alone = (A != 0).sum(-1) == 1 if A.dim() == 2 else None
+    return alone if alone is not None and bool(alone.any()) else None
+
+
+def _in_steps(
+    rows: Batch,
+    backend: str,
+    shared: SharedRows | None,
+    again: Project | None,
+    rounding: float | None,
+    alone: Tensor | None,
+) -> Outcome:
+    """By the solver of a box and rows, which takes bounds of single outputs as bounds; the others in stages."""
+    kernel = find("box_rows", rows) if backend == "auto" and shared is None else None
+    if kernel is None or rounding is None:
+        return solve_in_steps(rows, backend, shared, again, rounding)
+    found = _beside_box(kernel, rows, rounding, alone)
+    todo = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
+    if len(todo) == 0:
+        return found
+    return place(found, todo, solve_in_steps(rows.take(todo), backend, shared, again, rounding))
+
+
+class _Bounds(NamedTuple):
+    """Rows of one output, ``a y_j`` between bounds, as bounds of that output.
+
+    Attributes:
+        output: j of each row, ``(B, k)``.
+        entry: a, ``(k,)``.
+        below: The lower bound that each row is for its output, ``(B, k)``.
+        above: The upper one.
+        low: The largest lower bound of each output, ``(B, n)``.
+        high: The smallest upper one.
+    """
+
+    output: Tensor
+    entry: Tensor
+    below: Tensor
+    above: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Bounds:
+        """Those of rows A ``(k, n)`` with one entry each."""
+        entry, output = A.sum(-1), (A != 0).int().argmax(-1).expand(len(raw), -1)
+        below = torch.where(entry > 0, lower / entry, upper / entry)
+        above = torch.where(entry > 0, upper / entry, lower / entry)
+        low = torch.full_like(raw, -torch.inf).scatter_reduce(1, output, below, "amax")
+        high = torch.full_like(raw, torch.inf).scatter_reduce(1, output, above, "amin")
+        return cls(output, entry, below, above, low, high)
+
+    def multipliers(self, y: Tensor, push: Tensor) -> Tensor:
+        """What each row pushes, ``(B, k)``; rows with the same bound share evenly."""
+        total = torch.zeros_like(self.below)
+        for side, bound in ((-1, self.below), (1, self.above)):
+            held = (side * push.gather(1, self.output) > 0) & (y.gather(1, self.output) == bound)
+            count = torch.zeros_like(y).scatter_add(1, self.output, held.double()).gather(1, self.output)
+            total = total + torch.where(held, push.gather(1, self.output) / self.entry / count.clamp_min(1.0), 0.0)
+        return total
+
+
+def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None) -> Outcome:
+    """By the solver of a box and rows, the box from the rows `alone` of one output, ``(m,)``."""
+    raw, A, lower, upper = rows.numbers
+    assert lower is not None
+    assert upper is not None
+    general = torch.ones_like(A[..., 0].reshape(-1, A.shape[-2])[0], dtype=torch.bool) if alone is None else ~alone
+    bounds = None if alone is None else _Bounds.of(raw, A[alone], lower[:, alone], upper[:, alone])
+    infinite = raw.new_full((1, raw.shape[-1]), torch.inf)
+    box = (-infinite, infinite) if bounds is None else (bounds.low, bounds.high)
+    lead = A[general].unsqueeze(0) if A.dim() == 2 else A
+    if lead.shape[-2] == 0:
+        return _open(rows)
+    y, _, some, _, status, residual = kernel.forward((raw, lead, lower[:, general], upper[:, general], *box), rounding)
+    dual = torch.zeros_like(lower)
+    dual[:, general] = some
+    if bounds is not None:
+        dual[:, ~general] = bounds.multipliers(y, raw - y - times_columnwise(lead, some))
+    size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
+    side = torch.where(dual.abs() > STRICT * size, dual.sign(), 0.0)
+    return Outcome(y, dual, side, status, (y != raw).any(-1).long(), residual)
+
+
+def _open(rows: Batch) -> Outcome:
+    """Nothing solved."""
+    zero = torch.zeros_like(rows.raw[:, 0])
+    dual = rows.raw.new_zeros(len(rows.raw), rows.A.shape[-2])
+    status = torch.full_like(zero, int(Status.NOT_CONVERGED), dtype=torch.int8)
+    return Outcome(rows.raw, dual, dual, status, torch.zeros_like(status, dtype=torch.long), zero)
 
 
 def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
@@ -158,7 +254,7 @@ def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float 
     todo = left.nonzero().squeeze(-1) if rows.look else ()
     if len(todo) == 0:
         return outcome
-    return place(outcome, todo, solve_in_steps(rows.take(todo), "auto", None, again, rounding))
+    return place(outcome, todo, _in_steps(rows.take(todo), "auto", None, again, rounding, None))
 
 
 def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
