@@ -197,7 +197,8 @@ def measure(family: Case, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
     constraint, raw = family.constraint.to(device), family.raw.to(device)
     x = None if family.x is None else family.x.to(device)
     layers = {
-        mode: hn.layers.NonlinearLayer(constraint, mode=mode, on_failure="best") for mode in ("retract", "nearest")
+        mode: hn.layers.NonlinearLayer(constraint, mode=mode, on_infeasible="nearest", on_unsolved="best")
+        for mode in ("retract", "nearest")
     }
     found: dict[str, Any] = {"samples": len(raw), "outputs": raw.shape[-1]}
     away = {}
@@ -224,7 +225,9 @@ def captured(
     constraint: hn.sets.ConstraintSet, raw: Tensor, x: Tensor | None, mode: Any, passes: int
 ) -> dict[str, Any]:
     """Milliseconds of a CUDA graph with this many passes, forward and with backward, and the share of ok samples."""
-    layer = hn.layers.NonlinearLayer(constraint, mode=mode, iterations=passes, on_failure="best")
+    layer = hn.layers.NonlinearLayer(
+        constraint, mode=mode, iterations=passes, on_infeasible="nearest", on_unsolved="best"
+    )
     leaf, own = raw.clone().requires_grad_(), f"{mode}, {passes} passes captured"
     found: dict[str, Any] = {f"{own}, ok": (layer.solve(raw, x).status == 0).double().mean().item()}
     ways = {"forward": lambda: layer(leaf, x), "both": lambda: torch.autograd.grad(layer(leaf, x).sum(), leaf)}

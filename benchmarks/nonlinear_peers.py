@@ -50,7 +50,10 @@ def enforce(family: Case) -> Tensor:
 
 def measured(family: Case, others: dict[str, tuple[float, Tensor]]) -> dict[str, Any]:
     """Every tool on one family; `others` are tools that ran elsewhere: milliseconds and points by name."""
-    layers = {mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_failure="best") for mode in MODES}
+    layers = {
+        mode: hn.layers.NonlinearLayer(family.constraint, mode=mode, on_infeasible="nearest", on_unsolved="best")
+        for mode in MODES
+    }
     answer = lambda layer: layer.solve(family.raw, family.x).y
     tools: dict[str, Callable[[], Tensor]] = {f"hardnet {mode}": partial(answer, own) for mode, own in layers.items()}
     tools["enforce 1.0.4"] = partial(enforce, family)

@@ -25,7 +25,7 @@ from hardnet_lab.experiments.results import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run as a script
 
-from tests.campaigns import curved, flat
+from tests.campaigns import curved, flat, modes
 from tests.campaigns.drawing import Draw, Round
 from tests.campaigns.oracles import NEAREST, examine
 
@@ -43,6 +43,15 @@ FAMILIES: dict[str, Callable[[Draw, int], Round]] = {
     "curved float32": curved.curved_float32,
     "nonlinear": curved.nonlinear,
     "relaxed": flat.relaxed,
+    "structured": modes.structured,
+    "sparse": modes.sparse,
+    "metric": modes.metric,
+    "tangent": modes.tangent,
+    "strict": modes.strict,
+    "half precision": modes.half,
+    "start": modes.started,
+    "compiled": modes.compiled,
+    "exported": modes.exported,
 }
 """In the order of their seeds: new ones come last."""
 

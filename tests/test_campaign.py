@@ -7,7 +7,11 @@ import hardnet as hn
 from tests.campaign import FAMILIES, run_round
 from tests.campaigns.drawing import Draw
 
-CONVEX = [name for name, family in FAMILIES.items() if family(Draw(0), 2).nearest and name != "nonlinear"]
+CONVEX = [
+    name
+    for name, family in FAMILIES.items()
+    if family(Draw(0), 2).nearest and name not in ("nonlinear", "start", "strict")
+]
 
 
 class Broken(torch.nn.Module):
@@ -16,6 +20,7 @@ class Broken(torch.nn.Module):
     def __init__(self, layer, change):
         super().__init__()
         self.layer, self.constraint, self.guarantee, self.change = layer, layer.constraint, layer.guarantee, change
+        self.options = getattr(layer, "options", None)
 
     def forward(self, raw, x=None):
         return self.change(self.layer, raw, x)
@@ -41,7 +46,8 @@ def test_right_answers_pass(family, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_a_little_outside_are_counted(family, monkeypatch):
-    assert found(family, lambda layer, raw, x: torch.lerp(layer(raw, x), raw, 1e-4), monkeypatch)[0] > 0
+    part = 0.3 if family == "half precision" else 1e-4  # of which a half keeps less than nothing
+    assert found(family, lambda layer, raw, x: torch.lerp(layer(raw, x), raw, part), monkeypatch)[0] > 0
 
 
 @pytest.mark.parametrize("family", CONVEX)

@@ -1,6 +1,7 @@
 """The site builds strictly from the repository, needs nothing from elsewhere, and its API names every public name."""
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -28,10 +29,32 @@ def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings_handlers.python")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = build(ROOT, folder)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "WARNING" not in result.stderr
     return folder
+
+
+def build(root, folder):
+    """As `make docs` builds it: with --quiet warnings are dropped before they are counted."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1", "HARDNET_REPOSITORY": ""}
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, env=quiet)
+
+
+def test_a_dead_link_or_an_unknown_option_ends_the_build(tmp_path):
+    """Of a site of one page with the settings of ours, so that the test above can fail."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    text = (ROOT / "mkdocs.yml").read_text()
+    settings = re.sub(r"(?ms)^nav:\n.*?(?=^\S)", "nav: [index.md]\n", text)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "sizes.py").write_text((ROOT / "docs" / "sizes.py").read_text())
+    (tmp_path / "mkdocs.yml").write_text(re.sub(r"paths: \[.*\]", f"paths: [{ROOT}/src]", settings))
+    for line, kept in (("A page.", True), ("[Nowhere](nowhere.md)", False)):
+        (tmp_path / "docs" / "index.md").write_text(f"# Title\n\n{line}\n")
+        result = build(tmp_path, tmp_path / "site")
+        assert (result.returncode == 0) == kept, result.stderr
 
 
 def pages(site):

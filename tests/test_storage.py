@@ -255,3 +255,35 @@ def test_a_network_in_half_precision_beside_float32_constants_is_saved(tmp_path,
     model, x = hn.HardNet(torch.nn.Linear(3, 3).to(half), build()), draw(4, 3).to(half)
     hn.save(model, tmp_path / "model", example=x)
     assert torch.equal(hn.load(tmp_path / "model", torch.nn.Linear(3, 3).to(half))(x), model(x))
+
+
+SECOND = Path(__file__).parent / "data" / "version-0.2"
+SAVED = sorted(path.name for path in SECOND.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_models_of_version_0_2_load_and_enforce(name):
+    """Made at revision 8ed4124 by make.py beside them: the same answers, in the set, also into a whole model."""
+    layer, expected = (
+        next(case for case in CASES if case.name == name).layer(),
+        load_file(SECOND / "expected.safetensors"),
+    )
+    weights = load_file(SECOND / name / "model.safetensors")
+    outputs, inputs = weights["net.weight"].shape
+    x, y = expected[f"{name}.x"], expected[f"{name}.y"]
+    net = lambda: torch.nn.Linear(inputs, outputs).double()
+    with torch.no_grad():
+        for given in ((net(), layer.constraint), (hn.HardNet(net(), layer.constraint, layer), None)):
+            model = hn.load(SECOND / name, *given)
+            torch.testing.assert_close(model(x), y, rtol=1e-9, atol=1e-9)
+            if layer.guarantee in ("exact", "tolerance"):
+                assert hn.check(model, model(x), x).ok
+        whole = hn.HardNet(net(), layer.constraint, layer)
+        whole.load_state_dict({key: value for key, value in weights.items() if not key.startswith("example")})
+        torch.testing.assert_close(whole(x), y, rtol=1e-9, atol=1e-9)
+
+
+def test_models_of_version_0_2_know_every_method():
+    assert {json.loads((SECOND / name / "model.json").read_text())["method"] for name in SAVED} >= {
+        *"aff aff-eq projection cvx nonlinear dc3 kkt-hpinn acnet rayen linsat cdgm cone".split()
+    }

@@ -194,3 +194,26 @@ def test_saving_moves_no_statistics_and_no_mode(tmp_path):
     hn.save(model, tmp_path / "model", example=draw(9, 4))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model.training, net[1].training, net[2].training) == (True, True, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 500.0, 1e4])
+def test_small_numbers_beside_large_ones_are_compared_too(tmp_path, size, dtype):
+    """Each entry of A and each bound in turn off by a hundredth of the entry, or of 0.1, if float32 can hold that."""
+    A, upper = torch.tensor([[size, 1.0], [0.0, 0.2]]), torch.tensor([size, 0.1])
+
+    def build(rows, bounds):
+        rows, bounds = rows.to(dtype), bounds.to(dtype)
+        return hn.Affine(lambda x: rows + 0 * x[..., :1, None], upper=lambda x: bounds + 0 * x[..., :1])
+
+    net, x = torch.nn.Linear(3, 2).to(dtype), draw(4, 3).to(dtype)
+    hn.save(hn.HardNet(net, build(A, upper)), tmp_path / "model", example=x)
+    hn.load(tmp_path / "model", net, build(A * (1 + 8 * torch.finfo(dtype).eps), upper))
+    for number in (A, upper):
+        for place in range(number.numel()):
+            other = number.clone()
+            other.view(-1)[place] += max(
+                0.01 * float(number.reshape(-1)[place]), 0.001, 32 * torch.finfo(dtype).eps * size
+            )
+            with pytest.raises(FileError, match="other numbers at the saved example"):
+                hn.load(tmp_path / "model", net, build(*(other if part is number else part for part in (A, upper))))

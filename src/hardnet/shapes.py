@@ -108,7 +108,7 @@ def spread(number: Tensor, core: Core) -> Tensor:
 def check_number(name: str, number: Tensor | float, raw: Tensor) -> Tensor:
     """Check one number per sample, ``(*batch)`` or ``(*batch, 1)``; all samples may share a single number."""
     if isinstance(number, (int, float)):
-        return raw.new_tensor(float(number))
+        return raw.new_full((), float(number))
     require_float(name, number)
     number = number.to(raw) if number.dim() == 0 else number
     require_like(name, number, raw)

@@ -142,7 +142,8 @@ def _assemble(
         )
     try:
         constraint = rebuild(header["constraint"], own) if constraint is None else constraint
-        return HardNet(net, constraint, layer(constraint, **header["options"]), leak=header["leak"])
+        options = layer.Options.renamed(header["options"])
+        return HardNet(net, constraint, layer(constraint, **options), leak=header["leak"])
     except FileError as error:
         raise FileError(f"{folder}: {error}") from error
     except (HardNetError, KeyError, TypeError, AttributeError, ValueError) as error:

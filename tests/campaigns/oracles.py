@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -183,5 +184,66 @@ def at(side: Tensor | None, value: Tensor, noise: Tensor) -> Tensor:
     return torch.zeros(len(value), dtype=torch.bool) if side is None else (value - side).abs() <= noise
 
 
-NEAREST: dict[str, Callable[[Round, Draw], int]] = {"rows": by_rows, "points": by_points, "slack": by_slack}
+def by_metric(case: Round, draw: Draw) -> int:
+    """The same as `by_rows` in a metric: ``W (raw - y)`` is a combination of the rows that y meets."""
+    raw, x, y = one_sample(case, draw)
+    W = torch.tensor(case.layer.options.metric, dtype=torch.float64)
+    W = W if W.dim() == 2 else torch.diag(W)
+    values, vectors = torch.linalg.eigh((W + W.mT) / 2)
+    root = vectors * values.sqrt() @ vectors.mT  # raw - y in the metric, and rows divided by its root
+    step, eps = root @ (raw - y), torch.finfo(case.raw.dtype).eps
+    distance = float(step.norm())
+    if distance == 0 or y.isnan().any():
+        return 0
+    reach = float((raw - y).norm())
+    G = torch.cat([outward(part, x, y, case, reach) for part in case.layer.constraint.parts])
+    G = torch.linalg.solve(root, G.mT).mT
+    noise = 64 * eps * float(root.norm() * y.norm()) / distance
+    return int(left(G / G.norm(dim=-1, keepdim=True).clamp_min(1e-300), step / distance) > FARTHER + noise)
+
+
+def by_fractions(case: Round, draw: Draw) -> int:
+    """Whether an inequality of a sample fails in exact arithmetic."""
+    _, x, y = one_sample(case, draw)
+    point = [Fraction(value) for value in y.tolist()]
+    for part in case.layer.constraint.parts:
+        A, lower, upper = part.affine(x, y.to(case.raw.dtype).unsqueeze(0))
+        rows, absent = core(A, 2).tolist(), torch.full((A.shape[-2],), torch.inf, dtype=torch.float64)
+        lows = (-absent if lower is None else core(lower, 1).expand(len(rows))).tolist()
+        highs = (absent if upper is None else core(upper, 1).expand(len(rows))).tolist()
+        for row, low, high in zip(rows, lows, highs, strict=True):
+            total = sum(Fraction(a) * value for a, value in zip(row, point, strict=True))
+            if low == high:
+                continue
+            if (high < torch.inf and total > Fraction(high)) or (low > -torch.inf and total < Fraction(low)):
+                return 1
+    return 0
+
+
+def by_dense(case: Round, draw: Draw) -> int:
+    """Whether the same rows given densely have a nearer point of a sample."""
+    raw, _, y = one_sample(case, draw)
+    parts = case.layer.constraint.parts
+    if y.isnan().any() or not parts[0].compressed:
+        return 0
+    numbers, n = parts[0].numbers(None, case.raw), case.raw.shape[-1]
+    A = torch.sparse_csr_tensor(numbers.crow, numbers.col, numbers.values, (len(numbers.crow) - 1, n)).to_dense()
+    dense: hn.sets.ConstraintSet = hn.Affine(A.double(), upper=numbers.upper.double())
+    for part in parts[1:]:
+        dense &= hn.Box(*(bound.double() for bound in part.numbers(None, case.raw)))
+    nearest = hn.layers.Projection(dense, on_unsolved="nan")(raw.unsqueeze(0))[0]
+    if nearest.isnan().any():
+        return 0
+    off, eps = float((raw - y).norm() - (raw - nearest).norm()), torch.finfo(case.raw.dtype).eps
+    return int(off > FARTHER * float((raw - nearest).norm()) + 64 * eps * float(y.norm()))
+
+
+NEAREST: dict[str, Callable[[Round, Draw], int]] = {
+    "rows": by_rows,
+    "points": by_points,
+    "slack": by_slack,
+    "metric": by_metric,
+    "fractions": by_fractions,
+    "dense": by_dense,
+}
 """How many samples are farther than the nearest point, by the kind of question that a round asks."""

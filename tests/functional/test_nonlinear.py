@@ -67,7 +67,7 @@ def test_failed_samples_send_no_gradient_to_their_mates():
     raw = real([[3.0, 4.0], [1.0, 2.0]]).requires_grad_()
     x = real([[0.0], [9.0]]).requires_grad_()
     rows = lambda y, x: y.square().sum(-1, keepdim=True) - 1 + x
-    y = project_nonlinear(raw, rows, x, lower=0.0, upper=0.0, on_failure="best")
+    y = project_nonlinear(raw, rows, x, lower=0.0, upper=0.0, on_infeasible="nearest", on_unsolved="best")
     y.sum().backward()
     torch.testing.assert_close(raw.grad, real([[0.032, -0.024], [0.0, 0.0]]))
     assert x.grad[1] == 0

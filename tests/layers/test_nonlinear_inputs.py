@@ -106,3 +106,21 @@ def test_a_function_that_holds_a_tensor_of_the_batch(batch):
     centers = 0.1 * torch.randn(*batch, N, generator=generator, dtype=F64)
     ball = NonlinearLayer(given & hn.Ball(centers, 2.0))(raw, w)
     torch.testing.assert_close(ball, NonlinearLayer(given)(raw, w), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
+def test_a_function_may_hold_float64_numbers_beside_a_model_of_any_dtype(dtype):
+    """g is called in float64 whatever the dtype, and so is it where its rows are counted."""
+    P = torch.eye(2, dtype=F64)
+    g = lambda y, x: torch.einsum("...i,ij,...j->...", y, P, y).unsqueeze(-1) + 0 * (x @ P[:, :1])
+    layer = NonlinearLayer(hn.Nonlinear(g, dim=2, upper=1.0))
+    y = layer(torch.tensor([[2.0, 1.0], [0.3, 0.1]], dtype=dtype), torch.ones(2, 2, dtype=dtype))
+    assert y.dtype == dtype
+    assert (y.double().norm(dim=-1) <= 1 + 2 * torch.finfo(dtype).eps).all()
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_another_width_is_refused_by_name(width):
+    layer = NonlinearLayer(hn.Nonlinear(lambda y, x: y * torch.ones(3, dtype=y.dtype), dim=3, upper=1.0))
+    with pytest.raises(hn.errors.ShapeError, match="raw: expected shape"):
+        layer(torch.ones(4, width))

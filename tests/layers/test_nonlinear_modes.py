@@ -49,7 +49,7 @@ def test_float32_models_are_solved_in_float64_and_hold_after_rounding(tmp_path):
 @pytest.mark.parametrize("mode", ["nearest", "retract"])
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
 def test_a_fixed_number_of_passes_looks_at_no_value(known, mode):
-    layer = NonlinearLayer(equality(known), mode=mode, iterations=16, on_failure="nan")
+    layer = NonlinearLayer(equality(known), mode=mode, iterations=16, on_unsolved="nan")
     plain = NonlinearLayer(equality(known), mode=mode)
     raw = known.raw.clone().requires_grad_()
     y = layer(raw, known.x)  # the first call asks the set once whether its constants are equalities
@@ -67,7 +67,7 @@ def test_a_fixed_number_of_passes_beside_affine_rows_and_bad_samples():
     constraint = hn.Nonlinear(sphere, dim=3, upper=0.0) & hn.Box(real([0.1, -1.0, -1.0]), 1.0)
     raw = 2.0 * draw(40, 3, seed=12)
     raw[3, 1], raw[5] = torch.nan, real([0.2, 0.1, 0.3])
-    layer = NonlinearLayer(constraint, iterations=20, on_failure="nan")
+    layer = NonlinearLayer(constraint, iterations=20, on_unsolved="nan", on_invalid="nan")
     found, plain = layer.solve(raw), NonlinearLayer(constraint).solve(raw)
     assert found.status[3] == Status.INVALID
     assert torch.equal(found.y[5], raw[5])

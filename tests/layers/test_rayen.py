@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import hardnet as hn
 from hardnet.errors import InfeasibleError, NonFiniteError, ShapeError, UnsupportedSetError
 from hardnet.layers import Rayen
 from hardnet.sets import LMI, Affine, Ball, Box, ConstraintSet, Equality, Quadratic, SecondOrderCone, Simplex
@@ -218,3 +219,28 @@ def test_errors_at_call():
         NonFiniteError, match="rays that meet the boundary with radial='boundary', got an unbounded one"
     ):
         Rayen(cone(), radial="boundary")(tensor([0.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e-8, 1e-4, 1e-2, 1.0, 1e3, 1e8])
+@pytest.mark.parametrize(
+    "kind", ["half-space", "wedge", "slab beside a far row", "box", "box and a plane", "thin and wide"]
+)
+def test_rows_hold_in_any_unit_of_bounded_and_unbounded_sets(kind, unit):
+    """Every row to rounding of its terms, and a smaller unit moves the interior point as much as the set."""
+    D = torch.float64
+    A = torch.tensor([[1.0, 0.7, -0.3], [0.2, -1.0, 0.5], [-0.4, 0.1, -0.6]], dtype=D)
+    build = {
+        "half-space": lambda u: hn.Affine(A[:1], upper=[u]),
+        "wedge": lambda u: hn.Affine(A[:2], upper=[u, 0.5 * u]),
+        "slab beside a far row": lambda u: hn.Affine(A[:2], lower=[-u, -torch.inf], upper=[u, 1e6 * u]),
+        "box": lambda u: hn.Box(0.0, [u, 2 * u, u]),
+        "box and a plane": lambda u: hn.Box([-u] * 3, [u, 2 * u, u]) & hn.Equality(A[:1], [0.3 * u]),
+        "thin and wide": lambda u: hn.Box([0.0] * 3, [1e-5 * u, u, u]),
+    }[kind]
+    constraint = build(unit)
+    layer = Rayen(constraint, raw_as="point")
+    raw = unit * 10.0 ** torch.linspace(-3, 6, 400, dtype=D).unsqueeze(-1) * draw(400, 3, seed=4)
+    y = layer(raw)
+    assert hn.check(constraint, y).ok
+    if kind != "slab beside a far row":  # which has more than one point with the most slack
+        assert torch.allclose(layer.center / unit, Rayen(build(1.0), raw_as="point").center, rtol=1e-5, atol=1e-5)

@@ -170,7 +170,8 @@ def test_from_too_far_away_there_is_an_error_or_nan(distance):
     with pytest.raises(ConvergenceError, match="did not converge") as caught:
         project(sets.Cvxpy(norm_ball, 3), raw, None)
     assert caught.value.samples == [0, 1, 2, 3]
-    assert bool(project(sets.Cvxpy(norm_ball, 3), raw, None, on_infeasible="nan").isnan().all())
+    assert caught.value.solution.status.tolist() == [2, 2, 2, 2]
+    assert bool(project(sets.Cvxpy(norm_ball, 3), raw, None, on_unsolved="nan").isnan().all())
 
 
 @pytest.mark.parametrize("order", [3, 4, 5, 7])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.functional.relaxed import least_slack
 from tests.draws import draw, draw_uniform
 from tests.solvers.oracles import nearest_point, two_stages
 
@@ -216,3 +217,29 @@ def test_rows_that_need_no_slack_do_not_bind_wherever_raw_is(seed, hard, boxed):
     smooth = ((ahead - here) - (here - behind)).abs() <= 1e-3 * step  # both sides share their active rows
     assert smooth.double().mean() > 0.9
     assert ((gradient - (ahead - behind) / (2 * step)).abs()[smooth] <= 1e-5).all()
+
+
+def drawn(generator):
+    """Soft rows with whole coefficients, some of which contradict each other, at times beside a box."""
+    whole = lambda low, high, *shape: torch.randint(low, high, shape, generator=generator).double()
+    n, m = int(whole(1, 5)), int(whole(2, 7))
+    A, lower = whole(-3, 4, m, n), whole(-3, 3, m)
+    A[A.abs().sum(-1) == 0, 0] = 1.0
+    upper = torch.where(whole(0, 3, m) > 1, torch.inf, lower + whole(0, 3, m))
+    lower = torch.where((whole(0, 3, m) > 1) & upper.isfinite(), -torch.inf, lower)
+    soft = hn.Relaxed(hn.Affine(A, lower=lower, upper=upper), weight=whole(1, 6, m))
+    return (hn.Box(-2.0, 2.0) & soft) if whole(0, 2) > 0 else soft, n
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_certificate_needs_no_lucky_start(seed):
+    """The least slack is the same from y, from raw and from 0, and the answer is in the set that it leaves."""
+    generator = torch.Generator().manual_seed(seed)
+    constraint, n = drawn(generator)
+    raw = 10.0 ** (seed % 4 - 1) * torch.randn(6, n, generator=generator, dtype=torch.float64)
+    y = hn.layers.Projection(constraint)(raw)
+    assert hn.check(constraint, y).ok
+    rows = constraint.structure(constraint.numbers(None, raw), raw)
+    found = [least_slack(point, rows) for point in (y, raw, torch.zeros_like(raw))]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-9)

@@ -25,14 +25,16 @@ from hardnet.functional.affine_formulas import (
     check_rows,
     formula_gradients,
     signed_violation,
+    silenced,
     to_double,
+    without,
 )
 from hardnet.functional.derivatives import join_batches
 from hardnet.functional.samples import raise_invalid
 from hardnet.functional.strict import refuse_without_room, tighten
 from hardnet.kernels.backends import BACKENDS, find
 from hardnet.kernels.gpu.affine import FusedPath
-from hardnet.modes import full_precision, plain, signed
+from hardnet.modes import full_precision, may_look, plain, signed
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
 
@@ -163,10 +165,10 @@ class ClosedForm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the inputs and the tensors that the path keeps."""
-        ctx.path, _, ctx.keeps, *numbers = inputs
+        """Save the inputs, y where bad samples are not refused but NaN, and the tensors that the path keeps."""
+        ctx.path, named, ctx.keeps, *numbers = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*numbers, *output[1:])
+        ctx.save_for_backward(*numbers, None if named is not None else output[0], *output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -176,15 +178,26 @@ class ClosedForm(torch.autograd.Function):
         saved, gradient, needs = ctx.saved_tensors, gradients[0], ctx.needs_input_grad[3:]
         if gradient is None:
             return (None,) * 8
-        rows, (kept, again) = Batch(*saved[:5]), _split_kept(saved[5:])
-        if torch.is_grad_enabled() or not ctx.keeps or not (ctx.path in RECORDED or plain(gradient)):
-            grads = ClosedFormGradients.apply(gradient, *saved[:5])
+        rows, y, (kept, again) = Batch(*saved[:5]), saved[5], _split_kept(saved[6:])
+        bad = None if y is None else y[:, :1].isnan()
+        look = may_look(gradient)
+        if bad is not None and look and not bool(bad.any()):
+            bad = None
+        if bad is not None:
+            gradient = torch.where(bad, 0.0, gradient)
+        formulas = torch.is_grad_enabled() or not ctx.keeps or not (ctx.path in RECORDED or plain(gradient))
+        if bad is not None and (formulas or look or (needs[1] and rows.A.dim() == 2)):  # a sum over all samples
+            rows = without(bad, rows)
+        if formulas or (bad is not None and look):
+            grads = ClosedFormGradients.apply(gradient, *rows[:5])
         else:
             path = PATHS[ctx.path]
             if rows.factor is None and path.wants_factor(rows.A):
                 rows, kept = rows._replace(factor=kept[-1]), kept[:-1]
             grads = path.backward(gradient, rows, kept, needs[1])
             grads = grads if again is None else _given_again(grads, gradient, rows, again)
+        if bad is not None:
+            grads = silenced(bad, *grads)
         bounds = (
             None if bound is None or not needed else grad.sum(0) if bound.dim() == 1 else grad
             for grad, bound, needed in zip(grads[2:], rows[2:4], needs[2:4], strict=True)
@@ -234,7 +247,7 @@ def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor)
     raw, A, lower, upper = put(grads[0], found[0]), grads[1], put(grads[2], found[2]), put(grads[3], found[3])
     if A is not None and A.dim() == 3:
         A = put(A, found[1])
-    elif A is not None and not bool(raw.isnan().any()):  # a sample without an answer makes the sum NaN anyway
+    elif A is not None:
         A = formula_gradients(gradient, *rows[:4])[1]
     return raw, A, lower, upper
 

@@ -280,6 +280,7 @@ class TorchPath(NamedTuple):
     def backward(self, gradient: Tensor, rows: Batch, kept: Kept, wants_matrix: bool) -> Gradients:
         """The formulas above with the factor of the forward."""
         (violation, *parts), wide = kept, widen(rows)
+        violation = torch.where(violation.isnan(), 0.0, violation)  # bad samples, which send no gradient
         made = PseudoInverse(wide.factor) if wide.factor is not None else restore(wide.A, parts)
         grads = pull_back(to_double(gradient), wide, violation, made, wants_matrix)
         return tuple(None if grad is None else grad.to(rows.raw.dtype) for grad in grads)  # pyright: ignore[reportReturnType]
@@ -351,6 +352,25 @@ class ClosedFormGradients(torch.autograd.Function):
         if inputs[2].dim() - (in_dims[2] is not None) == 2:
             grads[1] = grads[1].sum(1)
         return tuple(grads), (0, 0, 0, 0)
+
+
+def without(bad: Tensor, rows: Batch) -> Batch:
+    """The rows with ``0 <= y <= 0`` at raw = 0 in place of bad samples ``(B, 1)``: derivatives of zero exist there."""
+    own, A = bad.all() if rows.A.dim() == 2 else bad.unsqueeze(-1), rows.A
+    eye = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    harmless = (own, eye), (bad, 0.0), (bad, 0.0), (own, eye)
+    numbers = (
+        None if part is None else torch.where(mask, value, part)
+        for part, (mask, value) in zip(rows[1:5], harmless, strict=True)
+    )
+    return Batch._make((torch.where(bad, 0.0, rows.raw), *numbers, *rows[5:]))
+
+
+def silenced(bad: Tensor, raw: Tensor, A: Tensor | None, lower: Tensor, upper: Tensor) -> Gradients:
+    """The gradients with zeros for bad samples ``(B, 1)``."""
+    if A is not None:
+        A = torch.where(bad.all() if A.dim() == 2 else bad.unsqueeze(-1), 0.0, A)
+    return torch.where(bad, 0.0, raw), A, torch.where(bad, 0.0, lower), torch.where(bad, 0.0, upper)
 
 
 def careful(rows: Batch) -> Tensor:

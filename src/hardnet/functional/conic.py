@@ -9,17 +9,18 @@ NaN. All have the derivative of `cotangents`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import implicit_vjp, last_derivative
-from hardnet.functional.samples import Policy, report_curved
+from hardnet.functional.samples import report_curved
 from hardnet.kernels.cpu.conic import project, project_back, takes
 from hardnet.kernels.limits import FAINT, TIGHT
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, plain, refuse_transforms
+from hardnet.nearest.policy import QUIET, Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, answered
 from hardnet.products import power_above, times_tiled
 from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
@@ -141,13 +142,16 @@ def project_intersection(
     blocks: Sequence[Block],
     *,
     tolerance: float = 1e-9,
-    on_infeasible: Literal["auto", "raise", "nan"] = "auto",
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    once: Once | None = None,
 ) -> Tensor:
     """``argmin |y - raw|`` subject to every block, differentiable in raw and in every number.
 
     Samples are independent. The solver works in float64 whatever the dtype of raw; a raw output inside the set (to
-    rounding) is returned bit for bit. A sample that stops above `tolerance` is reported by a `NotConvergedWarning`.
+    rounding) is returned bit for bit. A point whose rows hold, but that is not proved to be the nearest to `tolerance`,
+    is FEASIBLE: it is returned with a `NotConvergedWarning`.
 
     Args:
         raw: ``(*batch, n)``.
@@ -155,26 +159,29 @@ def project_intersection(
         tolerance: Scale-free KKT residual below which a sample counts as solved.
         on_infeasible: What an empty set gives: an `InfeasibleError`, or NaN for that sample alone; ``"auto"`` raises
             where a look is free (on a CPU), and gives NaN elsewhere.
+        on_unsolved: What a sample gives that is neither solved nor shown to be empty: a `ConvergenceError`, NaN, or
+            the ``"best"`` point found; ``"auto"`` as above.
         on_invalid: What NaN, lower > upper or a P that is not positive semidefinite give: an error, or NaN.
+        once: Where a layer remembers that it has warned.
 
     Returns:
         y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
     """
     refuse_transforms("the projection onto a convex set")
-    if on_infeasible == "auto":
-        on_infeasible = "raise" if may_look(raw) else "nan"
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, once=once).checked().resolved(may_look(raw))
+    asks, best = policy.asks, policy.on_unsolved == "best"
     batch, flat, kinds = _flatten(raw, blocks)
     if mode() in GRAPHS:  # which raise nothing
-        y = _operator(_spread(raw, batch), flat, _names(kinds), tolerance)[0]  # pyright: ignore[reportCallIssue]
+        y = _operator(_spread(raw, batch), flat, _names(kinds), tolerance, best)[0]  # pyright: ignore[reportCallIssue]
         return y.reshape(*batch, raw.shape[-1])
-    if on_infeasible == "raise" and not may_wait():
+    if asks and not may_wait():
         remedy = "use 'auto' or 'nan', and constraint.solve for the status"
-        raise OptionError(sentence("on_infeasible", "no error inside a capture", "'raise'", remedy))
-    looks = may_look(raw) or on_infeasible == "raise"
-    y, status, residual = _Project.apply(_spread(raw, batch), kinds, tolerance, looks, *flat)
-    if looks and bool((status != int(Status.SOLVED)).any()):
-        found = y, status.reshape(batch), residual.reshape(batch)
-        report_curved(raw, blocks, found, gather(kinds, flat), tolerance, (on_infeasible, on_invalid))
+        name = "on_infeasible" if on_infeasible == "raise" else "on_unsolved"
+        raise OptionError(sentence(name, "no error inside a capture", "'raise'", remedy))
+    y, *rest = _Project.apply(_spread(raw, batch), kinds, tolerance, best, *flat)
+    if (may_look(raw) or asks) and bool((rest[1] != int(Status.SOLVED)).any()):
+        found = Solution(*(part.detach().reshape(batch + part.shape[1:]) for part in (y, *rest)))
+        report_curved(raw, blocks, found, gather(kinds, flat), policy)
     return y.reshape(*batch, raw.shape[-1])
 
 
@@ -183,7 +190,7 @@ def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float
     refuse_transforms("the projection onto a convex set")
     batch, flat, kinds = _flatten(raw, blocks)
     if mode() in GRAPHS:
-        y, _, *rest = _operator(_spread(raw, batch), flat, _names(kinds), tolerance)  # pyright: ignore[reportCallIssue]
+        y, _, *rest = _operator(_spread(raw, batch), flat, _names(kinds), tolerance, True)  # pyright: ignore[reportCallIssue]
         found = Solution(y, *rest)
     else:
         found = _find(_spread(raw, batch), kinds, flat, tolerance)
@@ -230,18 +237,14 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, looks: bool, *fields: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """``(y, status, residual)``; samples without an answer are NaN, unfinished ones too where none is warned of."""
+        ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, best: bool, *fields: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The solution, with NaN for samples without an answer; only answers send a gradient."""
         found = _find(raw, kinds, fields, tolerance)
-        answered = found.status == int(Status.SOLVED)
-        if looks:
-            answered = answered | (found.status == int(Status.NOT_CONVERGED))
-        y = torch.where(answered.unsqueeze(-1), found.y, torch.nan)
-        ctx.save_for_backward(y, found.dual, raw, *fields)
+        ctx.save_for_backward(answered(found), found.dual, raw, *fields)
         ctx.kinds = kinds
-        ctx.mark_non_differentiable(found.status, found.residual)
-        return y.to(raw.dtype), found.status, found.residual
+        ctx.mark_non_differentiable(*found[1:])
+        return _shown(found, best).to(raw.dtype), *found[1:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -258,6 +261,11 @@ class _Project(torch.autograd.Function):
         return u, None, None, None, *grads
 
 
+def _shown(found: Solution, best: bool) -> Tensor:
+    """Y, with NaN for samples without an answer, unless the best point is asked for."""
+    return answered(found, QUIET._replace(on_unsolved="best" if best else "nan"))
+
+
 KINDS: dict[str, type[Block]] = {kind.__name__: kind for kind in get_args(Block)}
 
 
@@ -272,15 +280,21 @@ def _kinds(names: str) -> list[type[Block]]:
 
 @torch.library.custom_op("hardnet::project_blocks", mutates_args=())
 def _operator(
-    raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float
+    raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float, best: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = _find(raw, _kinds(kinds), fields, tolerance)
-    y = torch.where((found.status == int(Status.SOLVED)).unsqueeze(-1), found.y, torch.nan)
-    return y.to(raw.dtype, copy=True), y, found.dual, found.status, found.iterations, found.residual
+    return (
+        _shown(found, best).to(raw.dtype, copy=True),
+        answered(found),
+        found.dual,
+        found.status,
+        found.iterations,
+        found.residual,
+    )
 
 
 @_operator.register_fake  # pyright: ignore[reportFunctionMemberAccess]
-def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float) -> tuple[Tensor, ...]:
+def _(raw: Tensor, fields: list[Tensor], kinds: str, tolerance: float, best: bool) -> tuple[Tensor, ...]:
     rows = sum(block.rows for block in gather(_kinds(kinds), fields))
     wide = torch.empty_like(raw, dtype=torch.float64)
     status, iterations = (torch.empty_like(wide[:, 0], dtype=kind) for kind in (torch.int8, torch.int64))
@@ -302,7 +316,7 @@ def _(grad: Tensor, y: Tensor, dual: Tensor, fields: list[Tensor], kinds: str, n
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, fields, kinds, _ = inputs
+    _, fields, kinds, *_ = inputs
     ctx.save_for_backward(*output[1:3], *fields)
     ctx.kinds, ctx.needed = kinds, [i for i, field in enumerate(fields) if field.requires_grad]
 
@@ -313,7 +327,7 @@ def _derive(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     grads: list[Tensor | None] = [None] * len(fields)
     for i, gradient in zip(ctx.needed, found, strict=True):
         grads[i] = gradient
-    return u, grads, None, None
+    return u, grads, None, None, None
 
 
 _operator.register_autograd(_derive, setup_context=_keep)  # pyright: ignore[reportFunctionMemberAccess]

@@ -97,9 +97,13 @@ def partition_of(predicted: list[int], n: int, device: torch.device) -> Partitio
 def factorize_completion(A: Tensor, partition: Partition) -> Completion:
     """``A_O^-1`` and ``A_O^-1 A_P`` for A ``(*batch, e, n)``; differentiable; no error where A_O is singular."""
     A_predicted, A_completed = A.index_select(-1, partition.predicted), A.index_select(-1, partition.completed)
-    inverse = torch.linalg.inv_ex(A_completed, check_errors=False).inverse
+    inverse = torch.linalg.inv_ex(A_completed.detach(), check_errors=False).inverse
     size = torch.linalg.matrix_norm(A_completed.detach(), torch.inf)
-    condition = size * torch.linalg.matrix_norm(inverse.detach(), torch.inf)
+    condition = size * torch.linalg.matrix_norm(inverse, torch.inf)
+    if A.requires_grad:  # the identity in place of singular blocks, so that they send no gradient
+        bad = _beyond(condition, A)[..., None, None]
+        A_completed = torch.where(bad, torch.eye(A.shape[-2], dtype=A.dtype, device=A.device), A_completed)
+        inverse = torch.linalg.inv_ex(A_completed, check_errors=False).inverse
     return Completion(A_predicted, A_completed, inverse, inverse @ A_predicted, condition)
 
 
@@ -136,8 +140,12 @@ def reduced_rows(G: Tensor, factor: Completion, partition: Partition) -> Tensor:
 
 def singular(factor: Completion) -> Tensor:
     """Whether A_O is numerically singular in its dtype, ``(*batch)``; NaN counts as singular."""
-    limit = 1 / (factor.inverse.shape[-1] * torch.finfo(factor.inverse.dtype).eps)
-    return ~(factor.condition < limit)
+    return _beyond(factor.condition, factor.A_completed)
+
+
+def _beyond(condition: Tensor, A: Tensor) -> Tensor:
+    """Whether a condition number is beyond the dtype of e rows; NaN is."""
+    return ~(condition < 1 / (A.shape[-2] * torch.finfo(A.dtype).eps))
 
 
 Function = Callable[[Tensor, Any], Tensor]

@@ -158,16 +158,18 @@ def project_ball(raw: Tensor, center: Tensor, radius: Tensor | float, *, on_inva
         on_invalid: On NaN or a negative radius on a CPU in eager mode, raise an error or return NaN for that sample.
     """
     radius = _check_ball(raw, center, radius)
-    reach = radius.unsqueeze(-1)
-    offset = raw - center
+    reach, offset = radius.unsqueeze(-1), raw - center
+    finite = offset.isfinite().all(-1, keepdim=True)
+    sound = finite & (reach >= 0) & reach.isfinite()
+    # bad samples take harmless numbers, since 0 times NaN would reach the numbers that all samples share
+    reach, offset = torch.where(sound, reach, 0.0), torch.where(sound, offset, 0.0)
     outside = length(offset.detach()) > reach
     # where the norm is not used, take it of a harmless vector: at zero its gradient is NaN
     distance = length(torch.where(outside, offset, 1.0))
     y = torch.where(outside, _drawn_in(center + offset * (reach / distance), center, reach), raw)
-    bad = ~((reach >= 0) & reach.isfinite()).squeeze(-1) | ~offset.isfinite().all(-1)
-    y = torch.where(bad.unsqueeze(-1), torch.nan, y)
+    y, bad = torch.where(sound, y, torch.nan), ~sound.squeeze(-1)
     if on_invalid == "raise" and may_look(y) and bool(bad.any()):
-        reject(bad & ~offset.isfinite().all(-1), NOT_FINITE, "raw, center")
+        reject(bad & ~finite.squeeze(-1), NOT_FINITE, "raw, center")
         reject(bad, NEGATIVE, "radius")
     return y
 

@@ -11,13 +11,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import NEGATIVE, NOT_FINITE, ConvergenceError, InfeasibleError, name_samples, sample_indices
+from hardnet.errors import NEGATIVE, NOT_FINITE, InfeasibleError
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import PROJECTIONS
-from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.functional.samples import refuse, reject
 from hardnet.functional.solve import solve_rows
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
+from hardnet.nearest.policy import (
+    QUIET,
+    Once,
+    OnInfeasible,
+    OnInvalid,
+    OnUnsolved,
+    Policy,
+    refuse_unsolved,
+    warn_unproved,
+)
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.solvers.solution import Solution, Status, place
@@ -64,7 +74,12 @@ class L1(NamedTuple):
 
 
 def project_l1_ball(
-    raw: Tensor, center: Tensor, radius: Tensor | float, weights: Tensor | None = None, *, on_invalid: Policy = "raise"
+    raw: Tensor,
+    center: Tensor,
+    radius: Tensor | float,
+    weights: Tensor | None = None,
+    *,
+    on_invalid: OnInvalid = "raise",
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  sum_i weights_i |y_i - center_i| <= radius``: soft thresholding.
 
@@ -155,6 +170,10 @@ NEAR = 1e-9
 """How far a curved solver may leave a held output from its center, relative to the size of y."""
 
 
+PIECES: dict[str, Any] = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan", "once": QUIET.once}
+"""A piece is solved without a word: what it gives is judged for the whole set."""
+
+
 class Region(NamedTuple):
     """What L1 balls stand beside, and the balls; every tensor float64, led by B or shared by all samples.
 
@@ -198,7 +217,13 @@ class Region(NamedTuple):
 
 
 def project_with_balls(
-    raw: Tensor, region: Region, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
+    raw: Tensor,
+    region: Region,
+    *,
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    once: Once | None = None,
 ) -> Tensor:
     """``argmin |y - raw|`` over the region, differentiable in raw and in every number.
 
@@ -206,27 +231,32 @@ def project_with_balls(
         raw: ``(*batch, n)``.
         region: The sets; tensors with the batch of raw in front, or shared.
         on_infeasible: What an empty set gives: an error that names the samples, or NaN for these alone.
+        on_unsolved: What a sample gives that is neither solved nor proved empty, likewise, or the ``"best"`` point.
         on_invalid: What bad numbers give, likewise.
+        once: Where a layer remembers that it has warned.
     """
     refuse_transforms("the projection onto an L1 ball beside other sets")
-    return _project(raw, region, on_infeasible, on_invalid)
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, once=once).checked()
+    return _project(raw, region, policy.resolved(may_look(raw)))
 
 
 @outside_compiler
-def _project(raw: Tensor, region: Region, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
+def _project(raw: Tensor, region: Region, policy: Policy) -> Tensor:
     """Find the signs of each sample, then the point of its piece with its derivative."""
     looks = may_look(raw)
-    if on_invalid == "raise" and looks:
+    if policy.on_invalid == "raise" and looks:
         for ball in region.balls:
             ball.refuse(raw)
     exact, flat, sound = _flat(raw, region)
     signs, found = _search(exact.detach(), flat.map(lambda number, _: number.detach()))
     answered = sound & ((found.status == int(Status.SOLVED)) | (found.status == int(Status.FEASIBLE)))
     if looks:
-        _report(found, sound, raw.shape[:-1], on_infeasible, on_invalid)
+        _report(found, sound, raw.shape[:-1], policy)
     rows = flat.piece(signs)
     y = _point(torch.where(answered.unsqueeze(-1), exact, 0.0), rows, flat.blocks)
-    y = torch.where(answered.unsqueeze(-1), _at_centers(y, found, flat, signs), torch.nan)
+    instead = found.y if policy.on_unsolved == "best" else torch.full_like(found.y, torch.nan)
+    instead = torch.where((found.status == int(Status.NOT_CONVERGED)).unsqueeze(-1), instead, torch.nan)
+    y = torch.where(answered.unsqueeze(-1), _at_centers(y, found, flat, signs), instead)
     return y.to(raw.dtype).reshape(raw.shape)
 
 
@@ -274,19 +304,19 @@ def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
     return exact, flat._replace(balls=clean), sound
 
 
-def _report(found: Solution, sound: Tensor, batch: torch.Size, on_infeasible: Policy, on_invalid: Policy) -> None:
-    """Raise for samples without an answer, as far as the policies ask."""
+def _report(found: Solution, sound: Tensor, batch: torch.Size, policy: Policy) -> None:
+    """Raise for samples without an answer, as far as the policy asks."""
     status = found.status.reshape(batch)
-    if on_invalid == "raise":
+    if policy.on_invalid == "raise":
         text = "the numbers of the set: expected finite numbers with lower <= upper, got others"
         refuse((status == int(Status.INVALID)) & sound.reshape(batch), InfeasibleError, text)
-    if on_infeasible == "raise":
+    if policy.on_infeasible == "raise":
         text = "the set is empty: expected a point that satisfies every constraint, got none"
         refuse(status == int(Status.INFEASIBLE), InfeasibleError, text)
-    left = status == int(Status.NOT_CONVERGED)
-    if bool(left.any()) and on_infeasible == "raise":
-        samples = sample_indices(left) if left.dim() else []
-        raise ConvergenceError(f"expected a nearest point, got none in samples {name_samples(samples)}", samples, found)
+    whole = Solution(*(part.reshape(batch + part.shape[1:]) for part in found))
+    if policy.on_unsolved == "raise":
+        refuse_unsolved(whole)
+    warn_unproved(whole, policy.once)
 
 
 def _at_centers(y: Tensor, found: Solution, region: Region, signs: Tensor) -> Tensor:
@@ -300,9 +330,9 @@ def _at_centers(y: Tensor, found: Solution, region: Region, signs: Tensor) -> Te
 def _point(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Tensor:
     """The nearest point of rows and blocks with its derivative; NaN without an answer."""
     if blocks:
-        return project_intersection(raw, _blocks(rows, blocks), on_infeasible="nan", on_invalid="nan")
+        return project_intersection(raw, _blocks(rows, blocks), **PIECES)
     structure, numbers = rows.classify()
-    return PROJECTIONS[structure](raw, *numbers, on_infeasible="nan", on_invalid="nan")
+    return PROJECTIONS[structure](raw, *numbers, **PIECES)
 
 
 def _solve(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Solution:

@@ -16,8 +16,8 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
-from hardnet.functional.samples import Policy
 from hardnet.modes import may_look
+from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy
 from hardnet.shapes import check_affine
 from hardnet.solvers.fermi_dirac import Balance, balance_by_newton, balance_by_sweeps, evaluate, newton_step
 from hardnet.solvers.solution import Solution, Status
@@ -60,7 +60,9 @@ def linsat(
     solver: Solver = "newton",
     tolerance: float = 1e-10,
     max_iterations: int = 100,
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
 ) -> Tensor:
     """``y = sigmoid(raw / temperature + A' dual)`` with the multipliers that make ``lower <= A y <= upper`` hold.
 
@@ -81,12 +83,17 @@ def linsat(
         solver: ``"newton"``, or the published ``"sweeps"`` (not for the entropic variant).
         tolerance: Largest error of a row, relative to the sum of its coefficients.
         max_iterations: Newton steps or sweeps.
-        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+        on_infeasible: For samples without a point in the unit cube: ``"raise"`` an error that names them and their
+            rows, or ``"nan"``; ``"auto"`` raises where values may be read, unless ``on_invalid="nan"``.
+        on_unsolved: The same for samples that need more iterations; ``"best"`` is the last point.
+        on_invalid: For bad numbers: ``"raise"`` an error that names the samples, or ``"nan"`` for these alone.
 
     Returns:
         y ``(*batch, n)`` in the open unit cube, differentiable in raw and the bounds by the implicit derivative.
     """
     batch, lower, upper = check_affine(raw, A, lower, upper)
+    policy = Policy(on_infeasible, on_unsolved, on_invalid).checked()
+    policy = policy.resolved(may_look(raw) and on_invalid == "raise")
     check_options(temperature, variant, solver)
     encoding = find_encoding(A, _shared(lower), _shared(upper)) if encoding is None else encoding
     scores = (raw.double() / temperature).expand(*batch, -1).reshape(-1, raw.shape[-1])
@@ -97,9 +104,11 @@ def linsat(
         solve = balance_by_newton if solver == "newton" else balance_by_sweeps
         solution = solve(balance, scores, tolerance=tolerance, max_iterations=max_iterations)
     y = _with_derivative(balance, scores, solution)
-    if on_invalid == "raise" and may_look(y):
-        residual = evaluate(balance, scores, solution.dual).residual
-        _raise_failures(solution, residual.detach(), encoding.rows, batch)
+    if may_look(y) or policy.asks:
+        _raise_failures(balance, scores, solution._replace(y=y.detach()), encoding.rows, batch, policy)
+    if on_unsolved == "best":
+        last = evaluate(balance.detach(), scores.detach(), solution.dual).x
+        y = torch.where((solution.status == int(Status.NOT_CONVERGED)).unsqueeze(-1), last, y)
     return y.reshape(*batch, raw.shape[-1]).to(raw.dtype)
 
 
@@ -195,24 +204,31 @@ def _with_derivative(balance: Balance, scores: Tensor, solution: Solution) -> Te
     return torch.where(solved, evaluate(balance, scores, dual).x, torch.nan)
 
 
-def _raise_failures(solution: Solution, residual: Tensor, rows: Tensor, batch: torch.Size) -> None:
+def _raise_failures(
+    balance: Balance, scores: Tensor, solution: Solution, rows: Tensor, batch: torch.Size, policy: Policy
+) -> None:
     """Raise the error for the samples without a solution, naming the rows that do not hold."""
-    failed = {
-        status: (solution.status == status) for status in (Status.INVALID, Status.INFEASIBLE, Status.NOT_CONVERGED)
+    given = {
+        Status.INVALID: policy.on_invalid,
+        Status.INFEASIBLE: policy.on_infeasible,
+        Status.NOT_CONVERGED: policy.on_unsolved,
     }
-    bad = next((status for status, mask in failed.items() if bool(mask.any())), None)
-    if bad is None:
+    asked = [kind for kind, choice in given.items() if choice == "raise"]
+    kind = next((kind for kind in asked if bool((solution.status == int(kind)).any())), None)
+    if kind is None:
         return
-    samples = sample_indices(failed[bad].reshape(batch))
+    bad = solution.status == int(kind)
+    samples = sample_indices(bad.reshape(batch)) if batch else []
     where = f" in samples {name_samples(samples)}" if batch else ""
-    if bad is Status.INVALID:
+    if kind is Status.INVALID:
         raise NOT_FINITE.of("raw", None, samples)
-    unmet = [sorted(set(rows[error.abs() > UNMET].tolist())) for error in residual[failed[bad]]]
-    if bad is Status.INFEASIBLE:
+    residual = evaluate(balance, scores, solution.dual).residual.detach()
+    unmet = [sorted(set(rows[error.abs() > UNMET].tolist())) for error in residual[bad]]
+    if kind is Status.INFEASIBLE:
         text = f"no y in the unit cube satisfies the rows{where}; unsatisfied: {name_samples(unmet)}"
         raise InfeasibleError(text, samples, unmet)
-    worst = solution.residual[failed[bad]].max().item()
+    worst = solution.residual[bad].max().item()
     remedy = "raise max_iterations or temperature, or use variant='entropic', which always has an answer"
-    raise ConvergenceError(
-        f"rows are met to {worst:.1e} only{where}; unsatisfied: {name_samples(unmet)}; {remedy}", samples
-    )
+    text = f"rows are met to {worst:.1e} only{where}; unsatisfied: {name_samples(unmet)}; {remedy}"
+    whole = Solution(*(part.reshape(batch + part.shape[1:]) for part in solution))
+    raise ConvergenceError(text, samples, whole)

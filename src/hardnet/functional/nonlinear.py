@@ -1,10 +1,11 @@
 """Points of ``lower <= g(y, x) <= upper`` and affine rows: the nearest or a near one, with its derivative.
 
-A sample whose rows do not hold gives an error that names it, NaN, the best point found, or raw: `apply_policy`.
+A sample whose rows do not hold gives an error that names it, NaN, or the last point: `apply_policy`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,8 +19,10 @@ from hardnet.errors import (
     DTypeError,
     InfeasibleError,
     NonFiniteError,
+    OptionError,
     SampleError,
     ShapeError,
+    UnsupportedSetError,
     in_samples,
     sample_indices,
     sentence,
@@ -27,6 +30,7 @@ from hardnet.errors import (
 from hardnet.functional.derivatives import last_derivative
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
+from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, warn_weak
 from hardnet.products import times_each
 from hardnet.solvers.nonlinear.nearest import solve_kkt
 from hardnet.solvers.nonlinear.rows import (
@@ -153,6 +157,9 @@ def call(function: Callable[..., Any] | nn.Module, y: Tensor, x: Any) -> Any:
     try:
         return function(y, x)
     except RuntimeError as error:
+        if "graph capture" in str(error):
+            remedy = "make its constants tensors on the device before, as buffers of a module or in its closure"
+            raise UnsupportedSetError(sentence("g", "a function that a CUDA graph can record", error, remedy)) from None
         if "dtype" not in str(error):
             raise
         remedy = "write its tensors as A.to(y), or make it a module, whose parameters follow by themselves"
@@ -288,7 +295,7 @@ def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -
     (raw, lower, upper, A, *leaves), y, dual, status = saved
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = working(problem, rows, raw, y, dual, status)
-    grad = torch.where(sound & ~grad.isnan(), grad, 0.0)
+    grad, y = torch.where(sound & ~grad.isnan(), grad, 0.0), stand_in(y, sound)
     look = problem.iterations is None and may_look(grad)
     p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE, look)
     count = problem.count
@@ -298,19 +305,31 @@ def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -
         matrix = -(dual[:, count:, None] * p.unsqueeze(-2) + q[:, count:, None] * y.unsqueeze(-2))
         found[3] = matrix.sum(0) if A.dim() == 2 else matrix
     if any(needed[4:]):
-        found[4:] = _of_numbers(problem, leaves, y, dual[:, :count], p, q[:, :count], needed[4:])
+        at_y = _Held(y, dual[:, :count], p, q[:, :count], sound.squeeze(-1))
+        found[4:] = _of_numbers(problem, leaves, at_y, needed[4:])
     return [part if need else None for part, need in zip(found, needed, strict=True)]
 
 
-def _of_numbers(
-    problem: Call, leaves: list[Tensor], y: Tensor, dual: Tensor, p: Tensor, q: Tensor, needed: tuple[bool, ...]
-) -> list[Tensor | None]:
+class _Held(NamedTuple):
+    """What is held fixed while numbers move: y ``(B, n)``, the multipliers of g, p, q, and which samples are sound."""
+
+    y: Tensor
+    dual: Tensor
+    p: Tensor
+    q: Tensor
+    sound: Tensor
+
+
+def _of_numbers(problem: Call, leaves: list[Tensor], at: _Held, needed: tuple[bool, ...]) -> list[Tensor | None]:
     """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those in g."""
-    count = problem.inputs
+    count, (y, dual, p, q, sound) = problem.inputs, at
+    chosen = None if not may_look(y) or bool(sound.all()) else sound.nonzero().squeeze(-1)
     with torch.enable_grad():
         inputs = tuple(leaf.detach().requires_grad_(need) for leaf, need in zip(leaves[:count], needed, strict=False))
         none = y.new_zeros(len(y), 0)
         rows = problem.rows(none, none, y.new_zeros(0, y.shape[-1]), inputs)
+        if chosen is not None:  # g at bad samples may not be finite
+            rows, y, dual, p, q = rows.take(chosen), y[chosen], dual[chosen], p[chosen], q[chosen]
         point = y.detach().requires_grad_()
         value, slope = rows.slope(point, dual)
         total = -(p * slope).sum() - (q * value).sum()
@@ -322,6 +341,13 @@ def _of_numbers(
     return [next(found) if need else None for need in needed]
 
 
+def stand_in(y: Tensor, sound: Tensor) -> Tensor:
+    """Y with that of the first sound sample in place of those of samples ``(B, 1)`` that are not; zeros without any."""
+    first = sound.long().argmax(0, keepdim=True).expand(1, y.shape[-1])
+    instead = torch.where(sound.any(), y.gather(0, first), 0.0) if len(y) else y[:0].sum(0)
+    return torch.where(sound, y, instead)
+
+
 def working(
     problem: Call, rows: Rows, raw: Tensor, y: Tensor, dual: Tensor, status: Tensor
 ) -> tuple[Derivatives, Tensor, Tensor, Tensor]:
@@ -331,7 +357,7 @@ def working(
     sound = (exact | (status <= NonlinearStatus.FEASIBLE_ONLY).unsqueeze(-1)) | (
         status == NonlinearStatus.DEGENERATE
     ).unsqueeze(-1)
-    point = torch.where(sound, y, 0.0)
+    point = stand_in(y, sound)
     used = torch.where(exact, dual, 0.0)
     at = rows.evaluate(point, (lambda *_: used) if problem.gradient == "exact" else None)
     hessian = None if at.hessian is None else at.hessian.nan_to_num()
@@ -363,7 +389,14 @@ def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool
     attached = problem.rows(lower, upper, A, tuple(leaves[: problem.inputs]))
     curved = problem.gradient == "exact"
     side = sides(rows, used, at.value)
+    clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     with torch.enable_grad():
+        if may_look(y) and not bool(sound.all()):  # the sound samples alone: others are not finite somewhere
+            index = sound.squeeze(-1).nonzero().squeeze(-1)
+            rows, attached = rows.take(index), attached.take(index)
+            raw, y, used, active, sound = (part[index] for part in (raw, y, used, active, sound))
+            lower, upper, clean = lower[index], upper[index], clean[index]
+            side = side[0][index], side[1][index]
         bound = torch.where(active, side[0] * lower.nan_to_num(0, 0, 0) + side[1] * upper.nan_to_num(0, 0, 0), 0.0)
         with torch.no_grad():
             K = _system(rows, y, used, active, curved)[0]
@@ -372,7 +405,6 @@ def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool
         point, _ = _newton(attached, K, raw, bound, point, multiplier, active, curved)
         point = torch.where(sound, point, 0.0)
     asked = [part for part, need in zip(saved.inputs, needed, strict=True) if need]
-    clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     found = iter(torch.autograd.grad(point, asked, clean, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]
 
@@ -426,7 +458,19 @@ FAILURES: dict[NonlinearStatus, tuple[type[SampleError], str]] = {
     NonlinearStatus.NOT_CONVERGED: (ConvergenceError, "expected rows that can be met to tol, got no convergence"),
 }
 """The statuses of samples whose rows do not hold, with their errors."""
-REMEDY = "start nearer (start=), or choose on_failure='nan', 'best' or 'raw'"
+CHOICES = {
+    NonlinearStatus.INVALID: "pass on_invalid='nan'",
+    NonlinearStatus.INFEASIBLE_LOCAL: "pass on_infeasible='nan', or 'nearest' for the least violated point",
+    NonlinearStatus.NOT_CONVERGED: "pass on_unsolved='nan', or 'best' for the last point",
+}
+"""What else could be asked for."""
+OLD_NAMES: dict[str, dict[str, Any]] = {
+    "raise": {"on_infeasible": "raise", "on_unsolved": "raise", "on_invalid": "raise"},
+    "nan": {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"},
+    "best": {"on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"},
+    "raw": {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"},
+}
+"""``on_failure``, as these were called together until 0.2, in today's words; ``"raw"`` has none."""
 
 
 @outside_compiler
@@ -443,7 +487,10 @@ def project_nonlinear(
     gradient: Literal["exact", "projector"] = "exact",
     tol: float = 1e-10,
     start: Tensor | None = None,
-    on_failure: OnFailure = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    on_failure: OnFailure | None = None,
     iterations: int | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  subject to  lower <= g(y, x) <= upper`` and affine rows: a KKT point, differentiable.
@@ -465,11 +512,16 @@ def project_nonlinear(
             retraction supports only ``"projector"``.
         tol: Allowed violation, relative to the scale of each row.
         start: Where the iteration starts, ``(*batch, n)``; by default raw.
-        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``:
-            the least violated finite point found (NaN where there is none: INVALID), ``"raw"``.
+        on_infeasible: For samples whose violation no small move reduces: ``"raise"`` an error that names them,
+            ``"nan"``, or ``"nearest"``: the least violated point found; ``"auto"`` raises on a CPU and gives NaN
+            elsewhere.
+        on_unsolved: For other samples whose rows do not hold: the same, or ``"best"``: the least violated point found.
+        on_invalid: For bad numbers: ``"raise"`` or ``"nan"``.
+        on_failure: Deprecated: the three above in one word, or ``"raw"``: raw itself, with the identity as gradient.
         iterations: None: until every sample has stopped. A number: exactly that many passes, so that a CUDA graph can
             capture it, forward and backward; on a GPU ``"raise"`` then acts as ``"nan"``.
     """
+    policy = policy_of(on_infeasible, on_unsolved, on_invalid, on_failure)
     if mode == "retract":
         gradient = "projector"
     y, found = _project(
@@ -487,7 +539,8 @@ def project_nonlinear(
         iterations=iterations,
         tight=known_tight(lower, upper, rows),
     )
-    return apply_policy(y, raw, found, policy_for(on_failure, iterations, raw))
+    y = apply_policy(y, found, policy, iterations)
+    return beyond(raw, y, found) if on_failure == "raw" else y
 
 
 @outside_compiler
@@ -585,27 +638,58 @@ def _project(
     return y, NonlinearSolution(y.detach(), *shaped[1:])
 
 
-def policy_for(on_failure: OnFailure, iterations: int | None, raw: Tensor) -> OnFailure:
-    """The policy for failures; ``"raise"`` becomes ``"nan"`` in a fixed program on a GPU, where no value is read."""
-    return "nan" if on_failure == "raise" and iterations is not None and not may_look(raw) else on_failure
+def policy_of(
+    on_infeasible: OnInfeasible, on_unsolved: OnUnsolved, on_invalid: OnInvalid, on_failure: OnFailure | None
+) -> Policy:
+    """The policy, checked; the word of version 0.2 stands for all three."""
+    policy = Policy(on_infeasible, on_unsolved, on_invalid)
+    if on_failure is not None:
+        if on_failure not in OLD_NAMES:
+            raise OptionError(sentence("on_failure", " or ".join(map(repr, OLD_NAMES)), repr(on_failure)))
+        own = OLD_NAMES[on_failure]
+        said = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        instead = "" if on_failure == "raw" else f": write {said}"
+        warnings.warn(f"on_failure={on_failure!r} is deprecated{instead}", DeprecationWarning, stacklevel=4)
+        policy = policy._replace(**own)
+    return policy.checked()
 
 
-def apply_policy(y: Tensor, raw: Tensor, found: NonlinearSolution, on_failure: OnFailure) -> Tensor:
-    """Y ``(*batch, n)`` with the policy applied to samples whose rows do not hold."""
-    invalid = found.status == NonlinearStatus.INVALID
+def apply_policy(y: Tensor, found: NonlinearSolution, policy: Policy, iterations: int | None) -> Tensor:
+    """Y ``(*batch, n)`` with what the policy gives for samples whose rows do not hold.
+
+    A sample that meets its rows, but is no regular nearest point, is warned of, once for a layer. Inside a fixed
+    program on a GPU no value is read: there an error is NaN.
+    """
+    look, kinds = may_look(y), found.status
+    policy = policy.resolved(look)
+    wait = look or iterations is None
+    given = {
+        NonlinearStatus.INVALID: policy.on_invalid if look else "nan",
+        NonlinearStatus.INFEASIBLE_LOCAL: policy.on_infeasible,
+        NonlinearStatus.NOT_CONVERGED: policy.on_unsolved,
+    }
+    bad = torch.stack([kinds == kind for kind, asked in given.items() if asked in ("raise", "nan")] or [kinds < 0])
+    bad = bad.any(0).unsqueeze(-1)
+    if wait:
+        clean = found._replace(y=torch.where(bad, torch.nan, y.detach()))
+        for kind, asked in given.items():
+            if asked == "raise":
+                _refuse(kind, clean)
+        weak = (kinds == NonlinearStatus.FEASIBLE_ONLY) | (kinds == NonlinearStatus.DEGENERATE)
+        warn_weak(weak, "satisfy their rows, but are no regular nearest points", policy.once)
+    return torch.where(bad, torch.nan, y)
+
+
+def beyond(raw: Tensor, y: Tensor, found: NonlinearSolution) -> Tensor:
+    """Y, and raw itself for samples whose rows do not hold."""
     failed = torch.stack([found.status == kind for kind in FAILURES]).any(0)
-    if on_failure == "raise":
-        _raise_for(found.status)
-        return y
-    if on_failure == "best":
-        return torch.where(invalid.unsqueeze(-1), torch.nan, y)
-    return torch.where(failed.unsqueeze(-1), raw if on_failure == "raw" else torch.nan, y)
+    return torch.where(failed.unsqueeze(-1), raw, y)
 
 
-def _raise_for(status: Tensor) -> None:
-    """Raise the error for the worst kind of failure, naming its samples."""
-    for kind, (error, text) in FAILURES.items():
-        bad = status == kind
-        if bool(bad.any()):
-            samples = sample_indices(bad) if bad.dim() else []
-            raise error(f"g: {text}{in_samples(samples)}; {REMEDY}", samples)
+def _refuse(kind: NonlinearStatus, found: NonlinearSolution) -> None:
+    """Raise the error for one kind of failure, naming its samples; where it did not converge, with the solution."""
+    bad, (error, text) = found.status == kind, FAILURES[kind]
+    if bool(bad.any()):
+        samples = sample_indices(bad) if bad.dim() else []
+        whole = f"g: {text}{in_samples(samples)}; start nearer (start=), or {CHOICES[kind]}"
+        raise error(whole, samples, found) if error is ConvergenceError else error(whole, samples)  # pyright: ignore[reportCallIssue]

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from hardnet.errors import (
     NOT_FINITE,
-    ConvergenceError,
     InfeasibleError,
     MissingExtraError,
     UnsupportedSetError,
     sentence,
 )
-from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.functional.samples import refuse, reject
+from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, refuse_unsolved
+from hardnet.solvers.solution import Solution, Status
 from hardnet.tolerances import PROGRAMS
 
 SOLVER = {"solve_method": "Clarabel", "tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
@@ -99,8 +100,10 @@ def project_program(
     raw: Tensor,
     numbers: Sequence[Tensor],
     *,
-    on_infeasible: Policy = "raise",
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    once: Once | None = None,
 ) -> Tensor:
     """``argmin |y - raw|`` over a compiled program, in the dtype and on the device of raw.
 
@@ -108,11 +111,15 @@ def project_program(
         program: The compiled constraints.
         raw: ``(*batch, n)``.
         numbers: The parameters in order, each ``(*batch, *shape)``.
-        on_infeasible: What to do with samples that the solver cannot solve: raise an `InfeasibleError` (a
-            `ConvergenceError` where raw is only too far away), or return NaN.
+        on_infeasible: What to do with samples that the solver cannot solve even from near the origin: raise an
+            `InfeasibleError`, or return NaN; ``"auto"`` raises on a CPU.
+        on_unsolved: What to do with samples that fail because raw is too far away: a `ConvergenceError`, NaN, or the
+            ``"best"``, the last point of the solver, NaN where it has none.
         on_invalid: What to do with NaN or infinity in raw or in a parameter: raise an error, or return NaN for that
             sample alone.
+        once: For the layers; the solver tells of no point in the set that it is not the nearest.
     """
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, once=once).checked().resolved(raw.is_cpu)
     batch, n = raw.shape[:-1], raw.shape[-1]
     flat = raw.reshape(batch.numel(), n).double().cpu()
     values = [number.reshape(flat.shape[0], *number.shape[len(batch) :]).double().cpu() for number in numbers]
@@ -125,7 +132,7 @@ def project_program(
     y = torch.where(finite.unsqueeze(-1), flat, torch.nan)
     index = outside.nonzero().squeeze(-1)
     if index.numel():
-        y = _solve(program, y, values, index, batch, on_infeasible)
+        y = _solve(program, y, values, index, batch, policy)
     return y.to(raw).reshape(raw.shape)
 
 
@@ -140,24 +147,38 @@ def _inside(program: Program, raw: Tensor, values: list[Tensor], finite: Tensor)
 
 
 def _solve(
-    program: Program, y: Tensor, values: list[Tensor], index: Tensor, batch: torch.Size, on_infeasible: Policy
+    program: Program, y: Tensor, values: list[Tensor], index: Tensor, batch: torch.Size, policy: Policy
 ) -> Tensor:
-    """Project the samples `index`; failed samples are named in an error, or NaN."""
+    """Project the samples `index`; failed samples are named in an error, NaN, or the last point."""
     found, failed = program.project(y[index], [value[index] for value in values])
     if not bool(failed.any()):
         return y.index_copy(0, index, found)
     bad = torch.zeros(y.shape[0], dtype=torch.bool).index_copy(0, index, failed)
-    if on_infeasible == "raise":
-        empty = bad.clone()
+    empty = bad.clone()
+    if (policy.on_infeasible, policy.on_unsolved) != ("nan", "nan"):
         empty[bad] = _empty(program, y[bad], [value[bad] for value in values])
+    if policy.on_infeasible == "raise":
         text = "the cone solver found no point: expected constraints that some y satisfies, got none"
         refuse(empty.reshape(batch), InfeasibleError, text)
-        text = "the cone solver did not converge: expected a raw output near the set, got one too far for float64"
-        refuse(bad.reshape(batch), ConvergenceError, text)
     y, good = torch.where(bad.unsqueeze(-1), torch.nan, y), index[~failed]
-    if good.numel() == 0:
-        return y
-    return y.index_copy(0, good, program.project(y[good], [value[good] for value in values])[0])
+    if good.numel():
+        y = y.index_copy(0, good, program.project(y[good], [value[good] for value in values])[0])
+    far = bad & ~empty
+    if policy.on_unsolved == "raise" and bool(far.any()):
+        text = "the cone solver did not converge: expected a raw output near the set, got one too far for float64"
+        refuse_unsolved(_solution(y, empty, far, batch), text)
+    last = torch.full_like(y, torch.nan).index_copy(0, index, found.detach())
+    return torch.where(far.unsqueeze(-1), last, y) if policy.on_unsolved == "best" else y
+
+
+def _solution(y: Tensor, empty: Tensor, far: Tensor, batch: torch.Size) -> Solution:
+    """What is known of the whole batch: NaN for samples without an answer, and no multipliers."""
+    status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED))
+    status = torch.where(far, int(Status.NOT_CONVERGED), torch.where(empty, int(Status.INFEASIBLE), status))
+    residual = torch.where(status == int(Status.SOLVED), 0.0, torch.inf).reshape(batch)
+    status = status.to(torch.int8).reshape(batch)
+    found = y.detach().reshape(*batch, y.shape[-1])
+    return Solution(found, found[..., :0], status, torch.zeros_like(status, dtype=torch.long), residual)
 
 
 def _empty(program: Program, raw: Tensor, values: list[Tensor]) -> Tensor:

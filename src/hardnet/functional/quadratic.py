@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import INDEFINITE, NOT_FINITE, ConvergenceError, InfeasibleError, ShapeError, sentence
+from hardnet.errors import INDEFINITE, NOT_FINITE, InfeasibleError, ShapeError, sentence
 from hardnet.functional.derivatives import keep_value, last_derivative
-from hardnet.functional.samples import Policy, refuse, reject
+from hardnet.functional.samples import refuse, reject
 from hardnet.modes import may_look, mode
+from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, refuse_unsolved
 from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.algebra.small import ascending, solve_square
@@ -41,8 +42,10 @@ def project_quadratic(
     r: Tensor | float,
     *,
     factor: Spectrum | None = None,
-    on_infeasible: Policy = "raise",
-    on_invalid: Policy = "raise",
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    once: Once | None = None,
 ) -> Tensor:
     """``argmin |y - raw|  s.t.  1/2 y'Py + q'y + r <= 0``: ``y = (I + mu P)^-1 (raw - mu q)``.
 
@@ -54,18 +57,21 @@ def project_quadratic(
         q: ``(n,)`` or ``(*batch, n)``.
         r: A number, or ``(*batch)``.
         factor: `diagonalize` of a constant P.
-        on_infeasible: What to do with an empty set on a CPU in eager mode: raise an `InfeasibleError`, or return NaN
-            for that sample.
+        on_infeasible: What to do with an empty set: raise an `InfeasibleError`, or return NaN for that sample;
+            ``"auto"`` raises in eager mode on a CPU.
+        on_unsolved: The same for numbers of sizes that float64 cannot hold together; ``"best"`` is the last point.
         on_invalid: What to do with NaN or a P with a negative eigenvalue on a CPU in eager mode: raise an error, or
             return NaN.
+        once: For the layers; every answer of this method is proved.
     """
-    r = _check(raw, P, q, r)
+    r, policy = _check(raw, P, q, r), Policy(on_infeasible, on_unsolved, on_invalid, once=once).checked()
+    policy, best = policy.resolved(may_look(raw)), on_unsolved == "best"
     spectrum = diagonalize(P) if factor is None else factor
     if mode() != "eager":
-        return _plain(raw, P, q, r, spectrum)
-    y, empty = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V)
-    if may_look(y) and bool(y.isnan().any()):
-        _diagnose(raw, q, r, spectrum, y, empty, (on_infeasible, on_invalid))
+        return _plain(raw, P, q, r, spectrum, best)
+    y, status = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V, best)
+    if may_look(y) and bool((status != int(Status.SOLVED)).any()):
+        _diagnose(raw, P, q, r, spectrum, status, policy)
     return y
 
 
@@ -83,23 +89,20 @@ def _check(raw: Tensor, P: Tensor, q: Tensor, r: Tensor | float) -> Tensor:
     return check_number("r", r, raw)
 
 
-def _diagnose(
-    raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, y: Tensor, empty: Tensor, policies: tuple[str, str]
-) -> None:
-    """Raise an error that says why samples have no answer, if the policies ask for one."""
-    on_infeasible, on_invalid = policies
-    bad = y.isnan().any(-1)
+def _diagnose(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, status: Tensor, policy: Policy) -> None:
+    """Raise an error that says why samples have no answer, if the policy asks for one."""
+    invalid = status == int(Status.INVALID)
     finite = raw.isfinite().all(-1) & q.isfinite().all(-1) & r.isfinite() & spectrum.values.isfinite().all(-1)
-    curved = convex(spectrum.values, raw.dtype)
-    if on_invalid == "raise":
-        reject(bad & ~finite, NOT_FINITE, "raw, P, q, r")
+    if policy.on_invalid == "raise":
+        reject(invalid & ~finite, NOT_FINITE, "raw, P, q, r")
         least = spectrum.values[..., 0].min().item()
-        reject(bad & finite & ~curved, INDEFINITE, "P", f"the eigenvalue {least:.3g}")
-    if on_infeasible == "raise":
+        reject(invalid & finite, INDEFINITE, "P", f"the eigenvalue {least:.3g}")
+    if policy.on_infeasible == "raise":
         text = "the set is empty: expected a y with 1/2 y'Py + q'y + r <= 0, got a positive minimum"
-        refuse(bad & empty, InfeasibleError, text)
+        refuse(status == int(Status.INFEASIBLE), InfeasibleError, text)
+    if policy.on_unsolved == "raise" and bool((status == int(Status.NOT_CONVERGED)).any()):
         text = "raw, P, q, r: expected numbers of sizes that float64 can hold together, got no convergence"
-        refuse(bad & finite & curved & ~empty, ConvergenceError, text)
+        refuse_unsolved(solve_quadratic(raw, P, q, r), text)
 
 
 @torch.no_grad()
@@ -114,10 +117,7 @@ def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
     y, block = found.y.to(raw.dtype), Quadratics(P.double(), q.double(), r.double())
     size = block.scale(y.double())
     residual = (block.residual(y.double()) / torch.where(size > 0, size, 1.0)).squeeze(-1)
-    ended = torch.where(found.bad, int(Status.NOT_CONVERGED), int(Status.SOLVED))
-    status = torch.where(found.empty, int(Status.INFEASIBLE), ended)
-    status = torch.where(found.sound, status, int(Status.INVALID)).to(torch.int8)
-    return Solution(y, found.mu, status, torch.zeros_like(status, dtype=torch.int64), residual)
+    return Solution(y, found.mu, found.status, torch.zeros_like(found.status, dtype=torch.int64), residual)
 
 
 class Nearest(NamedTuple):
@@ -130,6 +130,7 @@ class Nearest(NamedTuple):
         sound: Whether the numbers are finite and P is positive semidefinite.
         bad: Whether there is no answer.
         empty: Whether the set is empty.
+        last: The last point where the method did not converge, else y.
     """
 
     y: Tensor
@@ -138,6 +139,14 @@ class Nearest(NamedTuple):
     sound: Tensor
     bad: Tensor
     empty: Tensor
+    last: Tensor
+
+    @property
+    def status(self) -> Tensor:
+        """The `Status` of each sample."""
+        ended = torch.where(self.bad, int(Status.NOT_CONVERGED), int(Status.SOLVED))
+        status = torch.where(self.empty, int(Status.INFEASIBLE), ended)
+        return torch.where(self.sound, status, int(Status.INVALID)).to(torch.int8)
 
 
 def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
@@ -153,12 +162,13 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
     sound = finite & convex(spectrum.values, raw.dtype)
     bad = ~(sound & (found.solved | inside.squeeze(-1)))
-    y = torch.where(bad.unsqueeze(-1), torch.nan, torch.where(inside, p, times_each(V, found.y)))
-    empty = found.empty & ~inside.squeeze(-1)
-    return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), sound, bad, empty)
+    last = torch.where(inside, p, times_each(V, found.y))
+    y, empty = torch.where(bad.unsqueeze(-1), torch.nan, last), found.empty & ~inside.squeeze(-1)
+    last = torch.where((sound & ~empty).unsqueeze(-1), last, y)
+    return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), sound, bad, empty, last)
 
 
-def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Tensor:
+def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, best: bool) -> Tensor:
     """The same answer in plain operations, for graphs and transforms.
 
     Newton steps on mu from the root change no value but carry derivatives: one step the first, two up to the third.
@@ -173,7 +183,7 @@ def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> 
         fall = ((times_each(P, y) + q) * through).sum(-1, keepdim=True)
         mu = torch.where(mu > 0, mu + (value - value.detach()) / torch.where(fall > 0, fall, 1.0), mu)
     y, _ = _point(p, P, q, mu, eye)
-    y = keep_value(y, found.y)
+    y = keep_value(y, found.last if best else found.y)
     return torch.where(found.inside.unsqueeze(-1), raw, y.to(raw.dtype))
 
 
@@ -189,13 +199,14 @@ class _Quadratic(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor
+        ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor, best: bool
     ) -> tuple[Tensor, Tensor]:
-        """``(y, empty)``; samples inside keep raw bit for bit."""
+        """``(y, status)``; samples inside keep raw bit for bit."""
         found = _nearest(raw, q, r, Spectrum(values, V))
         ctx.save_for_backward(found.y, found.mu, q.detach().double(), values.clamp_min(0), V, raw, P, q, r)
-        ctx.mark_non_differentiable(found.empty)
-        return found.y.to(raw.dtype), found.empty
+        status = found.status
+        ctx.mark_non_differentiable(status)
+        return (found.last if best else found.y).to(raw.dtype, copy=True), status
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -205,7 +216,7 @@ class _Quadratic(torch.autograd.Function):
         with torch.no_grad():
             found = _derive(grad, *kept)
             fitted = [own.sum_to_size(part.shape).to(part.dtype) for own, part in zip(found, inputs, strict=True)]
-        return *last_derivative("a projection onto a quadratic", fitted, [grad, *inputs]), None, None
+        return *last_derivative("a projection onto a quadratic", fitted, [grad, *inputs]), None, None, None
 
 
 def _derive(grad: Tensor, y: Tensor, mu: Tensor, q: Tensor, spread: Tensor, V: Tensor) -> tuple[Tensor, ...]:

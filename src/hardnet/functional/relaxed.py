@@ -14,23 +14,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import ConvergenceError, InfeasibleError, OptionError, name_samples, sample_indices, sentence
+from hardnet.errors import InfeasibleError, OptionError, name_samples, sample_indices, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows
-from hardnet.functional.samples import Policy, refuse
 from hardnet.modes import full_precision, may_look, narrow, outside_compiler, refuse_transforms
+from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, refuse_unsolved
 from hardnet.products import times_aligned
 from hardnet.rows import boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.every_face import faces_of, nearest
 from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows
 
 
 @outside_compiler  # reads values, so a compiled graph must call it uncompiled
 @full_precision
 def project_relaxed(
-    raw: Tensor, rows: BoxedRows, *, on_infeasible: str = "auto", on_invalid: Policy = "raise"
+    raw: Tensor,
+    rows: BoxedRows,
+    *,
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+    once: Once | None = None,
 ) -> Tensor:
     """``argmin |y - raw|`` with the least slack, differentiable in raw and every number but the weights.
 
@@ -39,8 +45,11 @@ def project_relaxed(
         rows: The polyhedron, with the weights of the rows that may be relaxed.
         on_infeasible: What to do if the hard rows have no common point: ``"raise"`` an `InfeasibleError` that names
             them, or return ``"nan"`` for that sample alone; ``"auto"`` raises on a CPU and returns NaN on a GPU.
+        on_unsolved: What to do if no least slack can be verified: a `ConvergenceError`, ``"nan"``, or the ``"best"``
+            point found, which may be outside the hard rows.
         on_invalid: What to do with NaN, an infinite A or raw, or lower > upper: raise an error where values may be
             read, or return NaN.
+        once: Where a layer remembers that it has warned.
 
     Returns:
         y ``(*batch, n)``, exactly inside the box. Samples whose rows contradict each other are solved on the CPU.
@@ -49,18 +58,40 @@ def project_relaxed(
     if on_infeasible not in ("auto", "raise", "nan"):
         expected = "'auto', 'raise' or 'nan' beside rows that give way"
         raise OptionError(sentence("on_infeasible", expected, repr(on_infeasible), "relax the other sets too"))
-    y = project_rows(raw, rows._replace(weight=None), on_infeasible="nan", on_invalid=on_invalid)
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, once=once).checked().resolved(may_look(raw))
+    quiet = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": on_invalid, "once": once}
+    y = project_rows(raw, rows._replace(weight=None), **quiet)
     left = _contradicting(y, raw, rows)
     if rows.weight is None or not bool(left.any()):
         return y
     some = _gather(left, raw, rows)
     found = relax(some.raw.detach(), some.rows.detach())
-    named = on_infeasible == "raise" or (on_infeasible == "auto" and may_look(raw))
-    _speak(left, found, named)
     good = (found.status == int(Status.SOLVED)).unsqueeze(-1)
     moved = torch.where(good, _differentiable(some, found), torch.nan)
-    moved = some.inside_box(moved).to(y)
-    return torch.where(left.unsqueeze(-1), torch.zeros_like(y).masked_scatter(left.unsqueeze(-1), moved), y)
+    y = _placed(y, left, some.inside_box(moved))
+    if policy.on_infeasible == "raise":
+        _refuse_empty(left, found)
+    lost = (found.status == int(Status.NOT_CONVERGED)).to(left.device)
+    if policy.on_unsolved == "raise" and bool(lost.any()):
+        refuse_unsolved(_solution(y, left, found), sentence("rows", "a least slack that can be verified", "none"))
+    if policy.on_unsolved == "best":
+        last = torch.where(lost.unsqueeze(-1), some.inside_box(found.y), moved.detach())
+        y = torch.where(y.isnan(), _placed(y.detach(), left, last), y)
+    return y
+
+
+def _placed(y: Tensor, left: Tensor, part: Tensor) -> Tensor:
+    """Y ``(*batch, n)`` with other values ``(b, n)`` for the samples of the mask `left`."""
+    mask = left.unsqueeze(-1)
+    return torch.where(mask, torch.zeros_like(y).masked_scatter(mask, part.to(y)), y)
+
+
+def _solution(y: Tensor, left: Tensor, found: Relaxation) -> Solution:
+    """What is known of the whole batch: NaN for samples without an answer; rows that give way have no multipliers."""
+    status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
+    status = status.masked_scatter(left, found.status.to(status))
+    steps, residual = torch.zeros_like(status, dtype=torch.long), torch.where(status == 0, 0.0, torch.nan)
+    return Solution(y.detach(), y.new_zeros(*left.shape, 0), status, steps, residual)
 
 
 @full_precision
@@ -109,6 +140,10 @@ def least_slack(y: Tensor, rows: BoxedRows) -> Tensor:
         return slack
     some = _gather(left, start, rows)
     found = relax(some.raw, some.rows)
+    open_ = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
+    if open_.numel():  # the slack does not depend on the start, but whether it is found may
+        rows_left = Rows(*(number[open_] for number in some.rows))
+        found = place(found, open_, relax(torch.zeros_like(some.raw[open_]), rows_left))
     slack[left] = torch.where(found.status.unsqueeze(-1) == int(Status.SOLVED), found.slack * some.length, 0.0)[
         :, :m
     ].to(slack)
@@ -186,16 +221,12 @@ def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
     return keep_value(smooth, found.y)
 
 
-def _speak(left: Tensor, found: Relaxation, named: bool) -> None:
-    """Raise for hard rows that contradict each other, and for samples that were not solved."""
-    empty, unsolved = (found.status == status for status in (Status.INFEASIBLE, Status.NOT_CONVERGED))
-    if not named:
-        return
+def _refuse_empty(left: Tensor, found: Relaxation) -> None:
+    """Raise for hard rows that contradict each other."""
+    empty = found.status == int(Status.INFEASIBLE)
     if bool(empty.any()):
         samples = [sample for sample, bad in zip(sample_indices(left), empty.tolist(), strict=True) if bad]
         rows = [proof.nonzero().squeeze(-1).tolist() for proof in found.proof[empty]]
         text = f"rows {name_samples(rows[0])}, which may not give way, contradict each other"
         where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if left.dim() else ""
         raise InfeasibleError(f"{text}{where}; relax one of them, or pass on_infeasible='nan'", samples, rows)
-    lost = torch.zeros_like(left).masked_scatter(left, unsolved.to(left.device))
-    refuse(lost, ConvergenceError, sentence("rows", "a least slack that can be verified", "none"))

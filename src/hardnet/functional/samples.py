@@ -32,10 +32,11 @@ from hardnet.errors import (
     sentence,
 )
 from hardnet.nearest.policy import OnInvalid as Policy
+from hardnet.nearest.policy import Policy as CurvedPolicy
+from hardnet.nearest.policy import refuse_unsolved, warn_unproved
 from hardnet.rows import Batch, ordered
-from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics, images
-from hardnet.solvers.conic.stack import Stack
-from hardnet.solvers.solution import Status
+from hardnet.solvers.conic.blocks import Block, Intervals, Quadratics
+from hardnet.solvers.solution import Solution, Status
 
 __all__ = ["Policy"]
 
@@ -134,8 +135,8 @@ def _raise_bad_box(rows: Batch, bad: Tensor) -> None:
     """Raise for the samples of the mask `bad` ``(B,)`` with a finite raw but an invalid box."""
     if rows.box_lower is None and rows.box_upper is None:
         return
-    least = rows.raw.new_tensor([-torch.inf]) if rows.box_lower is None else rows.box_lower
-    most = rows.raw.new_tensor([torch.inf]) if rows.box_upper is None else rows.box_upper
+    least = rows.raw.new_full((1,), -torch.inf) if rows.box_lower is None else rows.box_lower
+    most = rows.raw.new_full((1,), torch.inf) if rows.box_upper is None else rows.box_upper
     text = sentence("box_lower, box_upper", "numbers with box_lower <= box_upper", "NaN or box_lower > box_upper")
     wrong = bad & rows.raw.isfinite().all(-1) & ~ordered(least, most).all(-1)
     refuse(rows.as_given(wrong), BoundsError, text)
@@ -163,24 +164,18 @@ def warn_not_converged(bad: Tensor, residual: Tensor) -> None:
 
 
 def report_curved(
-    raw: Tensor,
-    blocks: Sequence[Block],
-    found: tuple[Tensor, Tensor, Tensor],
-    flat: list[Block],
-    tolerance: float,
-    policies: tuple[str, str],
+    raw: Tensor, blocks: Sequence[Block], found: Solution, flat: list[Block], policy: CurvedPolicy
 ) -> None:
-    """Raise or warn about samples of curved sets that are not solved, as far as the policies ask."""
-    (y, status, residual), (on_infeasible, on_invalid) = found, policies
-    if on_invalid == "raise":
-        _raise_invalid(raw, blocks, status == int(Status.INVALID))
-    if on_infeasible == "raise":
+    """Raise or warn about samples of curved sets that are not solved, as far as a resolved policy asks."""
+    if policy.on_invalid == "raise":
+        _raise_invalid(raw, blocks, found.status == int(Status.INVALID))
+    if policy.on_infeasible == "raise":
         text = "the set is empty: expected a point that satisfies every constraint, got none within reach of raw"
-        refuse(status == int(Status.INFEASIBLE), InfeasibleError, text)
-    stopped = status == int(Status.NOT_CONVERGED)
-    if bool(stopped.any()):
-        violation = _violation(flat, y).reshape(stopped.shape)
-        _warn(residual[stopped].max().item(), violation[stopped].max().item(), stopped, tolerance)
+        refuse(found.status == int(Status.INFEASIBLE), InfeasibleError, text)
+    stopped = found.status == int(Status.NOT_CONVERGED)
+    if policy.on_unsolved == "raise" and bool(stopped.any()):
+        refuse_unsolved(found, "expected a nearest point, got none: the set may be empty, or have an empty interior")
+    warn_unproved(found, policy.once)
 
 
 def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
@@ -196,20 +191,3 @@ def _raise_invalid(raw: Tensor, blocks: Sequence[Block], bad: Tensor) -> None:
             least = torch.linalg.eigvalsh((block.P + block.P.mT).double() / 2)[..., 0]
             reject(bad & (least < 0).expand(bad.shape), INDEFINITE, "P", f"the eigenvalue {least.min().item():.3g}")
     reject(bad, NOT_FINITE, "the numbers of the set")
-
-
-@torch.no_grad()
-def _violation(blocks: Sequence[Block], y: Tensor) -> Tensor:
-    """The largest distance of any row from its cone, in the units of the row: ``(B,)``."""
-    y = y.double()
-    return Stack(images(blocks), y.shape[-1]).miss(y).amax(-1)
-
-
-def _warn(residual: float, violation: float, stopped: Tensor, tolerance: float) -> None:
-    """One warning for all samples that stopped early."""
-    text = (
-        f"{int(stopped.sum())} of {stopped.numel()} projections stopped at residual {residual:.2g} "
-        f"(tolerance {tolerance:g}) and violate a row by up to {violation:.2g}"
-    )
-    remedy = "the set may be empty, or have an empty interior"
-    warnings.warn(f"{text}; {remedy}", NotConvergedWarning, stacklevel=3)

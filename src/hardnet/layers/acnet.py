@@ -26,6 +26,7 @@ from hardnet.layers.constant_rows import (
     poison,
     raise_for_invalid,
     sample_indices,
+    take_raw,
 )
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -98,7 +99,8 @@ class ACnet(CompletionLayer):
             return not_affine(constraint)
         if not_filled(constraint) or only_equalities(constraint):
             return not_filled(constraint)
-        return "it has rows that are not equalities; use method='projection'"
+        remedy = "write rows whose bounds are equal functions of x as hn.Equality(A, b), or use method='projection'"
+        return f"it has rows that are not equalities; {remedy}"
 
     def refactor(self) -> None:
         """Factorize the residual columns where C is constant; refuse them where they are singular."""
@@ -118,7 +120,7 @@ class ACnet(CompletionLayer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map the direct outputs raw ``(*batch, n - e)`` to all outputs ``(*batch, n)``; computed in float64."""
-        self.require_raw(raw)
+        raw, bad = take_raw(raw, self)
         rows = self.constraint.affine(x, raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0))
         if rows.lower is None:
             raise ShapeError(sentence("constraint", "right-hand sides", None))
@@ -127,7 +129,7 @@ class ACnet(CompletionLayer):
         linear = complete(raw.double(), rows.lower.double(), factor, self.columns).to(raw.dtype)
         missed = beyond_rounding(linear, *rows, torch.finfo(raw.dtype).eps)
         natural, disagree = self._map_back(linear, x)
-        y = poison(natural, missed if disagree is None else missed | disagree)
+        y = poison(natural, bad | missed if disagree is None else bad | missed | disagree)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, factor, missed, disagree))
         return y

@@ -103,8 +103,10 @@ class CDGM(TableLayer):
         constants = _constants(rows, self.above, self.below, self.equal).double()
         infeasible = self._infeasible(constants)
         right = right_hand_sides(constants, self.mix)
-        y = clamp_in_order(raw.double(), self.body, right, self.steps).to(raw.dtype)
-        y = poison(y, infeasible | raw.isnan().any(dim=-1) | self._undefined(constants))
+        bad = raw.isnan().any(dim=-1)
+        clean = torch.where(bad.unsqueeze(-1), 0.0, raw).double()
+        y = clamp_in_order(clean, self.body, right, self.steps).to(raw.dtype)
+        y = poison(y, infeasible | bad | self._undefined(constants))
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: diagnose_inputs(raw, rows) or _diagnose(infeasible))
         return y

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, RankError, ShapeError, in_samples, sentence
+from hardnet.errors import NOT_FINITE, HardNetError, RankError, ShapeError, in_samples, sentence
 from hardnet.errors import sample_indices as indices_of
 from hardnet.functional.dc3 import Completion, Partition, choose_partition, partition_of, singular
-from hardnet.functional.samples import find_invalid
+from hardnet.functional.samples import find_invalid, reject
 from hardnet.layers.base import Layer, not_affine
 from hardnet.modes import may_look, working
 from hardnet.sets.base import AffineRows, ConstraintSet
@@ -27,8 +27,29 @@ __all__ = [
     "in_samples",
     "poison",
     "raise_for_invalid",
+    "require_width",
     "sample_indices",
+    "take_raw",
 ]
+
+
+def require_width(raw: Tensor, layer: Layer) -> None:
+    """Refuse raw outputs of another width than the layer needs, where that is known."""
+    if layer.raw_dim is not None and raw.shape[-1:] != (layer.raw_dim,):
+        remedy = f"method '{layer.name}' needs {layer.raw_dim} network outputs for this set"
+        raise ShapeError(sentence("raw", f"shape (*batch, {layer.raw_dim})", tuple(raw.shape), remedy))
+
+
+def take_raw(raw: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Raw with zeros in the samples that are not finite, so that these send no gradient, and which they are.
+
+    They are refused where values may be read, unless ``on_invalid="nan"``, and so is another width than ``raw_dim``.
+    """
+    require_width(raw, layer)
+    bad = ~raw.isfinite().all(dim=-1)
+    if layer.options.on_invalid == "raise" and may_look(raw):
+        reject(bad, NOT_FINITE, "raw")
+    return torch.where(bad.unsqueeze(-1), 0.0, raw), bad
 
 
 def poison(y: Tensor, bad: Tensor | None = None) -> Tensor:
@@ -302,9 +323,3 @@ class CompletionLayer(Layer):
     def columns(self) -> Partition:
         """Which outputs are predicted and completed."""
         return Partition(self.predicted, self.completed)
-
-    def require_raw(self, raw: Tensor) -> None:
-        """Refuse a raw of another size, where the size is known."""
-        if self.raw_dim is not None and raw.shape[-1:] != (self.raw_dim,):
-            remedy = f"method '{self.name}' needs {self.raw_dim} network outputs for this set"
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hardnet.errors import HardNetError, NonFiniteError, ShapeError, sentence
+from hardnet.errors import HardNetError, NonFiniteError, ShapeError, UnsupportedSetError, name_samples, sentence
 from hardnet.functional.dc3 import (
     Descent,
     Partition,
@@ -31,9 +31,10 @@ from hardnet.layers.constant_rows import (
     not_filled,
     poison,
     raise_for_invalid,
+    take_raw,
 )
 from hardnet.layers.options import LayerOptions, choice, count, flag, indices, number, option
-from hardnet.modes import working
+from hardnet.modes import may_look, working
 from hardnet.sets.base import AffineRows, ConstraintSet
 
 
@@ -139,15 +140,38 @@ class DC3(CompletionLayer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
-        like = self._template(raw)
+        raw, bad = take_raw(raw, self)
+        like = raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0) if self.completion else raw
         rows = self.constraint.affine(x, like)
         if self.completion and self._index is None:
             self._index = self._split_index(equalities_at(self.constraint, x, like), rows.A)
+        self._refuse_equal_bounds(rows)
         reduced = self._reduce(rows.A) if self._kept is None else _cast(self._kept, raw.dtype)
-        y = poison(self._run(raw, rows, reduced), crossed(rows))
+        wrong = crossed(rows)
+        y = poison(self._run(raw, rows, reduced), bad if wrong is None else bad | wrong)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, reduced))
         return y
+
+    def _refuse_equal_bounds(self, rows: AffineRows) -> None:
+        """Refuse rows that are equalities at all samples, but are not completed: descent only comes near them."""
+        lower, upper = rows.lower, rows.upper
+        if (
+            self.options.completion is False
+            or lower is None
+            or upper is None
+            or not (lower.numel() and may_look(lower))
+        ):
+            return
+        equal = (lower == upper).reshape(-1, lower.shape[-1]).all(0)
+        if self._index is not None:
+            equal[self._index[0]] = False
+        if bool(equal.any()):
+            got = f"equal bounds in row(s) {name_samples(equal.nonzero().flatten().tolist())}"
+            remedy = "write them as hn.Equality(A, b), with predicted= and dim= where A is a function of x"
+            raise UnsupportedSetError(
+                sentence("lower, upper", "bounds apart, which descent can bring y between", got, remedy)
+            )
 
     def _run(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> Tensor:
         """Descend with the options, and with the extra steps in evaluation."""
@@ -185,11 +209,6 @@ class DC3(CompletionLayer):
         if known is None:
             return True, True
         return bool((known.lower[index] != -torch.inf).any()), bool((known.upper[index] != torch.inf).any())
-
-    def _template(self, raw: Tensor) -> Tensor:
-        """A tensor with the shape of y that allocates no memory for it."""
-        self.require_raw(raw)
-        return raw if not self.completion else raw.new_zeros(()).expand(*raw.shape[:-1], self.dim or 0)
 
     def _diagnose(self, raw: Tensor, rows: AffineRows, reduced: Reduced) -> HardNetError:
         """Why some sample of y is NaN."""

@@ -8,13 +8,16 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import NOT_FINITE, ConvergenceError, HardNetError, ShapeError, sentence
+from hardnet.errors import ShapeError, sentence
 from hardnet.functional.dc3 import complete_smooth, gradient, jacobian, partition_of, reduce_gradient
 from hardnet.layers.base import Guarantee
-from hardnet.layers.constant_rows import CompletionLayer, in_samples, poison, raise_for_invalid, sample_indices
+from hardnet.layers.constant_rows import CompletionLayer, poison, take_raw
 from hardnet.layers.options import LayerOptions, choice, count, indices, number
+from hardnet.modes import may_look
+from hardnet.nearest.policy import Policy, refuse_unsolved
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.smooth import Smooth
+from hardnet.solvers.solution import Solution, Status
 
 
 class SmoothDC3(CompletionLayer):
@@ -34,7 +37,9 @@ class SmoothDC3(CompletionLayer):
         start: The value from which Newton's method starts, for every completed coordinate.
         newton_tolerance: Largest ``|h|`` that counts as solved.
         newton_iterations: The maximum number of Newton steps.
-        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+        on_unsolved: For samples whose equalities are not solved: ``"raise"`` a `ConvergenceError`, ``"nan"``, or the
+            ``"best"`` point found; ``"auto"`` raises where values may be read, unless ``on_invalid="nan"``.
+        on_invalid: ``"raise"`` an error that names samples with bad numbers, or return ``"nan"`` for these alone.
     """
 
     name = "dc3-smooth"
@@ -54,6 +59,7 @@ class SmoothDC3(CompletionLayer):
         start: float = number(0.0)
         newton_tolerance: float = number(1e-10, above=0)
         newton_iterations: int = count(50, least=1)
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
     options: Options
@@ -78,7 +84,7 @@ class SmoothDC3(CompletionLayer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
-        self.require_raw(raw)
+        raw, bad = take_raw(raw, self)
         z, move = raw, torch.zeros_like(raw)
         start = raw.new_full((*raw.shape[:-1], self.completed.numel()), self.options.start)
         y, solved = self._complete(z, x, start)
@@ -88,20 +94,16 @@ class SmoothDC3(CompletionLayer):
                 move = torch.where(self._violated(y, x), move, 0)
             z = z - move
             y, solved = self._complete(z, x, y.detach().index_select(-1, self.completed))
-        y = poison(y, ~solved)
-        if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, y))
-        return y
-
-    def _diagnose(self, raw: Tensor, y: Tensor) -> HardNetError:
-        """Why some sample of y is NaN."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
-        samples = sample_indices(y.isnan().any(dim=-1)) or []
-        expected = f"equality: expected a solution to {self.options.newton_tolerance:g}"
-        text = f"{expected}, got no convergence{in_samples(samples)}"
-        return ConvergenceError(f"{text}; predict other coordinates, or change start or step", samples)
+        lost, own = ~solved & ~bad, self.options
+        policy = Policy("nan", own.on_unsolved, own.on_invalid).resolved(own.on_invalid == "raise")
+        answer = poison(y, bad if policy.on_unsolved == "best" else bad | lost)
+        if policy.on_unsolved == "raise" and may_look(y):
+            expected = f"equality: expected a solution to {own.newton_tolerance:g}, got no convergence"
+            status = torch.where(bad, int(Status.INVALID), torch.where(lost, int(Status.NOT_CONVERGED), 0))
+            residual = torch.where(status == 0, 0.0, torch.inf)
+            found = Solution(y, y[..., :0], status.to(torch.int8), torch.zeros_like(status), residual)
+            refuse_unsolved(found, expected, "predict other coordinates, or change start or step")
+        return answer
 
     @property
     def _smooth(self) -> Smooth:

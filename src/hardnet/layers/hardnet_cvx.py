@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 from torch import Tensor
@@ -30,6 +32,9 @@ class HardNetCvx(Layer):
         on_infeasible: What to do when C(x) is empty: ``"raise"`` an `InfeasibleError` that names the samples, or return
             ``"nan"`` for these samples alone; ``"auto"`` raises on a CPU, and returns NaN on CUDA, under compile,
             export and vmap.
+        on_unsolved: What to do with a sample that is neither solved nor proved empty: ``"raise"`` a `ConvergenceError`
+            with the `.solution` of the whole batch, return ``"nan"`` for that sample alone, or the ``"best"`` point
+            found, which may be outside; ``"auto"`` as above.
         on_invalid: What to do with NaN, or with numbers that do not describe a convex set: raise an error that names
             the samples, or return NaN.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic; only for
@@ -46,6 +51,7 @@ class HardNetCvx(Layer):
         """The options above."""
 
         on_infeasible: Literal["auto", "raise", "nan"] = choice("auto", "raise", "nan")
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
         strict: bool = flag(default=False)
 
@@ -58,6 +64,7 @@ class HardNetCvx(Layer):
         if self.options.strict and (constraint.relaxed or not constraint.polyhedral):
             expected = "False for a set with curved or relaxed rows"
             raise OptionError(sentence("strict", expected, True, "only affine rows can hold in exact arithmetic"))
+        self._known: frozenset[str] | None = _parameters(constraint.project)
         self.register_buffer("values", None, persistent=False)
         self.register_buffer("vectors", None, persistent=False)
         self.refresh()
@@ -98,7 +105,8 @@ class HardNetCvx(Layer):
         """`solve` in float32 or float64."""
         constraint, own = self.constraint, getattr(self.constraint, "solve", None)
         if constraint.polyhedral:
-            return solve_set(constraint, raw, x, strict=self.options.strict)
+            best = self.options.on_unsolved == "best"
+            return solve_set(constraint, raw, x, strict=self.options.strict, best=best)
         if own is None or constraint.relaxed:
             expected = "a set whose solver tells the status of a sample"
             raise UnsupportedSetError(sentence("constraint", expected, type(constraint).__name__, "call the layer"))
@@ -106,11 +114,19 @@ class HardNetCvx(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        on_infeasible = look_or_nan(self.options.on_infeasible, raw)
-        policies = {"on_infeasible": on_infeasible, "on_invalid": self.options.on_invalid}
+        own, once = self.options, self.once
+        on_infeasible, on_unsolved = (look_or_nan(policy, raw) for policy in (own.on_infeasible, own.on_unsolved))
+        policies: dict[str, Any] = {"on_infeasible": on_infeasible, "on_unsolved": on_unsolved, "once": once}
+        policies["on_invalid"] = own.on_invalid
         if self.options.strict or not self.constraint.projectable:
             return nearest_point(self.constraint, raw, x, strict=self.options.strict, **policies)
-        chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
+        chosen = {name: policy for name, policy in policies.items() if self._known is None or name in self._known}
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)
         return self.constraint.project(self.constraint.numbers(x, raw), raw, **chosen)
+
+
+def _parameters(project: Callable[..., Tensor]) -> frozenset[str] | None:
+    """The names that a projection takes, since a set of your own need not know every policy; None for any name."""
+    taken = signature(project).parameters.values()
+    return None if any(one.kind is one.VAR_KEYWORD for one in taken) else frozenset(one.name for one in taken)

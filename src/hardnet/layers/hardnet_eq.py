@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hardnet.errors import NOT_FINITE, HardNetError, RankError, UnsupportedSetError, name_samples
+from hardnet.errors import RankError, UnsupportedSetError, name_samples
 from hardnet.functional import enforce_affine
 from hardnet.functional.dc3 import (
     Completion,
@@ -32,7 +32,7 @@ from hardnet.layers.constant_rows import (
     not_filled,
     poison,
     raise_for_invalid,
-    sample_indices,
+    take_raw,
 )
 from hardnet.layers.hardnet_aff import too_many_rows
 from hardnet.layers.options import LayerOptions, choice, count, indices
@@ -101,7 +101,8 @@ class HardNetEq(CompletionLayer):
         if not constraint.polyhedral:
             return not_affine(constraint)
         if not any(all_equalities(part) for part in constraint.parts):
-            return "it has no hn.Equality to solve for; use method='projection'"
+            remedy = "write rows with equal bounds as hn.Equality(A, b), or use method='projection'"
+            return f"it has no hn.Equality to solve for; {remedy}"
         return not_filled(constraint) or too_many_rows(constraint)
 
     @property
@@ -116,6 +117,7 @@ class HardNetEq(CompletionLayer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n - e)`` to y ``(*batch, n)`` in C(x); computed in float64."""
+        raw, bad = take_raw(raw, self)
         like = raw.new_zeros(*raw.shape[:-1], self.dim)
         C, d, rows = _double(self._split(x, like))
         factor = factorize_completion(C, self.columns) if self.factor is None else self.factor
@@ -128,9 +130,9 @@ class HardNetEq(CompletionLayer):
             y = keep_value(y, self._settle(y.detach(), rows, A.detach(), factor))
         y = y.to(raw.dtype)
         missed = self._missed(y, C, d, rows)
-        y = poison(y, missed)
+        y = poison(y, bad | missed)
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw, missed))
+            raise_for_invalid(y, lambda: diagnose_missed(missed, "C", "method='projection'"))
         return y
 
     def _move(self, y: Tensor, rows: AffineRows, A: Tensor) -> Tensor:
@@ -158,13 +160,6 @@ class HardNetEq(CompletionLayer):
         eps = torch.finfo(y.dtype).eps
         missed = beyond_rounding(y, C, d, d, eps)
         return missed if rows is None else missed | beyond_rounding(y, *rows, eps)
-
-    def _diagnose(self, raw: Tensor, missed: Tensor) -> HardNetError | None:
-        """Why some samples of y are NaN, apart from the reasons refused earlier."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
-        return diagnose_missed(missed, "C", "method='projection'")
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""

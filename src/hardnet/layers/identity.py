@@ -58,7 +58,7 @@ def differences(saved_method: str, saved_options: dict[str, Any], method: str, o
     if saved_method != method:
         return [f"method saved {saved_method!r}, given {method!r}"]
     default = {own.name: own.default for own in fields(options) if own.default is not MISSING}
-    then, now = _as_json(default) | dict(saved_options), plain(options)
+    then, now = _as_json(default) | options.renamed(dict(saved_options)), plain(options)
     names = dict.fromkeys([*now, *then])
     pairs = ((name, then.get(name), now.get(name)) for name in names)
     return [f"option '{name}' saved {old!r}, given {new!r}" for name, old, new in pairs if old != new]

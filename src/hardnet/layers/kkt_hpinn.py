@@ -21,6 +21,7 @@ from hardnet.layers.constant_rows import (
     poison,
     raise_for_invalid,
     sample_indices,
+    take_raw,
 )
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.products import times
@@ -66,7 +67,8 @@ class KKThPINN(Layer):
         if not_filled(constraint):
             return not_filled(constraint)
         if not only_equalities(constraint):
-            return "it has rows that are not equalities; use method='projection'"
+            remedy = "write rows whose bounds are equal functions of x as hn.Equality(A, b), or use method='projection'"
+            return f"it has rows that are not equalities; {remedy}"
         like = constraint.origin()
         if like is None or constraint.fixed_matrix(like) is None:
             return "its matrix is learned or depends on x; use method='aff', which is the same map for any A(x)"
@@ -91,6 +93,7 @@ class KKThPINN(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y with ``B y = b(x)``; repeated passes remove the rounding of B^+."""
+        raw, bad = take_raw(raw, self)
         rows = self.constraint.affine(x, raw)
         right = (rows.lower if rows.lower is not None else rows.A.new_zeros(rows.A.shape[-2])).double()
         b, y = right.index_select(-1, self._kept), raw.double()
@@ -98,7 +101,7 @@ class KKThPINN(Layer):
             y = y - times(self._pseudo_inverse, times(self._rows, y) - b)
         y = y.to(raw.dtype)
         missed = beyond_rounding(y, rows.A, right, right, max(self._eps, torch.finfo(raw.dtype).eps))
-        y = poison(y, missed)
+        y = poison(y, bad | missed)
         if self.options.on_invalid == "raise":
             raise_for_invalid(y, lambda: self._diagnose(raw, rows, self._contradiction(right, b), missed))
         return y

@@ -28,7 +28,10 @@ class LinSAT(TableLayer):
         solver: ``"newton"``, or the published ``"sweeps"`` (for v1 and v2).
         tolerance: Largest error of a row, relative to the sum of its coefficients.
         max_iterations: Newton steps or sweeps.
-        on_invalid: ``"raise"`` an error that names bad samples, or return ``"nan"`` for these samples alone.
+        on_infeasible: For samples without a point in the unit cube: ``"raise"`` an error that names them, or
+            ``"nan"``; ``"auto"`` raises where values may be read, unless ``on_invalid="nan"``.
+        on_unsolved: The same for samples that need more iterations; ``"best"`` is the last point.
+        on_invalid: ``"raise"`` an error that names samples with bad numbers, or return ``"nan"`` for these alone.
     """
 
     name = "linsat"
@@ -46,6 +49,8 @@ class LinSAT(TableLayer):
         solver: Literal["newton", "sweeps"] = choice("newton", "sweeps")
         tolerance: float = number(1e-10, above=0)
         max_iterations: int = count(100, least=1)
+        on_infeasible: Literal["auto", "raise", "nan"] = choice("auto", "raise", "nan")
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
 
         def __post_init__(self) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import NotConvergedWarning, OptionError, ShapeError, sentence
-from hardnet.functional.nonlinear import apply_policy, policy_for, project_rows_and_functions
+from hardnet.errors import OptionError, ShapeError, sentence
+from hardnet.functional.nonlinear import OLD_NAMES, apply_policy, beyond, policy_of, project_rows_and_functions
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.options import LayerOptions, choice, count, number, vector
-from hardnet.modes import may_look, outside_compiler
+from hardnet.layers.constant_rows import require_width
+from hardnet.layers.options import LayerOptions, choice, count, number, option, vector
+from hardnet.modes import outside_compiler
+from hardnet.nearest.policy import Policy
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
-from hardnet.solvers.nonlinear.solve import NonlinearSolution, NonlinearStatus
+from hardnet.solvers.nonlinear.solve import NonlinearSolution
 from hardnet.structure import BoxedRows, join, join_rows
 
 MOST_NEAREST = 200
@@ -41,15 +42,20 @@ class NonlinearLayer(Layer):
             `Quadratic`, `SecondOrderCone`.
         mode: ``"nearest"``, ``"retract"`` (a feasible point, cheaper but farther), or ``"auto"``: the nearest point up
             to 200 outputs.
-        on_failure: For samples whose rows do not hold: ``"raise"`` an error that names them, ``"nan"``, ``"best"``
-            (the least violated finite point found, NaN where there is none; its gradient is zero), ``"raw"``.
+        on_infeasible: For samples whose violation no small move reduces: ``"raise"`` an error that names them,
+            ``"nan"``, or ``"nearest"``: the least violated point found, with zero as its gradient; ``"auto"`` raises
+            on a CPU and gives NaN elsewhere.
+        on_unsolved: For other samples whose rows do not hold: the same, or ``"best"``: the least violated point found.
+        on_invalid: For bad numbers: ``"raise"`` or ``"nan"``.
+        on_failure: Deprecated: the three above in one word (``"raise"``, ``"nan"``, ``"best"``), or ``"raw"``: raw
+            itself, with the identity as gradient.
         gradient: ``"exact"`` (implicit, with the curvature), ``"projector"`` (onto the tangent space, without the
             curvature), or ``"auto"``: exact for the nearest point. A retraction supports only ``"projector"``.
         tol: Allowed violation, relative to the scale of each row; in float32 at least 16 roundings.
         start: A point ``(n,)`` where the iteration starts for every sample; by default raw.
         iterations: None: until every sample has stopped. A number: exactly that many passes of each phase, so that a
             CUDA graph can capture the layer, forward and backward; samples that need more are not converged, and on a
-            GPU ``on_failure="raise"`` acts as ``"nan"``.
+            GPU ``"raise"`` acts as ``"nan"``.
     """
 
     name = "nonlinear"
@@ -62,11 +68,34 @@ class NonlinearLayer(Layer):
         """The options above."""
 
         mode: Literal["auto", "nearest", "retract"] = choice("auto", "nearest", "retract")
-        on_failure: Literal["raise", "nan", "best", "raw"] = choice("raise", "nan", "best", "raw")
+        on_infeasible: Literal["auto", "raise", "nearest", "nan"] = choice("auto", "raise", "nearest", "nan")
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
+        on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
+        on_failure: Literal["raise", "nan", "best", "raw"] | None = option(
+            None, " or ".join(map(repr, OLD_NAMES)), lambda value: value is None or value in OLD_NAMES
+        )
         gradient: Literal["auto", "exact", "projector"] = choice("auto", "exact", "projector")
         tol: float = number(1e-10, above=0)
         start: tuple[float, ...] | None = vector()
         iterations: int | None = count(None, least=1)
+
+        def __post_init__(self) -> None:
+            """Take the word of version 0.2 for what it means today."""
+            super().__post_init__()
+            if self.on_failure is not None:
+                policy = policy_of("auto", "auto", "raise", self.on_failure)
+                for name in OLD_NAMES["raise"]:
+                    object.__setattr__(self, name, getattr(policy, name))
+                object.__setattr__(self, "on_failure", "raw" if self.on_failure == "raw" else None)
+
+        @classmethod
+        def renamed(cls, saved: dict[str, Any]) -> dict[str, Any]:
+            """Files of version 0.2 name ``on_failure``, whose default was ``"raise"``."""
+            old = saved.get("on_failure")
+            if old is None or "on_unsolved" in saved:
+                return saved
+            rest = {name: value for name, value in saved.items() if name != "on_failure"}
+            return rest | ({} if old == "raise" else OLD_NAMES[old]) | ({"on_failure": old} if old == "raw" else {})
 
     options: Options
 
@@ -102,10 +131,10 @@ class NonlinearLayer(Layer):
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to y ``(*batch, n)`` in C(x)."""
         y, found = self._call(raw, x, None)
-        y = apply_policy(y, raw, found, policy_for(self.options.on_failure, self.options.iterations, raw))
-        if self.options.iterations is None or may_look(raw):
-            self._warn(found)
-        return y
+        own = self.options
+        policy = Policy(own.on_infeasible, own.on_unsolved, own.on_invalid, once=self.once)
+        y = apply_policy(y, found, policy, own.iterations)
+        return beyond(raw, y, found) if own.on_failure == "raw" else y
 
     @outside_compiler
     def solve(self, raw: Tensor, x: Any = None, *, start: Tensor | None = None) -> NonlinearSolution:
@@ -121,11 +150,12 @@ class NonlinearLayer(Layer):
 
     def _call(self, raw: Tensor, x: Any, start: Tensor | None) -> tuple[Tensor, NonlinearSolution]:
         """Y and its solution."""
+        require_width(raw, self)
         functions, lower, upper, rows = split_rows(self.constraint, self.constraint.numbers(x, raw), raw)
         mode = self.mode(raw.shape[-1])
         exact = self.options.gradient != "projector" and mode == "nearest"
         if start is None and self.options.start is not None:
-            start = raw.new_tensor(self.options.start)
+            start = torch.tensor(self.options.start, dtype=raw.dtype, device=raw.device)
         return project_rows_and_functions(
             raw,
             functions,
@@ -140,13 +170,6 @@ class NonlinearLayer(Layer):
             iterations=self.options.iterations,
             tight=rows is None and all(part.tight for part in functions),
         )
-
-    def _warn(self, found: NonlinearSolution) -> None:
-        """Warn that some samples satisfy their rows but are not shown to be the nearest, or isolated, points."""
-        weak = (found.status == NonlinearStatus.FEASIBLE_ONLY) | (found.status == NonlinearStatus.DEGENERATE)
-        if bool(weak.any()):
-            text = f"{int(weak.sum())} of {weak.numel()} samples satisfy their rows, but are no regular nearest points"
-            warnings.warn(f"{text}; layer.solve(raw, x).status says which", NotConvergedWarning, stacklevel=4)
 
 
 class Level(NamedTuple):

@@ -24,6 +24,11 @@ class LayerOptions:
         for option in fields(self):
             object.__setattr__(self, option.name, _checked(option.name, option.metadata, getattr(self, option.name)))
 
+    @classmethod
+    def renamed(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """The options of a file, of any version, by the names of today."""
+        return saved
+
     def __str__(self) -> str:
         """``name=value, ...``, as written in a call of the constructor."""
         return ", ".join(f"{own.name}={_spoken(getattr(self, own.name))}" for own in fields(self))

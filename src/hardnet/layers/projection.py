@@ -219,8 +219,8 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     if mode() == "export" and (y := _by_faces(constraint, numbers, raw, options)) is not None:
         return y
     if constraint.relaxed:
-        policies = {name: options[name] for name in ("on_infeasible", "on_invalid")}
-        return constraint.project(numbers, raw, **policies)
+        policies = ("on_infeasible", "on_unsolved", "on_invalid", "once")
+        return constraint.project(numbers, raw, **{name: options[name] for name in policies})
     as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
     solved = constraint.essential(numbers)
     rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import (
-    NOT_FINITE,
     HardNetError,
     NonFiniteError,
     OptionError,
@@ -22,7 +21,7 @@ from hardnet.errors import (
 )
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.constant_rows import poison, raise_for_invalid, sample_indices
+from hardnet.layers.constant_rows import poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
 from hardnet.products import times
@@ -33,12 +32,13 @@ from hardnet.solvers.conic.blocks import Balls, Block, Intervals
 from hardnet.solvers.offline.interior import (
     THIN,
     Halfspaces,
-    affine_hull,
+    center_of,
     halfspaces,
     hull_of,
-    interior_point,
+    largest_bound,
     least_slack,
 )
+from hardnet.tolerances import ROUNDINGS
 
 
 class Rayen(Layer):
@@ -130,6 +130,7 @@ class Rayen(Layer):
         if not slack > 0 or off > 8 * torch.finfo(like.dtype).eps:
             got = f"a slack of {slack:.1e} and equalities off by {off:.1e} in {like.dtype}"
             raise UnsupportedSetError(sentence("interior", "a point strictly inside the set", got))
+        self._rows = tuple(part.to(self.center) for part in (rows.A, rows.b, rows.b - rows.A @ y0))
         gauges = gauges_about(y0, basis, rows.A, rows.b, curved)
         self._gauges: list[Gauge] = [type(gauge)(*(field.to(self.center) for field in gauge)) for gauge in gauges]
 
@@ -141,18 +142,26 @@ class Rayen(Layer):
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, raw_dim)`` to y ``(*batch, n)``."""
         require_like("center", self.center, raw)
-        if raw.shape[-1:] != (self.raw_dim,):
-            remedy = f"method 'rayen' needs {self.raw_dim} network outputs for this set"
-            raise ShapeError(sentence("raw", f"shape (*batch, {self.raw_dim})", tuple(raw.shape), remedy))
+        raw, bad = take_raw(raw, self)
         v = self._displacement(raw)
         gauge = largest_gauge(self._gauges, v)
-        y = self.center + times(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1))
+        y = self._pulled_back(self.center + times(self.basis, v * self._factor(raw, v, gauge).unsqueeze(-1)))
         if self._keeps_points:
             y = torch.where((gauge <= 1).unsqueeze(-1), raw, y)  # a point in the set is returned bit for bit
-        y = poison(y, gauge.isnan())
+        y = poison(y, bad | gauge.isnan())
         if self.options.on_invalid == "raise":
-            raise_for_invalid(y, lambda: self._diagnose(raw))
+            raise_for_invalid(y, self._diagnose)
         return y
+
+    def _pulled_back(self, y: Tensor) -> Tensor:
+        """Y, moved towards the center by as much as rounding at the size of the center has put a row outside."""
+        A, b, slack = self._rows
+        with torch.no_grad():
+            terms = ROUNDINGS / 4 * torch.finfo(y.dtype).eps * (times(A.abs(), y.abs()) + b.abs())
+            excess = times(A, y) - b
+            part = torch.where(excess > terms, (excess + terms) / slack, 0.0)
+            moved = part.amax(-1, keepdim=True) * (y - self.center) if len(b) else torch.zeros_like(y)
+        return y - moved
 
     @property
     def _keeps_points(self) -> bool:
@@ -192,13 +201,12 @@ class Rayen(Layer):
         linear, curved = self._blocks()
         rows = halfspaces(linear, self.constraint.dim or 0)
         if interior is None:
-            hull = affine_hull(rows)
-            return interior_point(hull, curved), hull.basis
+            return center_of(rows, curved)
         hull, y0 = hull_of(rows), torch.tensor(interior, dtype=torch.float64, device="cpu")
         if y0.shape != hull.point.shape:
             raise ShapeError(sentence("interior", f"shape {tuple(hull.point.shape)}", tuple(y0.shape)))
         slack, off = least_slack(rows, curved, y0), (rows.C @ y0 - rows.d).abs().amax().item() if len(rows.C) else 0.0
-        if not slack > THIN or off > 1e-9 * (1 + y0.abs().max().item()):
+        if not slack > THIN * min(1.0, largest_bound(rows)) or off > 1e-9 * (1 + y0.abs().max().item()):
             got = f"slack {slack:.2g} and equalities off by {off:.2g}"
             remedy = "leave it out, and it is computed"
             raise UnsupportedSetError(sentence("interior", "a point strictly inside every inequality", got, remedy))
@@ -222,11 +230,8 @@ class Rayen(Layer):
     def _kept(self) -> tuple[Tensor, Tensor]:
         return self.center, self.basis
 
-    def _diagnose(self, raw: Tensor) -> HardNetError:
+    def _diagnose(self) -> HardNetError:
         """Why some sample of y is NaN."""
-        samples = sample_indices(~raw.isfinite().all(dim=-1))
-        if samples is not None:
-            return NOT_FINITE.of("raw", None, samples)
         text = f"raw: expected rays that meet the boundary with radial='{self.options.radial}', got an unbounded one"
         return NonFiniteError(f"{text}; use radial='clip' or 'soft'")
 

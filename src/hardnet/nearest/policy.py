@@ -41,7 +41,8 @@ Names = Callable[[], Sequence[tuple[int, str]]]
 class Once:
     """Whether a layer has warned already of points that are not proved to be the nearest."""
 
-    given: bool = False
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
 
 
 class Policy(NamedTuple):
@@ -104,8 +105,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 VALID = frozenset(product(*CHOICES.values()))
 """All valid combinations of the first fields of `Policy`: looking one up costs less than four comparisons."""
-QUIET = Policy("nan", "nan", "nan")
-"""Nothing is raised, and samples without an answer are NaN."""
+QUIET = Policy("nan", "nan", "nan", once=Once(given=True))
+"""Nothing is raised or warned of, and samples without an answer are NaN."""
 
 
 def answer(found: Solution, policy: Policy, box: int = 0) -> Tensor:
@@ -206,13 +207,20 @@ def refuse_unsolved(solution: Solution, expected: str | None = None, remedy: str
 def warn_unproved(solution: Solution, once: Once | None = None) -> None:
     """Warn of points that satisfy their rows but are not proved to be the nearest, a layer once."""
     weak = solution.status == int(Status.FEASIBLE)
+    warn_weak(weak, "are in the set but could not be proved to be the nearest", once, solution.residual)
+
+
+def warn_weak(weak: Tensor, text: str, once: Once | None, residual: Tensor | None = None) -> None:
+    """One warning of a layer about the samples ``(*batch)`` whose point is in the set with a reservation."""
     if (once is not None and once.given) or not bool(weak.any()):
         return
     if once is not None:
         once.given = True
-    text = f"{int(weak.sum())} of {weak.numel()} points are in the set but could not be proved to be the nearest"
-    residual = f"residual {_worst(solution.residual[weak])}{in_samples(sample_indices(weak) if weak.dim() else [])}"
-    warnings.warn(f"{text} ({residual}); the Solution's status says which", NotConvergedWarning, stacklevel=2)
+    where = in_samples(sample_indices(weak) if weak.dim() else [])
+    size = "" if residual is None else f" (residual {_worst(residual[weak])}{where})"
+    where = where if residual is None else ""
+    whole = f"{int(weak.sum())} of {weak.numel()} points {text}{size}{where}; the Solution's status says which"
+    warnings.warn(whole, NotConvergedWarning, stacklevel=3)
 
 
 def _worst(residual: Tensor) -> str:

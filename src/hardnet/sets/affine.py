@@ -50,8 +50,8 @@ def known_bounds(constraint: ConstraintSet, rows: Tensor) -> tuple[Tensor, Tenso
     """Its arguments lower and upper as far as construction knows them, shaped like `rows` ``(m,)``; NaN elsewhere."""
     found = []
     for side, absent in (("lower", -torch.inf), ("upper", torch.inf)):
-        bound = constraint.fixed(side) if constraint.has(side) else rows.new_tensor(absent)
-        known = rows.new_tensor(torch.nan) if bound is None or bound.dim() > 1 else bound.to(rows)
+        bound = constraint.fixed(side) if constraint.has(side) else rows.new_full((), absent)
+        known = rows.new_full((), torch.nan) if bound is None or bound.dim() > 1 else bound.to(rows)
         found.append(known.expand(rows.shape))
     return found[0], found[1]
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.program import Program, project_program
-from hardnet.functional.samples import Policy
 from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.tolerances import PROGRAMS
 
@@ -121,16 +120,9 @@ class Cvxpy(ConstraintSet):
             size = size + flat.amax(-1, keepdim=True)
         return size * torch.ones_like(self.residual(numbers, y))
 
-    def project(
-        self,
-        numbers: tuple[Tensor, ...],
-        raw: Tensor,
-        *,
-        on_infeasible: Policy = "raise",
-        on_invalid: Policy = "raise",
-    ) -> Tensor:
+    def project(self, numbers: tuple[Tensor, ...], raw: Tensor, **policies: Any) -> Tensor:
         """The projection by cvxpylayers, to its solver's tolerance."""
-        return project_program(self.program, raw, numbers, on_infeasible=on_infeasible, on_invalid=on_invalid)
+        return project_program(self.program, raw, numbers, **policies)
 
 
 def _stored(name: str) -> str:

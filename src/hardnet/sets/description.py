@@ -128,7 +128,9 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 FINGERPRINT_ROUNDINGS = 4096
-"""How many roundings two evaluations of the same functions may differ by, relative to the largest number."""
+"""How many roundings two evaluations of the same functions may differ by, relative to a number itself."""
+LEAST = 16
+"""The same relative to the largest number of their row, for numbers that are what is left of larger ones."""
 PROBES = (0.0, 1.0, -1.0, 30.0)
 """Sizes of the points at which violations are compared: functions of y are in no number of the set."""
 
@@ -157,8 +159,9 @@ def same(saved: Tensor, now: Tensor) -> bool:
         return False
     finite = there.isfinite() & here.isfinite()
     rounding = torch.finfo(now.dtype).eps if now.is_floating_point() else 0.0
-    size = torch.where(finite, here, 0).abs().max() if here.numel() else torch.zeros(())
-    close = (there - here).abs() <= FINGERPRINT_ROUNDINGS * rounding * size
+    size = torch.where(finite, torch.maximum(here.abs(), there.abs()), 0)
+    largest = size.amax(-1, keepdim=True) if size.dim() and size.numel() else size
+    close = (there - here).abs() <= rounding * torch.maximum(FINGERPRINT_ROUNDINGS * size, LEAST * largest)
     return bool((close | (~finite & ((there == here) | (there.isnan() & here.isnan())))).all())
 
 

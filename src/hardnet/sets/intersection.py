@@ -13,7 +13,6 @@ from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.l1_ball import Region, project_with_balls, solve_with_balls
 from hardnet.functional.relaxed import project_relaxed
-from hardnet.functional.samples import Policy
 from hardnet.sets.affine import BoxNumbers
 from hardnet.sets.base import AffineRows, ConstraintSet, Name
 from hardnet.sets.l1_ball import AbsoluteSet
@@ -24,6 +23,10 @@ from hardnet.structure import BoxedRows, join, join_rows
 
 BLOCKS: tuple[Any, ...] = get_args(Block)
 """The numbers of a set that states one of these as its record are its block."""
+
+
+POLICIES = ("on_infeasible", "on_unsolved", "on_invalid")
+"""What sparse rows are asked; all of their answers are proved, so that there is nothing to warn of."""
 
 
 class Intersection(ConstraintSet):
@@ -195,28 +198,15 @@ class Intersection(ConstraintSet):
         """The blocks of all members, in order."""
         return [block_of(part, own, like) for part, own in zip(self.parts, numbers, strict=True)]
 
-    def project(
-        self,
-        numbers: tuple[Any, ...],
-        raw: Tensor,
-        *,
-        tolerance: float = 1e-9,
-        on_infeasible: Policy = "raise",
-        on_invalid: Policy = "raise",
-    ) -> Tensor:
-        """The exact projection onto the intersection, to a scale-free KKT residual of `tolerance`."""
+    def project(self, numbers: tuple[Any, ...], raw: Tensor, **policies: Any) -> Tensor:
+        """The exact projection onto the intersection, to a scale-free KKT residual of 1e-9, or `tolerance`."""
         if self.relaxed:
-            return self._give_way(numbers, raw, on_infeasible, on_invalid)
+            return self._give_way(numbers, raw, policies)
         if self.compressed:
-            return self._sparsely(numbers, raw, on_infeasible, on_invalid)
+            return self._sparsely(numbers, raw, policies)
         if self.absolute:
-            return project_with_balls(
-                raw, self._region(numbers, raw), on_infeasible=on_infeasible, on_invalid=on_invalid
-            )
-        blocks = self.blocks(numbers, raw)
-        return project_intersection(
-            raw, blocks, tolerance=tolerance, on_infeasible=on_infeasible, on_invalid=on_invalid
-        )
+            return project_with_balls(raw, self._region(numbers, raw), **policies)
+        return project_intersection(raw, self.blocks(numbers, raw), **policies)
 
     def _region(self, numbers: tuple[Any, ...], like: Tensor) -> Region:
         """The members by kind: rows beside a box, curved blocks, and L1 balls."""
@@ -227,18 +217,18 @@ class Intersection(ConstraintSet):
         balls = [part.ball(own) for part, own in members if isinstance(part, AbsoluteSet)]
         return Region(join_rows(rows or [none]), blocks, balls)
 
-    def _give_way(self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
+    def _give_way(self, numbers: tuple[Any, ...], raw: Tensor, policies: dict[str, Any]) -> Tensor:
         """The nearest point with the least slack; hard rows that contradict each other are named."""
         rows = self.structure(numbers, raw)
         try:
-            return project_relaxed(raw, rows, on_infeasible=on_infeasible, on_invalid=on_invalid)
+            return project_relaxed(raw, rows, **policies)
         except InfeasibleError as error:
             general, box = self.structure_names(numbers, raw)
             raise error.named([*general, *box]) from None
 
-    def _sparsely(self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: Policy, on_invalid: Policy) -> Tensor:
+    def _sparsely(self, numbers: tuple[Any, ...], raw: Tensor, policies: dict[str, Any]) -> Tensor:
         """The nearest point by sparse factors; rows that contradict each other are named."""
-        policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+        policies = {name: policies[name] for name in POLICIES if name in policies}
         try:
             return project_compressed(self.parts, numbers, raw, self._factors, **policies)
         except InfeasibleError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from hardnet.errors import ASYMMETRIC, sentence
 from hardnet.functional.conic import project_intersection
-from hardnet.functional.samples import Policy
 from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import SemiDefinite
@@ -45,11 +44,9 @@ class LMI(CurvedSet):
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
         return numbers.scale(y)
 
-    def project(
-        self, numbers: SemiDefinite, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
-    ) -> Tensor:
+    def project(self, numbers: SemiDefinite, raw: Tensor, **policies: Any) -> Tensor:
         """By Newton on the optimality conditions: a cone seen through F has no closed form."""
-        return project_intersection(raw, [numbers], on_infeasible=on_infeasible, on_invalid=on_invalid)
+        return project_intersection(raw, [numbers], **policies)
 
 
 def _require_symmetric(name: str, F: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.functional.nonlinear import call, jacobian_of
@@ -184,7 +185,9 @@ class Nonlinear(ConstraintSet):
         """The number of rows, from one call of g; kept, since it is the same at every x."""
         if self._rows is None:
             with torch.no_grad():
-                self._rows = self.values(torch.zeros_like(like), x).shape[-1]
+                exact = lambda leaf: leaf.double() if leaf.is_floating_point() else leaf
+                inputs = pytree.tree_map_only(Tensor, exact, x)  # as the solver calls g
+                self._rows = self.values(torch.zeros_like(like, dtype=torch.float64), inputs).shape[-1]
         return self._rows
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hardnet.errors import ASYMMETRIC, INDEFINITE
 from hardnet.functional.quadratic import Spectrum, diagonalize, project_quadratic
-from hardnet.functional.samples import Policy
 from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.solvers.conic.blocks import Quadratics, convex
@@ -53,17 +54,9 @@ class Quadratic(CurvedSet):
         fixed = self.fixed("P")
         return None if fixed is None or fixed.dim() > 2 else diagonalize(fixed)
 
-    def project(
-        self,
-        numbers: Quadratics,
-        raw: Tensor,
-        *,
-        factor: Spectrum | None = None,
-        on_infeasible: Policy = "raise",
-        on_invalid: Policy = "raise",
-    ) -> Tensor:
+    def project(self, numbers: Quadratics, raw: Tensor, *, factor: Spectrum | None = None, **policies: Any) -> Tensor:
         """``(I + mu P)^-1 (raw - mu q)`` at the root mu of the value."""
-        return project_quadratic(raw, *numbers, factor=factor, on_infeasible=on_infeasible, on_invalid=on_invalid)
+        return project_quadratic(raw, *numbers, factor=factor, **policies)
 
 
 def _require_convex(P: Tensor) -> None:

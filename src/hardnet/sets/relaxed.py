@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.relaxed import least_slack, project_relaxed
-from hardnet.functional.samples import Policy
 from hardnet.modes import widen
 from hardnet.sets.base import AffineRows, ConstraintSet, Name
 from hardnet.structure import BoxedRows
@@ -114,12 +113,10 @@ class Relaxed(ConstraintSet):
             return super().row_names(numbers, like, label)
         return self.constraint.row_names(numbers.wanted, like, self.name if label is None else label)
 
-    def project(
-        self, numbers: RelaxedNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
-    ) -> Tensor:
+    def project(self, numbers: RelaxedNumbers, raw: Tensor, **policies: Any) -> Tensor:
         """The nearest point with the least slack; a set that may give way everywhere always has one."""
         rows = self.structure(numbers, raw)
-        return project_relaxed(raw, rows, on_infeasible=on_infeasible, on_invalid=on_invalid)
+        return project_relaxed(raw, rows, **policies)
 
 
 def slack_of_members(

@@ -17,7 +17,6 @@ from hardnet.functional.conic import project_intersection
 from hardnet.functional.l1_ball import L1
 from hardnet.functional.nonlinear import call
 from hardnet.functional.quadratic import project_quadratic
-from hardnet.functional.samples import Policy
 from hardnet.products import times
 from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
@@ -333,13 +332,11 @@ class ScaledCurved(ScaledSet, CurvedSet):
         """What `numbers` found."""
         return numbers.scaled
 
-    def project(
-        self, numbers: ScaledNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
-    ) -> Tensor:
+    def project(self, numbers: ScaledNumbers, raw: Tensor, **policies: Any) -> Tensor:
         """The nearest point in scaled units."""
         if isinstance(numbers.scaled, Quadratics):
-            return project_quadratic(raw, *numbers.scaled, on_infeasible=on_infeasible, on_invalid=on_invalid)
-        return project_intersection(raw, [numbers.scaled], on_infeasible=on_infeasible, on_invalid=on_invalid)
+            return project_quadratic(raw, *numbers.scaled, **policies)
+        return project_intersection(raw, [numbers.scaled], **policies)
 
 
 class ScaledL1(ScaledSet, AbsoluteSet):

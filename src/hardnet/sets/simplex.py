@@ -74,7 +74,7 @@ class Simplex(Sums):
     def known_totals(self, like: Tensor) -> Tensor:
         """The total, where it is one constant."""
         fixed = self.fixed("total")
-        return like.new_tensor([torch.nan]) if fixed is None or fixed.dim() else fixed.to(like)[None]
+        return like.new_full((1,), torch.nan) if fixed is None or fixed.dim() else fixed.to(like)[None]
 
     def project(
         self, numbers: SimplexNumbers, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"

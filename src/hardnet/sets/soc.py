@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import sentence
 from hardnet.functional.conic import project_intersection
-from hardnet.functional.samples import Policy
 from hardnet.products import times
 from hardnet.sets.base import Name, Number
 from hardnet.sets.curved import CurvedSet
@@ -64,8 +63,6 @@ class SecondOrderCone(CurvedSet):
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
         return numbers.scale(y)
 
-    def project(
-        self, numbers: SecondOrder, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
-    ) -> Tensor:
+    def project(self, numbers: SecondOrder, raw: Tensor, **policies: Any) -> Tensor:
         """By Newton on the optimality conditions: a cone seen through A has no closed form."""
-        return project_intersection(raw, [numbers], on_infeasible=on_infeasible, on_invalid=on_invalid)
+        return project_intersection(raw, [numbers], **policies)

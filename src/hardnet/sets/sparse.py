@@ -100,10 +100,20 @@ class SparseAffine(ConstraintSet):
 
     @outside_compiler
     def project(
-        self, numbers: SparseNumbers, raw: Tensor, *, on_infeasible: str = "raise", on_invalid: str = "raise"
+        self,
+        numbers: SparseNumbers,
+        raw: Tensor,
+        *,
+        on_infeasible: str = "raise",
+        on_unsolved: str = "auto",
+        on_invalid: str = "raise",
     ) -> Tensor:
         """The exact projection, by sparse factors that are made once."""
-        policies = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
+        policies: dict[str, Any] = {
+            "on_infeasible": on_infeasible,
+            "on_unsolved": on_unsolved,
+            "on_invalid": on_invalid,
+        }
         rows = self._factors.of([numbers.values], numbers, raw)
         try:
             return project_sparse_affine(raw, rows, numbers.lower, numbers.upper, **policies)

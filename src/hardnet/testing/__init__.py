@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardnet.certificate import check
-from hardnet.errors import DTypeError, HardNetError, sentence
+from hardnet.errors import DTypeError, HardNetError, ShapeError, sentence
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.kernels.cpu.ready import waiting
 from hardnet.layers.base import Guarantee, Layer
@@ -81,6 +81,7 @@ def check_layer(layer: Layer, x: Any, raw: Tensor, *, gradients: bool = True, co
     check_poisoned_numbers(layer, x, raw)
     _check_copies(layer, x, raw, y)
     _check_float32(layer, x, raw)
+    _check_width(layer, x, raw)
     require(layer(raw[:0], _at(x, slice(0, 0))).shape == y[:0].shape, "an empty batch does not come back empty")
     if gradients:
         _check_gradients(layer, x, raw)
@@ -161,13 +162,23 @@ def _check_ranks(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
 
 
 def _check_layout(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:
-    """Inputs in column-major memory layout, as a transposed product leaves them, give the same results."""
-    across = [part.mT.contiguous().mT if isinstance(part, Tensor) and part.dim() > 1 else part for part in (raw, x)]
-    with torch.no_grad():
-        off = (layer(*across) - y).abs().amax()
-    require(
-        bool(off <= 1e-6 * y.abs().amax()), f"a result changed by {off.item():.1e} with the layout of raw in memory"
-    )
+    """Inputs in column-major memory, as a transposed product leaves them, or with the negative bit, give the same."""
+    for view in (lambda part: part.mT.contiguous().mT, lambda part: torch.complex(part, -part).conj().imag):
+        across = [view(part) if isinstance(part, Tensor) and part.dim() > 1 else part for part in (raw, x)]
+        with torch.no_grad():
+            off = (layer(*across) - y).abs().amax()
+        same = bool(off <= 1e-6 * y.abs().amax())
+        require(same, f"a result changed by {off.item():.1e} with the layout of raw in memory")
+
+
+def _check_width(layer: Layer, x: Any, raw: Tensor) -> None:
+    """Raw outputs of another width are refused by name."""
+    for wrong in (raw[:, :-1], torch.cat([raw, raw[:, :1]], -1)):
+        try:
+            layer(wrong, x)
+        except ShapeError:
+            continue
+        require(False, f"{wrong.shape[-1]} numbers per sample were taken in place of {raw.shape[-1]}")
 
 
 def _check_bad_sample(layer: Layer, x: Any, raw: Tensor, y: Tensor) -> None:

@@ -10,6 +10,8 @@ from tests.nonlinear_problems import F64, real
 
 HOLDS = (Status.OK, Status.FEASIBLE_ONLY, Status.DEGENERATE)
 
+BEST = {"on_infeasible": "nearest", "on_unsolved": "best", "on_invalid": "nan"}
+
 
 def replaced(value, bad, where):
     return torch.where(where, torch.full_like(value, bad), value)
@@ -46,7 +48,12 @@ FAMILY = {
 def test_the_best_finite_point_or_invalid(where, bad, mode, iterations):
     make, point, mate = FAMILY[where]
     layer = NonlinearLayer(
-        hn.Nonlinear(make(bad), dim=2, lower=0.0, upper=0.0), mode=mode, on_failure="best", iterations=iterations
+        hn.Nonlinear(make(bad), dim=2, lower=0.0, upper=0.0),
+        mode=mode,
+        on_infeasible="nearest",
+        on_unsolved="best",
+        on_invalid="nan",
+        iterations=iterations,
     )
     raw, harmless = real([mate, point, mate]), real([mate, mate, mate])
     leaf = raw.clone().requires_grad_()
@@ -72,7 +79,10 @@ def test_the_best_finite_point_or_invalid(where, bad, mode, iterations):
 
 def test_no_finite_point_is_invalid_and_its_mates_keep_their_bits():
     layer = NonlinearLayer(
-        hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True) + x, dim=2, lower=0.0, upper=0.0), on_failure="best"
+        hn.Nonlinear(lambda y, x: y.square().sum(-1, keepdim=True) + x, dim=2, lower=0.0, upper=0.0),
+        on_infeasible="nearest",
+        on_unsolved="best",
+        on_invalid="nan",
     )
     raw = real([[3.0, 4.0], [1.0, 2.0], [0.5, 0.1]])
     spoilt, sound = real([[-1.0], [torch.nan], [-1.0]]), real([[-1.0], [-2.0], [-1.0]])
@@ -106,7 +116,7 @@ def test_affine_rows_may_lead_back_into_the_domain():
 def test_an_infinite_derivative_hides_no_violation():
     """The root of 0 has the value 0 and an infinite slope: the row's scale there is no measure of anything."""
     rows = hn.Nonlinear(lambda y, x: y[..., :1].sqrt(), dim=2, lower=1.0, upper=2.0)
-    layer = NonlinearLayer(rows, on_failure="best")
+    layer = NonlinearLayer(rows, **BEST)
     found = layer.solve(real([[0.0, 5.0], [4.0, 5.0], [9.0, 5.0]]))
     assert found.status[1:].tolist() == [Status.OK, Status.OK]
     assert found.status[0] != Status.OK or found.y[0, 0] >= 1 - 1e-9
@@ -122,5 +132,5 @@ def test_rounding_to_float32_may_leave_the_domain():
     """Where g has no number at the rounded point the status may not say that it holds."""
     edge = 1.0 + 2.0**-30  # rounds to 1 in float32, where the row is no number
     rows = hn.Nonlinear(lambda y, x: replaced(y - edge, torch.nan, y <= 1.0), dim=1, lower=0.0, upper=0.0)
-    found = NonlinearLayer(rows, on_failure="best").solve(torch.tensor([[3.0]]))
+    found = NonlinearLayer(rows, **BEST).solve(torch.tensor([[3.0]]))
     assert found.status.item() not in HOLDS

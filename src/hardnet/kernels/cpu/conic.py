@@ -111,7 +111,7 @@ def project(
     """
     eps, exact = torch.finfo(raw.dtype).eps, raw.detach().double()
     holds, rounding = min(ROUNDINGS * eps, FEASIBLE), 8 * raw.shape[-1] * eps
-    limits = exact.new_tensor([INSIDE * eps, holds, max(tolerance * 1e-3, LEAST), tolerance, rounding])
+    limits = torch.tensor([INSIDE * eps, holds, max(tolerance * 1e-3, LEAST), tolerance, rounding], dtype=exact.dtype)
     y, dual = torch.empty_like(exact), exact.new_empty(len(raw), _plan_of(raw, kinds, fields).rows)
     found = exact.new_empty(len(raw), 3)
     left = _launch([y, dual, found], exact, limits, kinds, fields, False)

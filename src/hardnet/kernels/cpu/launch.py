@@ -158,14 +158,14 @@ class BoxRows:
             torch.empty_like(raw),
             raw.new_empty(batch, 2 * k + (3 if k > 1 else 2)),
         )
-        inputs, shape = [raw, A, raw.new_tensor([rounding])], torch.Size((batch, k, n))
+        inputs, shape = [raw, A, raw.new_full((1,), rounding)], torch.Size((batch, k, n))
         kernel = entries(self._kernel(A))[0]
         launch(kernel, [y, place, found], inputs, (lower, upper, *box), shape, A.shape[0], tile=1)
         dual, side = found[:, :k].clone(), found[:, k : 2 * k].to(torch.int8)
         return y, place.to(torch.int8), dual, side, found[:, 2 * k].to(torch.int8), found[:, 2 * k + 1].clone()
 
     def pull_back(self, gradient: Tensor, A: Tensor, place: Tensor, side: Tensor) -> Tensor:
-        """``w = (A_JF')^+ g_F`` ``(B, k)`` over the free coordinates F and the active rows J, the least of unit rows."""
+        """``w = (A_JF')^+ g_F`` ``(B, k)`` over the free coordinates F and active rows J, least in unit rows."""
         shape = torch.Size((*gradient.shape[:1], *A.shape[-2:]))
         w = gradient.new_empty(shape[:2])
         inputs = [gradient, place.double(), side.double(), A]
@@ -193,7 +193,7 @@ class AnyRows:
         assert upper is not None
         y, dual, side, ended = (raw.new_empty(len(raw), size) for size in (raw.shape[-1], *lower.shape[-1:] * 2, 3))
         known = (tolerances.feasible, tolerances.solved, tolerances.strict, tolerances.certain)
-        limits, matrices = raw.new_tensor([*known, limit]), 1 if A.dim() == 2 else len(A)
+        limits, matrices = torch.tensor([*known, limit], dtype=raw.dtype), 1 if A.dim() == 2 else len(A)
         shape = torch.Size((len(raw), *A.shape[-2:]))
         launch(
             entries("projection")[0],

@@ -69,6 +69,19 @@ def _stacked(cores: Sequence[int], blocks: Sequence[Any], dtype: torch.dtype | N
     return [torch.stack(fields, dim=fields[0].dim() - core).to(dtype or fields[0].dtype) for core, fields in columns]
 
 
+def in_units(block: Block, units: Tensor) -> Block:
+    """The block as a set of ``y / units``, for units ``(*batch, n)``."""
+    if isinstance(block, Balls):
+        block = block.cone()  # an ellipsoid
+    if isinstance(block, SecondOrder):
+        return SecondOrder(block.A * units.unsqueeze(-2), block.b, block.c * units, block.d)
+    if isinstance(block, SemiDefinite):
+        return SemiDefinite(block.F0, block.F * units[..., None, None])
+    if isinstance(block, Quadratics):
+        return Quadratics(units.unsqueeze(-1) * block.P * units.unsqueeze(-2), units * block.q, block.r)
+    return Intervals(block.A * units.unsqueeze(-2), block.lower, block.upper)
+
+
 def images(blocks: Sequence[Block]) -> list[Image]:
     """The images of all blocks in float64; neighbors of one kind and size share one, so that their order stays."""
     return [kind.together(run, torch.float64) for kind, run in _runs(blocks)]

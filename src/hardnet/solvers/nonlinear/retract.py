@@ -162,7 +162,7 @@ def walk_compiled(
     from hardnet.kernels.cpu.retraction import GOING, plan
 
     now, jacobian = _begin(rows, y, raw, at), at.jacobian.clone(memory_format=torch.contiguous_format)
-    limits, index = y.new_tensor([tolerance, fine]), torch.arange(len(y))
+    limits, index = torch.tensor([tolerance, fine], dtype=y.dtype), torch.arange(len(y))
     whole = [part.clone() for part in _outcome(now)]
     for count in range(passes + 1):
         asking = plan(now, jacobian, (rows.lower, rows.upper, rows.size), limits, rows.curved, unit)  # pyright: ignore[reportArgumentType]

@@ -109,7 +109,7 @@ def _one() -> Tensor:
 
 
 THIN = 1e-8
-"""A set whose interior point has at most this slack counts as having no interior."""
+"""A set whose interior point has at most this slack counts as having no interior; of its size, if that is below 1."""
 
 
 class Halfspaces(NamedTuple):
@@ -195,11 +195,13 @@ def cutting(rows: Halfspaces, basis: Tensor, eps: float) -> Halfspaces:
     return rows._replace(A=rows.A[cuts], b=rows.b[cuts])
 
 
-def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
+def interior_point(hull: Hull, curved: Sequence[Block], most: float = 1.0) -> Tensor:
     """A point well inside: the analytic center of a bounded set of linear rows, else the point with the most slack.
 
     The largest ball may be near one end of a long set; the analytic center, which minimizes ``-sum log slack``, does
     not depend on the units of the coordinates. It exists where the set is bounded.
+
+    Where the slack is unbounded, the point has `most` of it.
 
     Raises:
         InfeasibleError: The linear and the curved parts have no common point.
@@ -207,7 +209,7 @@ def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
     """
     if not hull.basis.shape[-1]:
         return hull.point
-    found, slack = most_slack(hull, curved, None) or most_slack(hull, curved, 1.0) or (None, 0.0)
+    found, slack = most_slack(hull, curved, None) or most_slack(hull, curved, most) or (None, 0.0)
     if found is None or slack < -THIN:
         raise InfeasibleError("constraint: expected a set that holds some point, got parts that do not meet")
     if slack <= THIN:
@@ -216,6 +218,23 @@ def interior_point(hull: Hull, curved: Sequence[Block]) -> Tensor:
     if not curved:
         found = _analytic_center(hull.rows.A @ hull.basis, hull.rows.b - hull.rows.A @ hull.point, found)
     return hull.point + hull.basis @ found
+
+
+def center_of(rows: Halfspaces, curved: Sequence[Block]) -> tuple[Tensor, Tensor]:
+    """The interior point of these rows and blocks, ``(n,)``, and the basis of their affine hull ``(n, k)``.
+
+    Rows alone are looked at in the unit of their largest bound, where that is less than 1: the programs have absolute
+    tolerances.
+    """
+    size = 1.0 if curved else largest_bound(rows)
+    unit = min(size, 1.0)
+    hull = affine_hull(rows._replace(b=rows.b / unit, d=rows.d / unit))
+    return unit * interior_point(hull, curved, size / unit), hull.basis
+
+
+def largest_bound(rows: Halfspaces) -> float:
+    """The size of the largest bound; 1 where all are 0."""
+    return torch.cat([rows.b, rows.d, rows.b.new_zeros(1)]).abs().max().item() or 1.0
 
 
 def least_slack(rows: Halfspaces, curved: Sequence[Block], y: Tensor) -> float:
