@@ -175,6 +175,11 @@ def shares_of(x: Tensor) -> Tensor:
     return torch.softmax(x[..., :2], -1)
 
 
+def island_or_strip() -> hn.sets.ConstraintSet:
+    """A ball that moves with x, or a strip of a box."""
+    return hn.Ball(lambda x: 0.3 * x - 2.0, radius_of) | (constant_rows() & hn.Box(lambda x: 1 - x.square(), 2.5))
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -207,6 +212,13 @@ CASES = [
         4,
         4,
         gradients=False,  # the projector is not the derivative of a retraction
+    ),
+    Case("union", lambda: hn.layers.UnionLayer(island_or_strip()), 4, 4),
+    Case(
+        "union-nonlinear",
+        lambda: hn.layers.UnionLayer(saddle_in_a_shell() | hn.Ball(2.0 * torch.ones(4, dtype=torch.float64), 0.5)),
+        4,
+        4,
     ),
     Case("dc3", lambda: hn.layers.DC3(balance()), 3),
     Case("dc3-moving", lambda: hn.layers.DC3(moving_rows()), 4, 4, compiled=True),

@@ -15,6 +15,7 @@ from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
 from hardnet.sets.relaxed import slack_of_members
+from hardnet.sets.union import Union
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
 from hardnet.tolerances import ROUNDINGS, as_units
@@ -77,6 +78,8 @@ class Certificate:
             it is not part of the violation. None if the set has no relaxed rows.
         promised: What rows may miss relative to their terms, where methods promise that for the set and no more; 0
             where rows are judged to rounding, or by a tolerance of the caller. Coordinates are judged to rounding.
+        piece: Of a union which piece y is in, or misses by least, ``(*batch)``; its worst row is the row of the union.
+        pieces: What the pieces are called.
     """
 
     parts: list[Tensor]
@@ -87,6 +90,8 @@ class Certificate:
     coordinates: Tensor
     slack: Tensor | None = None
     promised: float = 0.0
+    piece: Tensor | None = None
+    pieces: tuple[str, ...] = ()
 
     @cached_property
     def violation(self) -> Tensor:
@@ -162,6 +167,10 @@ class Certificate:
         text += "".join(f"; {name} gave way by up to {report.slack:.3g}" for name, report in gave)
         if self.promised:
             text += f"; rows are met to {self.promised:.3g} of their terms, which is what methods promise for this set"
+        if self.piece is not None:
+            counts = torch.bincount(self.piece.flatten(), minlength=len(self.pieces)).tolist()
+            taken = [f"{count} in {name}" for name, count in zip(self.pieces, counts, strict=True) if count]
+            text += f"; best piece: {', '.join(taken)}"
         return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
 
     __repr__ = __str__
@@ -237,6 +246,8 @@ def check(
 @torch.no_grad()
 def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) -> Certificate:
     """The certificate of y, evaluated without autocast."""
+    if isinstance(constraint, Union):
+        return _best_of([_judged(y, piece, x, allowed) for piece in constraint.pieces], constraint)
     numbers = constraint.numbers(x, widen(y))  # a half-precision y may come with float32 constants
     parts = list(members(constraint, numbers))
     given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
@@ -252,6 +263,32 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) ->
         return replace(certificate, slack=slack)
     scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
     return _with_slack(certificate, slack, scale)
+
+
+def _best_of(found: list[Certificate], constraint: Union) -> Certificate:
+    """The certificate of a union: in every sample the worst row of the first piece that holds, or of the nearest."""
+    worst, sizes = [], []
+    for own in found:
+        beyond = (own.violation - own.tolerance).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        row = beyond.argmax(-1, keepdim=True)
+        kept = [field.gather(-1, row) for field in (own.violation, own.tolerance, own.rounding)]
+        sizes.append(torch.where(own.satisfied, -torch.inf, beyond.amax(-1)))
+        worst.append(torch.cat(kept, dim=-1))
+    piece = torch.stack(sizes, dim=-1).argmin(-1)
+    index = piece[..., None, None].expand(*piece.shape, 1, 3)
+    best = torch.stack(worst, dim=-2).gather(-2, index).reshape(-1, 3)
+    satisfied = torch.stack([own.satisfied for own in found], dim=-1).any(-1)
+    no_coordinate = torch.zeros(1, dtype=torch.bool, device=piece.device)
+    return Certificate(
+        [best[:, :1]],
+        satisfied,
+        [Allowed.exactly(best[:, 1:2])],
+        best[:, 2:].reshape(*piece.shape, 1),
+        [constraint.label],
+        no_coordinate,
+        piece=piece,
+        pieces=tuple(constraint.piece_labels),
+    )
 
 
 def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:

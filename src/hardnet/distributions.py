@@ -71,7 +71,7 @@ class Feasible(Distribution):
         reach: How far from p the center of an unbounded set may be, > 0.
     """
 
-    arg_constraints = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
     base: Distribution
     constraint: ConstraintSet
     center: Tensor
@@ -123,7 +123,7 @@ class Feasible(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Feasible:
         """The same distribution for a larger batch shape; the numbers of C(x) spread."""
-        new = self._get_checked_instance(Feasible, _instance)
+        new: Any = self._get_checked_instance(Feasible, _instance)
         new.__dict__.update(self.__dict__, base=self.base.expand(torch.Size(batch_shape)))
         Distribution.__init__(new, torch.Size(batch_shape), self.event_shape, validate_args=False)
         return new

@@ -172,6 +172,8 @@ def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
     for name, layer in LAYERS.items():
         if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
             return name, f"{type(constraint).__name__} is what it is made for"
+    if len(constraint.pieces) > 1:
+        return "union", "it is a union"
     if any(part.by_functions for part in constraint.parts):  # the layer refuses it and says what to write instead
         return "nonlinear", "it has nonlinear rows"
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"

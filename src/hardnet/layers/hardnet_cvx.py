@@ -67,6 +67,8 @@ class HardNetCvx(Layer):
         """Accept only sets with affine rows or their own projection."""
         if constraint.projectable or constraint.polyhedral:
             return None
+        if len(constraint.pieces) > 1:
+            return "a union is not convex; use method='union'"
         if any(part.compressed for part in constraint.parts):
             return (
                 "sparse rows may stand beside boxes, simplices and rows with a constant A alone; give them densely, "

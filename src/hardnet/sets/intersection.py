@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import InfeasibleError, ShapeError, sentence
+from hardnet.errors import InfeasibleError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.l1_ball import Region, project_with_balls, solve_with_balls
 from hardnet.functional.relaxed import project_relaxed
@@ -39,6 +39,8 @@ class Intersection(ConstraintSet):
         flat: list[ConstraintSet] = []
         for member in members:
             flat.extend(member.parts if isinstance(member, Intersection) else [member])
+        if any(len(member.pieces) > 1 for member in flat):
+            raise UnsupportedSetError(sentence("members", "sets that are no unions", "Union", "join them by a & b"))
         known = {member.dim for member in flat if member.dim is not None}
         if len(known) > 1:
             raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
