@@ -4,6 +4,7 @@ A point walks to a goal among three discs: actions are velocities in a box, and 
 it is approached, so that limits depend on the state. All arms have the same networks, first weights, starts and noise:
 
     feasible   ``hn.distributions.Feasible``: the bijection onto the set, with its density
+    wide       the same with latents eight times as large, since the boundary is far away in them
     project    a Gaussian whose samples are projected; the density is that of the raw action
     clip       a Gaussian whose samples are clipped to the box, then pulled back over each row, one after the other
 """
@@ -23,7 +24,7 @@ import hardnet as hn
 from hardnet_lab.experiments.results import write_json
 from hardnet_lab.experiments.stamp import environment
 
-ARMS = ("feasible", "project", "clip")
+ARMS = ("feasible", "wide", "project", "clip")
 SEEDS = 5
 WALKERS, STEPS, ROUNDS, EPOCHS, BATCH = 64, 32, 150, 4, 512
 DISCS = torch.tensor([[0.0, 0.35, 0.35], [0.35, -0.4, 0.3], [-0.45, -0.25, 0.25]])
@@ -71,9 +72,11 @@ def played(arm: str) -> Callable[[Independent, Tensor, Tensor], Tensor]:
             action = action + miss.unsqueeze(-1) * row
         return action.clamp(-1, 1)
 
+    # zero is strictly inside at every state, so that no center is to be found
+    feasible = lambda base, z, x: hn.distributions.Feasible(base, LIMITS, x, center=torch.zeros(2)).image(z)
     choices = {
-        # zero is strictly inside at every state, so that no center is to be found
-        "feasible": lambda base, z, x: hn.distributions.Feasible(base, LIMITS, x, center=torch.zeros(2)).image(z),
+        "feasible": feasible,
+        "wide": lambda base, z, x: feasible(base, 8 * z, x),
         "project": lambda base, raw, x: layer(raw, x),
         "clip": clip,
     }

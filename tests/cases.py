@@ -175,6 +175,36 @@ def shares_of(x: Tensor) -> Tensor:
     return torch.softmax(x[..., :2], -1)
 
 
+class Dome(hn.sets.ConstraintSet):
+    """``|y| <= radius``: an own set that brings nothing but a projection."""
+
+    projectable = True
+
+    def __init__(self, radius: Any, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("radius", radius, (), "size")
+
+    def numbers(self, x: Any, like: Tensor) -> Tensor:
+        return self.number("radius", x, like).expand(like.shape[:-1])
+
+    def residual(self, numbers: Tensor, y: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(y, dim=-1) - numbers).clamp_min(0).unsqueeze(-1)
+
+    def scale(self, numbers: Tensor, y: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(y, dim=-1) + numbers).unsqueeze(-1)
+
+    def project(self, numbers: Tensor, raw: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(raw, dim=-1)
+        share = torch.where(length > numbers, numbers / torch.where(length > 0, length, 1.0), 1.0)
+        sound = (numbers >= 0) & numbers.isfinite()
+        return torch.where(sound, share, torch.nan).unsqueeze(-1) * raw
+
+
+def own_beside_rows() -> hn.sets.ConstraintSet:
+    """Such a set beside rows and a box, which the library solves together."""
+    return Dome(radius_of, name="dome") & hn.Box(-0.8, 1.5) & hn.Equality(draw(1, 4, seed=3), 0.3)
+
+
 def island_or_strip() -> hn.sets.ConstraintSet:
     """A ball that moves with x, or a strip of a box."""
     return hn.Ball(lambda x: 0.3 * x - 2.0, radius_of) | (constant_rows() & hn.Box(lambda x: 1 - x.square(), 2.5))
@@ -213,6 +243,7 @@ CASES = [
         4,
         gradients=False,  # the projector is not the derivative of a retraction
     ),
+    Case("cvx-own-projection", lambda: hn.layers.HardNetCvx(own_beside_rows()), 4, 2),
     Case("union", lambda: hn.layers.UnionLayer(island_or_strip()), 4, 4),
     Case(
         "union-nonlinear",

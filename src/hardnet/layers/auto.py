@@ -24,6 +24,7 @@ from hardnet.layers.table import LAYERS
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
+from hardnet.tolerances import ALTERNATING
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)
@@ -35,19 +36,21 @@ class Explanation:
     """The method 'auto' chooses for a set, and why not the others.
 
     Attributes:
-        method: The name of the chosen method.
+        method: The name of the chosen method; None where no method enforces the set.
         reasons: For each method of the library, why it is chosen, possible, or refused.
     """
 
-    method: str
+    method: str | None
     reasons: dict[str, str]
 
     def __str__(self) -> str:
         """A readable list, the chosen method first."""
-        order = [self.method, *(name for name in self.reasons if name != self.method)]
+        order = [name for name in (self.method,) if name is not None]
+        order += [name for name in self.reasons if name != self.method]
         width = max(len(name) for name in order)
         marks = {name: "->" if name == self.method else "  " for name in order}
-        return "\n".join(f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in order)
+        none = ["no method enforces this set"] if self.method is None else []
+        return "\n".join(none + [f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in order])
 
 
 def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
@@ -61,6 +64,8 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     method, why = _choose(constraint)
     reasons = {name: _judged(layer, constraint) for name, layer in LAYERS.items()}
+    if LAYERS[method].refusal(constraint) is not None:
+        return Explanation(None, reasons)
     rows = _rows_at(constraint, x) if constraint.polyhedral else None
     if method == "projection":
         why = f"{why} ({structure_of(rows)})" if rows is not None else f"{why}; {_told_by(x)}"
@@ -157,6 +162,8 @@ def _projection_alone_has(options: dict[str, Any], name: str) -> bool:
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
     """The rule in the module docstring: a name and the reason."""
+    if getattr(constraint, "alternating", False) and constraint.projectable:
+        return "cvx", f"members bring their own projections: alternating, to tolerance {ALTERNATING:g}"
     if constraint.projectable:
         return "cvx", f"{type(constraint).__name__} has a projection of its own"
     if not constraint.polyhedral:

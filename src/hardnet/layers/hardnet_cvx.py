@@ -22,7 +22,8 @@ class HardNetCvx(Layer):
 
     A set that has its own projection uses it: closed form for boxes, balls and simplices, a one-dimensional root for a
     quadratic, Newton on the optimality conditions for cones, matrix inequalities and all intersections of these,
-    cvxpylayers for `Cvxpy`. Polyhedra use the exact projection onto their rows. The eigendecomposition of a constant
+    cvxpylayers for `Cvxpy`, alternating projections where own sets that bring nothing but a projection are joined with
+    others. Polyhedra use the exact projection onto their rows. The eigendecomposition of a constant
     quadratic is computed once.
 
     Args:
@@ -30,6 +31,9 @@ class HardNetCvx(Layer):
         on_infeasible: What to do when C(x) is empty: ``"raise"`` an `InfeasibleError` that names the samples, or return
             ``"nan"`` for these samples alone; ``"auto"`` raises on a CPU, and returns NaN on CUDA, under compile,
             export and vmap.
+        on_unsolved: What to do where sets that bring nothing but a projection are joined with others, and a sample does
+            not come to their tolerance, since they have no common point, or meet at a small angle: ``"raise"`` a
+            `ConvergenceError`, return ``"nan"`` for that sample alone, or the ``"best"`` point, which may be outside.
         on_invalid: What to do with NaN, or with numbers that do not describe a convex set: raise an error that names
             the samples, or return NaN.
         strict: Whether inequality rows must hold for the returned floating-point numbers in exact arithmetic; only for
@@ -46,6 +50,7 @@ class HardNetCvx(Layer):
         """The options above."""
 
         on_infeasible: Literal["auto", "raise", "nan"] = choice("auto", "raise", "nan")
+        on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
         strict: bool = flag(default=False)
 
@@ -58,6 +63,9 @@ class HardNetCvx(Layer):
         if self.options.strict and (constraint.relaxed or not constraint.polyhedral):
             expected = "False for a set with curved or relaxed rows"
             raise OptionError(sentence("strict", expected, True, "only affine rows can hold in exact arithmetic"))
+        if self.options.on_unsolved != "auto" and not getattr(constraint, "alternating", False):
+            expected = "'auto' for a set whose members are not joined by their projections alone"
+            raise OptionError(sentence("on_unsolved", expected, repr(self.options.on_unsolved), "leave it out"))
         self.register_buffer("values", None, persistent=False)
         self.register_buffer("vectors", None, persistent=False)
         self.refresh()
@@ -113,6 +121,8 @@ class HardNetCvx(Layer):
         if self.options.strict or not self.constraint.projectable:
             return nearest_point(self.constraint, raw, x, strict=self.options.strict, **policies)
         chosen: dict[str, Any] = {name: policy for name, policy in policies.items() if policy != "raise"}
+        if getattr(self.constraint, "alternating", False):
+            chosen["on_unsolved"] = self.options.on_unsolved
         if self.values is not None and self.vectors is not None:
             chosen["factor"] = Spectrum(self.values, self.vectors)
         return self.constraint.project(self.constraint.numbers(x, raw), raw, **chosen)
