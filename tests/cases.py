@@ -141,6 +141,11 @@ def giving_way() -> hn.sets.ConstraintSet:
     return hn.Box(-torch.ones(4, dtype=torch.float64), 1.0) & hn.Relaxed(barriers, weight=[1.0, 3.0])
 
 
+def giving_way_by_level() -> hn.sets.ConstraintSet:
+    """The same with one row of a lower level."""
+    return giving_way() & hn.Relaxed(hn.Affine(draw(1, 4, seed=17), lower=2.5, name="wish"), level=2)
+
+
 def far_bound(x: Tensor) -> Tensor:
     """(*batch, 2), out of reach of the unit cube for some x."""
     return 2 - 5 * x[..., :2].abs()
@@ -221,6 +226,7 @@ CASES = [
     Case("projection-moving", lambda: hn.layers.Projection(moving_rows()), 4, 4),
     Case("projection-equality", lambda: hn.layers.Projection(balance() & hn.Box(-2.0, 2.0)), 4),
     Case("projection-relaxed", lambda: hn.layers.Projection(giving_way()), 4, 4),
+    Case("projection-levels", lambda: hn.layers.Projection(giving_way_by_level()), 4, 4),
     Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),

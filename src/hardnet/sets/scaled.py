@@ -404,7 +404,8 @@ def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSe
     if isinstance(constraint, Union):
         return Union([scaled(piece, mean, std) for piece in constraint.pieces], name=constraint.name)
     if isinstance(constraint, Relaxed):
-        return Relaxed(_rows(constraint.constraint, mean, std), constraint.get_buffer("weight"), name=constraint.name)
+        rows, weight = _rows(constraint.constraint, mean, std), constraint.get_buffer("weight")
+        return Relaxed(rows, weight, constraint.priority, name=constraint.name)
     if isinstance(constraint, Smooth):
         functions = (_compose(function, mean, std) for function in (constraint.inequality, constraint.equality))
         return Smooth(constraint.dim, *functions, name=constraint.name)
