@@ -352,6 +352,13 @@ def test_thin_and_empty_sets_wrong_centers_and_bases_are_refused_by_name():
         Feasible(normal(2, 2), box, center=tensor([0.0, 0.0], [0.0, 2.0]))
     with pytest.raises(hn.errors.BoundsError, match="center"):
         Feasible(normal(1), hn.Equality([[1.0, 1.0]], 1.0), center=tensor(0.0, 0.0))
+    beyond = hn.Equality([[1.0, 1.0]], 1.0) & hn.Affine([[2.0, 2.0]], upper=1.0)  # a row that the equality decides
+    with pytest.raises(hn.errors.BoundsError, match="center"):
+        Feasible(normal(1), beyond, center=tensor(0.5, 0.5))
+    with pytest.raises(hn.errors.InfeasibleError):
+        Feasible(normal(1), beyond)
+    with pytest.raises(hn.errors.BoundsError, match="sample 1"):
+        Feasible(normal(2, 2), hn.Box(-1.0, lambda x: x), tensor([1.0, 1.0], [1.0, torch.nan]), center=tensor(0.0, 0.0))
     with pytest.raises(hn.errors.ShapeError, match=r"event shape \(2,\).*Independent"):
         Feasible(Normal(torch.zeros(2, dtype=F64), 1.0), box)
     with pytest.raises(hn.errors.ShapeError, match=r"event shape \(2,\)"):

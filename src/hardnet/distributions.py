@@ -94,7 +94,7 @@ class Feasible(Distribution):
             nearest = pieces.moved_onto_hull(_nearest_to_zero(constraint, numbers, like, x).double())
             center = _center(pieces, nearest, float(reach))
         else:
-            center = _given_center(pieces, center(x) if callable(center) else center, like)
+            center = self._given_center(pieces, center(x) if callable(center) else center, like)
         self.center, self._basis = center, pieces.basis
         self._gauges: list[Gauge] = gauges_about(center, pieces.basis, pieces.A, pieces.b, pieces.curved)
         d = pieces.basis.shape[-1]
@@ -105,6 +105,30 @@ class Feasible(Distribution):
         batch = torch.broadcast_shapes(base.batch_shape, center.shape[:-1])
         self.base = base if base.batch_shape == batch else base.expand(batch)
         super().__init__(batch, like.shape[-1:], validate_args=False)
+
+    def _given_center(self, pieces: _Pieces, center: Any, like: Tensor) -> Tensor:
+        """A center as the user gives it, refused where it is not strictly inside, and moved onto aff C(x)."""
+        given = torch.as_tensor(center, device=like.device).to(
+            torch.float64 if not isinstance(center, Tensor) else None
+        )
+        if given.shape[-1:] != like.shape[-1:]:
+            raise ShapeError(sentence("center", f"shape (*batch, {like.shape[-1]})", tuple(given.shape)))
+        point = given.double()
+        moved = pieces.moved_onto_hull(point)
+        size = point.detach().abs().amax(-1) + moved.detach().abs().amax(-1)
+        eps = torch.finfo(given.dtype).eps
+        bad = ~((moved - point).detach().abs().amax(-1) <= 64 * eps * size)
+        bad = bad | ~(pieces.slack(moved.detach()) > 0).all(-1)
+        spot = moved.detach().to(like.dtype)  # rows that do not vary along aff C(x) have no slack, and may be missed
+        bad = (
+            bad
+            | ~check(self.constraint, spot.expand(torch.broadcast_shapes(spot.shape, like.shape)), self._x).satisfied
+        )
+        if bool(bad.any()):
+            samples = sample_indices(bad) if bad.dim() else []
+            got = f"one that is not{in_samples(samples)}"
+            raise BoundsError(sentence("center", "a point strictly inside C(x)", got, "leave it out, and it is found"))
+        return moved
 
     def __repr__(self) -> str:
         """The set, its dimension, and the base."""
@@ -368,25 +392,6 @@ def _nearest_to_zero(constraint: ConstraintSet, numbers: Any, like: Tensor, x: A
     if constraint.polyhedral:
         return nearest_point(constraint, like, x, on_infeasible="raise")
     return constraint.project(numbers, like)
-
-
-def _given_center(pieces: _Pieces, center: Any, like: Tensor) -> Tensor:
-    """A center as the user gives it, refused where it is not strictly inside, and moved onto aff C(x)."""
-    given = torch.as_tensor(center, device=like.device).to(torch.float64 if not isinstance(center, Tensor) else None)
-    if given.shape[-1:] != like.shape[-1:]:
-        raise ShapeError(sentence("center", f"shape (*batch, {like.shape[-1]})", tuple(given.shape)))
-    point = given.double()
-    moved = pieces.moved_onto_hull(point)
-    size = point.detach().abs().amax(-1) + moved.detach().abs().amax(-1)
-    eps = torch.finfo(given.dtype).eps
-    bad = ~((moved - point).detach().abs().amax(-1) <= 64 * eps * size)
-    slack = pieces.slack(moved.detach())
-    bad = bad | ~(slack > 0).all(-1)
-    if bool(bad.any()):
-        samples = sample_indices(bad) if bad.dim() else []
-        got = f"one that is not{in_samples(samples)}"
-        raise BoundsError(sentence("center", "a point strictly inside C(x)", got, "leave it out, and it is found"))
-    return moved
 
 
 def _center(pieces: _Pieces, p: Tensor, reach: float) -> Tensor:

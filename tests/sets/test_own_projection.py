@@ -198,6 +198,20 @@ def test_refusals():
         hn.layers.HardNetCvx(hn.Ball([0.0, 0.0], 1.0), on_unsolved="nan")
 
 
+class Detached(Cube):
+    def project(self, numbers, raw):
+        return super().project(numbers, raw.detach())
+
+
+def test_a_projection_without_a_derivative_is_refused_where_one_is_needed():
+    layer, raw = hn.layers.HardNetCvx(Detached(0.0) & hn.Ball([0.0, 0.0], 1.2)), draw(3, 2, seed=13)
+    with torch.no_grad():
+        assert hn.check(layer.constraint, layer(raw)).ok
+    assert hn.check(layer.constraint, layer(raw)).ok
+    with pytest.raises(hn.errors.UnsupportedSetError, match="torch can differentiate"):
+        layer(raw.requires_grad_())
+
+
 def sparse():
     return hn.Affine(torch.eye(2, dtype=F64).to_sparse_csr(), upper=1.0)
 

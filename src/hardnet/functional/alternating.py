@@ -108,6 +108,9 @@ def _cycle(y: Tensor, pulls: Tensor, projections: Projections) -> tuple[list[Ten
     for project, pull in zip(projections, pulls, strict=True):
         before = y + pull
         y = project(before)
+        if before.requires_grad and not y.requires_grad:
+            expected, remedy = "operations that torch can differentiate", "or call the layer under torch.no_grad()"
+            raise UnsupportedSetError(sentence("project", expected, "an answer without a graph", remedy))
         points.append(y)
         moved.append(before - y)
     return points, torch.stack(moved)
