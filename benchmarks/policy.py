@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
 import hardnet as hn
-from hardnet_lab.experiments.results import write_json
-from hardnet_lab.experiments.stamp import environment
+from hardnet_lab.experiments.results import environment, write_json
 
 ARMS = ("feasible", "wide", "project", "clip")
 SEEDS = 5
