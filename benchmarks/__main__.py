@@ -13,7 +13,19 @@ from benchmarks.compare import main_table as compare
 from benchmarks.processes import last_tag
 from benchmarks.tools import TASKS
 
-ALONE = ("device", "conditioning", "curved", "families", "house", "methods", "nonlinear", "power", "scale", "training")
+ALONE = (
+    "device",
+    "conditioning",
+    "curved",
+    "families",
+    "house",
+    "methods",
+    "nonlinear",
+    "policy",
+    "power",
+    "scale",
+    "training",
+)
 """Benchmarks that run only hardnet, without a comparison."""
 
 

@@ -141,6 +141,11 @@ def giving_way() -> hn.sets.ConstraintSet:
     return hn.Box(-torch.ones(4, dtype=torch.float64), 1.0) & hn.Relaxed(barriers, weight=[1.0, 3.0])
 
 
+def giving_way_by_level() -> hn.sets.ConstraintSet:
+    """The same with one row of a lower level."""
+    return giving_way() & hn.Relaxed(hn.Affine(draw(1, 4, seed=17), lower=2.5, name="wish"), level=2)
+
+
 def far_bound(x: Tensor) -> Tensor:
     """(*batch, 2), out of reach of the unit cube for some x."""
     return 2 - 5 * x[..., :2].abs()
@@ -175,6 +180,41 @@ def shares_of(x: Tensor) -> Tensor:
     return torch.softmax(x[..., :2], -1)
 
 
+class Dome(hn.sets.ConstraintSet):
+    """``|y| <= radius``: an own set that brings nothing but a projection."""
+
+    projectable = True
+
+    def __init__(self, radius: Any, *, name: str | None = None) -> None:
+        super().__init__(name)
+        self.take("radius", radius, (), "size")
+
+    def numbers(self, x: Any, like: Tensor) -> Tensor:
+        return self.number("radius", x, like).expand(like.shape[:-1])
+
+    def residual(self, numbers: Tensor, y: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(y, dim=-1) - numbers).clamp_min(0).unsqueeze(-1)
+
+    def scale(self, numbers: Tensor, y: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(y, dim=-1) + numbers).unsqueeze(-1)
+
+    def project(self, numbers: Tensor, raw: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(raw, dim=-1)
+        share = torch.where(length > numbers, numbers / torch.where(length > 0, length, 1.0), 1.0)
+        sound = (numbers >= 0) & numbers.isfinite()
+        return torch.where(sound, share, torch.nan).unsqueeze(-1) * raw
+
+
+def own_beside_rows() -> hn.sets.ConstraintSet:
+    """Such a set beside rows and a box, which the library solves together."""
+    return Dome(radius_of, name="dome") & hn.Box(-0.8, 1.5) & hn.Equality(draw(1, 4, seed=3), 0.3)
+
+
+def island_or_strip() -> hn.sets.ConstraintSet:
+    """A ball that moves with x, or a strip of a box."""
+    return hn.Ball(lambda x: 0.3 * x - 2.0, radius_of) | (constant_rows() & hn.Box(lambda x: 1 - x.square(), 2.5))
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -186,6 +226,7 @@ CASES = [
     Case("projection-moving", lambda: hn.layers.Projection(moving_rows()), 4, 4),
     Case("projection-equality", lambda: hn.layers.Projection(balance() & hn.Box(-2.0, 2.0)), 4),
     Case("projection-relaxed", lambda: hn.layers.Projection(giving_way()), 4, 4),
+    Case("projection-levels", lambda: hn.layers.Projection(giving_way_by_level()), 4, 4),
     Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
@@ -207,6 +248,14 @@ CASES = [
         4,
         4,
         gradients=False,  # the projector is not the derivative of a retraction
+    ),
+    Case("cvx-own-projection", lambda: hn.layers.HardNetCvx(own_beside_rows()), 4, 2),
+    Case("union", lambda: hn.layers.UnionLayer(island_or_strip()), 4, 4),
+    Case(
+        "union-nonlinear",
+        lambda: hn.layers.UnionLayer(saddle_in_a_shell() | hn.Ball(2.0 * torch.ones(4, dtype=torch.float64), 0.5)),
+        4,
+        4,
     ),
     Case("dc3", lambda: hn.layers.DC3(balance()), 3),
     Case("dc3-moving", lambda: hn.layers.DC3(moving_rows()), 4, 4, compiled=True),

@@ -25,7 +25,7 @@ def test_promised_function(name):
 
 
 def test_promised_methods():
-    promised = "aff aff-eq projection cvx nonlinear dc3 soft none rayen linsat cdgm cone police kkt-hpinn acnet"
+    promised = "aff aff-eq projection cvx nonlinear union dc3 soft none rayen linsat cdgm cone police kkt-hpinn acnet"
     assert set(hn.layers.LAYERS) == set(promised.split())
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle
+from matplotlib.patches import Circle, Rectangle
 from torch import Tensor, nn
 
 import hardnet as hn
@@ -200,7 +200,49 @@ def trades(palette: Palette) -> Figure:
     return figure
 
 
+def inside(palette: Palette) -> Figure:
+    """Samples of a Gaussian that are projected onto a set, and those of the distribution on the set."""
+    torch.manual_seed(0)
+    allowed = hn.Ball([0.0, 0.0], 1.0) & hn.Affine([[1.0, 1.0]], upper=0.6)
+    base = torch.distributions.Independent(torch.distributions.Normal(torch.tensor([0.3, 0.2]), 0.8), 1)
+    raw = base.sample((600,))
+    projected = hn.layers.HardNetCvx(allowed)(raw)
+    figure, axes = panels(palette, 2, 3.2)
+    for panel, points, color, title in (
+        (axes[0], projected, palette.bad, f"projected: {int((projected != raw).any(-1).sum())} of 600 on the boundary"),
+        (axes[1], hn.distributions.Feasible(base, allowed).sample((600,)), palette.good, "Feasible: none"),
+    ):
+        bare(panel)
+        panel.add_patch(Circle((0, 0), 1, facecolor=palette.fill, edgecolor=palette.line))
+        panel.plot([-0.458, 1.058], [1.058, -0.458], color=palette.line, linewidth=1)
+        panel.plot(*points.mT, "o", color=color, markersize=2)
+        panel.set(title=title, aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+    return figure
+
+
+def ways(palette: Palette) -> Figure:
+    """Where the points of the plane go: to the nearest of three pieces."""
+    torch.manual_seed(0)
+    allowed = hn.Box([-1.0, -0.8], [-0.2, 0.4]) | hn.Ball([0.8, 0.5], 0.45) | hn.Box([0.1, -1.0], [1.3, -0.7])
+    raw = torch.rand(260, 2) * torch.tensor([3.0, 2.4]) - torch.tensor([1.4, 1.3])
+    found = hn.layers.UnionLayer(allowed).solve(raw)
+    figure, (panel,) = panels(palette, 1, 3.4)
+    bare(panel)
+    panel.add_patch(Rectangle((-1.0, -0.8), 0.8, 1.2, facecolor=palette.fill, edgecolor=palette.line))
+    panel.add_patch(Circle((0.8, 0.5), 0.45, facecolor=palette.fill, edgecolor=palette.line))
+    panel.add_patch(Rectangle((0.1, -1.0), 1.2, 0.3, facecolor=palette.fill, edgecolor=palette.line))
+    for piece, color in enumerate((palette.good, palette.bad, palette.other)):
+        own = found.piece == piece
+        for start, end in zip(raw[own], found.y[own], strict=True):
+            panel.plot([start[0], end[0]], [start[1], end[1]], color=color, linewidth=0.7)
+        panel.plot(*raw[own].mT, "o", color=color, markersize=2.5)
+    panel.set(aspect="equal", xlim=(-1.5, 1.7), ylim=(-1.4, 1.2))
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
+    "ways": ways,
+    "inside": inside,
     "trades": trades,
     "filter": filtered,
     "surrogate": surrogate,

@@ -2,7 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hardnet import errors, functional, gradients, layers, losses, metrics, problems, sets, solvers, testing
+from hardnet import (
+    distributions,
+    errors,
+    functional,
+    gradients,
+    layers,
+    losses,
+    metrics,
+    problems,
+    sets,
+    solvers,
+    testing,
+)
 from hardnet.certificate import Certificate, check
 from hardnet.features import features
 from hardnet.gradients import GradientFlow, gradient_flow
@@ -54,6 +66,7 @@ __all__ = [
     "Transport",
     "check",
     "compare",
+    "distributions",
     "errors",
     "explain",
     "features",

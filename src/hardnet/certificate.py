@@ -16,7 +16,8 @@ from hardnet.nearest.policy import group_names
 from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
-from hardnet.sets.relaxed import slack_of_members
+from hardnet.sets.relaxed import Relaxed, slack_of_members
+from hardnet.sets.union import Union
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
 from hardnet.tolerances import ROUNDINGS, as_units
@@ -45,10 +46,12 @@ class SlackReport(NamedTuple):
     Attributes:
         slack: The largest slack, in the units of the row.
         share: The share of samples in which the row was relaxed, from 0 to 1.
+        level: The level of its set.
     """
 
     slack: float
     share: float
+    level: int = 1
 
 
 SLACK_OF_UNITS = 1e-9
@@ -79,6 +82,9 @@ class Certificate:
             it is not part of the violation. None if the set has no relaxed rows.
         promised: What rows may miss relative to their terms, where methods promise that for the set and no more; 0
             where rows are judged to rounding, or by a tolerance of the caller. Coordinates are judged to rounding.
+        levels: The level of each row of a `Relaxed` set, 0 for the others; empty if the set has none.
+        piece: Of a union which piece y is in, or misses by least, ``(*batch)``; its worst row is the row of the union.
+        pieces: What the pieces are called.
     """
 
     parts: list[Tensor]
@@ -89,6 +95,9 @@ class Certificate:
     coordinates: Tensor
     slack: Tensor | None = None
     promised: float = 0.0
+    levels: tuple[int, ...] = ()
+    piece: Tensor | None = None
+    pieces: tuple[str, ...] = ()
 
     @cached_property
     def violation(self) -> Tensor:
@@ -153,17 +162,23 @@ class Certificate:
         if self.slack is None or not self.slack.numel():
             return {}
         slack = self.slack.reshape(-1, len(self.names))
-        pairs = zip(slack.amax(0).tolist(), (slack > 0).double().mean(0).tolist(), strict=True)
-        return {name: SlackReport(*pair) for name, pair in zip(self.names, pairs, strict=True) if pair[0] > 0}
+        found = zip(slack.amax(0).tolist(), (slack > 0).double().mean(0).tolist(), self.levels, strict=True)
+        return {name: SlackReport(*own) for name, own in zip(self.names, found, strict=True) if own[0] > 0}
 
     def __str__(self) -> str:
         """One line; if there are violations, it names the worst rows, each with its worst sample."""
         samples, good = self.satisfied.numel(), int(self.satisfied.sum())
         text = f"{good} of {samples} samples satisfy every row; largest violation {self.max_violation:.3g}"
-        gave = sorted(self.given_way.items(), key=lambda row: -row[1].slack)[:WORST]
-        text += "".join(f"; {name} gave way by up to {report.slack:.3g}" for name, report in gave)
+        gave = sorted(self.given_way.items(), key=lambda row: (row[1].level, -row[1].slack))[:WORST]
+        ranks = len({level for level in self.levels if level}) > 1
+        for name, report in gave:
+            text += f"; {name} gave way by up to {report.slack:.3g}" + (f" (level {report.level})" if ranks else "")
         if self.promised:
             text += f"; rows are met to {self.promised:.3g} of their terms, which is what methods promise for this set"
+        if self.piece is not None:
+            counts = torch.bincount(self.piece.flatten(), minlength=len(self.pieces)).tolist()
+            taken = [f"{count} in {name}" for name, count in zip(self.pieces, counts, strict=True) if count]
+            text += f"; best piece: {', '.join(taken)}"
         return text if self.ok else f"{text}; worst: {', '.join(self._worst())}"
 
     __repr__ = __str__
@@ -260,6 +275,8 @@ def check(
 @torch.no_grad()
 def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) -> Certificate:
     """The certificate of y, evaluated without autocast."""
+    if isinstance(constraint, Union):
+        return _best_of([_judged(y, piece, x, allowed) for piece in constraint.pieces], constraint)
     numbers = constraint.numbers(x, widen(y))  # a half-precision y may come with float32 constants
     parts = list(members(constraint, numbers))
     given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
@@ -270,11 +287,41 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) ->
     certificate = Certificate(judgment.parts, satisfied, judgment.allowed, rounding, names, coordinates)
     if given is None:
         return certificate
-    slack = _slack_of_rows(given, [part.row_count(own, y) for part, own in parts], certificate.violation)
+    counts = [part.row_count(own, y) for part, own in parts]
+    slack = _slack_of_rows(given, counts, certificate.violation)
+    ranks = [(part.priority or 1) if isinstance(part, Relaxed) else 0 for part, _ in parts]
+    levels = tuple(rank for rank, count in zip(ranks, counts, strict=True) for _ in range(count))
+    certificate = replace(certificate, levels=levels)
     if allowed.absolute is not None:
         return replace(certificate, slack=slack)
     scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
     return _with_slack(certificate, slack, scale)
+
+
+def _best_of(found: list[Certificate], constraint: Union) -> Certificate:
+    """The certificate of a union: in every sample the worst row of the first piece that holds, or of the nearest."""
+    worst, sizes = [], []
+    for own in found:
+        beyond = (own.violation - own.tolerance).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        row = beyond.argmax(-1, keepdim=True)
+        kept = [field.gather(-1, row) for field in (own.violation, own.tolerance, own.rounding)]
+        sizes.append(torch.where(own.satisfied, -torch.inf, beyond.amax(-1)))
+        worst.append(torch.cat(kept, dim=-1))
+    piece = torch.stack(sizes, dim=-1).argmin(-1)
+    index = piece[..., None, None].expand(*piece.shape, 1, 3)
+    best = torch.stack(worst, dim=-2).gather(-2, index).reshape(-1, 3)
+    satisfied = torch.stack([own.satisfied for own in found], dim=-1).any(-1)
+    no_coordinate = torch.zeros(1, dtype=torch.bool, device=piece.device)
+    return Certificate(
+        [best[:, :1]],
+        satisfied,
+        [Allowed.exactly(best[:, 1:2])],
+        best[:, 2:].reshape(*piece.shape, 1),
+        [constraint.label],
+        no_coordinate,
+        piece=piece,
+        pieces=tuple(constraint.piece_labels),
+    )
 
 
 def _slack_of_rows(given: list[Tensor | None], counts: list[int], like: Tensor) -> Tensor:

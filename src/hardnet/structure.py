@@ -36,6 +36,7 @@ class BoxedRows(NamedTuple):
         equality: For each general row whether it was declared an equality, whatever its numbers; None if not known.
         weight: The cost of a unit of slack for each general row that may be relaxed, 0 for the others, ``(m,)``; None
             if no row may be relaxed.
+        level: The level of each of these rows, 1 the highest, 0 for the others, ``(m,)``; None as for the weights.
     """
 
     A: Tensor
@@ -45,6 +46,7 @@ class BoxedRows(NamedTuple):
     box_upper: Tensor | None = None
     equality: tuple[bool, ...] | None = None
     weight: Tensor | None = None
+    level: Tensor | None = None
 
     @property
     def boxed(self) -> bool:
@@ -82,14 +84,18 @@ def join_rows(parts: list[BoxedRows]) -> BoxedRows:
     box_upper = _tightest([part.box_upper for part in parts], torch.minimum)
     declared = [part.equality for part in parts]
     equality = None if None in declared else tuple(row for rows in declared if rows is not None for row in rows)
-    return BoxedRows(A, lower, upper, box_lower, box_upper, equality, _join_weights(parts))
+    return BoxedRows(
+        A, lower, upper, box_lower, box_upper, equality, _join_soft(parts, "weight"), _join_soft(parts, "level")
+    )
 
 
-def _join_weights(parts: list[BoxedRows]) -> Tensor | None:
-    """The weights of all parts' rows, 0 for rows that may not be relaxed; None if no part has weights."""
-    if all(part.weight is None for part in parts):
+def _join_soft(parts: list[BoxedRows], field: str) -> Tensor | None:
+    """The weights or levels of all parts' rows, 0 for rows that may not be relaxed; None if no part has any."""
+    given = [getattr(part, field) for part in parts]
+    if all(own is None for own in given):
         return None
-    return torch.cat([part.A.new_zeros(part.A.shape[-2]) if part.weight is None else part.weight for part in parts])
+    rows = zip(parts, given, strict=True)
+    return torch.cat([part.A.new_zeros(part.A.shape[-2]) if own is None else own for part, own in rows])
 
 
 def join(pieces: list[Tensor], dim: int = -1) -> Tensor:

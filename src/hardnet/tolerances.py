@@ -36,6 +36,8 @@ NONLINEAR = 1e-10
 """What nonlinear rows may miss, relative to their terms, unless the layer was given another `tol`."""
 PROGRAMS = 1e-7
 """The same for a program that CVXPY's solvers have solved; what misses more is not solved."""
+ALTERNATING = 1e-10
+"""What sets that bring nothing but a projection may miss beside others, relative to the largest output."""
 
 
 class Reads(NamedTuple):

@@ -123,7 +123,7 @@ def test_a_method_accepts_its_class_and_refuses_others_by_name(name):
     layer = LAYERS[name]
     assert layer.refusal(probe(name, A, ONES)) is None
     reason = layer.refusal(Ball(torch.zeros(4, dtype=F64), 1.0))
-    if name in ("soft", "none", "cvx", "rayen", "nonlinear"):
+    if name in ("soft", "none", "cvx", "rayen", "nonlinear", "union"):
         assert reason is None
     else:
         assert "method='" in reason

@@ -22,7 +22,7 @@ from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Po
 from hardnet.products import times_aligned
 from hardnet.rows import boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.every_face import faces_of, nearest
-from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, relax, settle
+from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, levels, relax, settle
 from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows
 
@@ -195,8 +195,10 @@ def _gather(left: Tensor, raw: Tensor, rows: BoxedRows) -> _Samples:
     absent = A.new_full((A.shape[-2],), torch.inf)
     lower, upper = (-absent if lower is None else lower), (absent if upper is None else upper)
     weight = torch.zeros_like(absent) if rows.weight is None else rows.weight.detach().to(absent)
-    weight = torch.cat([weight, weight.new_zeros(A.shape[-2] - len(weight))])
-    numbers = (take(A, 2), take(lower, 1), take(upper, 1), take(weight, 1))
+    level = torch.zeros_like(weight) if rows.level is None else rows.level.to(weight)
+    pad = weight.new_zeros(A.shape[-2] - len(weight))
+    soft = (take(torch.cat([part, pad]), 1) for part in (weight, level))
+    numbers = (take(A, 2), take(lower, 1), take(upper, 1), *soft)
     sides = (rows.box_lower, rows.box_upper)
     box = tuple(None if side is None else take(side, 1) for side in sides)
     unit, length = Rows.of_unit_length(*numbers)
@@ -204,17 +206,20 @@ def _gather(left: Tensor, raw: Tensor, rows: BoxedRows) -> _Samples:
 
 
 def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
-    """The solver's y with the derivative of both stages on their active rows.
+    """The solver's y with the derivative of all stages on their active rows.
 
-    ``y = raw - A_J^+(A_J raw - b_J)``, where b_J is the value that the first stage reaches in the relaxed rows. Rows
-    that determine the least slack are dependent and stay so when the numbers change, as the derivative of a
-    pseudo-inverse requires.
+    ``y = raw - A_J^+(A_J raw - b_J)``, where b_J is the value that each level reaches in the rows that give way, the
+    levels above it being equalities. Rows that determine the least slack are dependent and stay so when the numbers
+    change, as the derivative of a pseudo-inverse requires.
     """
     if not torch.is_grad_enabled():
         return found.y
-    reached = times_aligned(some.rows.A, settle(found.y, some.rows, found.fixed))
-    gave_way = (found.fixed != 0) & (some.rows.weight > 0)
-    level = torch.where(gave_way, reached, active_bound(some.rows, found.side))
+    rows, level = some.rows, active_bound(some.rows, found.side)
+    for own in levels(rows.level):
+        gave_way = (found.fixed != 0) & (rows.level == own) & (found.stage == own)
+        here = torch.where(found.stage <= own, found.fixed, 0)
+        at_level = rows._replace(lower=level, upper=level, weight=torch.where(gave_way, rows.weight, 0.0))
+        level = torch.where(gave_way, times_aligned(rows.A, settle(found.y, at_level, here)), level)
     active = torch.where((found.side != 0).unsqueeze(-1), some.rows.A, 0.0)
     missing = times_aligned(active, some.raw) - level
     smooth = some.raw - times_aligned(torch.linalg.pinv(active, rtol=RANK), missing)

@@ -19,6 +19,7 @@ from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
 from hardnet.layers.soft import NoEnforcement, Soft
 from hardnet.layers.table import LAYERS, methods, register
+from hardnet.layers.union import UnionLayer
 
 __all__ = [
     "CDGM",
@@ -42,6 +43,7 @@ __all__ = [
     "Rayen",
     "SmoothDC3",
     "Soft",
+    "UnionLayer",
     "build_layer",
     "explain",
     "methods",

@@ -25,6 +25,7 @@ from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
+from hardnet.tolerances import ALTERNATING
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)
@@ -36,29 +37,30 @@ class Explanation:
     """The method 'auto' chooses for a set, and why not the others.
 
     Attributes:
-        method: The name of the chosen method.
+        method: The name of the chosen method; None where no method enforces the set.
         reasons: For each method of the library, why it is chosen, possible, or refused.
     """
 
-    method: str
+    method: str | None
     reasons: dict[str, str]
 
     def __str__(self) -> str:
         """A readable list, the chosen method first."""
         width = max(map(len, self.reasons))
         marks = {name: "->" if name == self.method else "  " for name in self.reasons}
-        return "\n".join(f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in self._order())
+        none = ["no method enforces this set"] if self.method is None else []
+        return "\n".join(none + [f"{marks[name]} {name:<{width}}  {self.reasons[name]}" for name in self._order()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """The same as a table."""
-        return as_html(
-            ({"method": name, "why": self.reasons[name]} for name in self._order()), f"'auto' takes {self.method}"
-        )
+        takes = "no method enforces this set" if self.method is None else f"'auto' takes {self.method}"
+        return as_html(({"method": name, "why": self.reasons[name]} for name in self._order()), takes)
 
     def _order(self) -> list[str]:
-        return [self.method, *(name for name in self.reasons if name != self.method)]
+        first = [] if self.method is None else [self.method]
+        return [*first, *(name for name in self.reasons if name != self.method)]
 
 
 def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
@@ -72,6 +74,8 @@ def explain(constraint: ConstraintSet, x: Any = None) -> Explanation:
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     method, why = _choose(constraint)
     reasons = {name: _judged(layer, constraint) for name, layer in LAYERS.items()}
+    if LAYERS[method].refusal(constraint) is not None:
+        return Explanation(None, reasons)
     rows = _rows_at(constraint, x) if constraint.polyhedral else None
     if method == "projection":
         why = f"{why} ({structure_of(rows)})" if rows is not None else f"{why}; {_told_by(x)}"
@@ -170,6 +174,8 @@ def _projection_alone_has(options: dict[str, Any], name: str) -> bool:
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
     """The rule in the module docstring: a name and the reason."""
+    if getattr(constraint, "alternating", False) and constraint.projectable:
+        return "cvx", f"members bring their own projections: alternating, to tolerance {ALTERNATING:g}"
     if constraint.projectable:
         return "cvx", f"{type(constraint).__name__} has a projection of its own"
     if not constraint.polyhedral:
@@ -185,6 +191,8 @@ def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
     for name, layer in LAYERS.items():
         if layer.guarantee is not Guarantee.NONE and layer.refusal(constraint) is None:
             return name, f"{type(constraint).__name__} is what it is made for"
+    if len(constraint.pieces) > 1:
+        return "union", "it is a union"
     if any(part.by_functions for part in constraint.parts):  # the layer refuses it and says what to write instead
         return "nonlinear", "it has nonlinear rows"
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"

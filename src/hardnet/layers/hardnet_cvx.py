@@ -24,7 +24,8 @@ class HardNetCvx(Layer):
 
     A set that has its own projection uses it: closed form for boxes, balls and simplices, a one-dimensional root for a
     quadratic, Newton on the optimality conditions for cones, matrix inequalities and all intersections of these,
-    cvxpylayers for `Cvxpy`. Polyhedra use the exact projection onto their rows. The eigendecomposition of a constant
+    cvxpylayers for `Cvxpy`, alternating projections where own sets that bring nothing but a projection are joined with
+    others. Polyhedra use the exact projection onto their rows. The eigendecomposition of a constant
     quadratic is computed once.
 
     Args:
@@ -74,6 +75,8 @@ class HardNetCvx(Layer):
         """Accept only sets with affine rows or their own projection."""
         if constraint.projectable or constraint.polyhedral:
             return None
+        if len(constraint.pieces) > 1:
+            return "a union is not convex; use method='union'"
         if any(part.compressed for part in constraint.parts):
             return (
                 "sparse rows may stand beside boxes, simplices and rows with a constant A alone; give them densely, "

@@ -24,6 +24,7 @@ from hardnet.layers.police import Police
 from hardnet.layers.projection import Projection
 from hardnet.layers.rayen import Rayen
 from hardnet.layers.soft import NoEnforcement, Soft
+from hardnet.layers.union import UnionLayer
 from hardnet.notebook import as_html
 
 # All layers, keyed by the name that ``HardNet(net, constraint, method=name)`` takes.
@@ -35,6 +36,7 @@ METHODS: tuple[type[Layer], ...] = (
     Projection,
     HardNetCvx,
     NonlinearLayer,
+    UnionLayer,
     DC3,
     Rayen,
     LinSAT,
@@ -157,6 +159,15 @@ _ROWS = (
         computation=ITERATIVE,
         remark="a KKT point; each sample has a status; where its rows do not hold an error, NaN or the best point; "
         "torch.export takes mode='retract' with iterations=, not nearest points",
+    ),
+    Method(
+        "union",
+        "The nearest of the pieces' nearest points",
+        "y in C_1(x) or C_2(x) or ..., up to 16 pieces that projection, cvx or nonlinear takes",
+        "docs/unions.md",
+        guarantee=Guarantee.TOLERANCE,
+        computation=ITERATIVE,
+        remark="the index of the piece comes with the solution; the map jumps where two pieces are equally near",
     ),
     Method(
         "dc3",

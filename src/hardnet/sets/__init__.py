@@ -18,6 +18,7 @@ from hardnet.sets.smooth import Smooth
 from hardnet.sets.soc import SecondOrderCone
 from hardnet.sets.sparse import SparseAffine
 from hardnet.sets.transport import DoublyStochastic, Transport
+from hardnet.sets.union import Union
 
 __all__ = [
     "LMI",
@@ -44,5 +45,6 @@ __all__ = [
     "Smooth",
     "SparseAffine",
     "Transport",
+    "Union",
     "scaled",
 ]

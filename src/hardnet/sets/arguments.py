@@ -392,3 +392,34 @@ def _as_double(name: str, value: Any) -> Tensor:
             remedy = "with A.tocsr(): torch.sparse_csr_tensor(A.indptr, A.indices, A.data, A.shape)"
             raise DTypeError(sentence(name, "a tensor in compressed rows", type(value).__name__, remedy)) from None
         raise DTypeError(sentence(name, "numbers", f"{type(value).__name__} ({error})")) from None
+
+
+def number_leaves(numbers: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The floating-point tensors of a set's (nested) numbers with the names of their fields; an input x is none."""
+    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
+        yield name, numbers
+    elif isinstance(numbers, tuple):
+        for own, number in zip(_fields(numbers), numbers, strict=True):
+            yield from number_leaves(number, own)
+
+
+def map_numbers(function: Callable[[str, Tensor], Tensor], numbers: Any, name: str = "") -> Any:
+    """The numbers of a set with `function` applied to the name and value of every tensor of `number_leaves`."""
+    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
+        return function(name, numbers)
+    if not isinstance(numbers, tuple):
+        return numbers
+    parts = [map_numbers(function, number, own) for own, number in zip(_fields(numbers), numbers, strict=True)]
+    return type(numbers)(*parts) if hasattr(numbers, "_fields") else tuple(parts)
+
+
+def _fields(numbers: tuple[Any, ...]) -> Any:
+    """The names of a record's fields; empty names for a plain tuple."""
+    return getattr(numbers, "_fields", [""] * len(numbers))
+
+
+def to_double(numbers: Any) -> Any:
+    """The numbers of a set in float64; an input x too, which functions evaluate beside y."""
+    double = map_numbers(lambda _, number: number.double(), numbers)
+    x = getattr(double, "x", None)
+    return double._replace(x=x.double()) if isinstance(x, Tensor) and x.is_floating_point() else double

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from hardnet.errors import CROSSED, DTypeError, ShapeError, UnsupportedSetError,
 from hardnet.sets.arguments import Arguments, Name, Number
 from hardnet.shapes import joint_batch
 from hardnet.structure import BoxedRows
-
-if TYPE_CHECKING:
-    from hardnet.sets.intersection import Intersection
 
 __all__ = ["AffineRows", "ConstraintSet", "Name", "Number"]
 
@@ -70,6 +67,11 @@ class ConstraintSet(Arguments):
     @property
     def parts(self) -> list[ConstraintSet]:
         """The sets that this one is the intersection of: itself, unless it is an `Intersection`."""
+        return [self]
+
+    @property
+    def pieces(self) -> list[ConstraintSet]:
+        """The sets that this one is the union of: itself, unless it is a `Union`."""
         return [self]
 
     @property
@@ -212,13 +214,23 @@ class ConstraintSet(Arguments):
         """The same as `violation`, so that a set can be called like any module."""
         return self.violation(y, x)
 
-    def __and__(self, other: ConstraintSet) -> Intersection:
-        """The intersection of two sets."""
+    def __and__(self, other: ConstraintSet) -> ConstraintSet:
+        """The intersection of two sets; that of unions is the union of the intersections of their pieces."""
         from hardnet.sets.intersection import Intersection
+        from hardnet.sets.union import Union
 
         if not isinstance(other, ConstraintSet):
             raise DTypeError(sentence("other", "a set after &", type(other).__name__))
-        return Intersection([self, other])
+        products = [Intersection([mine, theirs]) for mine in self.pieces for theirs in other.pieces]
+        return products[0] if len(products) == 1 else Union(products)
+
+    def __or__(self, other: ConstraintSet) -> ConstraintSet:
+        """The union of two sets."""
+        from hardnet.sets.union import Union
+
+        if not isinstance(other, ConstraintSet):
+            raise DTypeError(sentence("other", "a set after |", type(other).__name__))
+        return Union([self, other])
 
     def _check_bounds(self) -> None:
         """Refuse constant bounds with lower > upper."""

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from hardnet.errors import FileError, OptionError, sentence
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
+from hardnet.sets.union import Union
 
 
 def describe(constraint: ConstraintSet) -> dict[str, Any]:
     """The structure of a set as JSON data; the values of its constants are not part of it."""
-    if isinstance(constraint, Intersection):
-        members = [describe(part) for part in constraint.parts]
-        return {"type": "Intersection", "members": members, "name": constraint.name}
+    if isinstance(constraint, Intersection | Union):
+        members = constraint.parts if isinstance(constraint, Intersection) else constraint.pieces
+        name = type(constraint).__name__
+        return {"type": name, "members": [describe(part) for part in members], "name": constraint.name}
     names = _argument_names(type(constraint))
     arguments = {name: _describe_argument(constraint, stored) for name, stored in names.items()}
     return {"type": type(constraint).__name__, "arguments": arguments}
@@ -43,10 +45,11 @@ def function_names(description: Any) -> list[str]:
 
 def rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> ConstraintSet:
     """A constant set from its description and its tensors (named as in its state dict)."""
-    if description["type"] == "Intersection":
+    joined = {"Intersection": Intersection, "Union": Union}.get(description["type"])
+    if joined is not None:
         members = enumerate(description["members"])
         parts = [rebuild(member, _below(tensors, f"members.{i}.")) for i, member in members]
-        return Intersection(parts, name=description.get("name"))
+        return joined(parts, name=description.get("name"))
     kind = _kinds().get(description["type"])
     if kind is None:
         raise FileError(f"the file holds a set of type {description['type']!r}; pass it as constraint=")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import DTypeError, InfeasibleError, ShapeError, sentence
+from hardnet.errors import DTypeError, InfeasibleError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.alternating import project_alternating, solve_alternating
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.l1_ball import Region, project_with_balls, solve_with_balls
+from hardnet.functional.nearest import project_rows
 from hardnet.functional.relaxed import project_relaxed
+from hardnet.nearest.policy import OnInfeasible, OnInvalid
+from hardnet.nearest.policy import Policy as NearestPolicy
 from hardnet.sets.affine import BoxNumbers
+from hardnet.sets.arguments import to_double
 from hardnet.sets.base import AffineRows, ConstraintSet, Name
 from hardnet.sets.l1_ball import AbsoluteSet
 from hardnet.sets.sparse import Factors, project_compressed, solve_compressed
 from hardnet.solvers.conic.blocks import Block, Intervals
 from hardnet.solvers.solution import Solution
 from hardnet.structure import BoxedRows, join, join_rows
+from hardnet.tolerances import ALTERNATING
 
 BLOCKS: tuple[Any, ...] = get_args(Block)
 """The numbers of a set that states one of these as its record are its block."""
@@ -44,6 +51,8 @@ class Intersection(ConstraintSet):
         flat: list[ConstraintSet] = []
         for member in members:
             flat.extend(member.parts if isinstance(member, Intersection) else [member])
+        if any(len(member.pieces) > 1 for member in flat):
+            raise UnsupportedSetError(sentence("members", "sets that are no unions", "Union", "join them by a & b"))
         known = {member.dim for member in flat if member.dim is not None}
         if len(known) > 1:
             raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
@@ -70,13 +79,19 @@ class Intersection(ConstraintSet):
         """Whether some member is curved or an L1 ball, and the others are too or are polyhedra; or some rows give way.
 
         Beside rows that give way no member is curved. So are sparse rows beside others that are constant. Polyhedra
-        are left to the projection of their rows.
+        are left to the projection of their rows. Own sets may bring nothing but a projection.
         """
         if self.compressed:
             return self.same_rows
         if self.relaxed:
             return all(part.polyhedral or part.relaxed for part in self.parts)
-        return not self.polyhedral and all(part.curved or part.polyhedral or part.absolute for part in self.parts)
+        known = (part.curved or part.polyhedral or part.absolute or _brings_projection(part) for part in self.parts)
+        return not self.polyhedral and all(known)
+
+    @property
+    def alternating(self) -> bool:
+        """Whether some member brings nothing but a projection: then the cycles of `project_alternating` solve it."""
+        return any(_brings_projection(part) for part in self.parts) and not (self.compressed or self.relaxed)
 
     @property
     def compressed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -106,7 +121,12 @@ class Intersection(ConstraintSet):
     @property
     def tolerance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The largest that a member has: one method enforces them all."""
-        return max(part.tolerance for part in self.parts)
+        return max([part.tolerance for part in self.parts] + [ALTERNATING] * self.alternating)
+
+    def extra_repr(self) -> str:
+        """The name, and the tolerance where members bring nothing but a projection."""
+        said = f"alternating projections, to tolerance {ALTERNATING:g}" if self.alternating else ""
+        return ", ".join(filter(None, [super().extra_repr(), said]))
 
     @property
     def dim(self) -> int | None:
@@ -200,6 +220,10 @@ class Intersection(ConstraintSet):
 
     def project(self, numbers: tuple[Any, ...], raw: Tensor, **policies: Any) -> Tensor:
         """The exact projection onto the intersection, to a scale-free KKT residual of 1e-9, or `tolerance`."""
+        if self.alternating:
+            ends = policies.get("on_infeasible", "raise"), policies.get("on_invalid", "raise")
+            known = self._nearest_of_others(numbers, raw, *ends)
+            return project_alternating(raw, self._projections(numbers), NearestPolicy(**policies), known)
         if self.relaxed:
             return self._give_way(numbers, raw, policies)
         if self.compressed:
@@ -207,6 +231,28 @@ class Intersection(ConstraintSet):
         if self.absolute:
             return project_with_balls(raw, self._region(numbers, raw), **policies)
         return project_intersection(raw, self.blocks(numbers, raw), **policies)
+
+    def _nearest_of_others(
+        self, numbers: tuple[Any, ...], raw: Tensor, on_infeasible: OnInfeasible = "nan", on_invalid: OnInvalid = "nan"
+    ) -> Tensor:
+        """The nearest point of the members that the library solves together."""
+        own = [pair for pair in zip(self.parts, numbers, strict=True) if not _brings_projection(pair[0])]
+        if not own:
+            return raw
+        parts, given = [part for part, _ in own], tuple(number for _, number in own)
+        joined: Any = Intersection(parts) if len(parts) > 1 else parts[0]
+        mine = given if len(parts) > 1 else given[0]
+        if joined.polyhedral:
+            rows = joined.structure(joined.essential(mine), raw)
+            return project_rows(raw, rows, on_infeasible=on_infeasible, on_unsolved="nan", on_invalid=on_invalid)
+        return joined.project(mine, raw, on_infeasible=on_infeasible, on_invalid=on_invalid)
+
+    def _projections(self, numbers: tuple[Any, ...]) -> list[Callable[[Tensor], Tensor]]:
+        """In float64: the projections that members bring, then that of all others together, where there are some."""
+        exact = to_double(numbers)
+        own = [(part, given) for part, given in zip(self.parts, exact, strict=True) if _brings_projection(part)]
+        projections: list[Callable[[Tensor], Tensor]] = [partial(part.project, given) for part, given in own]
+        return projections if len(own) == len(self.parts) else [*projections, partial(self._nearest_of_others, exact)]
 
     def _region(self, numbers: tuple[Any, ...], like: Tensor) -> Region:
         """The members by kind: rows beside a box, curved blocks, and L1 balls."""
@@ -237,6 +283,8 @@ class Intersection(ConstraintSet):
     def solve(self, raw: Tensor, x: Any = None, *, tolerance: float = 1e-9) -> Solution:
         """The projection with its `Solution`: status, residual, iterations and multipliers of each sample."""
         numbers = self.numbers(x, raw)
+        if self.alternating:
+            return solve_alternating(raw, self._projections(numbers))
         if self.compressed:
             return solve_compressed(self.parts, numbers, raw, self._factors)
         if self.absolute:
@@ -248,6 +296,12 @@ class Intersection(ConstraintSet):
         stack = [part.fixed_matrix(like) for part in self.parts]
         fixed = [A for A in stack if A is not None]
         return join(fixed, dim=-2) if len(fixed) == len(stack) else None
+
+
+def _brings_projection(part: ConstraintSet) -> bool:
+    """Whether a set brings a projection and nothing else that could be joined; CVXPY's are not exact enough."""
+    other = part.polyhedral or part.curved or part.absolute or part.compressed or part.relaxed
+    return part.projectable and not other and part.tolerance == 0
 
 
 def stack_rows(stack: list[AffineRows]) -> AffineRows:

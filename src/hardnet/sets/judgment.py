@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from hardnet.products import times
 from hardnet.rows import bound_size
 from hardnet.sets.affine import Affine, Box
+from hardnet.sets.arguments import map_numbers, number_leaves, to_double
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.relaxed import loosened
@@ -623,34 +624,3 @@ def _sound_samples(usable: Tensor, batch: torch.Size) -> Tensor:
     """Samples with usable entries alone; a number without the batch in front is every sample's."""
     own = len(batch) if usable.shape[: len(batch)] == batch else 0
     return usable.reshape(*usable.shape[:own], math.prod(usable.shape[own:])).all(-1)
-
-
-def number_leaves(numbers: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating-point tensors of a set's (nested) numbers with the names of their fields; an input x is none."""
-    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
-        yield name, numbers
-    elif isinstance(numbers, tuple):
-        for own, number in zip(_fields(numbers), numbers, strict=True):
-            yield from number_leaves(number, own)
-
-
-def map_numbers(function: Callable[[str, Tensor], Tensor], numbers: Any, name: str = "") -> Any:
-    """The numbers of a set with `function` applied to the name and value of every tensor of `number_leaves`."""
-    if isinstance(numbers, Tensor) and numbers.is_floating_point() and name != "x":
-        return function(name, numbers)
-    if not isinstance(numbers, tuple):
-        return numbers
-    parts = [map_numbers(function, number, own) for own, number in zip(_fields(numbers), numbers, strict=True)]
-    return type(numbers)(*parts) if hasattr(numbers, "_fields") else tuple(parts)
-
-
-def _fields(numbers: tuple[Any, ...]) -> Any:
-    """The names of a record's fields; empty names for a plain tuple."""
-    return getattr(numbers, "_fields", [""] * len(numbers))
-
-
-def to_double(numbers: Any) -> Any:
-    """The numbers of a set in float64; an input x too, which functions evaluate beside y."""
-    double = map_numbers(lambda _, number: number.double(), numbers)
-    x = getattr(double, "x", None)
-    return double._replace(x=x.double()) if isinstance(x, Tensor) and x.is_floating_point() else double

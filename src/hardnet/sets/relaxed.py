@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from hardnet.errors import DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.relaxed import least_slack, project_relaxed
 from hardnet.modes import widen
 from hardnet.sets.base import AffineRows, ConstraintSet, Name
@@ -14,10 +15,11 @@ from hardnet.structure import BoxedRows
 
 
 class RelaxedNumbers(NamedTuple):
-    """The numbers of the set that gives way, and the weight of each of its rows, ``(m,)``."""
+    """The numbers of the set that gives way, the weight of each of its rows, ``(m,)``, and their level."""
 
     wanted: Any
     weight: Tensor
+    level: int = 1
 
 
 class Relaxed(ConstraintSet):
@@ -25,7 +27,8 @@ class Relaxed(ConstraintSet):
 
     ``hard & Relaxed(C)`` asks first for the least ``sum_i weight_i s_i^2``, where s_i is how far row i of C gives way
     in its own units, then for the nearest point with exactly that slack. It is zero wherever ``hard & C`` has a point;
-    the answer is then the projection onto it, bit for bit. Several relaxed sets, each with its weight, add up. Alone,
+    the answer is then the projection onto it, bit for bit. Several relaxed sets of one level, each with its weight, add
+    up; those of a further level give way as far as the levels above need it, and move these by rounding alone. Alone,
     with rows of length one, it is the compromise of ``on_infeasible="nearest"``.
 
     The violation of a row is how far it is from what was wanted; `hn.check` tells what had to give way from what broke.
@@ -34,6 +37,7 @@ class Relaxed(ConstraintSet):
         constraint: A polyhedral set: `Affine`, `Equality`, `Box`, `Simplex`, or `&` of these.
         weight: A positive number, or one for each row of `constraint`. Rounding hides a ``weight |a|^2`` that is less
             than about 1e-8 of that of rows which give way by much: such a sample is a `ConvergenceError`.
+        level: 1 for the highest; rows of level 2 have the least slack that is left once those of level 1 have theirs.
         name: What errors and certificates call these rows, or a list of names, one for each row; by default the name of
             `constraint`.
     """
@@ -41,8 +45,15 @@ class Relaxed(ConstraintSet):
     projectable = True
     relaxed = True
 
-    def __init__(self, constraint: ConstraintSet, weight: Any = 1.0, *, name: Name = None) -> None:
+    stored_as: ClassVar[dict[str, str]] = {"level": "priority"}
+
+    def __init__(
+        self, constraint: ConstraintSet, weight: Any = 1.0, level: int | None = 1, *, name: Name = None
+    ) -> None:
         super().__init__(name)
+        if level is not None and (not isinstance(level, int) or isinstance(level, bool) or level < 1):
+            raise OptionError(sentence("level", "an integer, 1 for the highest", repr(level)))
+        self.priority: int | None = None if level == 1 else level
         if not isinstance(constraint, ConstraintSet):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__))
         if not constraint.polyhedral:
@@ -85,7 +96,11 @@ class Relaxed(ConstraintSet):
         weight = self._weight.to(like)
         if weight.dim() and len(weight) != count:
             raise ShapeError(sentence("weight", f"a number or shape ({count},), one for each row", tuple(weight.shape)))
-        return RelaxedNumbers(wanted, weight.expand(count))
+        return RelaxedNumbers(wanted, weight.expand(count), self.priority or 1)
+
+    def extra_repr(self) -> str:
+        """Name, weight, and a level that is not the first."""
+        return super().extra_repr() + ("" if self.priority is None else f", level={self.priority}")
 
     def residual(self, numbers: RelaxedNumbers, y: Tensor) -> Tensor:
         """How far y is from what was wanted, row by row."""
@@ -101,7 +116,8 @@ class Relaxed(ConstraintSet):
 
     def structure(self, numbers: RelaxedNumbers, like: Tensor) -> BoxedRows:
         """General rows with weights; a box that gives way is no box."""
-        return BoxedRows(*self.rows(numbers, like), weight=numbers.weight)
+        level = torch.full_like(numbers.weight, numbers.level)
+        return BoxedRows(*self.rows(numbers, like), weight=numbers.weight, level=level)
 
     def row_count(self, numbers: RelaxedNumbers, like: Tensor) -> int:
         """Those of the set."""

@@ -28,6 +28,7 @@ from hardnet.sets.nonlinear import Nonlinear, NonlinearFunction
 from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.smooth import Smooth
 from hardnet.sets.sparse import SparseAffine
+from hardnet.sets.union import Union
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
 from hardnet.structure import BoxedRows, join, join_rows
 
@@ -400,8 +401,11 @@ def scaled(constraint: ConstraintSet, mean: Number, std: Number) -> ConstraintSe
         raise UnsupportedSetError(sentence("constraint", "a set whose rows are dense", "sparse rows", remedy))
     if isinstance(constraint, Intersection):
         return Intersection([scaled(part, mean, std) for part in constraint.parts], name=constraint.name)
+    if isinstance(constraint, Union):
+        return Union([scaled(piece, mean, std) for piece in constraint.pieces], name=constraint.name)
     if isinstance(constraint, Relaxed):
-        return Relaxed(_rows(constraint.constraint, mean, std), constraint.get_buffer("weight"), name=constraint.name)
+        rows, weight = _rows(constraint.constraint, mean, std), constraint.get_buffer("weight")
+        return Relaxed(rows, weight, constraint.priority, name=constraint.name)
     if isinstance(constraint, Smooth):
         functions = (_compose(function, mean, std) for function in (constraint.inequality, constraint.equality))
         return Smooth(constraint.dim, *functions, name=constraint.name)

@@ -1,5 +1,9 @@
 """The least slack when some rows may be relaxed and others may not, and the nearest point with that slack.
 
+Rows that may be relaxed have levels: those of the first have the least slack that the hard rows allow, those of each
+further level the least that the levels above leave them. The rows that determine the slack of a level are equalities
+from then on.
+
 First ``min sum_i w_i s_i^2`` over y and s with ``lower <= A y + s <= upper``, where only rows with a weight have an s;
 then ``min |y - raw|`` with exactly that s. The least slack is unique. It is found by proximal steps: each adds
 ``eps |y - y_k|^2``, which makes it a projection in the variables ``(sqrt(eps) y, sqrt(w) s)``. The active rows of a
@@ -38,33 +42,42 @@ class Rows(NamedTuple):
         A: ``(B, k, n)``.
         lower: ``(B, k)``; -inf where absent.
         upper: ``(B, k)``; +inf where absent.
-        weight: ``(B, k)``, at most one; 0 for hard rows, which may not be relaxed.
+        weight: ``(B, k)``, at most one in each level; 0 for hard rows, which may not be relaxed.
+        level: The level of each row with a weight, from 1; 0 for hard rows, ``(B, k)``.
     """
 
     A: Tensor
     lower: Tensor
     upper: Tensor
     weight: Tensor
+    level: Tensor
 
     def detach(self) -> Rows:
         """The same numbers without gradients."""
         return Rows(*(number.detach() for number in self))
 
     @classmethod
-    def of_unit_length(cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor) -> tuple[Rows, Tensor]:
+    def of_unit_length(
+        cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor, level: Tensor
+    ) -> tuple[Rows, Tensor]:
         """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row is unchanged."""
         lengths = row_lengths(A.detach())
-        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, _unit_weight(weight, lengths)), lengths
+        unit = torch.zeros_like(weight)
+        for own in levels(level):
+            unit = unit + _unit_weight(torch.where(level == own, weight, 0.0), lengths)
+        return cls(A / lengths.unsqueeze(-1), lower / lengths, upper / lengths, unit, level), lengths
 
 
 class Relaxation(NamedTuple):
-    """The two stages of a flat batch.
+    """The levels of a flat batch, and the nearest point.
 
     Attributes:
         y: The nearest point with the least slack, ``(B, n)``.
         slack: The least slack, in units of the rows of length one, ``(B, k)``: negative if the upper bound is relaxed.
         fixed: The rows that determine the least slack, ``(B, k)`` int8: the relaxed ones and the hard ones that
             force them, +1 at the upper bound and -1 at the lower.
+        stage: The level at which each of these rows was settled, ``(B, k)``; 0 for the others. A relaxed row gives way
+            at its own level; at a later one it holds.
         side: All strictly active rows at y in the same signs, ``(B, k)`` int8.
         proof: Weights of hard rows that contradict each other where the status is INFEASIBLE, ``(B, k)``.
         status: ``(B,)`` int8.
@@ -73,6 +86,7 @@ class Relaxation(NamedTuple):
     y: Tensor
     slack: Tensor
     fixed: Tensor
+    stage: Tensor
     side: Tensor
     proof: Tensor
     status: Tensor
@@ -80,14 +94,24 @@ class Relaxation(NamedTuple):
 
 @torch.no_grad()
 def relax(raw: Tensor, rows: Rows) -> Relaxation:
-    """Both stages for samples whose rows contradict each other; see ``.status``.
+    """All levels, then the nearest point, for samples whose rows contradict each other; see ``.status``.
 
     Args:
         raw: ``(B, n)`` float64.
         rows: The rows, of length one.
     """
-    first = _least_slack(raw, rows)
-    return _nearest(raw, rows, first)
+    none = torch.zeros_like(rows.level)
+    settled = _First(raw, none.to(torch.int8), none, torch.full_like(raw[:, 0], int(Status.SOLVED), dtype=torch.int8))
+    stage, order = none, levels(rows.level)
+    for level in order:
+        settled = _settle_level(rows, settled, level) if len(order) > 1 else _least_slack(raw, rows)
+        stage = torch.where((settled.fixed != 0) & (stage == 0), level, stage)
+    return _nearest(raw, rows, settled, stage)
+
+
+def levels(level: Tensor) -> list[float]:
+    """The levels of rows that may be relaxed, the highest first."""
+    return [own for own in level.unique().tolist() if own > 0]
 
 
 def row_lengths(A: Tensor) -> Tensor:
@@ -131,12 +155,46 @@ def active_bound(rows: Rows, side: Tensor) -> Tensor:
 
 
 class _First(NamedTuple):
-    """The first stage: a point with the least slack ``(B, n)``, `fixed` and `proof` ``(B, k)``, and the status."""
+    """A level: a point with the least slack ``(B, n)``, `fixed` and `proof` ``(B, k)``, and the status."""
 
     y: Tensor
     fixed: Tensor
     proof: Tensor
     status: Tensor
+
+
+def _settle_level(rows: Rows, before: _First, level: float) -> _First:
+    """The least slack of one level: rows below it are absent, those above it hard, and what is settled an equality."""
+    basis = _basis(rows, before)
+    value, taken = times_aligned(basis, before.y), (before.fixed == 0) & (rows.level <= level)
+    soft = torch.where(taken & (rows.level == level), rows.weight, 0.0)
+    sides = (torch.where(taken, side, absent) for side, absent in ((rows.lower, -torch.inf), (rows.upper, torch.inf)))
+    lower, upper = (torch.cat([value, side], dim=-1) for side in sides)
+    zero = torch.zeros_like(value)
+    here = Rows(
+        torch.cat([basis, rows.A], dim=-2), lower, upper, *(torch.cat([zero, part], -1) for part in (soft, soft))
+    )
+    holds = solve(_record(before.y, *here[:3]))
+    known = before.status == int(Status.SOLVED)
+    left = (known & (holds.status != int(Status.SOLVED))).nonzero().squeeze(-1)
+    after = before._replace(
+        y=torch.where((known & (holds.status == int(Status.SOLVED))).unsqueeze(-1), holds.y, before.y)
+    )
+    if not len(left):
+        return after
+    found = _least_slack(before.y[left], Rows(*(part[left] for part in here)))
+    count = value.shape[-1]
+    fixed = torch.where(before.fixed[left] != 0, before.fixed[left], found.fixed[:, count:])
+    # what is settled holds a point, so that rows which contradict it do so by rounding alone
+    lost = (found.status == int(Status.INFEASIBLE)) & (before.fixed[left] != 0).any(-1)
+    status = torch.where(lost, int(Status.NOT_CONVERGED), found.status).to(torch.int8)
+    return place(after, left, _First(found.y, fixed, found.proof[:, count:], status))
+
+
+def _basis(rows: Rows, settled: _First) -> Tensor:
+    """An orthonormal basis ``(B, r, n)`` of the rows that are settled, with zeros behind it."""
+    _, size, basis = torch.linalg.svd(torch.where((settled.fixed != 0).unsqueeze(-1), rows.A, 0.0), full_matrices=False)
+    return torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
 
 
 def _least_slack(raw: Tensor, rows: Rows) -> _First:
@@ -222,14 +280,13 @@ def _unknown(y: Tensor, rows: Rows, fixed: Tensor, missed: Tensor) -> Tensor:
     return (rounding * (rows.weight * slack).abs().amax(-1) / (weakest * size)).nan_to_num(0.0)
 
 
-def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
-    """The second stage: the fixed rows become equalities on an orthonormal basis, which cannot contradict each other.
+def _nearest(raw: Tensor, rows: Rows, first: _First, stage: Tensor) -> Relaxation:
+    """The last stage: the fixed rows become equalities on an orthonormal basis, which cannot contradict each other.
 
     Where rounding makes the set empty, the bounds of the other rows are widened to admit the point of the first stage.
     """
     fixed = first.fixed != 0
-    _, size, basis = torch.linalg.svd(torch.where(fixed.unsqueeze(-1), rows.A, 0.0), full_matrices=False)
-    basis = torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
+    basis = _basis(rows, first)
     level, product = times_aligned(basis, first.y), times_aligned(rows.A, first.y)
     every = torch.cat([basis, rows.A], dim=-2)
     lower, upper = torch.where(fixed, -torch.inf, rows.lower), torch.where(fixed, torch.inf, rows.upper)
@@ -244,9 +301,10 @@ def _nearest(raw: Tensor, rows: Rows, first: _First) -> Relaxation:
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
     done = first.status == int(Status.SOLVED)
     status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
-    slack = torch.where(fixed & (rows.weight > 0), active_bound(rows, first.fixed) - product, 0.0)
+    gave_way = fixed & (rows.weight > 0) & (stage == rows.level)
+    slack = torch.where(gave_way, active_bound(rows, first.fixed) - product, 0.0)
     slack = torch.where(done.unsqueeze(-1), slack, 0.0)
-    return Relaxation(found.y, slack, first.fixed, side, first.proof, status.to(torch.int8))
+    return Relaxation(found.y, slack, first.fixed, stage, side, first.proof, status.to(torch.int8))
 
 
 def _record(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Batch:
