@@ -200,7 +200,24 @@ def trades(palette: Palette) -> Figure:
     return figure
 
 
+def profile(palette: Palette) -> Figure:
+    """A noisy profile and the nearest rising one between bounds of each output."""
+    torch.manual_seed(1)
+    place = torch.arange(30.0)
+    raw = 3 * torch.sigmoid((place - 15) / 5) + 0.7 * torch.randn(30)
+    lower, upper = 2.6 * torch.sigmoid((place - 19) / 4) - 0.1, 3.2 * torch.sigmoid((place - 9) / 5) + 0.1
+    y = hn.functional.project_monotone(raw, lower, upper)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    panel.fill_between(place, lower, upper, color=palette.fill, linewidth=0, step="mid")
+    panel.plot(place, raw, "o", color=palette.bad, markersize=4, label="raw")
+    panel.step(place, y, where="mid", color=palette.good, linewidth=2, label="nearest rising profile")
+    panel.set(xlabel="index", ylabel="output")
+    legend(panel, palette)
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
+    "profile": profile,
     "trades": trades,
     "filter": filtered,
     "surrogate": surrogate,

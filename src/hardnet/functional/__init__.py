@@ -13,6 +13,7 @@ from hardnet.functional.elementary import (
     project_simplex,
 )
 from hardnet.functional.l1_ball import project_l1_ball
+from hardnet.functional.monotone import project_monotone
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron_fixed import solve_affine
@@ -30,6 +31,7 @@ __all__ = [
     "project_box_rows",
     "project_intersection",
     "project_l1_ball",
+    "project_monotone",
     "project_nonlinear",
     "project_psd",
     "project_quadratic",

@@ -16,7 +16,7 @@ from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen
+from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
@@ -101,6 +101,10 @@ class Projection(Layer):
 
     def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
         """`enforce` with the given policy for bad numbers."""
+        weights = self._weights(raw, x)
+        if weights is not None:
+            options = {"on_infeasible": look_or_nan(self.options.on_infeasible, raw), "on_invalid": on_invalid}
+            return self.constraint.project(self.constraint.numbers(x, raw), raw, weights=weights, **options)  # pyright: ignore[reportCallIssue]
         policies = {
             "on_infeasible": self.options.on_infeasible,
             "on_unsolved": self.options.on_unsolved,
@@ -109,6 +113,19 @@ class Projection(Layer):
             "once": self.once,
         }
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
+
+    def _weights(self, raw: Tensor, x: Any) -> Tensor | None:
+        """The diagonal of the metric for a set with a projection that takes it; None where rows are projected onto."""
+        own, given = self.constraint, self.options
+        plain = not given.strict and given.gradient == "exact" and given.on_infeasible != "nearest"
+        if not (own.weighable and own.projectable and plain):
+            return None
+        if self.metric is None:
+            return raw.new_ones(raw.shape[-1])
+        W = self.metric(raw, x)
+        if W.dim() == 1:
+            return W
+        return W.squeeze(-2) if W.shape[-2] == 1 and raw.shape[-1] > 1 else None
 
     def _given(self, raw: Tensor, x: Any) -> dict[str, Any]:
         """The options that `solve` and the projection share."""

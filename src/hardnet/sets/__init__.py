@@ -8,6 +8,7 @@ from hardnet.sets.cvxpy import Cvxpy
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.l1_ball import L1Ball
 from hardnet.sets.lmi import LMI
+from hardnet.sets.monotone import Monotone
 from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
@@ -34,6 +35,7 @@ __all__ = [
     "Equality",
     "Intersection",
     "L1Ball",
+    "Monotone",
     "Nonlinear",
     "Number",
     "Quadratic",

@@ -10,21 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.sets.affine import Affine, Box
+from hardnet.sets.affine import Affine, Box, Boxed
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.judge_records import Allowed, Judgment, Points, Tolerance, not_finite
 from hardnet.sets.judge_rows import judge_rows
 from hardnet.sets.judge_sparse import judge_sparse, sparse_size
 from hardnet.sets.relaxed import loosened
-from hardnet.sets.scaled_sets import ScaledRows
 from hardnet.sets.sums import Sums
 from hardnet.solvers.algebra.compensated import UNIT, Excess
 from hardnet.structure import BoxedRows
 
 UNDERFLOW = 2.0**-537
 """What a norm may lose where squares underflow: the root of the smallest float64."""
-SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, ScaledRows.scale)
+SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, Boxed.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 
