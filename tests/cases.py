@@ -193,6 +193,12 @@ CASES = [
     Case(
         "cvx-monotone", lambda: hn.layers.HardNetCvx(hn.Monotone(4, lower=-1.0, upper=wide_bound)), 4, 4, compiled=True
     ),
+    Case(
+        "projection-entropy",
+        lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of), metric="entropy"),
+        4,
+        2,
+    ),
     Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
     Case(
         "projection-scaled", lambda: hn.layers.Projection(hn.scaled(moving_rows() & hn.Box(-3.0, 4.0), MEAN, STD)), 4, 4

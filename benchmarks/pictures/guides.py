@@ -216,7 +216,31 @@ def profile(palette: Palette) -> Figure:
     return figure
 
 
+def mixing(palette: Palette) -> Figure:
+    """The part of doubly stochastic matrices that pass a gradient to their logits, over the scale of these."""
+    generator = torch.Generator().manual_seed(0)
+    logits, upstream = (torch.randn(1024, 16, generator=generator) for _ in range(2))
+    scales = [1, 2, 3, 5, 8, 12, 20, 30, 40]
+    matrices = hn.DoublyStochastic(4)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    for options, color, title in (
+        ({"metric": "entropy"}, palette.good, "entropy"),
+        ({"on_unsolved": "nan"}, palette.bad, "nearest"),
+    ):
+        layer, sizes = hn.layers.Projection(matrices, **options), []
+        for scale in scales:
+            raw = (scale * logits).requires_grad_()
+            sizes.append(torch.autograd.grad(layer(raw), raw, upstream)[0].norm(dim=-1))
+        for least, style in ((1e-3, "-"), (1e-8, "--")):
+            part = [100 * (size > least).double().mean().item() for size in sizes]
+            panel.plot(scales, part, style, color=color, label=f"{title}, longer than {least:.0e}")
+    panel.set(xlabel="scale of the logits", ylabel="matrices with a gradient (%)", xscale="log", ylim=(0, 103))
+    legend(panel, palette)
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
+    "mixing": mixing,
     "profile": profile,
     "trades": trades,
     "filter": filtered,
