@@ -20,6 +20,7 @@ from hardnet.layers.options import LayerOptions, choice, flag, metric
 from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
 from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.horizon import Banded
 from hardnet.sets.sums import Sums
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
@@ -135,9 +136,20 @@ class Projection(Layer):
             given = {"on_infeasible": self.options.on_infeasible, "on_unsolved": self.options.on_unsolved}
             return project_entropic(raw, A, b, on_invalid=on_invalid, names=names, **given)
         weights = self._weights(raw, x)
-        if weights is not None:
+        if weights is not None and self.constraint.projectable:
             options = {"on_infeasible": look_or_nan(self.options.on_infeasible, raw), "on_invalid": on_invalid}
             return self.constraint.project(self.constraint.numbers(x, raw), raw, weights=weights, **options)  # pyright: ignore[reportCallIssue]
+        known = None
+        if weights is not None:
+            assert isinstance(self.constraint, Banded)
+            known = self.constraint.by_bands(self.constraint.numbers(x, raw), raw, weights)
+            if known is not None and bool(known[1].all()):
+                return known[0]
+        y = self._by_rows(raw, x, on_invalid)
+        return y if known is None else torch.where(known[1].unsqueeze(-1), known[0], y)
+
+    def _by_rows(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
+        """`_nearest` by the solver for the structure of the rows."""
         policies = {
             "on_infeasible": self.options.on_infeasible,
             "on_unsolved": self.options.on_unsolved,
@@ -148,10 +160,10 @@ class Projection(Layer):
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
 
     def _weights(self, raw: Tensor, x: Any) -> Tensor | None:
-        """The diagonal of the metric for a set with a projection that takes it; None where rows are projected onto."""
+        """The diagonal of the metric for a set with an algorithm that takes it; None where rows are projected onto."""
         own, given = self.constraint, self.options
         plain = not given.strict and given.gradient == "exact" and given.on_infeasible != "nearest"
-        if not (own.weighable and own.projectable and plain):
+        if not (own.weighable and plain):
             return None
         if self.metric is None:
             return raw.new_ones(raw.shape[-1])

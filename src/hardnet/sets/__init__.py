@@ -5,6 +5,7 @@ from hardnet.sets.ball import Ball
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
+from hardnet.sets.horizon import Horizon
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.l1_ball import L1Ball
 from hardnet.sets.lmi import LMI
@@ -33,6 +34,7 @@ __all__ = [
     "Cvxpy",
     "DoublyStochastic",
     "Equality",
+    "Horizon",
     "Intersection",
     "L1Ball",
     "Monotone",

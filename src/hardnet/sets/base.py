@@ -46,7 +46,7 @@ class ConstraintSet(Arguments):
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
     weighable: bool = False
-    """Whether `project` takes ``weights=``, those of the squared distances of the outputs: a diagonal metric."""
+    """Whether its own algorithm takes the weights of the squared distances of the outputs: a diagonal metric."""
     curved: bool = False
     """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
     absolute: bool = False

@@ -10,9 +10,8 @@ from torch import Tensor
 from hardnet.errors import ShapeError, sentence
 from hardnet.functional.monotone import project_monotone
 from hardnet.functional.samples import Policy
-from hardnet.sets.affine import Boxed
 from hardnet.sets.base import Number
-from hardnet.structure import BoxedRows, join_rows
+from hardnet.sets.horizon import Banded
 
 Limits = tuple[Number | None, Number | None] | list[Any]
 """The least and the most of something; None for no limit."""
@@ -29,7 +28,7 @@ class MonotoneNumbers(NamedTuple):
     most_bend: Tensor | None
 
 
-class Monotone(Boxed):
+class Monotone(Banded):
     """``y_1 <= y_2 <= ... <= y_n``, or falling: temperatures over depth, quantiles, tariffs, doses.
 
     Without limits but bounds of the outputs, the nearest point pools adjacent violators: O(n), and the order and the
@@ -72,6 +71,7 @@ class Monotone(Boxed):
                 got = pair if isinstance(pair, (int, float)) else type(pair).__name__
                 raise ShapeError(sentence(argument, "a pair (least, most)", got, "write None for no limit"))
         self.increasing = bool(increasing)
+        self.T, self.channels = dim, 1
         self._sizes.update(n=dim, s=dim - 1, t=dim - 2)
         self.take("lower", lower, ("n",), "lower")
         self.take("upper", upper, ("n",), "upper")
@@ -83,14 +83,9 @@ class Monotone(Boxed):
             self._check_bounds(*pair)
 
     @property
-    def weighable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it has no limits but the order and bounds: what pooling takes, with a diagonal metric too."""
-        return not any(self.has(name) for name in self.record._fields[2:])
-
-    @property
     def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The same."""
-        return self.weighable
+        """Whether it has no limits but the order and bounds: what pooling takes."""
+        return not any(self.has(name) for name in self.record._fields[2:])
 
     def numbers(self, x: Any, like: Tensor) -> MonotoneNumbers:
         """The limits at x."""
@@ -101,42 +96,25 @@ class Monotone(Boxed):
         given = MonotoneNumbers._fields
         return MonotoneNumbers(*(self.number(own, x, like, **sizes) if self.has(own) else None for own in given))
 
-    def structure(self, numbers: MonotoneNumbers, like: Tensor) -> BoxedRows:
-        """The steps above the second differences, beside the box of the outputs."""
-        steps = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).diff(dim=0)
-        least = steps.new_zeros(len(steps)) if numbers.least_step is None else numbers.least_step
-        order = BoxedRows(steps if self.increasing else -steps, least, numbers.most_step, *numbers[:2])
-        parts = [order, BoxedRows(steps.diff(dim=0), *numbers[4:])][: 1 + self._bent]
-        found = join_rows(parts)
-        return found._replace(equality=(False,) * found.A.shape[-2])
+    def limits(self, numbers: MonotoneNumbers, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of falling steps turned around."""
+        lower, upper, least, most, *bends = numbers
+        least = like.new_zeros(()) if least is None else least
+        steps = (least, most) if self.increasing else (None if most is None else -most, -least)
+        sides = []
+        for sign, rows in ((-1, (lower, steps[0], bends[0])), (1, (upper, steps[1], bends[1]))):
+            far = like.new_full((self.T,), sign * torch.inf)
+            found = []
+            for row, bound in enumerate(rows):
+                bound = None if bound is None else bound.expand(*bound.shape[:-1], self.T - row)
+                absent = far if bound is None else far[:row].expand(*bound.shape[:-1], row)
+                found.append(far if bound is None else torch.cat([absent, bound], dim=-1))
+            sides.append(torch.stack(torch.broadcast_tensors(*found), dim=-2).unsqueeze(-1))
+        return sides[0], sides[1]
 
-    @property
-    def _bent(self) -> bool:
-        """Whether there are bounds on second differences."""
-        return self.has("least_bend") or self.has("most_bend")
-
-    def fixed_matrix(self, like: Tensor) -> Tensor:
-        """The A of `rows`, which no number changes."""
-        n = like.shape[-1]
-        steps = torch.eye(n, dtype=like.dtype, device=like.device).diff(dim=0)
-        box = [torch.eye(n, dtype=like.dtype, device=like.device)] if self.has("lower") or self.has("upper") else []
-        return torch.cat([*box, steps if self.increasing else -steps, *([steps.diff(dim=0)] if self._bent else [])])
-
-    def structure_names(
-        self, numbers: MonotoneNumbers, like: Tensor, label: str | None = None
-    ) -> tuple[list[str], list[str]]:
-        """``name.step[i]`` and ``name.bend[i]``, and ``name[i]`` for the bounds of an output."""
-        label, n = self.label if label is None else label, like.shape[-1]
-        bends = [f"{label}.bend[{i}]" for i in range(n - 2)] if self._bent else []
-        boxed = self.has("lower") or self.has("upper")
-        return [f"{label}.step[{i}]" for i in range(n - 1)] + bends, [
-            f"{label}[{i}]" if boxed else "" for i in range(n)
-        ]
-
-    def row_names(self, numbers: MonotoneNumbers, like: Tensor, label: str | None = None) -> list[str]:
-        """Those of the outputs, if they have bounds, then those of their differences."""
-        rows, box = self.structure_names(numbers, like, label)
-        return [name for name in box if name] + rows
+    def first_rows(self) -> tuple[int, int]:
+        """Between values alone."""
+        return 1, 2 if self.has("least_bend") or self.has("most_bend") else self.T
 
     def project(
         self,
