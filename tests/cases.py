@@ -175,6 +175,11 @@ def shares_of(x: Tensor) -> Tensor:
     return torch.softmax(x[..., :2], -1)
 
 
+def last_of(x: Tensor) -> Tensor:
+    """(*batch, 1), in the unit cube."""
+    return 0.5 * torch.tanh(x[..., :1])
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -198,6 +203,9 @@ CASES = [
         lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of), metric="entropy"),
         4,
         2,
+    ),
+    Case(
+        "projection-horizon", lambda: hn.layers.Projection(hn.Horizon(4, -1.0, 1.0, 0.5, 0.4, previous=last_of)), 4, 4
     ),
     Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
     Case(

@@ -6,7 +6,7 @@ import hardnet as hn
 
 PROMISED = (
     "Affine Equality Box Simplex Transport DoublyStochastic Ball L1Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear "
-    "Monotone HardNet explain methods check "
+    "Monotone Horizon HardNet explain methods check "
     "save load functional solvers testing errors layers sets metrics"
 ).split()
 

@@ -239,7 +239,37 @@ def mixing(palette: Palette) -> Figure:
     return figure
 
 
+def clamped(wish: Tensor, start: float, rate: float, acceleration: float) -> Tensor:
+    """Bounds of 1, then the rate, then the acceleration, one clamp after the other."""
+    plan, last = wish.clamp(-1, 1).tolist(), start
+    for t, value in enumerate(plan):
+        plan[t] = last = min(max(value, last - rate), last + rate)
+    before, last = start, plan[0]
+    for t, value in enumerate(plan[1:], 1):
+        straight = 2 * last - before
+        plan[t] = min(max(value, straight - acceleration), straight + acceleration)
+        before, last = last, plan[t]
+    return torch.tensor(plan)
+
+
+def horizon(palette: Palette) -> Figure:
+    """A noisy plan, three clamps, and the nearest plan within all limits."""
+    torch.manual_seed(0)
+    time = torch.arange(50.0)
+    wish = 1.1 * torch.sin(time / 8) + 0.3 * torch.randn(50)
+    plan = hn.layers.Projection(hn.Horizon(50, -1.0, 1.0, 0.2, 0.1, previous=0.0))(wish)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    panel.axhspan(-1, 1, color=palette.fill, linewidth=0)
+    panel.plot(time, wish, "o", color=palette.line, markersize=3, label="wish")
+    panel.plot(time, clamped(wish, 0.0, 0.2, 0.1), color=palette.bad, label="three clamps")
+    panel.plot(time, plan, color=palette.good, linewidth=2, label="nearest plan")
+    panel.set(xlabel="time", ylabel="action")
+    legend(panel, palette)
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
+    "horizon": horizon,
     "mixing": mixing,
     "profile": profile,
     "trades": trades,

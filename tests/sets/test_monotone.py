@@ -200,7 +200,7 @@ def test_names_features_units_and_files(tmp_path, limits):
     certificate = hn.check(model.constraint, y, x)
     assert certificate.ok
     assert certificate.names[0] == "depth[0]"
-    assert certificate.names[-1] == f"depth.step[{N - 2}]"
+    assert certificate.names[-1] == f"depth.step[{N - 1}]"  # the step to the last output
     assert hn.features(model.constraint, x).isfinite().all()
     hn.save(model, tmp_path / "model")
     assert torch.equal(hn.load(tmp_path / "model", torch.nn.Linear(3, N))(x), y)

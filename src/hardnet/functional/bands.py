@@ -63,7 +63,7 @@ class _Bands(torch.autograd.Function):
             own = [raw[left], weight if weight.dim() == 1 else weight[left], low[left], high[left]]
             found = [torch.empty_like(own[0]), torch.empty_like(own[2]), raw.new_empty(len(left), 1)]
             shape = torch.Size((len(left), 3, raw.shape[-1]))
-            launch(_kernel(0), found, own[:1], (own[1], own[2], own[3]), shape, tile=8)
+            launch(_kernel(0), found, own[:1], (own[1], own[2], own[3]), shape, tile=16)
             y[left], place[left], solved[left] = found[0], found[1], found[2].squeeze(-1) > 0
         ctx.save_for_backward(raw, y, place, weight)
         ctx.mark_non_differentiable(solved)
@@ -82,7 +82,7 @@ class _Bands(torch.autograd.Function):
                 found = [torch.empty_like(own[0]), torch.empty_like(own[1])]
                 shape = torch.Size((len(left), 3, raw.shape[-1]))
                 mass = weight if weight.dim() == 1 else weight[left]
-                launch(_kernel(1), found, own, (mass,), shape, tile=8)
+                launch(_kernel(1), found, own, (mass,), shape, tile=16)
                 to_raw[left], to_rows[left] = found
             to_weight = (to_raw / weight * (raw - y)).sum_to_size(weight.shape)
             found = [to_raw, torch.where(place < 0, to_rows, 0.0), torch.where(place > 0, to_rows, 0.0), to_weight]

@@ -14,10 +14,10 @@ from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, compiled
 
-LANES = 8
-MOST_STEPS, MOST_ROUNDS, REFINEMENTS = 40, 10, 8
+LANES = 16
+MOST_STEPS, MOST_ROUNDS, REFINEMENTS = 40, 12, 8
 """Interior point: the most steps; finish: the most changes of the active rows, and solves for one set of them."""
-START, CLOSE, CENTER = 0.1, 1e-11, 0.995
+START, CLOSE, CENTER = 0.1, 1e-8, 0.995
 """Slacks and multipliers to start from, the mean product of both to end at, and the part of a step to the boundary."""
 STIFF = 1e6
 """What holds active rows in the finish, relative to the largest weight; multipliers take over what is left."""
@@ -26,177 +26,266 @@ ROUNDING, WRONG = 8.0 * 2.0**-52, 1e-11
 
 
 @compiled
+def combine(out: Tile, x: Tile, a: float, y: Tile, b: float, z: Tile) -> None:
+    """``out = x + a y + b z``, lane by lane."""
+    for v in range(out.shape[0]):
+        out[v] = x[v] + a * y[v] + b * z[v]
+
+
+@compiled
 def products(out: Tile, z: Tile) -> None:
     """The rows ``(3, T, LANES)`` of z ``(T, LANES)``."""
-    T = z.shape[0]
+    T, none = z.shape[0], np.zeros(LANES)
     for t in range(T):
-        for v in range(LANES):
-            first = z[t - 1, v] if t > 0 else 0.0
-            second = z[t - 2, v] if t > 1 else 0.0
-            out[0, t, v] = z[t, v]
-            out[1, t, v] = z[t, v] - first
-            out[2, t, v] = z[t, v] - 2.0 * first + second
+        first, second = z[t - 1] if t > 0 else none, z[t - 2] if t > 1 else none
+        combine(out[0, t], z[t], 0.0, none, 0.0, none)
+        combine(out[1, t], z[t], -1.0, first, 0.0, none)
+        combine(out[2, t], z[t], -2.0, first, 1.0, second)
 
 
 @compiled
 def transposed(out: Tile, w: Tile) -> None:
     """``out -= A'w`` for w ``(3, T, LANES)``."""
-    T = out.shape[0]
+    T, none = out.shape[0], np.zeros(LANES)
     for t in range(T):
-        for v in range(LANES):
-            total = w[0, t, v] + w[1, t, v] + w[2, t, v]
-            if t + 1 < T:
-                total -= w[1, t + 1, v] + 2.0 * w[2, t + 1, v]
-            if t + 2 < T:
-                total += w[2, t + 2, v]
-            out[t, v] -= total
+        combine(out[t], out[t], -1.0, w[0, t], -1.0, w[1, t])
+        combine(out[t], out[t], -1.0, w[2, t], 1.0, w[1, t + 1] if t + 1 < T else none)
+        combine(out[t], out[t], 2.0, w[2, t + 1] if t + 1 < T else none, -1.0, w[2, t + 2] if t + 2 < T else none)
+
+
+@compiled
+def pivot(d: Tile, e: Tile, near: Tile, f: Tile, far: Tile, before: Tile, d1: Tile, d2: Tile) -> None:
+    """One row of the factors below; `before` is the row of e before it."""
+    for v in range(d.shape[0]):
+        f[v] = far[v] / d2[v]
+        own = near[v] - far[v] * before[v]
+        e[v] = own / d1[v]
+        d[v] -= f[v] * far[v] + e[v] * own
 
 
 @compiled
 def factorize(d: Tile, e: Tile, f: Tile, weight: Tile, D: Tile) -> None:
     """``L diag(d) L'`` of ``diag(weight) + A'diag(D)A``; e and f are the two diagonals below that of L."""
-    T = weight.shape[0]
+    T, none, ones = weight.shape[0], np.zeros(LANES), np.ones(LANES)
+    near, far = np.empty(LANES), np.empty(LANES)
     for t in range(T):
-        for v in range(LANES):
-            own, near, far = weight[t, v] + D[0, t, v] + D[1, t, v] + D[2, t, v], -D[1, t, v] - 2.0 * D[2, t, v], 0.0
-            far = D[2, t, v]
-            if t + 1 < T:
-                own += D[1, t + 1, v] + 4.0 * D[2, t + 1, v]
-                near -= 2.0 * D[2, t + 1, v]
-            if t + 2 < T:
-                own += D[2, t + 2, v]
-            if t > 1:
-                f[t, v] = far / d[t - 2, v]
-                near -= f[t, v] * d[t - 2, v] * e[t - 1, v]
-                own -= f[t, v] * far
-            if t > 0:
-                e[t, v] = near / d[t - 1, v]
-                own -= e[t, v] * near
-            d[t, v] = own
+        next1, next2 = D[1, t + 1] if t + 1 < T else none, D[2, t + 1] if t + 1 < T else none
+        combine(d[t], weight[t], 1.0, D[0, t], 1.0, D[1, t])
+        combine(d[t], d[t], 1.0, D[2, t], 1.0, next1)
+        combine(d[t], d[t], 4.0, next2, 1.0, D[2, t + 2] if t + 2 < T else none)
+        combine(near, none, -1.0, D[1, t], -2.0, D[2, t])
+        combine(near, near, -2.0, next2, 0.0, none)
+        combine(far, none, 1.0, D[2, t], 0.0, none)
+        one, two = d[t - 1] if t > 0 else ones, d[t - 2] if t > 1 else ones
+        if t == 0:
+            near[:] = 0.0
+        if t < 2:
+            far[:] = 0.0
+        pivot(d[t], e[t], near, f[t], far, e[t - 1] if t > 0 else none, one, two)
+
+
+@compiled
+def eliminate(out: Tile, e: Tile, y: Tile, f: Tile, z: Tile) -> None:
+    """``out -= e y + f z``, lane by lane."""
+    for v in range(out.shape[0]):
+        out[v] -= e[v] * y[v] + f[v] * z[v]
 
 
 @compiled
 def solve(z: Tile, d: Tile, e: Tile, f: Tile) -> None:
     """Solve with these factors in place."""
-    T = z.shape[0]
+    T, none = z.shape[0], np.zeros(LANES)
     for t in range(1, T):
-        for v in range(LANES):
-            z[t, v] -= e[t, v] * z[t - 1, v]
-            if t > 1:
-                z[t, v] -= f[t, v] * z[t - 2, v]
+        eliminate(z[t], e[t], z[t - 1], f[t], z[t - 2] if t > 1 else none)
     for t in range(T - 1, -1, -1):
+        own, div = z[t], d[t]
         for v in range(LANES):
-            z[t, v] /= d[t, v]
-            if t + 1 < T:
-                z[t, v] -= e[t + 1, v] * z[t + 1, v]
-            if t + 2 < T:
-                z[t, v] -= f[t + 2, v] * z[t + 2, v]
+            own[v] /= div[v]
+        if t + 1 < T:
+            last = t + 2 >= T
+            eliminate(own, e[t + 1], z[t + 1], none if last else f[t + 2], none if last else z[t + 2])
+
+
+@compiled
+def gaps(off: Tile, inverse: Tile, az: Tile, bound: Tile, s: Tile, on: Tile, sign: float) -> None:
+    """``on (sign (az - bound) - s)`` and ``1 / s``."""
+    for i in range(off.size):
+        off[i] = on[i] * (sign * (az[i] - bound[i]) - s[i])
+        inverse[i] = 1.0 / s[i]
+
+
+@compiled
+def slopes(D: Tile, m: Tile, inverse: Tile, more: Tile, other: Tile) -> None:
+    """``m / s`` of both sides."""
+    for i in range(D.size):
+        D[i] = m[i] * inverse[i] + more[i] * other[i]
+
+
+@compiled
+def push(w: Tile, aim: Tile, m: Tile, off: Tile, inverse: Tile, sign: float) -> None:
+    """``w -= sign (aim - m off) / s``."""
+    for i in range(w.size):
+        w[i] -= sign * (aim[i] - m[i] * off[i]) * inverse[i]
+
+
+@compiled
+def slack_step(ds: Tile, off: Tile, on: Tile, adz: Tile, sign: float) -> None:
+    """``off + sign on A dz``."""
+    for i in range(ds.size):
+        ds[i] = off[i] + sign * on[i] * adz[i]
+
+
+@compiled
+def multiplier_step(dm: Tile, aim: Tile, m: Tile, s: Tile, ds: Tile, inverse: Tile) -> None:
+    """``(aim - m (s + ds)) / s``."""
+    for i in range(dm.size):
+        dm[i] = (aim[i] - m[i] * (s[i] + ds[i])) * inverse[i]
+
+
+@compiled
+def steepest(ratio: Tile, ds: Tile, inverse: Tile, dm: Tile, m: Tile) -> None:
+    """The largest relative decrease of a slack or multiplier, lane by lane; all but `ratio` ``(rows, LANES)``."""
+    for r in range(ds.shape[0]):
+        a, b, c, e = ds[r], inverse[r], dm[r], m[r]
+        for v in range(LANES):
+            ratio[v] = max(ratio[v], max(-a[v] * b[v], -c[v] / (e[v] + 1e-300)))
+
+
+@compiled
+def add_products(total: Tile, s: Tile, ds: Tile, m: Tile, dm: Tile, length: Tile) -> None:
+    """``sum (s + length ds) (m + length dm)``, lane by lane."""
+    for r in range(s.shape[0]):
+        a, b, c, e = s[r], ds[r], m[r], dm[r]
+        for v in range(LANES):
+            total[v] += (a[v] + length[v] * b[v]) * (c[v] + length[v] * e[v])
+
+
+@compiled
+def advance(values: Tile, change: Tile, length: Tile) -> None:
+    """``values += length change``, lane by lane."""
+    for r in range(values.shape[0]):
+        a, b = values[r], change[r]
+        for v in range(LANES):
+            a[v] += length[v] * b[v]
+
+
+@compiled
+def correction(aim: Tile, on: Tile, ds: Tile, dm: Tile, goal: Tile) -> None:
+    """``on (goal - ds dm)``: what the products of slacks and multipliers are to become."""
+    for r in range(aim.shape[0]):
+        a, b, c, e = aim[r], on[r], ds[r], dm[r]
+        for v in range(LANES):
+            a[v] = b[v] * (goal[v] - c[v] * e[v])
 
 
 @compiled
 def approach(z: Tile, dual: Tile, active: Tile, raw: Tile, weight: Tile, low: Tile, high: Tile) -> None:
     """Mehrotra's method; `dual` gets the signed multipliers, `active` -1 or 1 for rows that look tight, else 0."""
-    T = z.shape[0]
-    shape = (3, T, LANES)
-    az, adz, D, w = np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape)
-    s, m = np.empty((2, 3, T, LANES)), np.empty((2, 3, T, LANES))  # slacks and multipliers below and above
-    ds, dm, c = np.zeros((2, 3, T, LANES)), np.zeros((2, 3, T, LANES)), np.zeros((2, 3, T, LANES))
+    T, rows = z.shape[0], 3 * z.shape[0]
+    az, adz, D, w = np.empty(low.shape), np.empty(low.shape), np.empty(low.shape), np.empty(low.shape)
+    s, m, on, bound = (
+        np.empty((2, rows, LANES)),
+        np.empty((2, rows, LANES)),
+        np.empty((2, rows, LANES)),
+        np.empty((2, rows, LANES)),
+    )  # slacks and multipliers below and above
+    ds, dm, aim, off, inverse = (
+        np.zeros((2, rows, LANES)),
+        np.zeros((2, rows, LANES)),
+        np.zeros((2, rows, LANES)),
+        np.zeros((2, rows, LANES)),
+        np.zeros((2, rows, LANES)),
+    )
     d, e, f, dz = np.empty((T, LANES)), np.empty((T, LANES)), np.empty((T, LANES)), np.empty((T, LANES))
-    count, mu, goal, length = np.zeros(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    count, mu, goal, length, zeros = np.zeros(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES), np.zeros(LANES)
+    flat, flat_w, flat_D, flat_dz = az.ravel(), w.ravel(), D.ravel(), adz.ravel()
     products(az, z)
     for side in range(2):
         for k in range(3):
             for t in range(T):
                 for v in range(LANES):
-                    gap = az[k, t, v] - low[k, t, v] if side == 0 else high[k, t, v] - az[k, t, v]
-                    there = gap < np.inf
+                    limit = low[k, t, v] if side == 0 else high[k, t, v]
+                    there, i = abs(limit) < np.inf, k * T + t
+                    gap = (az[k, t, v] - limit) * (1.0 - 2.0 * side)
                     count[v] += 1.0 if there else 0.0
-                    s[side, k, t, v] = max(gap, START) if there else 1.0
-                    m[side, k, t, v] = START if there else 0.0
+                    on[side, i, v], bound[side, i, v] = 1.0 if there else 0.0, limit if there else 0.0
+                    s[side, i, v] = max(gap, START) if there else 1.0
+                    m[side, i, v] = START if there else 0.0
     for _ in range(MOST_STEPS):
         products(az, z)
         mu[:] = 0.0
-        for side in range(2):
-            for k in range(3):
-                for t in range(T):
-                    for v in range(LANES):
-                        mu[v] += s[side, k, t, v] * m[side, k, t, v]
         worst = 0.0
+        for side in range(2):
+            add_products(mu, s[side], ds[side], m[side], dm[side], zeros)
+            gaps(
+                off[side].ravel(),
+                inverse[side].ravel(),
+                flat,
+                bound[side].ravel(),
+                s[side].ravel(),
+                on[side].ravel(),
+                1.0 - 2.0 * side,
+            )
         for v in range(LANES):
             mu[v] /= max(count[v], 1.0)
             worst = max(worst, mu[v])
         if not worst > CLOSE:
             break
-        for k in range(3):
-            for t in range(T):
-                for v in range(LANES):
-                    D[k, t, v] = m[0, k, t, v] / s[0, k, t, v] + m[1, k, t, v] / s[1, k, t, v]
+        slopes(flat_D, m[0].ravel(), inverse[0].ravel(), m[1].ravel(), inverse[1].ravel())
         factorize(d, e, f, weight, D)
+        aim[:] = 0.0
         for phase in range(2):
-            for v in range(LANES):
-                length[v] = 1.0
-            for k in range(3):
-                for t in range(T):
-                    for v in range(LANES):
-                        left = 0.0
-                        for side in range(2):
-                            on = m[side, k, t, v] > 0.0
-                            aim = goal[v] - c[side, k, t, v] if phase == 1 and on else 0.0
-                            gap = az[k, t, v] - low[k, t, v] if side == 0 else high[k, t, v] - az[k, t, v]
-                            off = gap - s[side, k, t, v] if on else 0.0
-                            part = (aim - m[side, k, t, v] * (s[side, k, t, v] + off)) / s[side, k, t, v]
-                            left += part + m[side, k, t, v] if side == 0 else -(part + m[side, k, t, v])
-                        w[k, t, v] = -left
+            w[:] = 0.0
+            for side in range(2):
+                push(
+                    flat_w,
+                    aim[side].ravel(),
+                    m[side].ravel(),
+                    off[side].ravel(),
+                    inverse[side].ravel(),
+                    1.0 - 2.0 * side,
+                )
             for t in range(T):
                 for v in range(LANES):
                     dz[t, v] = weight[t, v] * (raw[t, v] - z[t, v])
             transposed(dz, w)
             solve(dz, d, e, f)
             products(adz, dz)
+            length[:] = 0.0
             for side in range(2):
-                for k in range(3):
-                    for t in range(T):
-                        for v in range(LANES):
-                            on = m[side, k, t, v] > 0.0
-                            aim = goal[v] - c[side, k, t, v] if phase == 1 and on else 0.0
-                            gap = az[k, t, v] - low[k, t, v] if side == 0 else high[k, t, v] - az[k, t, v]
-                            move = adz[k, t, v] if side == 0 else -adz[k, t, v]
-                            slack, own = s[side, k, t, v], m[side, k, t, v]
-                            change = gap - slack + move if on else 0.0
-                            turn = (aim - own * (slack + change)) / slack if on else 0.0
-                            ds[side, k, t, v], dm[side, k, t, v] = change, turn
-                            if change < 0.0:
-                                length[v] = min(length[v], -slack / change)
-                            if turn < 0.0:
-                                length[v] = min(length[v], -own / turn)
+                slack_step(ds[side].ravel(), off[side].ravel(), on[side].ravel(), flat_dz, 1.0 - 2.0 * side)
+                multiplier_step(
+                    dm[side].ravel(),
+                    aim[side].ravel(),
+                    m[side].ravel(),
+                    s[side].ravel(),
+                    ds[side].ravel(),
+                    inverse[side].ravel(),
+                )
+                steepest(length, ds[side], inverse[side], dm[side], m[side])
+            for v in range(LANES):
+                length[v] = 1.0 / max(1.0, length[v])
             if phase == 0:  # how far it would get without centering
                 goal[:] = 0.0
                 for side in range(2):
-                    for k in range(3):
-                        for t in range(T):
-                            for v in range(LANES):
-                                ahead = s[side, k, t, v] + length[v] * ds[side, k, t, v]
-                                goal[v] += ahead * (m[side, k, t, v] + length[v] * dm[side, k, t, v])
-                                c[side, k, t, v] = ds[side, k, t, v] * dm[side, k, t, v]
+                    add_products(goal, s[side], ds[side], m[side], dm[side], length)
                 for v in range(LANES):
                     part = goal[v] / max(count[v], 1.0) / max(mu[v], 1e-300)
                     goal[v] = part * part * part * mu[v]
+                for side in range(2):
+                    correction(aim[side], on[side], ds[side], dm[side], goal)
         for v in range(LANES):
             length[v] = min(1.0, CENTER * length[v]) if mu[v] > CLOSE else 0.0  # nothing depends on the others
-        for t in range(T):
-            for v in range(LANES):
-                z[t, v] += length[v] * dz[t, v]
+        advance(z, dz, length)
         for side in range(2):
-            for k in range(3):
-                for t in range(T):
-                    for v in range(LANES):
-                        s[side, k, t, v] += length[v] * ds[side, k, t, v]
-                        m[side, k, t, v] += length[v] * dm[side, k, t, v]
+            advance(s[side], ds[side], length)
+            advance(m[side], dm[side], length)
     for k in range(3):
         for t in range(T):
             for v in range(LANES):
-                above, below = m[1, k, t, v] > s[1, k, t, v], m[0, k, t, v] > s[0, k, t, v]
-                dual[k, t, v] = m[1, k, t, v] - m[0, k, t, v]
+                i = k * T + t
+                above, below = m[1, i, v] > s[1, i, v], m[0, i, v] > s[0, i, v]
+                dual[k, t, v] = m[1, i, v] - m[0, i, v]
                 active[k, t, v] = 1.0 if above and not (below and dual[k, t, v] < 0.0) else -1.0 if below else 0.0
 
 
