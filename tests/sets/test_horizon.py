@@ -155,3 +155,17 @@ def test_names_features_units_and_files(tmp_path):
     mean, std = draw(N, seed=11), 0.5 + draw_uniform(N, seed=12)
     z = hn.layers.Projection(hn.scaled(plan, mean, std))(draw(5, N))
     assert hn.check(plan, mean + std * z, tolerance=1e-12).ok
+
+
+def test_a_sample_that_compiled_code_leaves_is_solved_by_its_rows(monkeypatch):
+    raw, x = data()
+    layer = hn.layers.Projection(SETS["all"](), metric=0.5 + draw_uniform(N, seed=6))
+    expected, by_bands = layer(raw, x), hn.Horizon.by_bands
+
+    def left(*arguments):
+        y, solved = by_bands(*arguments)
+        solved = solved & (torch.arange(SAMPLES) % 3 > 0)
+        return y + torch.where(solved, 0.0, 9.0).unsqueeze(-1), solved
+
+    monkeypatch.setattr(hn.Horizon, "by_bands", left)
+    torch.testing.assert_close(layer(raw.requires_grad_(), x), expected, rtol=0, atol=1e-12)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.entropic import project_entropic, solve_entropic_rows
-from hardnet.functional.nearest import PROJECTIONS
+from hardnet.functional.nearest import PROJECTIONS, project_rows
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.equality_rows import known_equalities
@@ -143,10 +143,25 @@ class Projection(Layer):
         if weights is not None:
             assert isinstance(self.constraint, Banded)
             known = self.constraint.by_bands(self.constraint.numbers(x, raw), raw, weights)
-            if known is not None and bool(known[1].all()):
-                return known[0]
+            whole = None if known is None else self._completed(raw, x, known, weights)
+            if whole is not None:
+                return whole
         y = self._by_rows(raw, x, on_invalid)
         return y if known is None else torch.where(known[1].unsqueeze(-1), known[0], y)
+
+    def _completed(self, raw: Tensor, x: Any, known: tuple[Tensor, Tensor], weights: Tensor) -> Tensor | None:
+        """Y with the samples that are left solved by their rows; None where one has no answer."""
+        y, left = known[0], ~known[1]
+        if not bool(left.any()):
+            return y
+        pick = lambda part, core: (
+            part if part.dim() == core else part.expand((*raw.shape[:-1], *part.shape[-core:]))[left]
+        )
+        rows = self.constraint.structure(self.constraint.numbers(x, raw), raw).map(pick)
+        metric = None if self.metric is None else weights.expand_as(raw)[left].unsqueeze(-2)
+        quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}
+        rest = project_rows(raw[left], rows, metric=metric, **quiet)
+        return y.index_put((left,), rest) if bool(rest.isfinite().all()) else None
 
     def _by_rows(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
         """`_nearest` by the solver for the structure of the rows."""
