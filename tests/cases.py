@@ -215,6 +215,11 @@ def island_or_strip() -> hn.sets.ConstraintSet:
     return hn.Ball(lambda x: 0.3 * x - 2.0, radius_of) | (constant_rows() & hn.Box(lambda x: 1 - x.square(), 2.5))
 
 
+def last_of(x: Tensor) -> Tensor:
+    """(*batch, 1), in the unit cube."""
+    return 0.5 * torch.tanh(x[..., :1])
+
+
 CASES = [
     Case("aff-constant", lambda: hn.layers.HardNetAff(constant_rows()), 4, compiled=True),
     Case("aff-moving", lambda: hn.layers.HardNetAff(moving_rows()), 4, 4, compiled=True),
@@ -231,6 +236,18 @@ CASES = [
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
     Case("projection-transport", lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of)), 4, 2),
+    Case(
+        "cvx-monotone", lambda: hn.layers.HardNetCvx(hn.Monotone(4, lower=-1.0, upper=wide_bound)), 4, 4, compiled=True
+    ),
+    Case(
+        "projection-entropy",
+        lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of), metric="entropy"),
+        4,
+        2,
+    ),
+    Case(
+        "projection-horizon", lambda: hn.layers.Projection(hn.Horizon(4, -1.0, 1.0, 0.5, 0.4, previous=last_of)), 4, 4
+    ),
     Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
     Case(
         "projection-scaled", lambda: hn.layers.Projection(hn.scaled(moving_rows() & hn.Box(-3.0, 4.0), MEAN, STD)), 4, 4

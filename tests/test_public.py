@@ -8,7 +8,7 @@ pytestmark = pytest.mark.core
 
 PROMISED = (
     "Affine Equality Box Simplex Transport DoublyStochastic Ball L1Ball Quadratic SecondOrderCone LMI Cvxpy Nonlinear "
-    "HardNet explain methods check "
+    "Monotone Horizon HardNet explain methods check "
     "save load functional solvers testing errors layers sets metrics"
 ).split()
 

@@ -240,9 +240,80 @@ def ways(palette: Palette) -> Figure:
     return figure
 
 
+def profile(palette: Palette) -> Figure:
+    """A noisy profile and the nearest rising one between bounds of each output."""
+    torch.manual_seed(1)
+    place = torch.arange(30.0)
+    raw = 3 * torch.sigmoid((place - 15) / 5) + 0.7 * torch.randn(30)
+    lower, upper = 2.6 * torch.sigmoid((place - 19) / 4) - 0.1, 3.2 * torch.sigmoid((place - 9) / 5) + 0.1
+    y = hn.functional.project_monotone(raw, lower, upper)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    panel.fill_between(place, lower, upper, color=palette.fill, linewidth=0, step="mid")
+    panel.plot(place, raw, "o", color=palette.bad, markersize=4, label="raw")
+    panel.step(place, y, where="mid", color=palette.good, linewidth=2, label="nearest rising profile")
+    panel.set(xlabel="index", ylabel="output")
+    legend(panel, palette)
+    return figure
+
+
+def mixing(palette: Palette) -> Figure:
+    """The part of doubly stochastic matrices that pass a gradient to their logits, over the scale of these."""
+    generator = torch.Generator().manual_seed(0)
+    logits, upstream = (torch.randn(1024, 16, generator=generator) for _ in range(2))
+    scales = [1, 2, 3, 5, 8, 12, 20, 30, 40]
+    matrices = hn.DoublyStochastic(4)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    for options, color, title in (
+        ({"metric": "entropy"}, palette.good, "entropy"),
+        ({"on_unsolved": "nan"}, palette.bad, "nearest"),
+    ):
+        layer, sizes = hn.layers.Projection(matrices, **options), []
+        for scale in scales:
+            raw = (scale * logits).requires_grad_()
+            sizes.append(torch.autograd.grad(layer(raw), raw, upstream)[0].norm(dim=-1))
+        for least, style in ((1e-3, "-"), (1e-8, "--")):
+            part = [100 * (size > least).double().mean().item() for size in sizes]
+            panel.plot(scales, part, style, color=color, label=f"{title}, longer than {least:.0e}")
+    panel.set(xlabel="scale of the logits", ylabel="matrices with a gradient (%)", xscale="log", ylim=(0, 103))
+    legend(panel, palette)
+    return figure
+
+
+def clamped(wish: Tensor, start: float, rate: float, acceleration: float) -> Tensor:
+    """Bounds of 1, then the rate, then the acceleration, one clamp after the other."""
+    plan, last = wish.clamp(-1, 1).tolist(), start
+    for t, value in enumerate(plan):
+        plan[t] = last = min(max(value, last - rate), last + rate)
+    before, last = start, plan[0]
+    for t, value in enumerate(plan[1:], 1):
+        straight = 2 * last - before
+        plan[t] = min(max(value, straight - acceleration), straight + acceleration)
+        before, last = last, plan[t]
+    return torch.tensor(plan)
+
+
+def horizon(palette: Palette) -> Figure:
+    """A noisy plan, three clamps, and the nearest plan within all limits."""
+    torch.manual_seed(0)
+    time = torch.arange(50.0)
+    wish = 1.1 * torch.sin(time / 8) + 0.3 * torch.randn(50)
+    plan = hn.layers.Projection(hn.Horizon(50, -1.0, 1.0, 0.2, 0.1, previous=0.0))(wish)
+    figure, (panel,) = panels(palette, 1, 2.8)
+    panel.axhspan(-1, 1, color=palette.fill, linewidth=0)
+    panel.plot(time, wish, "o", color=palette.line, markersize=3, label="wish")
+    panel.plot(time, clamped(wish, 0.0, 0.2, 0.1), color=palette.bad, label="three clamps")
+    panel.plot(time, plan, color=palette.good, linewidth=2, label="nearest plan")
+    panel.set(xlabel="time", ylabel="action")
+    legend(panel, palette)
+    return figure
+
+
 PICTURES: dict[str, Draw] = {
     "ways": ways,
     "inside": inside,
+    "horizon": horizon,
+    "mixing": mixing,
+    "profile": profile,
     "trades": trades,
     "filter": filtered,
     "surrogate": surrogate,

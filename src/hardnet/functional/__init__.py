@@ -12,7 +12,9 @@ from hardnet.functional.elementary import (
     project_second_order_cone,
     project_simplex,
 )
+from hardnet.functional.entropic import project_entropic
 from hardnet.functional.l1_ball import project_l1_ball
+from hardnet.functional.monotone import project_monotone
 from hardnet.functional.nearest import project_affine, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron_fixed import solve_affine
@@ -28,8 +30,10 @@ __all__ = [
     "project_ball",
     "project_box",
     "project_box_rows",
+    "project_entropic",
     "project_intersection",
     "project_l1_ball",
+    "project_monotone",
     "project_nonlinear",
     "project_psd",
     "project_quadratic",

@@ -197,7 +197,7 @@ class ClosedForm(torch.autograd.Function):
             grads = path.backward(gradient, rows, kept, needs[1])
             grads = grads if again is None else _given_again(grads, gradient, rows, again)
         if bad is not None:
-            grads = silenced(bad, *grads)
+            grads = silenced(bad, *grads)  # pyright: ignore[reportArgumentType]
         bounds = (
             None if bound is None or not needed else grad.sum(0) if bound.dim() == 1 else grad
             for grad, bound, needed in zip(grads[2:], rows[2:4], needs[2:4], strict=True)

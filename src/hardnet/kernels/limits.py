@@ -196,3 +196,12 @@ CURVED = CurvedTolerances()
 def padded(size: int) -> int:
     """The smallest power of two that holds a size, and at least 16, the size of a tile of the matrix units."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+FIRST_SPREAD, GROWTH, ROUGH, SWEEPS = 8.0, 4.0, 0.3, 2
+"""Entropic nearest points: the spread of scores to start from, by how much they grow once the rows hold to this part of
+the largest output in them, and Sinkhorn sweeps before the first step."""
+KEEP_BASIS, LEAST_PIVOT, LAST_STEP, LEAST_SCORE = 16.0, 1e-9, 2e-8, -690.0
+"""By how much another output may exceed the one that stands for a row, the least entry to eliminate with where rows
+have largest entry one, the Newton step after which nothing but rounding is left, and the logarithm below which an
+output counts as zero."""

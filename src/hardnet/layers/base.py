@@ -50,7 +50,7 @@ class Layer(nn.Module):
     """The sets it can enforce, as a readable phrase."""
     guarantee: ClassVar[Guarantee]
     """What is guaranteed about y."""
-    identity_inside: ClassVar[bool] = True
+    identity_inside: bool = True
     """Whether a raw output already in C(x) is returned unchanged, bit for bit."""
     differentiable_numbers: ClassVar[bool] = True
     """Whether gradients flow to the numbers of the set (A, bounds) as well as to raw."""

@@ -109,12 +109,12 @@ def vector(default: None = None) -> Any:
 
 
 def metric() -> Any:
-    """None, n positive numbers, n rows of n numbers, or a function or module of x that returns one of these."""
+    """None, n positive numbers, n rows of n numbers, a function or module of x for one of these, or "entropy"."""
     return option(
         None,
-        "positive numbers (n), a matrix (n, n), or a function or module of x",
-        lambda value: value is None or callable(value) or _rectangular(value),
-        lambda value: value if value is None or callable(value) else _nested(value),
+        "positive numbers (n), a matrix (n, n), 'entropy', or a function or module of x",
+        lambda value: value in (None, "entropy") if isinstance(value, str) or value is None else _measures(value),
+        lambda value: value if value is None or isinstance(value, str) or callable(value) else _nested(value),
     )
 
 
@@ -130,6 +130,11 @@ def signature_with(init: Callable[..., Any], record: type[LayerOptions]) -> Sign
         if own.name not in named
     ]
     return Signature([*given[:-1], *options])
+
+
+def _measures(value: Any) -> bool:
+    """Whether this is a function, n finite numbers, or n rows of n finite numbers."""
+    return callable(value) or _rectangular(value)
 
 
 def take_options(method: str, record: type[LayerOptions], given: dict[str, Any]) -> LayerOptions:

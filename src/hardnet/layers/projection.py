@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
-from hardnet.functional.nearest import PROJECTIONS
+from hardnet.functional.entropic import project_entropic, solve_entropic_rows
+from hardnet.functional.nearest import PROJECTIONS, project_rows
 from hardnet.functional.relaxed import project_small
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.metric import Metric
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen
+from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
+from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.horizon import Banded
+from hardnet.sets.scaled import Sums
 from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
 from hardnet.solvers.polyhedron.shared_factor import SharedRows
 from hardnet.solvers.solution import Solution, Status
@@ -47,7 +51,9 @@ class Projection(Layer):
         gradient: ``"exact"``, or ``"tangent"``, which also passes the part that pulls a violated row back inside.
         metric: W of ``min (y - raw)'W(y - raw)``: n positive numbers (a diagonal), a positive definite matrix
             ``(n, n)``, or a function or module of x that returns ``(*batch, n)`` or ``(*batch, n, n)``; a module is
-            trained with the network. None is the identity.
+            trained with the network. None is the identity. ``"entropy"``, for outputs >= 0 with fixed sums (`Simplex`,
+            `Transport`, `DoublyStochastic`, `Equality` beside ``Box(lower=0)``), reads raw as logits: y is the point
+            nearest to ``exp(raw)`` in relative entropy, the limit of Sinkhorn's sweeps.
     """
 
     name = "projection"
@@ -78,8 +84,30 @@ class Projection(Layer):
             raise OptionError(sentence("options", expected, str(given), "leave them out"))
         if constraint.relaxed and given.metric is not None:
             raise OptionError(sentence("metric", "none beside rows that give way", "one", "leave it out"))
-        self.metric: Metric | None = None if given.metric is None else Metric(given.metric, constraint.dim)
+        self.entropic: bool = isinstance(given.metric, str)
+        if self.entropic:
+            self._require_entropic()
+        euclidean = given.metric is None or self.entropic
+        self.metric: Metric | None = None if euclidean else Metric(given.metric, constraint.dim)
         self.refresh()
+
+    @property
+    def identity_inside(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Not where raw are logits."""
+        return not self.entropic
+
+    def _require_entropic(self) -> None:
+        """Refuse sets and options for which there is no entropic point."""
+        given = self.options
+        if given.strict or given.gradient != "exact" or given.on_infeasible == "nearest":
+            expected = "strict=False, gradient='exact' and no compromise beside metric='entropy'"
+            raise OptionError(sentence("options", expected, str(given), "leave them out"))
+        reason = not_entropic(self.constraint)
+        if reason is not None:
+            expected = (
+                "outputs >= 0 with fixed sums: Simplex, Transport, DoublyStochastic, Equality beside Box(lower=0)"
+            )
+            raise UnsupportedSetError(sentence("metric='entropy'", expected, reason))
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
@@ -90,7 +118,8 @@ class Projection(Layer):
 
     def refactor(self) -> None:
         """Factorize a constant A of many rows; any other A is factorized at each call, where that pays off."""
-        self.shared = shared_rows_of(self.constraint) if self.metric is None else None
+        plain = self.metric is None and not self.entropic
+        self.shared = shared_rows_of(self.constraint) if plain else None
 
     def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
         """The metric at x, if it is a function."""
@@ -102,6 +131,41 @@ class Projection(Layer):
 
     def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
         """`enforce` with the given policy for bad numbers."""
+        if self.entropic:
+            A, b, numbers = entropic_rows(self.constraint, raw, x)
+            names = lambda: _names(self.constraint, numbers, raw, boxed=True)
+            given = {"on_infeasible": self.options.on_infeasible, "on_unsolved": self.options.on_unsolved}
+            return project_entropic(raw, A, b, on_invalid=on_invalid, names=names, **given)
+        weights = self._weights(raw, x)
+        if weights is not None and self.constraint.projectable:
+            options = {"on_infeasible": look_or_nan(self.options.on_infeasible, raw), "on_invalid": on_invalid}
+            return self.constraint.project(self.constraint.numbers(x, raw), raw, weights=weights, **options)  # pyright: ignore[reportCallIssue]
+        known = None
+        if weights is not None:
+            assert isinstance(self.constraint, Banded)
+            known = self.constraint.by_bands(self.constraint.numbers(x, raw), raw, weights)
+            whole = None if known is None else self._completed(raw, x, known, weights)
+            if whole is not None:
+                return whole
+        y = self._by_rows(raw, x, on_invalid)
+        return y if known is None else torch.where(known[1].unsqueeze(-1), known[0], y)
+
+    def _completed(self, raw: Tensor, x: Any, known: tuple[Tensor, Tensor], weights: Tensor) -> Tensor | None:
+        """Y with the samples that are left solved by their rows; None where one has no answer."""
+        y, left = known[0], ~known[1]
+        if not bool(left.any()):
+            return y
+        pick = lambda part, core: (
+            part if part.dim() == core else part.expand((*raw.shape[:-1], *part.shape[-core:]))[left]
+        )
+        rows = self.constraint.structure(self.constraint.numbers(x, raw), raw).map(pick)
+        metric = None if self.metric is None else weights.expand_as(raw)[left].unsqueeze(-2)
+        quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}
+        rest = project_rows(raw[left], rows, metric=metric, **quiet)
+        return y.index_put((left,), rest) if bool(rest.isfinite().all()) else None
+
+    def _by_rows(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
+        """`_nearest` by the solver for the structure of the rows."""
         policies = {
             "on_infeasible": self.options.on_infeasible,
             "on_unsolved": self.options.on_unsolved,
@@ -110,6 +174,19 @@ class Projection(Layer):
             "once": self.once,
         }
         return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
+
+    def _weights(self, raw: Tensor, x: Any) -> Tensor | None:
+        """The diagonal of the metric for a set with an algorithm that takes it; None where rows are projected onto."""
+        own, given = self.constraint, self.options
+        plain = not given.strict and given.gradient == "exact" and given.on_infeasible != "nearest"
+        if not (own.weighable and plain):
+            return None
+        if self.metric is None:
+            return raw.new_ones(raw.shape[-1])
+        W = self.metric(raw, x)
+        if W.dim() == 1:
+            return W
+        return W.squeeze(-2) if W.shape[-2] == 1 and raw.shape[-1] > 1 else None
 
     def _given(self, raw: Tensor, x: Any) -> dict[str, Any]:
         """The options that `solve` and the projection share."""
@@ -123,7 +200,8 @@ class Projection(Layer):
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
         """The nearest point with its dual, status, iterations and residual, on the device of raw.
 
-        ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric), without derivatives. No error is raised
+        ``raw - y = A'dual_rows + dual_box`` (times W on the left for a metric; ``log y = raw + A'dual`` for
+        ``metric="entropy"``), without derivatives. No error is raised
         for a sample: `Status` says which are SOLVED or FEASIBLE; y of the others is NaN, unless
         ``on_infeasible="nearest"`` asks for the compromise, or ``on_unsolved="best"`` for the last point. It does not
         wait for a GPU, and works in compiled, exported and mapped code.
@@ -140,12 +218,41 @@ class Projection(Layer):
 
     def _find(self, raw: Tensor, x: Any) -> Solution:
         """`solve` in float32 or float64."""
+        if self.entropic:
+            return solve_entropic_rows(raw, *entropic_rows(self.constraint, raw, x)[:2])
         best = self.options.on_unsolved == "best"
         found = solve_set(self.constraint, raw, x, best=best, **self._given(raw, x))
         if self.options.on_infeasible != "nearest":
             return found
         empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
         return found._replace(y=torch.where(empty, self._nearest(raw, x, "nan"), found.y))
+
+
+def not_entropic(constraint: ConstraintSet) -> str | None:
+    """What keeps a set from an entropic point, in words; None where outputs >= 0 have fixed sums and no other limit."""
+    for part in constraint.parts:
+        if isinstance(part, Box):
+            lower, upper = part.fixed("lower"), part.fixed("upper")
+            absent = not part.has("upper") or (upper is not None and bool((upper == torch.inf).all()))
+            if lower is None or bool((lower != 0).any()) or not absent:
+                return "a box with other bounds than y >= 0"
+        elif part.compressed or not isinstance(part, (Sums, Equality)):
+            return type(part).__name__
+    if not any(isinstance(part, (Box, Sums)) for part in constraint.parts):
+        return "outputs that may be negative"
+    return None if any(not isinstance(part, Box) for part in constraint.parts) else "no sum"
+
+
+def entropic_rows(constraint: ConstraintSet, raw: Tensor, x: Any) -> tuple[Tensor, Tensor, Any]:
+    """A and b of the sums, rows of zeros for those that the others imply; and the numbers of C(x)."""
+    numbers = constraint.numbers(x, raw)
+    A, lower, upper = constraint.structure(constraint.essential(numbers), raw)[:3]
+    assert lower is not None
+    assert upper is not None
+    free = (lower == -torch.inf) & (upper == torch.inf)
+    everywhere = free.reshape(-1, free.shape[-1]).all(0)
+    rows = everywhere if bool((free == everywhere).all()) else free  # A is shared by all samples where it can be
+    return torch.where(rows.unsqueeze(-1), 0.0, A), torch.where(free, 0.0, lower), numbers
 
 
 MOST_OUTPUTS = 4096

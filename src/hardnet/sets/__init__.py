@@ -5,9 +5,11 @@ from hardnet.sets.ball import Ball
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
+from hardnet.sets.horizon import Horizon
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.l1_ball import L1Ball
 from hardnet.sets.lmi import LMI
+from hardnet.sets.monotone import Monotone
 from hardnet.sets.nonlinear import Nonlinear
 from hardnet.sets.quadratic import Quadratic
 from hardnet.sets.region import AffineOnRegion
@@ -32,8 +34,10 @@ __all__ = [
     "Cvxpy",
     "DoublyStochastic",
     "Equality",
+    "Horizon",
     "Intersection",
     "L1Ball",
+    "Monotone",
     "Nonlinear",
     "Number",
     "Quadratic",

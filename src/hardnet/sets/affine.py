@@ -13,7 +13,7 @@ from hardnet.functional.samples import Policy
 from hardnet.products import times
 from hardnet.rows import bound_size
 from hardnet.sets.base import AffineRows, ConstraintSet, Name, Number
-from hardnet.structure import BoxedRows
+from hardnet.structure import BoxedRows, join, join_rows
 
 
 def affine_residual(rows: AffineRows, y: Tensor) -> Tensor:
@@ -242,3 +242,34 @@ class Box(ConstraintSet):
     ) -> Tensor:
         """``clamp(raw, lower, upper)``; lower > upper is invalid."""
         return project_box(raw, *numbers, on_invalid=on_invalid)
+
+
+class Boxed(ConstraintSet):
+    """A polyhedron that `structure` describes whole: its rows are the coordinates of the box, then the general rows."""
+
+    polyhedral = True
+
+    def rows(self, numbers: Any, like: Tensor) -> AffineRows:
+        """The rows of the identity where there is a box, above the general rows."""
+        found = self.structure(numbers, like)
+        if not found.boxed:
+            return AffineRows(*found[:3])
+        eye = torch.eye(like.shape[-1], dtype=found.A.dtype, device=found.A.device)
+        return AffineRows(*join_rows([BoxedRows(eye, *found[3:5]), BoxedRows(*found[:3])])[:3])
+
+    def row_count(self, numbers: Any, like: Tensor) -> int:
+        """The coordinates of a box, and the general rows."""
+        found = self.structure(numbers, like)
+        return found.A.shape[-2] + (like.shape[-1] if found.boxed else 0)
+
+    def residual(self, numbers: Any, y: Tensor) -> Tensor:
+        """How far each coordinate leaves its bounds, then each general row."""
+        found = self.structure(numbers, y)
+        general = affine_residual(AffineRows(*found[:3]), y)
+        return join([interval_residual(y, *found[3:5]), general]) if found.boxed else general
+
+    def scale(self, numbers: Any, y: Tensor) -> Tensor:
+        """``|a|_1 |y|_inf + |bounds|``, as for any affine row."""
+        found = self.structure(numbers, y)
+        general = affine_scale(AffineRows(*found[:3]), y)
+        return join([interval_scale(torch.ones_like(y), y, *found[3:5]), general]) if found.boxed else general

@@ -126,6 +126,8 @@ class Arguments(Constants):
     empty: frozenset[str]
     stored_as: ClassVar[dict[str, str]] = {}
     """Constructor arguments that are stored under another attribute."""
+    split: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Constructor arguments that are tuples, each entry stored under an attribute of its own."""
     record: ClassVar[Any] = None
     """The NamedTuple of the set's numbers, whose fields are the names of its arguments: `numbers` fills it."""
     repeated: ClassVar[dict[str, str]] = {}

@@ -43,6 +43,8 @@ class ConstraintSet(Arguments):
     """Whether `rows` describes the whole set."""
     projectable: bool = False
     """Whether `project` is available: the set's own exact Euclidean projection."""
+    weighable: bool = False
+    """Whether its own algorithm takes the weights of the squared distances of the outputs: a diagonal metric."""
     curved: bool = False
     """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
     absolute: bool = False
@@ -232,14 +234,14 @@ class ConstraintSet(Arguments):
             raise DTypeError(sentence("other", "a set after |", type(other).__name__))
         return Union([self, other])
 
-    def _check_bounds(self) -> None:
+    def _check_bounds(self, least: str = "lower", most: str = "upper") -> None:
         """Refuse constant bounds with lower > upper."""
-        lower, upper = self.fixed("lower"), self.fixed("upper")
+        lower, upper = self.fixed(least), self.fixed(most)
         if lower is None or upper is None or lower.is_meta or upper.is_meta:
             return
         excess = (lower.double() - upper.double()).max().item() if lower.numel() and upper.numel() else 0.0
         if excess > 0:
-            raise CROSSED.of("lower, upper", f"lower > upper by up to {excess:.3g}")
+            raise CROSSED.of(f"{least}, {most}", f"lower > upper by up to {excess:.3g}")
 
     def _shared(self, name: str) -> bool:
         """Whether an argument is one constant for all samples."""

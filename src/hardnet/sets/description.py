@@ -73,8 +73,10 @@ def _essence(description: Any) -> Any:
     return {key: value for key, value in kept.items() if value != {"value": None}}
 
 
-def _describe_argument(constraint: ConstraintSet, stored: str) -> Any:
+def _describe_argument(constraint: ConstraintSet, stored: str | tuple[str, ...]) -> Any:
     """How one argument was given: a constant, a function or module (by name), a plain value, or not at all."""
+    if isinstance(stored, tuple):
+        return {"tuple": [_describe_argument(constraint, part) for part in stored]}
     if stored in constraint._functions:
         function = constraint._functions[stored]
         return {"function": getattr(function, "__qualname__", type(function).__name__)}
@@ -90,8 +92,13 @@ def _describe_argument(constraint: ConstraintSet, stored: str) -> Any:
     return {"function": type(value).__name__} if callable(value) else {"value": value}
 
 
-def _rebuild_argument(name: str, source: dict[str, Any], stored: str, tensors: dict[str, Tensor]) -> Any:
+def _rebuild_argument(
+    name: str, source: dict[str, Any], stored: str | tuple[str, ...], tensors: dict[str, Tensor]
+) -> Any:
     """One constructor argument from the file; functions and modules are code, which a file does not hold."""
+    if isinstance(stored, tuple):
+        parts = zip(source["tuple"], stored, strict=True)
+        return tuple(_rebuild_argument(name, part, own, tensors) for part, own in parts)
     if "constant" in source:
         return tensors[stored]
     if "parameter" in source:
@@ -105,10 +112,10 @@ def _rebuild_argument(name: str, source: dict[str, Any], stored: str, tensors: d
     )
 
 
-def _argument_names(kind: type[ConstraintSet]) -> dict[str, str]:
-    """Constructor argument -> attribute, from the signature; a class may rename some in `stored_as`."""
+def _argument_names(kind: type[ConstraintSet]) -> dict[str, str | tuple[str, ...]]:
+    """Constructor argument -> attribute, or those of a tuple; a class may rename some in `stored_as`, or split them."""
     names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
-    return {name: kind.stored_as.get(name, name) for name in names}
+    return {name: kind.split.get(name, kind.stored_as.get(name, name)) for name in names}
 
 
 def _kinds() -> dict[str, type[ConstraintSet]]:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hardnet.products import times
 from hardnet.rows import bound_size
-from hardnet.sets.affine import Affine, Box
+from hardnet.sets.affine import Affine, Box, Boxed
 from hardnet.sets.arguments import map_numbers, number_leaves, to_double
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.relaxed import loosened
-from hardnet.sets.scaled import ScaledRows, Sums
+from hardnet.sets.scaled import Sums
 from hardnet.sets.sparse import SparseNumbers, product
 from hardnet.solvers.algebra.compensated import (
     UNIT,
@@ -477,7 +477,7 @@ def _entries(numbers: SparseNumbers, row: Tensor) -> tuple[Tensor, Tensor]:
 
 UNDERFLOW = 2.0**-537
 """What a norm may lose where squares underflow: the root of the smallest float64."""
-SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, ScaledRows.scale)
+SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, Boxed.scale)
 """Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 

@@ -18,7 +18,7 @@ from hardnet.functional.l1_ball import L1
 from hardnet.functional.nonlinear import call
 from hardnet.functional.quadratic import project_quadratic
 from hardnet.products import times
-from hardnet.sets.affine import Affine, Box, affine_residual, affine_scale, interval_residual, interval_scale
+from hardnet.sets.affine import Affine, Box, Boxed, interval_residual, interval_scale
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import CurvedSet
 from hardnet.sets.cvxpy import Cvxpy
@@ -30,7 +30,7 @@ from hardnet.sets.smooth import Smooth
 from hardnet.sets.sparse import SparseAffine
 from hardnet.sets.union import Union
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
-from hardnet.structure import BoxedRows, join, join_rows
+from hardnet.structure import BoxedRows
 
 # Non-negative outputs with fixed sums: ``y >= 0, A y = totals(x)`` for a constant A of zeros and ones.
 
@@ -183,7 +183,7 @@ class ScaledSet(ConstraintSet):
         return self.constraint.row_names(numbers.own, like, label)
 
 
-class ScaledRows(ScaledSet):
+class ScaledRows(ScaledSet, Boxed):
     """``lower - A mean <= (A std) z <= upper - A mean``; the bounds of single outputs stay a box, divided by std.
 
     Args:
@@ -237,30 +237,6 @@ class ScaledRows(ScaledSet):
         if self.keep_box:
             return self.constraint.structure_names(numbers.own, like, label)
         return super().structure_names(numbers, like, label)
-
-    def rows(self, numbers: ScaledNumbers, like: Tensor) -> AffineRows:
-        """The coordinates of the box as rows of the identity, then the general rows."""
-        found: BoxedRows = numbers.scaled
-        if not found.boxed:
-            return AffineRows(*found[:3])
-        eye = torch.eye(like.shape[-1], dtype=found.A.dtype, device=found.A.device)
-        return AffineRows(*join_rows([BoxedRows(eye, *found[3:5]), BoxedRows(*found[:3])])[:3])
-
-    def row_count(self, numbers: ScaledNumbers, like: Tensor) -> int:
-        """The coordinates of a box, and the general rows."""
-        return numbers.scaled.A.shape[-2] + (like.shape[-1] if numbers.scaled.boxed else 0)
-
-    def residual(self, numbers: ScaledNumbers, y: Tensor) -> Tensor:
-        """How far each coordinate leaves its bounds, in scaled units, and each general row, in the units of y."""
-        found: BoxedRows = numbers.scaled
-        general = affine_residual(AffineRows(*found[:3]), y)
-        return join([interval_residual(y, *found[3:5]), general]) if found.boxed else general
-
-    def scale(self, numbers: ScaledNumbers, y: Tensor) -> Tensor:
-        """``|a|_1 |z|_inf + |bounds|``, as for any affine row."""
-        found: BoxedRows = numbers.scaled
-        general = affine_scale(AffineRows(*found[:3]), y)
-        return join([interval_scale(torch.ones_like(y), y, *found[3:5]), general]) if found.boxed else general
 
     def equality_rows(self, numbers: ScaledNumbers, like: Tensor) -> list[int]:
         """Those of the set."""

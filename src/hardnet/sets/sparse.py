@@ -148,7 +148,7 @@ class Factors:
 
 @outside_compiler
 def project_compressed(
-    parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors, **policies: str
+    parts: list[ConstraintSet], numbers: tuple[Any, ...], raw: Tensor, factors: Factors, **policies: Any
 ) -> Tensor:
     """The exact projection onto several sets that all have the `same_rows` for every sample, kept sparse.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
-from hardnet.sets.base import ConstraintSet
+from hardnet.sets.base import ConstraintSet, Name
 
 MOST_PIECES = 16
 """The most pieces of a union; each is solved for every sample."""
@@ -26,7 +26,7 @@ class Union(ConstraintSet):
         name: What errors and certificates call it.
     """
 
-    def __init__(self, members: Sequence[ConstraintSet], *, name: str | None = None) -> None:
+    def __init__(self, members: Sequence[ConstraintSet], *, name: Name = None) -> None:
         super().__init__(name)
         flat = [piece for member in members for piece in member.pieces]
         if not 2 <= len(flat) <= MOST_PIECES:
@@ -48,13 +48,13 @@ class Union(ConstraintSet):
     @property
     def label(self) -> str:
         """The name of the union, or those of its pieces."""
-        return " | ".join(self.piece_labels) if self.name is None else self.name
+        return self.name if isinstance(self.name, str) else " | ".join(self.piece_labels)
 
     @property
     def piece_labels(self) -> list[str]:
         """What each piece is called: its name, or those of its parts."""
         return [
-            piece.name if piece.name is not None else " & ".join(part.label for part in piece.parts)
+            piece.name if isinstance(piece.name, str) else " & ".join(part.label for part in piece.parts)
             for piece in self.pieces
         ]
 
