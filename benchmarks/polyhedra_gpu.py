@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hardnet_lab.experiments.stamp import environment
 from torch import Tensor
 
 import hardnet as hn
 from hardnet.functional.nearest import project_rows
 from hardnet.structure import BoxedRows
 from hardnet_lab.experiments import timing
-from hardnet_lab.experiments.results import write_json
+from hardnet_lab.experiments.results import environment, write_json
 
 BOXES = ((1, 100, False), (1, 500, False), (4, 100, False), (4, 100, True), (8, 100, False), (20, 100, False))
 """Rows and outputs of a box and rows, 4096 samples, float32, and whether every sample has rows of its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from hardnet.modes import widen
 try:
     import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
+
+    pc: Any = import_module("pyarrow.compute")  # its functions are made when it is imported
 except ImportError as error:
     raise MissingExtraError("pyarrow", "parquet") from error
 
