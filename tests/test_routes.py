@@ -18,6 +18,7 @@ LONG = ("box and 3 rows", "nonlinear", "relaxed", "metric", "quadratic")
 """What a compiler takes 2 to 20 s for, where another family has the same code for it."""
 QUICK = ("eager", "alone", "blind", "checkpointed", "vmap")
 DEPENDENT = "rows that depend on each other share their multiplier in the rows' own lengths where no value may be read"
+LATER = "of rows beside a box that depend on each other plain torch gives the multiplier to the first, kernels to all"
 HALVES = "the program without looks gives the derivative of an equality to the bound that pulls, not half to each"
 EMPTY = "the bounds of a box get a gradient from a sample whose set is empty"
 GRAPHS = ("vmap", "compiled", "exported")
@@ -27,6 +28,10 @@ KNOWN = (
     | {
         (route, "box and 3 rows"): (EMPTY, *(f"d/dbox_{s} in samples [6]" for s in ("lower", "upper")))
         for route in GRAPHS
+    }
+    | {
+        (route, "box and 3 rows"): (LATER, "d/dA in samples [3]", "d/dupper in samples [3]")
+        for route in ("eager", "alone", "blind", "checkpointed")
     }
     | {("blind", name): (DEPENDENT, "d/dA in samples [3]", "d/dupper in samples [3]") for name in GENERAL}
     | {
