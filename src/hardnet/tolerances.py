@@ -90,7 +90,8 @@ def terms(weight: Tensor, read: Tensor, largest: Tensor, bounds: Tensor, eps: fl
         bounds: `hardnet.rows.bound_size`, in the shape of weight.
         eps: The machine epsilon of the dtype of the answer.
     """
-    own = bounds > ROUNDINGS * eps * weight * largest.clamp_max(eps**-0.25)
+    most = largest.clamp_max(eps**-0.25) if eps > 0 else largest
+    own = bounds > ROUNDINGS * eps * weight * most
     return torch.where(own, weight * read + bounds, weight * (largest + eps))
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hardnet.functional.polyhedron import solve_any
+from hardnet.functional.polyhedron import find
+from hardnet.nearest.policy import QUIET
 from hardnet.rows import take_rows
 from hardnet.solvers import Status
 from tests.solvers.families import solved
@@ -31,7 +32,7 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
     raw, A, lower, upper = contradicting(m, n, 0.5, seed=m, unit=unit)
     assert (solved(raw, A, lower, upper).status == Status.INFEASIBLE).all()
     monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
-    found = solve_any(take_rows(raw, A, lower, upper))
+    found = find(take_rows(raw, A, lower, upper), QUIET, prove=True)
     proved = found.status == Status.INFEASIBLE
     assert proved.double().mean() >= 0.8
     assert (found.status[~proved] == Status.NOT_CONVERGED).all()
@@ -48,5 +49,5 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
 def test_no_other_set_is_called_empty(m, n, monkeypatch):
     monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
     for gap in (0.0, -1e-9, -1.0):  # a common point, a little room, much room
-        found = solve_any(take_rows(*contradicting(m, n, gap, seed=m)))
+        found = find(take_rows(*contradicting(m, n, gap, seed=m)), QUIET, prove=True)
         assert (found.status != Status.INFEASIBLE).all()

@@ -58,10 +58,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def of_unit_length(
-        cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor, level: Tensor
+        cls, A: Tensor, lower: Tensor, upper: Tensor, weight: Tensor, level: Tensor | None = None
     ) -> tuple[Rows, Tensor]:
-        """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row is unchanged."""
-        lengths = row_lengths(A.detach())
+        """The rows divided by their lengths ``(B, k)``, which are constants to autograd; a zero row is unchanged.
+
+        Without levels all rows that may be relaxed are of the first.
+        """
+        lengths, level = row_lengths(A.detach()), torch.ones_like(weight) if level is None else level
         unit = torch.zeros_like(weight)
         for own in levels(level):
             unit = unit + _unit_weight(torch.where(level == own, weight, 0.0), lengths)
