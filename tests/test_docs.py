@@ -47,7 +47,7 @@ def test_a_dead_link_or_an_unknown_option_ends_the_build(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings_handlers.python")
     text = (ROOT / "mkdocs.yml").read_text()
-    settings = re.sub(r"(?ms)^nav:\n.*?(?=^\S)", "nav: [index.md]\n", text)
+    settings = re.sub(r"(?ms)^nav:\n.*?(?=^\S|\Z)", "nav: [index.md]\n", text)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "sizes.py").write_text((ROOT / "docs" / "sizes.py").read_text())
     (tmp_path / "mkdocs.yml").write_text(re.sub(r"paths: \[.*\]", f"paths: [{ROOT}/src]", settings))

@@ -47,7 +47,9 @@ def test_a_certificate_is_not_loosened_by_a_far_bound(far, dtype):
     sets += [scaled, hn.Relaxed(row) & hn.Box(-1.0, far)]
     for constraint in sets:
         assert not hn.check(constraint, y).ok, constraint
-        assert hn.check(constraint, y).tolerance.max() <= 16 * torch.finfo(dtype).eps * 5
+        rounding = 16 * torch.finfo(dtype).eps
+        promised = max(rounding, 1e-10) if constraint is bent else rounding
+        assert hn.check(constraint, y).tolerance.max() <= promised * 5
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])

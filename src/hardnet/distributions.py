@@ -45,9 +45,9 @@ THIN = 1e-8
 RANK = 1e-12
 """Singular values of unit equality rows below this count as zero, and rows that vary less along aff C(x) as constant.
 """
-STEPS = 400
+CENTER_STEPS = 400
 """The most damped Newton steps towards the center; a sample takes 20 to 60."""
-ARRIVED = 1e-9
+CENTERED = 1e-9
 """Newton's decrement at which the center is found."""
 
 
@@ -419,11 +419,11 @@ def _center(pieces: _Pieces, p: Tensor, reach: float) -> Tensor:
             remedy = "write rows that always hold with equality as hn.Equality"
             expected = "a set with an interior relative to its equalities"
             raise UnsupportedSetError(sentence("constraint", expected, got, remedy))
-        for _ in range(STEPS):
+        for _ in range(CENTER_STEPS):
             slope, bend = _barrier(fixed, start.detach(), u, reach)
             step, decrement = _newton(slope, bend)
             u = u - step
-            if bool((decrement < ARRIVED).all()):
+            if bool((decrement < CENTERED).all()):
                 break
     y = start + times(flat.basis, u)
     numbers = (start, *flat[:5], *(field for block in flat.curved for field in block))
@@ -443,7 +443,7 @@ def _inside(pieces: _Pieces, p: Tensor, reach: float) -> tuple[Tensor, Tensor]:
     v[:, -1] = (2 * -least).clamp_min(0) + 0.1 * reach
     force = 1 / v[:, -1]
     degree = 2 * sum(field.shape[-1] for field in (pieces.slack(p), p))
-    for _ in range(STEPS):
+    for _ in range(CENTER_STEPS):
         open_ = (v[:, -1] > -enough) & (force * enough < degree)
         if not bool(open_.any()):
             break

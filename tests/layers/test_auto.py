@@ -24,7 +24,7 @@ SEEN = [
     (hn.Box(0.0, 1.0) & hn.Affine(two_rows, upper=1.0), "a box and 2 rows: the box as bounds, which are no rows"),
     (hn.Affine(two_rows, upper=1.0), "2 rows: a fixed program"),
     (hn.Affine(eight_rows, upper=1.0), "8 rows: the general solver"),
-    (hn.Box(0.0) & hn.Affine(torch.ones(1, 4), upper=lambda x: x[..., :1].abs()), "a box and 1 row: solved in"),
+    (hn.Box(0.0) & hn.Affine(torch.ones(1, 4), upper=lambda x: x[..., :1].abs()), "a box and 1 row: the box as bounds"),
     (hn.Box(lambda x: x - 1, 5.0) & hn.Affine(torch.ones(1, 3), upper=1.0), "a box and 1 row: a fixed program"),
     (hn.Affine(lambda x: two_rows(x[:1]), upper=lambda x: x[..., :2].abs()), "2 rows: a fixed program"),
 ]

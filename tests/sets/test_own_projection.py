@@ -194,8 +194,6 @@ def test_refusals():
         assert str(hn.explain(joined)).startswith("no method enforces this set")
         with pytest.raises(hn.errors.UnsupportedSetError, match="cannot enforce this set"):
             hn.HardNet(torch.nn.Identity(), joined)
-    with pytest.raises(hn.errors.OptionError, match="on_unsolved"):
-        hn.layers.HardNetCvx(hn.Ball([0.0, 0.0], 1.0), on_unsolved="nan")
 
 
 class Detached(Cube):

@@ -72,7 +72,9 @@ class NonlinearLayer(Layer):
         on_unsolved: Literal["auto", "raise", "nan", "best"] = choice("auto", "raise", "nan", "best")
         on_invalid: Literal["raise", "nan"] = choice("raise", "nan")
         on_failure: Literal["raise", "nan", "best", "raw"] | None = option(
-            None, " or ".join(map(repr, OLD_NAMES)), lambda value: value is None or value in OLD_NAMES
+            None,
+            " or ".join(map(repr, OLD_NAMES)),
+            lambda value: value is None or (isinstance(value, str) and value in OLD_NAMES),
         )
         gradient: Literal["auto", "exact", "projector"] = choice("auto", "exact", "projector")
         tol: float = number(1e-10, above=0)

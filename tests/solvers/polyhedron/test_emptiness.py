@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.functional.polyhedron import find
-from hardnet.nearest.policy import QUIET
+from hardnet.nearest.policy import QUIET, answered
 from hardnet.rows import take_rows
 from hardnet.solvers import Status
 from tests.solvers.families import solved
@@ -36,7 +36,7 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
     proved = found.status == Status.INFEASIBLE
     assert proved.double().mean() >= 0.8
     assert (found.status[~proved] == Status.NOT_CONVERGED).all()
-    assert found.y.isnan().all()
+    assert answered(found).isnan().all()
     ray, rows, bounds = found.dual[proved], A[proved], upper[proved]
     assert (ray >= 0).all()
     assert (ray.amax(-1) == 1).all()

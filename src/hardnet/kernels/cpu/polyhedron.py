@@ -87,7 +87,7 @@ def size_of_row(a: Tile, y: Tile, lower: float, upper: float, rounding: float) -
             weight += abs(a[j])
             read = max(read, length)
     least, far = min(abs(lower), abs(upper)), max(abs(lower), abs(upper))
-    bounds = min(least + far, 2.0 * least + weight) if far < np.inf else least
+    bounds = min(least + far, 2.0 * least + weight) if far < np.inf else least if least < np.inf else 0.0
     own = bounds > ROUNDINGS * rounding * weight * min(most, rounding**-0.25)
     return weight * read + bounds if own else weight * (most + rounding)
 
@@ -590,7 +590,11 @@ def share(
         value = product(A[i], y)
         above = abs(value - upper[i])
         excess = min(above, abs(value - lower[i]))
-        if side[i] == FREE and excess <= ALLOWED * EPS * size_of_row(A[i], y, lower[i], upper[i], EPS):
+        if (
+            side[i] == FREE
+            and excess < np.inf
+            and excess <= ALLOWED * EPS * size_of_row(A[i], y, lower[i], upper[i], EPS)
+        ):
             copy(A[i], z)
             whole = free_part(z, held, part)
             if whole > 0.0 and orthogonalize(Q, k, held, z, part, c) <= TOUCHING * whole:

@@ -32,6 +32,9 @@ from hardnet.solvers.polyhedron.single import solve_single
 from hardnet.solvers.polyhedron.touch_up import Project
 from hardnet.solvers.solution import Outcome, Solution, Status, place
 
+FARTHEST = 1e-9
+"""The size of y, relative to raw, below which the verdict is left to a solver that measures y in its own unit."""
+
 
 def project_affine(
     raw: Tensor, A: Tensor, lower: Tensor | None = None, upper: Tensor | None = None, *, backend: str = "auto"
@@ -227,6 +230,9 @@ def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None)
     if lead.shape[-2] == 0:
         return _open(rows)
     y, _, some, _, status, residual = kernel.forward((raw, lead, lower[:, general], upper[:, general], *box), rounding)
+    # in the unit of a raw so far away nothing says how small a violation has to be at y
+    far = y.abs().amax(-1) < FARTHEST * raw.abs().amax(-1)
+    status = torch.where(far, int(Status.NOT_CONVERGED), status).to(torch.int8)
     dual = torch.zeros_like(lower)
     dual[:, general] = some
     if bounds is not None:
