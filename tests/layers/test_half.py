@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
-from hardnet.errors import DTypeError, NonFiniteError, UnsupportedSetError
+from hardnet.errors import DTypeError, InfeasibleError, NonFiniteError, UnsupportedSetError
 from hardnet.layers import Guarantee
 from tests.cases import CASES
 from tests.draws import draw
 
 HALF = [torch.bfloat16, torch.float16]
+SUMS = ("projection-transport", "projection-entropy")
+"""Sets with sums of rows and of columns, whose totals no longer agree once they are rounded: an empty set, said so."""
 PROMISED = (Guarantee.EXACT, Guarantee.TOLERANCE)
 
 
@@ -41,7 +43,11 @@ def test_a_layer_in_half_precision_keeps_its_guarantee(case, dtype):
         layer = copy.deepcopy(case.layer()).to(dtype)
     except UnsupportedSetError:  # the set has no interior left after rounding
         return
-    y = run(layer, raw.to(dtype), cast(x, dtype))
+    try:
+        y = run(layer, raw.to(dtype), cast(x, dtype))
+    except InfeasibleError:
+        assert case.name in SUMS
+        return
     if y is None:
         return
     assert y.dtype == dtype

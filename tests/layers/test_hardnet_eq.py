@@ -117,7 +117,7 @@ def test_gradients_reach_the_input():
     [
         (
             lambda: hn.layers.HardNetEq(hn.Affine(draw(2, 4), lower=0.0)),
-            "no hn.Equality to solve for; use method='projection'",
+            r"no hn.Equality to solve for; write .* as hn.Equality\(A, b\), or use method='projection'",
         ),
         (lambda: hn.layers.HardNetEq(moving()), "cannot choose columns of a C that depends on x"),
         (lambda: hn.layers.HardNetEq(hn.Equality(draw(1, 4).repeat(2, 1), 0.0)), "linearly independent"),

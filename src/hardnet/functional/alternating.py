@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, ConvergenceError, UnsupportedSetError, in_samples, sample_indices, sentence
-from hardnet.functional.derivatives import keep_value
+from hardnet.functional.derivatives import keep_value, last_derivative
 from hardnet.functional.samples import reject
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
 from hardnet.nearest.policy import Policy, answered, refuse_unsolved
@@ -131,10 +131,8 @@ def _differentiable(raw: Tensor, found: Solution, pulls: Tensor, projections: Pr
         """``(I - T_p)^-T g``."""
         if grad is None:
             return None
-        if torch.is_grad_enabled():
-            expected, remedy = "first ones alone", "leave create_graph=True out"
-            raise UnsupportedSetError(sentence("second derivatives", expected, "alternating projections", remedy))
-        return _solve_adjoint(torch.where(solved, grad, 0.0), leaf, again)
+        first = _solve_adjoint(torch.where(solved, grad.detach(), 0.0), leaf, again)
+        return last_derivative("alternating projections", [first], [grad, moved])[0]
 
     moved.register_hook(through)
     return keep_value(torch.where(solved, clean - moved.sum(0), 0.0), found.y)

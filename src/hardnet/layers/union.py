@@ -163,8 +163,8 @@ def _solver(piece: ConstraintSet, on_invalid: str = "nan") -> Layer:
     if piece.polyhedral:
         return Projection(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
     if piece.projectable:
-        return HardNetCvx(piece, on_infeasible="nan", on_invalid=on_invalid)
-    return NonlinearLayer(piece, on_failure="raise" if on_invalid == "raise" else "nan")
+        return HardNetCvx(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
+    return NonlinearLayer(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
 
 
 def _as_solution(found: Any) -> Solution:
