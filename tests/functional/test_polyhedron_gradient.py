@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from hardnet.functional import implicit_vjp, project_affine
 from hardnet.functional.polyhedron import project_any as general
-from hardnet.functional.polyhedron_gradient import _replace_open
+from hardnet.nearest.derivative import _replace_open
 from hardnet.solvers.polyhedron.active import solve_active, split
 from tests.draws import draw
 from tests.solvers.families import F64, cone_apex, gaussian

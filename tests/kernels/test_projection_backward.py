@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import hardnet.functional.polyhedron_gradient as formulas
+import hardnet.nearest.derivative as formulas
 from hardnet.functional.polyhedron import project_any as project_affine
 from hardnet.rows import Batch
 from hardnet.solvers import Status

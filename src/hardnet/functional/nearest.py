@@ -27,7 +27,9 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.strict import refuse_half_precision
 from hardnet.kernels.backends import find
-from hardnet.modes import HALF, full_precision, narrow, plain, refuse_forward_tangent
+from hardnet.modes import HALF, full_precision, narrow, refuse_forward_tangent
+from hardnet.nearest import derivative
+from hardnet.nearest.derivative import Found, Route
 from hardnet.nearest.policy import Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
@@ -260,57 +262,20 @@ def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
         tangent: Whether raw also receives the gradient that would pull it inside.
         kernel: The operation of a backend, with `forward` and `backward`.
     """
-    if rows.learned:
-        y, dual, status, residual = NearestByKernel.apply(*rows.numbers, tangent, kernel)  # pyright: ignore[reportGeneralTypeIssues]
-    else:
+
+    def find(rows: Batch) -> Found:
         y, dual, status, residual = kernel.forward(rows)
-    return Nearest(y, dual, status.to(torch.int8), residual)
+        return Found(y, dual, None, None, status, residual)
 
-
-class NearestByKernel(torch.autograd.Function):
-    """y and, without a derivative, dual, status and residual; saves y, dual and status beside the inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Run the kernel and save what the backward needs."""
-        *numbers, ctx.tangent, ctx.kernel = inputs
-        y, dual, status, residual = ctx.kernel.forward(Batch(*numbers))
-        ctx.save_for_backward(*numbers, y, dual, status)
-        ctx.mark_non_differentiable(dual, status, residual)
-        ctx.set_materialize_grads(False)
-        return y, dual, status, residual
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of raw, A, lower and upper; by the formulas if they are differentiated or mapped themselves."""
-        raw, A, lower, upper, *found = ctx.saved_tensors
-        gradient, needs = gradients[0], ctx.needs_input_grad
-        if gradient is None:
-            return (None,) * 6
-        if torch.is_grad_enabled() or not plain(gradient):
-            return *_through_formulas(gradient, (raw, A, lower, upper), needs, ctx.tangent), None, None
-        grads = ctx.kernel.backward(gradient, Batch(raw, A, lower, upper), tuple(found), needs[1], ctx.tangent)
-        bounds = (
-            grad.sum(0) if needed and bound.dim() == 1 else grad if needed else None
-            for grad, bound, needed in zip(grads[2:], (lower, upper), needs[2:4], strict=True)
+    def product(grad: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        _, _, lower, upper = rows.numbers
+        parts = (found.y, found.dual, found.status)
+        raw, A, *bounds = kernel.backward(grad, rows, parts, needed[1], tangent)
+        sums = (
+            part.sum(0) if wanted and bound.dim() == 1 else part if wanted else None
+            for part, bound, wanted in zip(bounds, (lower, upper), needed[2:4], strict=True)
         )
-        return grads[0], grads[1], *bounds, None, None
+        return raw, A, *sums, None, None
 
-
-def _through_formulas(
-    gradient: Tensor, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], tangent: bool
-) -> tuple[Tensor | None, ...]:
-    """The gradients by differentiating the plain formulas, with a graph of their own if autograd is recording."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        parts = [
-            part if again or part is None else part.detach().requires_grad_(needed)
-            for part, needed in zip(inputs, needs, strict=False)
-        ]
-        raw, A, lower, upper = parts
-        y = nearest_formulas.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
-        wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
-        found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
-    return tuple(
-        next(found) if part is not None and needed else None for part, needed in zip(parts, needs, strict=False)
-    )
+    found = derivative.nearest(Route(find, product, tangent), rows)
+    return Nearest(found.y, found.dual, found.status.to(torch.int8), found.residual)

@@ -25,13 +25,14 @@ CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
 """The most entries of one gathered block of rows: what fits the cache of a CPU, or the memory of a GPU."""
 
 
-def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+def split(vector: Tensor, A: Tensor, active: Tensor, *, unit: bool = False) -> tuple[Tensor, Tensor]:
     """``v = u + A_J'w`` with ``A_J u = 0``: the tangent u and the multipliers ``w = (A_J')^+ v``, zero off J.
 
     Args:
         vector: v, ``(B, n)``.
         A: ``(m, n)`` or ``(B, m, n)``.
         active: J as a mask, ``(B, m)``.
+        unit: Whether the rows have the lengths in which dependent ones are to share w, as columns were left out.
     """
     product = times_aligned(A, vector)
 
@@ -39,7 +40,7 @@ def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         U, S, Vh = _decompose(rows)
         return times_aligned(U, _inverse(S, rows) * times_aligned(Vh, vector[samples]))
 
-    multiplier = _solve(A, active, product, exact)
+    multiplier = _solve(A, active, product, exact, unit=unit)
     return vector - times_aligned(A.mT, multiplier), multiplier
 
 
@@ -73,7 +74,14 @@ def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
     return w * scale
 
 
-def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def _solve(
+    A: Tensor,
+    active: Tensor,
+    target: Tensor,
+    exact: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    unit: bool = False,
+) -> Tensor:
     """Solve group by group; ``exact(unit rows, samples, scaled target)`` solves the nearly dependent samples."""
     if A.shape[-2] == 1:
         squared = A.square().sum(-1)
@@ -82,11 +90,12 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
     for samples, size in groups(active, A.shape[-1]):
         index, kept = first_rows(active[samples], size)
         rows = None if A.dim() == 2 else _gather(A, samples, index)
-        unit = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
-        scale = _unit_scale(unit.detach(), kept)
-        unit.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(scale == 0)
+        gram = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
+        scale = _unit_scale(gram.detach(), kept)
+        scale = (scale > 0).to(scale) if unit else scale
+        gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(scale == 0)
         right = target[samples].gather(-1, index) * scale
-        factor, info = torch.linalg.cholesky_ex(unit)
+        factor, info = torch.linalg.cholesky_ex(gram)
         solved = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
         trusted = (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).square().amin(-1) > NEARLY_DEPENDENT)
         doubtful = (~trusted).nonzero().squeeze(-1)

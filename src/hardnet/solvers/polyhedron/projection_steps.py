@@ -19,7 +19,7 @@ from hardnet.errors import MissingExtraError
 from hardnet.products import times_aligned
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers.polyhedron import orthogonal
-from hardnet.solvers.polyhedron.active import split
+from hardnet.solvers.polyhedron.canonical import shared_multipliers
 from hardnet.solvers.polyhedron.pivoting import by_pivoting
 from hardnet.solvers.polyhedron.problem import SOLVED, Problem, careful_residual, kkt_residual, standard_form
 from hardnet.solvers.polyhedron.proximal import compromise
@@ -30,8 +30,6 @@ from hardnet.solvers.solution import Outcome, Status, place, take
 
 STRICT = 1e-11
 """The fraction of the sample's size above which a multiplier makes its row strictly active."""
-SHARED = 1e-13
-"""The residual up to which multipliers spread over dependent rows replace the original ones."""
 THREADED_ENTRIES = 2000
 """The entries of one sample's A below which DAQP is so fast that a second thread only waits for the interpreter."""
 
@@ -109,7 +107,7 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
         settled = _careful(part)
         outcome = place(outcome, failed, settled)
         product = product.index_copy(0, failed, times_aligned(part.A, settled.y))
-    return _share(problem, outcome, product), product
+    return _share(problem, outcome), product
 
 
 def _first_answer(problem: Problem, backend: str, shared: SharedRows | None) -> Answer:
@@ -188,24 +186,14 @@ def side_of(problem: Problem, dual: Tensor) -> Tensor:
     return torch.where(strict, weight.sign(), 0.0)
 
 
-def _share(problem: Problem, outcome: Outcome, product: Tensor) -> Outcome:
-    """Where rows touch y with a zero multiplier, spread the multipliers by the pseudo-inverse if the signs allow it."""
-    slack = 10 * problem.slack
-    touch = (product >= problem.upper - slack).to(product) - (product <= problem.lower + slack).to(product)
-    touch = torch.where(problem.equality, 1.0, touch)
-    solved = outcome.status == int(Status.SOLVED)
-    chosen = (solved & ((touch != 0) & (outcome.side == 0)).any(-1)).nonzero().squeeze(-1)
-    if len(chosen) == 0:
-        return outcome
-    part, touch = problem.take(chosen), touch[chosen]
-    old = take(outcome, chosen)
-    _, dual = split(part.raw - old.y, part.A, (touch != 0) | (old.side != 0))
-    side = side_of(part, dual)
-    residual = kkt_residual(part, old.y, dual)
-    better = (residual <= SHARED) & ((side * touch >= 0) | part.equality).all(-1)
-    keep = better.unsqueeze(-1)
-    shared = old._replace(dual=torch.where(keep, dual, old.dual), side=torch.where(keep, side, old.side))
-    return place(outcome, chosen, shared._replace(residual=torch.where(better, residual, old.residual)))
+def _share(problem: Problem, outcome: Outcome) -> Outcome:
+    """Where rows touch y with a zero multiplier, the canonical multipliers."""
+    lead = problem.A.unsqueeze(0) if problem.shared else problem.A
+    solved = (outcome.status == int(Status.SOLVED)).unsqueeze(-1)
+    y = torch.where(solved, outcome.y, torch.nan)
+    flat = (problem.raw, lead, problem.lower, problem.upper, problem.raw[:1], problem.raw[:1])
+    dual, side = shared_multipliers(flat, y, outcome.dual, outcome.side, None)
+    return outcome._replace(dual=dual, side=side)
 
 
 def _careful(problem: Problem) -> Outcome:
