@@ -102,17 +102,18 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
     dual = torch.where(own, held.dual * power * length, 0.0)
     size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
     acting, mu, turned = own | touching, dual, torch.zeros_like(gram)
+    fits = touching.any(-1, keepdim=True)
     for _ in range(CHANGES):
         kept = S * acting.unsqueeze(-1)
         turned = _inverse(kept.mT @ kept + torch.diag_embed((~own).to(rows)), bare)
         mu = times(S, times(turned, dual))
         good = (own | touching) & (tight | (mu * sign > STRICT * size))
-        fits = (good == acting).all(-1, keepdim=True)
+        steady = (good == acting).all(-1, keepdim=True)
+        fits = touching.any(-1, keepdim=True) & steady
         acting = good
     kept = S * acting.unsqueeze(-1)
     mu = torch.where(acting, mu, 0.0)
     fits = fits & ((times(kept.mT, mu) - dual).abs().amax(-1, keepdim=True) <= STRICT * size)
-    fits = fits & touching.any(-1, keepdim=True)
     both = kept @ turned @ inverse @ turned @ kept.mT
     return Held(
         torch.where(fits, mu / length / power, held.dual),
