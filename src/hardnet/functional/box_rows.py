@@ -26,8 +26,7 @@ from hardnet.nearest.derivative import Found, Pull, Route, nearest, smooth
 from hardnet.nearest.policy import PROVED, Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy, answer, answered
 from hardnet.products import times_columnwise
 from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
-from hardnet.solvers.polyhedron.box_checks import NO_SLOPE
-from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve, steps, unsettled
+from hardnet.solvers.polyhedron.box_rows import NO_SLOPE, Outcome, settle, solve, steps, unsettled
 from hardnet.solvers.polyhedron.canonical import Held, canonical, inverse_of, shared_multipliers
 from hardnet.solvers.solution import Solution, Status, solved
 from hardnet.structure import MOST_BOX_ROWS, BoxedRows

@@ -33,7 +33,7 @@ from hardnet.nearest.derivative import Found, Route
 from hardnet.nearest.policy import Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import SharedRows
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows, Structure
 
 

@@ -23,10 +23,9 @@ from hardnet.modes import full_precision, narrow, outside_compiler
 from hardnet.nearest.derivative import Found, Route, nearest
 from hardnet.nearest.policy import PROVED, Policy, answer, answered
 from hardnet.rows import Batch, in_double, take_rows
-from hardnet.solvers.polyhedron.emptiness import prove_empty
+from hardnet.solvers.polyhedron.orthogonal import prove_empty
 from hardnet.solvers.polyhedron.projection import solve
-from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, rows_for
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, rows_for
 from hardnet.solvers.solution import Outcome, Solution, Status, verdict
 from hardnet.tolerances import rows_met
 

@@ -73,9 +73,7 @@ def project_fixed(rows: Batch, steps: int | None = None) -> Solution:
     y = value
     if rows.learned or rows.transformed:
         at = torch.where(inside.unsqueeze(-1), wide[0], moved.double())
-        y = keep_value(
-            _smooth(rows, at, Held(dual.double(), found.side, inverse), status, bare).to(raw.dtype), value
-        )
+        y = keep_value(_smooth(rows, at, Held(dual.double(), found.side, inverse), status, bare).to(raw.dtype), value)
     iterations = torch.where(inside, 0, steps)
     return Solution(torch.where(valid.unsqueeze(-1), y, torch.nan), dual.to(raw.dtype), status, iterations, residual)
 

@@ -15,8 +15,7 @@ from hardnet.nearest.derivative import Found, Route, nearest
 from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, answer
 from hardnet.rows import Batch
 from hardnet.shapes import joint_batch
-from hardnet.solvers.polyhedron.sparse_factor import SparseRows
-from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
+from hardnet.solvers.polyhedron.sparse_rows import SparseRows, project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
 
 
@@ -34,7 +33,7 @@ def project_sparse_affine(
 
     Args:
         raw: ``(*batch, n)`` on the CPU.
-        rows: The result of `hardnet.solvers.polyhedron.sparse_factor.prepare_sparse` for A.
+        rows: The result of `hardnet.solvers.polyhedron.sparse_rows.prepare_sparse` for A.
         lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
         upper: Like `lower`; None is +inf.
         on_infeasible: What to do with an empty set: ``"raise"`` an `InfeasibleError`, or return ``"nan"`` for that

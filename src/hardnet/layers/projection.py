@@ -23,8 +23,7 @@ from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.horizon import Banded
 from hardnet.sets.scaled import Sums
-from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, prepare_rows
 from hardnet.solvers.solution import Solution, Status
 from hardnet.structure import BoxedRows
 

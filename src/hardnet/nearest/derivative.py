@@ -28,13 +28,21 @@ from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.kernels.backends import find
 from hardnet.kernels.limits import MOST_ACTIVE_COLUMNS, MOST_ON_CHIP
 from hardnet.modes import plain
-from hardnet.products import align, exponent, outer_sum, shift, shift_rows, times, times_aligned, times_columnwise
+from hardnet.products import (
+    align,
+    exponent,
+    outer_sum,
+    power_near,
+    shift,
+    shift_rows,
+    times,
+    times_aligned,
+    times_columnwise,
+)
 from hardnet.rows import CORES, REALS, Batch, BoxedBatch, boxed
 from hardnet.solvers.polyhedron.active import NEARLY_DEPENDENT, solve_unseen, split
-from hardnet.solvers.polyhedron.box_problem import power_near
 from hardnet.solvers.polyhedron.canonical import Held, inverse_of, unit_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
-from hardnet.solvers.polyhedron.shared_rows import shared_vjp
+from hardnet.solvers.polyhedron.shared_rows import SharedRows, shared_vjp
 from hardnet.solvers.solution import Status, solved
 
 ORDER = 2

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import times
+from hardnet.products import power_near, times
 from hardnet.rows import BoxedBatch, or_one
-from hardnet.solvers.polyhedron.box_factor import factorize_rows
-from hardnet.solvers.polyhedron.box_problem import power_near
+from hardnet.solvers.polyhedron.active import factorize_rows
 from hardnet.tolerances import row_tolerance
 
 DEPENDENT = 1e-9
