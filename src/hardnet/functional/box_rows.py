@@ -16,86 +16,19 @@ from torch import Tensor
 from hardnet.errors import NonFiniteError, OptionError, sentence
 from hardnet.functional import polyhedron
 from hardnet.functional.derivatives import keep_value
-from hardnet.functional.elementary import project_box
 from hardnet.functional.polyhedron import in_exact_arithmetic, keep
 from hardnet.functional.samples import raise_bad_numbers, refuse
-from hardnet.functional.strict import refuse_half_precision, tighten
+from hardnet.functional.strict import tighten
 from hardnet.kernels.backends import find
-from hardnet.modes import full_precision, may_wait, narrow, refuse_forward_tangent
+from hardnet.modes import may_wait, refuse_forward_tangent
 from hardnet.nearest.derivative import Found, Pull, Route, nearest, smooth
-from hardnet.nearest.policy import PROVED, Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy, answer, answered
+from hardnet.nearest.policy import PROVED, Policy, answer, answered
 from hardnet.products import times_columnwise
-from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
+from hardnet.rows import Batch, BoxedBatch, boxed
 from hardnet.solvers.polyhedron.box_rows import NO_SLOPE, Outcome, settle, solve, steps, unsettled
 from hardnet.solvers.polyhedron.canonical import Held, canonical, inverse_of, shared_multipliers
 from hardnet.solvers.solution import Solution, Status, solved
-from hardnet.structure import MOST_BOX_ROWS, BoxedRows
-
-
-@full_precision
-def project_box_rows(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None = None,
-    upper: Tensor | float | None = None,
-    box_lower: Tensor | float | None = None,
-    box_upper: Tensor | float | None = None,
-    *,
-    gradient: Gradient = "exact",
-    strict: bool = False,
-    on_infeasible: OnInfeasible = "auto",
-    on_unsolved: OnUnsolved = "auto",
-    on_invalid: OnInvalid = "raise",
-) -> Tensor:
-    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
-
-    Every coordinate is exactly inside the box, and rows hold to rounding. A raw output inside the set is returned bit
-    for bit, and a sample's answer does not depend on the other samples of the batch. The solver works in float64
-    whatever the dtype.
-
-    Args:
-        raw: ``(*batch, n)``.
-        A: ``(k, n)`` or ``(*batch, k, n)``; dependent and redundant rows are allowed.
-        lower: ``(k,)``, ``(*batch, k)`` or a number for all rows; None is -inf, ``lower == upper`` an equality.
-        upper: Like `lower`; None is +inf.
-        box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
-        box_upper: Like `box_lower`; None is +inf.
-        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that
-            gradients that pull an active row or bound back inside pass.
-        strict: Whether rows with room between their bounds must hold in exact arithmetic for the numbers returned.
-        on_infeasible: What to do with an empty set: ``"auto"`` raises an `InfeasibleError` on a CPU in eager mode and
-            else returns NaN for that sample; ``"raise"`` always raises; ``"nearest"`` returns the compromise with the
-            least sum of squared distances to rows and box; ``"nan"`` returns NaN.
-        on_unsolved: What to do with a sample that is not solved: as in `project_affine`.
-        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper on a CPU in eager mode: ``"raise"`` an
-            error, or return ``"nan"`` for that sample alone.
-
-    Returns:
-        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
-    """
-    policy = Policy(on_infeasible, on_unsolved, on_invalid, gradient, strict)
-    return project_boxed(raw, A, lower, upper, box_lower, box_upper, **policy._asdict())
-
-
-@full_precision
-def project_boxed(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None,
-    upper: Tensor | float | None,
-    box_lower: Tensor | float | None,
-    box_upper: Tensor | float | None,
-    **options: Any,
-) -> Tensor:
-    """`project_box_rows` with the fields of a `Policy` as options."""
-    rows, policy = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Policy(**options).checked()
-    if not takes(rows, policy):
-        return polyhedron.project_any(raw, *BoxedRows(A, *rows[2:4], *rows[5:7]).dense(), **options)
-    if policy.strict:
-        refuse_half_precision(raw.dtype)
-    if A.shape[-2] == 0:
-        return project_box(raw, box_lower, box_upper, on_invalid=policy.on_invalid)
-    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
+from hardnet.structure import MOST_BOX_ROWS
 
 
 def takes(rows: Batch, policy: Policy) -> bool:

@@ -8,39 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.derivatives import along_tangent
-from hardnet.functional.metric import in_metric, take_metric
+from hardnet.functional.metric import in_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
 from hardnet.functional.samples import raise_bad_numbers
-from hardnet.functional.strict import hold_exactly, refuse_half_precision
-from hardnet.modes import full_precision, narrow, outside_compiler
+from hardnet.functional.strict import hold_exactly
+from hardnet.modes import outside_compiler
 from hardnet.nearest.derivative import Found, Route, nearest
 from hardnet.nearest.policy import PROVED, Policy, answer, answered
-from hardnet.rows import Batch, in_double, take_rows
+from hardnet.rows import Batch, in_double
 from hardnet.solvers.polyhedron.orthogonal import prove_empty
 from hardnet.solvers.polyhedron.projection import solve
 from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, rows_for
 from hardnet.solvers.solution import Outcome, Solution, Status, verdict
 from hardnet.tolerances import rows_met
-
-
-@full_precision
-def project_any(
-    raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
-) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper``; arguments as in `hardnet.functional.project_affine`."""
-    rows, policy = take_rows(raw, A, lower, upper), Policy(**options).checked()
-    if policy.strict:
-        refuse_half_precision(raw.dtype)
-    if policy.metric is not None:
-        policy = policy._replace(metric=take_metric(policy.metric, raw, rows))
-    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
 
 
 def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:

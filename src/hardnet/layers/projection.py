@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.entropic import project_entropic, solve_entropic_rows
-from hardnet.functional.nearest import PROJECTIONS, project_rows
+from hardnet.functional.nearest import project_rows
 from hardnet.functional.relaxed import project_small
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
@@ -330,10 +330,9 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
     solved = constraint.essential(numbers)
     rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
-    structure, arguments = rows.classify()
     if mode() not in GRAPHS:  # which raise nothing
         options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
-    return PROJECTIONS[structure](raw, *arguments, **options)
+    return project_rows(raw, rows, **options)
 
 
 def _by_faces(constraint: ConstraintSet, numbers: Any, raw: Tensor, options: dict[str, Any]) -> Tensor | None:
