@@ -32,6 +32,9 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "nearest_box": ("float64",),
     "kkt": ("float64",),
     "definite": ("float64",),
+    "bands": ("float64",),
+    "entropic": ("float64",),
+    "pooling": ("float64",),
 }
 """The dtypes of every kernel; those that take longest first, so that no core is left with one at the end."""
 NOTHING = "nothing to compile: torch computes, for numba is not installed or HARDNET_NUMBA=0"

@@ -45,11 +45,18 @@ def outputs(raw, A, lower, upper, gradient, **options):
 
 
 def reference(raw, A, lower, upper, gradient):
-    """The same from `affine_reference`, with float64 sums over the samples for shared numbers."""
+    """The same from `affine_reference`, with float64 sums over the samples for shared numbers.
+
+    A sample without an answer sends no gradient.
+    """
     copies = A.expand(len(raw), *A.shape[-2:])
     y = affine_reference.forward(raw, copies, lower, upper)
     wide: Any = [part if part is None else part.double() for part in (gradient, raw, copies, lower, upper)]
-    grads = affine_reference.backward(*wide)
+    answered = ~y.isnan().any(-1)
+    grads = [
+        torch.where(answered.reshape(-1, *[1] * (grad.dim() - 1)), grad, 0.0)
+        for grad in affine_reference.backward(*wide)
+    ]
     grad_A = grads[1] if A.dim() == 3 else grads[1].mean(0)
     bounds = [
         grad if bound.dim() == 2 else grad.sum(0)

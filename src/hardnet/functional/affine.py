@@ -188,12 +188,14 @@ class ClosedForm(torch.autograd.Function):
         formulas = torch.is_grad_enabled() or not ctx.keeps or not (ctx.path in RECORDED or plain(gradient))
         if bad is not None and (formulas or look or (needs[1] and rows.A.dim() == 2)):  # a sum over all samples
             rows = without(bad, rows)
-        if formulas or (bad is not None and look):
+        if formulas:
             grads = ClosedFormGradients.apply(gradient, *rows[:5])
         else:
             path = PATHS[ctx.path]
             if rows.factor is None and path.wants_factor(rows.A):
                 rows, kept = rows._replace(factor=kept[-1]), kept[:-1]
+            if bad is not None and look and kept:  # the violation comes first; what a sample sends is summed in A
+                kept = torch.where(bad, 0.0, kept[0]), *kept[1:]
             grads = path.backward(gradient, rows, kept, needs[1])
             grads = grads if again is None else _given_again(grads, gradient, rows, again)
         if bad is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hardnet.errors import ConvergenceError, OptionError, sentence
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.samples import refuse
+from hardnet.nearest.policy import NO_ROOM
 from hardnet.products import times
 from hardnet.rows import REALS, Batch
 from hardnet.shapes import check_affine
@@ -125,8 +126,7 @@ def uncertain(y: Tensor, A: Tensor, low: Bound, high: Bound) -> Tensor:
 def refuse_without_room(y: Tensor, exact: Tensor, rows: Batch, on_invalid: str) -> None:
     """Raise for the samples of y ``(B, n)`` whose `exact` answer is NaN, if wanted and values may be read."""
     if on_invalid == "raise" and rows.look:
-        text = sentence("strict", "room for a few roundings in every inequality", "none", "relax the bounds")
-        refuse(rows.as_given((exact.isnan() & ~y.isnan()).any(-1)), ConvergenceError, text)
+        refuse(rows.as_given((exact.isnan() & ~y.isnan()).any(-1)), ConvergenceError, f"{NO_ROOM}; relax the bounds")
 
 
 def beyond_rounding(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, eps: float) -> Tensor:

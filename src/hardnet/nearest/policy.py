@@ -122,7 +122,7 @@ def answer(found: Solution, policy: Policy, box: int = 0) -> Tensor:
     if policy.on_infeasible == "raise":
         refuse_empty(found, policy.names, box)
     if policy.on_unsolved == "raise":
-        refuse_unsolved(found)
+        refuse_unsolved(found, _without_room(found) if policy.strict else None)
     warn_unproved(found, policy.once)
     return answered(found, policy)
 
@@ -202,6 +202,15 @@ def refuse_unsolved(solution: Solution, expected: str | None = None, remedy: str
     text = f"expected a nearest point, got residual {_worst(solution.residual[bad])}" if expected is None else expected
     kept = Solution(answered(solution).detach(), *solution[1:])
     raise ConvergenceError(f"{text}{in_samples(samples)}; {remedy}", samples, kept)
+
+
+NO_ROOM = "strict: expected room for a few roundings in every inequality, got none"
+
+
+def _without_room(solution: Solution) -> str | None:
+    """What to say where every unsolved sample has its nearest point, and only exact arithmetic refuses it."""
+    lost = solution.residual[solution.status == int(Status.NOT_CONVERGED)]
+    return NO_ROOM if bool((lost <= PROVED).all()) else None
 
 
 def warn_unproved(solution: Solution, once: Once | None = None) -> None:

@@ -801,8 +801,10 @@ def inside(
     for i in range(A.shape[0]):
         value = product(A[i], raw)
         excess = max(value - upper[i], lower[i] - value)
-        if excess > 0.0 and excess > VIOLATED * rounding * size_of_row(A[i], raw, lower[i], upper[i], rounding):
-            return False
+        if not excess <= 0.0:
+            allowed = VIOLATED * rounding * size_of_row(A[i], raw, lower[i], upper[i], rounding)
+            if not (allowed < np.inf and excess <= allowed):  # a sum that overflowed says nothing of its row
+                return False
     return True
 
 
@@ -822,7 +824,8 @@ def judge(
         value = product(A[i], y)
         excess = max(value - upper[i], lower[i] - value)
         if not excess <= 0.0:
-            met &= excess <= VERIFIED * rounding * size_of_row(A[i], y, lower[i], upper[i], rounding)
+            allowed = VERIFIED * rounding * size_of_row(A[i], y, lower[i], upper[i], rounding)
+            met &= allowed < np.inf and excess <= allowed
         if dual[i] != 0.0:
             for j in range(n):
                 z[j] -= dual[i] * A[i, j]
