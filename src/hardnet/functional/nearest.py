@@ -295,7 +295,7 @@ def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
         parts = (found.y, found.dual, found.status)
         raw, A, *bounds = kernel.backward(grad, rows, parts, needed[1], tangent)
         sums = (
-            part.sum(0) if wanted and bound.dim() == 1 else part if wanted else None
+            part.sum(0) if wanted and bound is not None and bound.dim() == 1 else part if wanted else None
             for part, bound, wanted in zip(bounds, (lower, upper), needed[2:4], strict=True)
         )
         return raw, A, *sums, None, None
