@@ -20,7 +20,7 @@ from torch import Tensor
 
 import hardnet as hn
 from hardnet.rows import in_double, take_rows
-from hardnet.solvers.polyhedron import shared_blocks, shared_factor, shared_guess
+from hardnet.solvers.polyhedron import shared_rows
 from hardnet.solvers.polyhedron.projection import solve
 from hardnet_lab.experiments import timing
 from hardnet_lab.experiments.results import environment, write_json
@@ -100,32 +100,32 @@ def phases(size: tuple[int, int, int, int]) -> dict[str, float]:
     constraint, raw, x = problem(*size)
     equality = torch.arange(sum(size[2:]), device=DEVICE) >= size[3]
     A = constraint.affine(x, raw).A
-    row = {"prepare": timed(lambda: shared_factor.prepare(A, equality), 2)}
-    rows = shared_factor.prepare(A, equality)
+    row = {"prepare": timed(lambda: shared_rows.prepare(A, equality), 2)}
+    rows = shared_rows.prepare(A, equality)
     assert rows is not None
     batch, k = len(raw), len(rows.gram)
     zero = raw.new_zeros(batch, k)
     spread = torch.rand(batch, k, device=DEVICE)
     row["50 splitting steps"] = timed(
-        captured(lambda: shared_guess.split_steps(rows.soft, zero - 1, zero + 1, zero, 50))
+        captured(lambda: shared_rows.split_steps(rows.soft, zero - 1, zero + 1, zero, 50))
     )
-    row["onto the equalities"] = timed(captured(lambda: shared_factor.on_equalities(rows, raw, x)))
+    row["onto the equalities"] = timed(captured(lambda: shared_rows.on_equalities(rows, raw, x)))
     for part in (0.2, 0.5):
         active = spread < part
         row[f"solve, all rows, {part:.0%}"] = timed(
-            captured(lambda a=active: shared_blocks.solve_shared(rows.gram, a, zero + 1, look=False)), 3
+            captured(lambda a=active: shared_rows.solve_shared(rows.gram, a, zero + 1, look=False)), 3
         )
         row[f"solve, active rows, {part:.0%}"] = timed(
-            lambda a=active: shared_blocks.solve_shared(rows.gram, a, zero + 1, look=True), 3
+            lambda a=active: shared_rows.solve_shared(rows.gram, a, zero + 1, look=True), 3
         )
     active = spread < 0.2
     for width in (32, 64, 128, 256):
-        shared_blocks.BLOCK["cuda"] = width
+        shared_rows.BLOCK["cuda"] = width
         row[f"factors, all rows, blocks of {width}"] = timed(
-            captured(lambda: [shared_blocks.factorize(rows.gram, None, part) for part in active.split(512)]), 3
+            captured(lambda: [shared_rows.factorize(rows.gram, None, part) for part in active.split(512)]), 3
         )
-    shared_blocks.BLOCK["cuda"] = 64
-    factor = shared_blocks.factorize(rows.gram, None, active[:512])
+    shared_rows.BLOCK["cuda"] = 64
+    factor = shared_rows.factorize(rows.gram, None, active[:512])
     row["one solution with factors, 512 samples"] = timed(captured(lambda: factor.solve(zero[:512] + 1)), 3)
     whole = torch.where(active[:512, :, None] & active[:512, None], rows.gram, torch.eye(k, device=DEVICE).double())
     row["torch's factors, 512 samples"] = timed(lambda: torch.linalg.cholesky_ex(whole), 3)

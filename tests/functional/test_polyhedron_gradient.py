@@ -6,12 +6,19 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from hardnet.functional import implicit_vjp, project_affine
-from hardnet.functional.polyhedron import project_any as general
-from hardnet.functional.polyhedron_gradient import _replace_open
+from hardnet.functional import implicit_vjp, polyhedron, project_affine
+from hardnet.nearest.derivative import _replace_open
+from hardnet.nearest.policy import Policy
+from hardnet.rows import take_rows
 from hardnet.solvers.polyhedron.active import solve_active, split
 from tests.draws import draw
 from tests.solvers.families import F64, cone_apex, gaussian
+
+
+def general(raw, A, lower=None, upper=None, **options):
+    """The solver of any rows, also where few rows have their own."""
+    rows = take_rows(raw, A, lower, upper)
+    return rows.as_given(polyhedron.project(rows, Policy(**options)))
 
 
 def leaves(*tensors):

@@ -2,8 +2,9 @@
 
 import torch
 
-from hardnet.functional.box_rows_gradient import cotangents, deliver
 from hardnet.kernels.gpu.nearest import BoxRows
+from hardnet.nearest.derivative import Found, first
+from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
@@ -132,7 +133,10 @@ def compare_gradient(flat):
     grad = torch.linspace(-1, 2, flat[0].numel(), dtype=D, device=flat[0].device).reshape(flat[0].shape).contiguous()
     found = outcome(flat)
     needed = (True,) * 6
-    plain = deliver(cotangents(grad, flat, found, tangent=False), grad, flat, found, needed, False)
+    numbers = [part[0] if len(part) == 1 < len(flat[0]) else part for part in flat]
+    rows = Batch(*numbers[:4], None, *numbers[4:], look=True)
+    plain = first(grad, rows, Found(found.y, found.dual, found.side, found.place, *found[4:]), needed)
+    plain = [part.reshape(like.shape) for part, like in zip(plain, flat, strict=True)]
     passed = BoxRows().backward(grad, flat, found, needed)
     for number, (ours, theirs) in enumerate(zip(passed, plain, strict=True)):
         size = 1 + theirs.abs().amax()

@@ -10,7 +10,7 @@ from hardnet.kernels.gpu.projection import project
 from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
-from hardnet.solvers.polyhedron import projection, projection_steps
+from hardnet.solvers.polyhedron import projection
 from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside
 
@@ -34,7 +34,7 @@ def answer(raw, A, lower, upper):
 def compare(family, device, most_open=0, steps=True):
     """The same y, multipliers, sides and, if asked, steps as the general path, where the kernel has an answer."""
     raw, A, lower, upper = (part.to(device) for part in family)
-    expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
+    expected = projection.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     found, unsolved = answer(raw, A, lower, upper)
     assert int(unsolved.sum()) <= most_open, int(unsolved.sum())
     good = ~unsolved
@@ -50,7 +50,7 @@ def compare(family, device, most_open=0, steps=True):
 def compare_whole(family, device):
     """With its open samples solved by the general path, every sample has the status and answer of that path alone."""
     raw, A, lower, upper = (part.to(device) for part in family)
-    expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "auto")
+    expected = projection.solve_in_steps(Batch(raw, A, lower, upper), "auto")
     found = projection._by_kernel(AnyRows(), Batch(raw, A, lower, upper, look=True), None, None)
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).nan_to_num(0.0).abs().max() <= 1e-10

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-import hardnet.functional.polyhedron_gradient as formulas
-from hardnet.functional.polyhedron import project_any as project_affine
-from hardnet.rows import Batch
+import hardnet.nearest.derivative as formulas
+from hardnet.functional import polyhedron
+from hardnet.nearest.policy import Policy
+from hardnet.rows import Batch, take_rows
 from hardnet.solvers import Status
 from tests.draws import draw
 from tests.kernels.interpreter import interpret
@@ -14,6 +15,12 @@ from tests.solvers.families import duplicated, gaussian
 pytest.importorskip("triton")
 
 EPS = {torch.float64: 1e-11, torch.float32: 1e-6}
+
+
+def project_affine(raw, A, lower=None, upper=None, **options):
+    """The solver of any rows, also where few rows have their own."""
+    rows = take_rows(raw, A, lower, upper)
+    return rows.as_given(polyhedron.project(rows, Policy(**options)))
 
 
 class Kernel:

@@ -7,7 +7,7 @@ from hardnet.kernels.cpu.launch import AnyRows
 from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine
-from hardnet.solvers.polyhedron import projection, projection_steps
+from hardnet.solvers.polyhedron import projection
 from tests.bounds import of_factor
 from tests.draws import draw
 from tests.solvers.families import FAMILIES, gaussian, product
@@ -38,7 +38,7 @@ def held(A, lower, upper, side):
 def test_agrees_with_the_steps(n, m, equalities, shared):
     """Both solve with the Gram matrix of the active rows, and the multipliers follow from y by one more solve."""
     raw, A, lower, upper = gaussian(24, n, m, equalities, shared, seed=3)
-    expected = projection_steps.solve_in_steps(Batch(raw, A, lower, upper), "torch")
+    expected = projection.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     y, dual, side, steps, residual, unsolved = answer(raw, A, lower, upper)
     assert not unsolved.any()
     assert (residual <= projection.SOLVED).all()
@@ -56,7 +56,7 @@ def test_agrees_with_the_steps(n, m, equalities, shared):
 def test_with_its_open_samples_settled_it_is_what_the_steps_are(name):
     rows = Batch(*FAMILIES[name](), look=True, memory=True)
     again = projection._again(rows)
-    expected = projection_steps.solve_in_steps(rows, "torch", None, again, 2.0**-52)
+    expected = projection.solve_in_steps(rows, "torch", None, again, 2.0**-52)
     found = projection._by_kernel(AnyRows(), rows, again, 2.0**-52)
     assert found.status.equal(expected.status)
     assert (found.y - expected.y).abs().max() <= 1e-9 * expected.y.abs().max()

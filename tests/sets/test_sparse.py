@@ -8,9 +8,8 @@ import torch
 
 import hardnet as hn
 from hardnet.solvers import Status
-from hardnet.solvers.polyhedron import sparse_factor
-from hardnet.solvers.polyhedron.sparse_factor import prepare_sparse
-from hardnet.solvers.polyhedron.sparse_rows import project_sparse
+from hardnet.solvers.polyhedron import sparse_rows
+from hardnet.solvers.polyhedron.sparse_rows import prepare_sparse, project_sparse
 from tests.draws import draw
 from tests.sets.sparse_rows import compressed, differences
 from tests.solvers.families import F64
@@ -56,9 +55,9 @@ def prepared(A):
 
 
 @pytest.mark.parametrize("family", [ramp, grid], ids=lambda family: family.__name__)
-@pytest.mark.parametrize("widest", [sparse_factor.WIDEST, -1.0], ids=["band", "sparse"])
+@pytest.mark.parametrize("widest", [sparse_rows.WIDEST, -1.0], ids=["band", "sparse"])
 def test_it_is_the_nearest_point_of_dense_rows(family, widest, monkeypatch):
-    monkeypatch.setattr(sparse_factor, "WIDEST", widest)
+    monkeypatch.setattr(sparse_rows, "WIDEST", widest)
     raw, A, lower, upper = family()
     found = project_sparse(prepared(A), raw, lower, upper)
     assert (found.status == Status.SOLVED).all()

@@ -2,7 +2,6 @@
 
 from hardnet.functional.affine import enforce_affine
 from hardnet.functional.affine_formulas import factorize
-from hardnet.functional.box_rows import project_box_rows
 from hardnet.functional.conic import project_intersection
 from hardnet.functional.derivatives import implicit_vjp
 from hardnet.functional.elementary import (
@@ -15,7 +14,7 @@ from hardnet.functional.elementary import (
 from hardnet.functional.entropic import project_entropic
 from hardnet.functional.l1_ball import project_l1_ball
 from hardnet.functional.monotone import project_monotone
-from hardnet.functional.nearest import project_affine, project_rows
+from hardnet.functional.nearest import project_affine, project_box_rows, project_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
 from hardnet.functional.polyhedron_fixed import solve_affine
 from hardnet.functional.quadratic import project_quadratic

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardnet.functional.derivatives import last_derivative
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
 from hardnet.modes import may_look, plain
+from hardnet.nearest.derivative import Found, Route, nearest
+from hardnet.rows import Batch
+from hardnet.solvers.solution import Status
 
 
 def project_bands(raw: Tensor, low: Tensor, high: Tensor, weight: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -37,8 +39,9 @@ def project_bands(raw: Tensor, low: Tensor, high: Tensor, weight: Tensor) -> tup
     least, most = (part.double().expand(*batch, 3, T).reshape(-1, 3 * T) for part in (low, high))
     mass = weight.double() if weight.dim() == 1 else weight.double().expand(*batch, T).reshape(-1, T)
     flat = exact.reshape(-1, T)
-    y, solved = _Bands.apply(flat, least, most, mass)
-    return y.reshape(raw.shape).to(raw.dtype), solved.reshape(batch)
+    route = Route(_find, _product, last="a profile within limits on its differences")
+    found = nearest(route, Batch(flat, mass, least, most))
+    return found.y.reshape(raw.shape).to(raw.dtype), (found.status == int(Status.SOLVED)).reshape(batch)
 
 
 def rows_of(z: Tensor) -> Tensor:
@@ -48,45 +51,41 @@ def rows_of(z: Tensor) -> Tensor:
     return torch.cat([z, z - first, z - 2 * first + second], dim=-1)
 
 
-class _Bands(torch.autograd.Function):
-    """The nearest points ``(P, T)``, and which are solved; problems inside keep their bits."""
+def _find(rows: Batch) -> Found:
+    """The nearest points ``(P, T)`` by the kernel; problems inside keep their bits."""
+    raw, weight, low, high = rows.numbers
+    assert low is not None
+    assert high is not None
+    at = rows_of(raw)
+    inside = ((at >= low) & (at <= high)).all(-1)
+    sound = (low <= high).all(-1) & (weight > 0).all() & weight.isfinite().all() & raw.isfinite().all(-1)
+    left = (~inside & sound).nonzero().squeeze(-1)
+    y, place, solved = raw.clone(), torch.zeros_like(low), inside & sound
+    if len(left):
+        own = [raw[left], weight if weight.dim() == 1 else weight[left], low[left], high[left]]
+        found = [torch.empty_like(own[0]), torch.empty_like(own[2]), raw.new_empty(len(left), 1)]
+        shape = torch.Size((len(left), 3, raw.shape[-1]))
+        launch(_kernel(0), found, own[:1], (own[1], own[2], own[3]), shape, tile=16)
+        y[left], place[left], solved[left] = found[0], found[1], found[2].squeeze(-1) > 0
+    status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    return Found(y, place, None, None, status, torch.zeros_like(raw[:, 0]))
 
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, low: Tensor, high: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The kernel for those outside."""
-        rows = rows_of(raw)
-        inside = ((rows >= low) & (rows <= high)).all(-1)
-        sound = (low <= high).all(-1) & (weight > 0).all() & weight.isfinite().all() & raw.isfinite().all(-1)
-        left = (~inside & sound).nonzero().squeeze(-1)
-        y, place, solved = raw.clone(), torch.zeros_like(low), inside & sound
-        if len(left):
-            own = [raw[left], weight if weight.dim() == 1 else weight[left], low[left], high[left]]
-            found = [torch.empty_like(own[0]), torch.empty_like(own[2]), raw.new_empty(len(left), 1)]
-            shape = torch.Size((len(left), 3, raw.shape[-1]))
-            launch(_kernel(0), found, own[:1], (own[1], own[2], own[3]), shape, tile=16)
-            y[left], place[left], solved[left] = found[0], found[1], found[2].squeeze(-1) > 0
-        ctx.save_for_backward(raw, y, place, weight)
-        ctx.mark_non_differentiable(solved)
-        return y, solved
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """``W u`` to raw, the multipliers to the active bounds, and ``u (raw - y)`` to the weights."""
-        raw, y, place, weight = ctx.saved_tensors
-        with torch.no_grad():
-            gradient = grads[0]
-            to_raw, to_rows = gradient.clone(), torch.zeros_like(place)
-            left = (place != 0).any(-1).nonzero().squeeze(-1)
-            if len(left):
-                own = [gradient[left].contiguous(), place[left]]
-                found = [torch.empty_like(own[0]), torch.empty_like(own[1])]
-                shape = torch.Size((len(left), 3, raw.shape[-1]))
-                mass = weight if weight.dim() == 1 else weight[left]
-                launch(_kernel(1), found, own, (mass,), shape, tile=16)
-                to_raw[left], to_rows[left] = found
-            to_weight = (to_raw / weight * (raw - y)).sum_to_size(weight.shape)
-            found = [to_raw, torch.where(place < 0, to_rows, 0.0), torch.where(place > 0, to_rows, 0.0), to_weight]
-        return last_derivative("a profile within limits on its differences", found, [raw, weight, grads[0]])
+def _product(gradient: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """``W u`` to raw, ``u (raw - y)`` to the weights, and the multipliers to the active bounds."""
+    raw, weight, place = rows.raw, rows.A, found.dual
+    to_raw, to_rows = gradient.clone(), torch.zeros_like(place)
+    left = (place != 0).any(-1).nonzero().squeeze(-1)
+    if len(left):
+        own = [gradient[left].contiguous(), place[left]]
+        passed = [torch.empty_like(own[0]), torch.empty_like(own[1])]
+        shape = torch.Size((len(left), 3, raw.shape[-1]))
+        mass = weight if weight.dim() == 1 else weight[left]
+        launch(_kernel(1), passed, own, (mass,), shape, tile=16)
+        to_raw[left], to_rows[left] = passed
+    to_weight = (to_raw / weight * (raw - found.y)).sum_to_size(weight.shape)
+    bounds = torch.where(place < 0, to_rows, 0.0), torch.where(place > 0, to_rows, 0.0)
+    return to_raw, to_weight, *bounds, None, None
 
 
 @cache

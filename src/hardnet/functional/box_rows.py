@@ -7,6 +7,7 @@ everything is plain tensor operations that read no value.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,87 +15,20 @@ from torch import Tensor
 
 from hardnet.errors import NonFiniteError, OptionError, sentence
 from hardnet.functional import polyhedron
-from hardnet.functional.box_rows_gradient import Tangent, cotangents, deliver, differentiable, differentiate_again
 from hardnet.functional.derivatives import keep_value
-from hardnet.functional.elementary import project_box
 from hardnet.functional.polyhedron import in_exact_arithmetic, keep
 from hardnet.functional.samples import raise_bad_numbers, refuse
-from hardnet.functional.strict import refuse_half_precision, tighten
+from hardnet.functional.strict import tighten
 from hardnet.kernels.backends import find
-from hardnet.modes import full_precision, may_wait, narrow, refuse_forward_tangent
-from hardnet.nearest.policy import PROVED, Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy, answer, answered
+from hardnet.modes import may_wait, refuse_forward_tangent
+from hardnet.nearest.derivative import Found, Pull, Route, nearest, smooth
+from hardnet.nearest.policy import PROVED, Policy, answer, answered
 from hardnet.products import times_columnwise
-from hardnet.rows import Batch, BoxedBatch, boxed, take_rows
-from hardnet.solvers.polyhedron.box_checks import NO_SLOPE
-from hardnet.solvers.polyhedron.box_rows import Outcome, settle, solve, steps, unsettled
-from hardnet.solvers.solution import Solution, Status
-from hardnet.structure import MOST_BOX_ROWS, BoxedRows
-
-
-@full_precision
-def project_box_rows(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None = None,
-    upper: Tensor | float | None = None,
-    box_lower: Tensor | float | None = None,
-    box_upper: Tensor | float | None = None,
-    *,
-    gradient: Gradient = "exact",
-    strict: bool = False,
-    on_infeasible: OnInfeasible = "auto",
-    on_unsolved: OnUnsolved = "auto",
-    on_invalid: OnInvalid = "raise",
-) -> Tensor:
-    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
-
-    Every coordinate is exactly inside the box, and rows hold to rounding. A raw output inside the set is returned bit
-    for bit, and a sample's answer does not depend on the other samples of the batch. The solver works in float64
-    whatever the dtype.
-
-    Args:
-        raw: ``(*batch, n)``.
-        A: ``(k, n)`` or ``(*batch, k, n)``; dependent and redundant rows are allowed.
-        lower: ``(k,)``, ``(*batch, k)`` or a number for all rows; None is -inf, ``lower == upper`` an equality.
-        upper: Like `lower`; None is +inf.
-        box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
-        box_upper: Like `box_lower`; None is +inf.
-        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that
-            gradients that pull an active row or bound back inside pass.
-        strict: Whether rows with room between their bounds must hold in exact arithmetic for the numbers returned.
-        on_infeasible: What to do with an empty set: ``"auto"`` raises an `InfeasibleError` on a CPU in eager mode and
-            else returns NaN for that sample; ``"raise"`` always raises; ``"nearest"`` returns the compromise with the
-            least sum of squared distances to rows and box; ``"nan"`` returns NaN.
-        on_unsolved: What to do with a sample that is not solved: as in `project_affine`.
-        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper on a CPU in eager mode: ``"raise"`` an
-            error, or return ``"nan"`` for that sample alone.
-
-    Returns:
-        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
-    """
-    policy = Policy(on_infeasible, on_unsolved, on_invalid, gradient, strict)
-    return project_boxed(raw, A, lower, upper, box_lower, box_upper, **policy._asdict())
-
-
-@full_precision
-def project_boxed(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | float | None,
-    upper: Tensor | float | None,
-    box_lower: Tensor | float | None,
-    box_upper: Tensor | float | None,
-    **options: Any,
-) -> Tensor:
-    """`project_box_rows` with the fields of a `Policy` as options."""
-    rows, policy = take_rows(raw, A, lower, upper, None, box_lower, box_upper), Policy(**options).checked()
-    if not takes(rows, policy):
-        return polyhedron.project_any(raw, *BoxedRows(A, *rows[2:4], *rows[5:7]).dense(), **options)
-    if policy.strict:
-        refuse_half_precision(raw.dtype)
-    if A.shape[-2] == 0:
-        return project_box(raw, box_lower, box_upper, on_invalid=policy.on_invalid)
-    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
+from hardnet.rows import Batch, BoxedBatch, boxed
+from hardnet.solvers.polyhedron.box_rows import NO_SLOPE, Outcome, settle, solve, steps, unsettled
+from hardnet.solvers.polyhedron.canonical import Held, canonical, inverse_of, shared_multipliers
+from hardnet.solvers.solution import Solution, Status, solved
+from hardnet.structure import MOST_BOX_ROWS
 
 
 def takes(rows: Batch, policy: Policy) -> bool:
@@ -120,15 +54,15 @@ def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = N
     policy, look = policy.resolved(rows.look), rows.look or policy.asks
     simple = not (look or policy.strict or policy.on_unsolved == "best")
     if simple and (kernel := find("box_rows", rows)):
-        given = boxed(rows, rows.raw.dtype)
         if not rows.learned:
-            return kernel.answer(given)
+            return kernel.answer(boxed(rows, rows.raw.dtype))
         if policy.gradient == "exact" and hasattr(kernel, "backward"):
-            return _ByKernel.apply(kernel, *given)  # pyright: ignore[reportReturnType]
+            return nearest(_route(kernel, rows.raw.dtype), rows).y
     if policy.on_unsolved == "best" and not look:
         rows = rows._replace(memory=False)  # kernels keep no last point
     flat = boxed(rows)
-    y, found = (_eager if rows.memory else _traced)(flat, rows, policy.gradient == "tangent")
+    eager = rows.memory and (rows.look or find("box_rows", rows) is not None)
+    y, found = (_eager if eager else _traced)(flat, rows, policy.gradient == "tangent")
     if not (look or policy.strict):
         lost = (found.status == int(Status.NOT_CONVERGED)).unsqueeze(-1)
         y = _rounded(y if policy.on_unsolved == "best" else torch.where(lost, torch.nan, y), rows)
@@ -213,27 +147,89 @@ def _rounded(y: Tensor, rows: Batch) -> Tensor:
 
 
 def _eager(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
-    """One autograd function around the solver, or the solver alone if no derivative is needed."""
-    if not rows.learned:
-        found = find_in_box(flat, rows)
-        return found.y, found
-    y, *rest = _Projection.apply(rows, tangent, *flat)  # pyright: ignore[reportGeneralTypeIssues]
-    return y, Outcome(y.detach(), *rest)
+    """By the autograd function of all solvers, or the solver alone if no derivative is needed."""
+    record = rows._replace(raw=rows.raw.detach()) if tangent else rows
+    found = nearest(Route(_find, look=rows.look), record)
+    assert found.place is not None
+    assert found.side is not None
+    whole = Outcome(found.y.detach(), found.place, found.dual, found.side, found.status, found.residual)
+    return found.y + _descent(flat, whole, rows) if tangent and rows.learned else found.y, whole
+
+
+def _find(rows: Batch) -> Found:
+    """`find_in_box` for the derivative: with canonical multipliers."""
+    flat = boxed(rows)
+    found = find_in_box(flat, rows)
+    dual, side = found.dual, found.side
+    if find("box_rows", rows) is None:
+        dual, side = shared_multipliers(flat, found.y, dual, side, found.place)
+    return Found(found.y, dual, side, found.place, found.status, found.residual)
+
+
+def _route(kernel: Any, dtype: torch.dtype) -> Route:
+    """One launch each for the answer and its derivative, in the dtype of raw."""
+
+    def find(rows: Batch) -> Found:
+        y, place, dual, side, status, residual = kernel.forward(boxed(rows, dtype), torch.finfo(dtype).eps)
+        return Found(y, dual, side, place, status, residual)
+
+    def product(grad: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        parts = (found.y, found.place, found.dual, found.side, found.status)
+        given = (*rows.numbers, rows.box_lower, rows.box_upper)
+        passed = kernel.backward(grad, boxed(rows, dtype), parts, needed)
+        return tuple(
+            None if part is None or like is None else part.reshape(like.shape)
+            for part, like in zip(passed, given, strict=True)
+        )
+
+    return Route(find, product)
 
 
 def _traced(flat: BoxedBatch, rows: Batch, tangent: bool) -> tuple[Tensor, Outcome]:
     """Solve on detached numbers, and give the answer, bit for bit, the derivative of a smooth formula."""
     rounding = torch.finfo(rows.raw.dtype).eps
+    fixed: Any = tuple(part.detach() for part in flat)
     with torch.no_grad():
-        found = solve(*(part.detach() for part in flat), rounding=rounding, mode=rows.mode)
+        found = solve(*fixed, rounding=rounding, mode=rows.mode)
     if not (rows.learned or rows.transformed):
         return found.y, found
-    if not tangent:
-        return keep_value(differentiable(flat, found), found.y), found
+    numbers: Any = (flat[0].detach(), *flat[1:]) if tangent else flat
+    whole = Found(found.y, found.dual, found.side, found.place, found.status, found.residual)
+    with torch.no_grad():
+        bare = rows.mode in ("export", "eager")
+        held = Held(found.dual, found.side, inverse_of(fixed, found.side, found.place, bare=bare))
+        held = canonical(fixed, found.y, held, found.place, bare=bare)
+    y = keep_value(smooth(numbers, whole, held), found.y)
+    return y + _descent(flat, found, rows) if tangent else y, found
+
+
+def _descent(flat: BoxedBatch, found: Outcome, rows: Batch) -> Tensor:
+    """Zero, with the steepest descent that stays in the set as the gradient of raw."""
     refuse_forward_tangent()
-    smooth = differentiable((flat[0].detach(), *flat[1:]), found)
-    passed = Tangent.apply(flat[0], flat[1].detach(), found.place, found.side, found.status, rows.mode)
-    return keep_value(smooth + passed, found.y), found  # pyright: ignore[reportOperatorIssue]
+    saved = flat[1].detach(), found.place, found.side, found.status
+    return Pull.apply(flat[0], partial(feasible_descent, mode=rows.mode), *saved)  # pyright: ignore[reportReturnType]
+
+
+def feasible_descent(
+    grad: Tensor, A: Tensor, place: Tensor, side: Tensor, status: Tensor, *, mode: str = "eager"
+) -> Tensor:
+    """``argmin |u - g|`` over u for which y - t u stays in the set for small t: the projection of g onto a cone.
+
+    Coordinates at their upper bound may only decrease, so u >= 0 there, and likewise for rows. The cone is again a box
+    and rows.
+    """
+    if torch.is_grad_enabled() and mode == "eager":
+        remedy = "pass gradient='exact'"
+        raise OptionError(sentence("gradient", "'exact' where derivatives are differentiated", "'tangent'", remedy))
+    good = solved(status).unsqueeze(-1)
+    ends = lambda code: (
+        torch.where((code == 1) | (code == 2), 0.0, -torch.inf).double(),
+        torch.where((code == -1) | (code == 2), 0.0, torch.inf).double(),
+    )
+    grad, place, side = torch.where(good, grad, 0.0), torch.where(good, place, 0), torch.where(good, side, 0)
+    A = torch.where(A.isfinite(), A, 0.0)
+    steepest = solve(grad, A, *ends(side), *ends(place), rounding=torch.finfo(grad.dtype).eps, mode=mode)
+    return torch.where(good & (steepest.status == int(Status.SOLVED)).unsqueeze(-1), steepest.y, 0.0)
 
 
 def _compromise(y: Tensor, empty: Tensor, rows: Batch) -> Tensor:
@@ -258,49 +254,3 @@ def find_in_box(flat: BoxedBatch, rows: Batch) -> Outcome:
     if not (rows.look and rows.memory) or not bool(unsettled(found.status).any()):
         return found
     return settle(found, flat, rounding)
-
-
-class _ByKernel(torch.autograd.Function):
-    """Y in the dtype of raw, NaN where it is not in the set: one launch each for the answer and its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, kernel: Any, *flat: Tensor) -> Tensor:
-        """Solve, and save what the derivative needs."""
-        found = kernel.forward(flat, torch.finfo(flat[0].dtype).eps)
-        ctx.kernel = kernel
-        ctx.save_for_backward(*flat, *found)
-        return found[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """By the kernel; if it is differentiated again, the derivative of the smooth formula instead."""
-        inputs, found = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        if torch.is_grad_enabled():
-            return None, *differentiate_again(grads[0], inputs, Outcome(*found), tangent=False)
-        return None, *ctx.kernel.backward(grads[0], inputs, found, ctx.needs_input_grad[1:])
-
-
-class _Projection(torch.autograd.Function):
-    """y and, without a derivative, the rest of the `Outcome`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Batch, tangent: bool, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Solve, and save what the derivative needs."""
-        found = find_in_box(flat, rows)  # pyright: ignore[reportArgumentType]
-        ctx.tangent = tangent
-        ctx.save_for_backward(*flat, *found)
-        ctx.mark_non_differentiable(*found[1:])
-        ctx.set_materialize_grads(False)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The implicit derivative; if it is differentiated again, the derivative of the smooth formula instead."""
-        if grads[0] is None:
-            return (None,) * 8
-        saved = ctx.saved_tensors
-        inputs, found = saved[:6], Outcome(*saved[6:])
-        if torch.is_grad_enabled():
-            return None, None, *differentiate_again(grads[0], inputs, found, ctx.tangent)
-        passed = cotangents(grads[0], inputs, found, tangent=ctx.tangent)
-        return None, None, *deliver(passed, grads[0], inputs, found, ctx.needs_input_grad[2:], ctx.tangent)

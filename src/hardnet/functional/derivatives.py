@@ -15,14 +15,15 @@ rows back inside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.errors import ShapeError, sentence
 from hardnet.modes import refuse_forward_tangent
+from hardnet.nearest.derivative import Pull
+from hardnet.nearest.derivative import last_derivative as last_derivative
 from hardnet.products import times
 from hardnet.solvers.polyhedron.active import solve_unseen, split
 
@@ -46,43 +47,6 @@ def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None
     tangent, multiplier = split(white, rows, active)
     back = torch.linalg.solve_triangular(factor.mT, tangent.unsqueeze(-1), upper=True)
     return back.squeeze(-1), multiplier
-
-
-def masked_vjp(grad: Tensor, C: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """`implicit_vjp` for W = I, by one factor of full size, without reading values."""
-    w = solve_unseen(C, active, times(C, grad))
-    return grad - times(C.mT, w), w
-
-
-def last_derivative(what: str, grads: Sequence[Bound], inputs: Sequence[Any]) -> tuple[Bound, ...]:
-    """The first derivatives, unchanged; differentiating them again raises an error.
-
-    torch's own `once_differentiable` drops the link to the inputs: where unused inputs are allowed, as in
-    ``torch.autograd.functional.hessian``, a second derivative would silently be zero.
-
-    Args:
-        what: A phrase that names the function without second derivatives in the error message.
-        grads: The first derivatives, from a backward without a graph.
-        inputs: The inputs they belong to; anything that is not a tensor is ignored.
-    """
-    if not torch.is_grad_enabled():
-        return tuple(grads)
-    history = [part for part in inputs if isinstance(part, Tensor) and part.requires_grad]
-    return tuple(None if grad is None else _Last.apply(what, grad, *history) for grad in grads)  # pyright: ignore[reportReturnType]
-
-
-class _Last(torch.autograd.Function):
-    """A gradient that stays connected to its inputs but raises when it is differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, what: str, grad: Tensor, *history: Tensor) -> Tensor:
-        ctx.what = what
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        remedy = "leave create_graph=True out, or use a method that has them: affine rows, a box, a simplex, a ball"
-        raise UnsupportedSetError(sentence("second derivatives", "first ones alone", ctx.what, remedy))
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:
@@ -129,27 +93,10 @@ def _join(tensor: Tensor | None, at: int | None, core: int, sizes: tuple[int, in
     return tensor.expand(*sizes, *tensor.shape[2:]).flatten(0, 1)
 
 
-class _Tangent(torch.autograd.Function):
-    """The identity on y that passes raw the part of the gradient that would pull a violated row back inside."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(y: Tensor, raw: Tensor, A: Tensor, side: Tensor, beside: Tensor) -> Tensor:
-        """A copy of y."""
-        return y.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Save the rows, which of them raw violates, and which share the gradient."""
-        ctx.save_for_backward(*inputs[2:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """``g`` to y; ``sum of w_i a_i`` to raw over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
-        (grad,), (A, side, beside) = grads, ctx.saved_tensors
-        w = solve_unseen(A, beside, times(A, grad.to(A)))
-        return grad, times(A.mT, torch.where(side * w > 0, w, 0.0)).to(grad), None, None, None
+def _along_rows(grad: Tensor, A: Tensor, side: Tensor, beside: Tensor) -> Tensor:
+    """``sum of w_i a_i`` over the violated rows with ``side_i w_i > 0``, ``w = (A_J')^+ g``."""
+    w = solve_unseen(A, beside, times(A, grad.to(A)))
+    return times(A.mT, torch.where(side * w > 0, w, 0.0)).to(grad)
 
 
 def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound, *, every: bool = False) -> Tensor:
@@ -160,7 +107,8 @@ def along_tangent(y: Tensor, raw: Tensor, A: Tensor, lower: Bound, upper: Bound,
     """
     refuse_forward_tangent()
     rows, side = _violated(y, raw, A, lower, upper)
-    return _Tangent.apply(y, raw.expand_as(y), rows, side, torch.ones_like(side).bool() if every else side != 0)  # pyright: ignore[reportReturnType]
+    beside = torch.ones_like(side).bool() if every else side != 0
+    return y + Pull.apply(raw.expand_as(y), _along_rows, rows, side, beside)  # pyright: ignore[reportOperatorIssue]
 
 
 @torch.no_grad()

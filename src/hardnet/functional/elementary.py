@@ -89,7 +89,7 @@ def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
     """The simplex as the box ``[0, inf)`` and a row of ones, in O(n); None if no kernel takes it."""
     n, batch = raw.shape[-1], joint_batch(raw.shape[:-1], total.shape)
     if raw.is_cuda and n <= MOST_BOX_COLUMNS and plain(raw, total) and 0 not in batch:
-        from hardnet.functional.box_rows import project_box_rows
+        from hardnet.functional.nearest import project_box_rows
 
         aim = total.to(raw.dtype).unsqueeze(-1)
         quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}

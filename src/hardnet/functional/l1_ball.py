@@ -14,7 +14,7 @@ from torch import Tensor
 from hardnet.errors import NEGATIVE, NOT_FINITE, InfeasibleError
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.derivatives import keep_value
-from hardnet.functional.nearest import PROJECTIONS
+from hardnet.functional.nearest import project_rows
 from hardnet.functional.samples import refuse, reject
 from hardnet.functional.solve import solve_rows
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
@@ -331,8 +331,7 @@ def _point(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Tensor:
     """The nearest point of rows and blocks with its derivative; NaN without an answer."""
     if blocks:
         return project_intersection(raw, _blocks(rows, blocks), **PIECES)
-    structure, numbers = rows.classify()
-    return PROJECTIONS[structure](raw, *numbers, **PIECES)
+    return project_rows(raw, rows, **PIECES)
 
 
 def _solve(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Solution:

@@ -1,9 +1,8 @@
-"""The nearest point of a polyhedron: which solver handles which structure, and the fixed program for few rows.
+"""The nearest point of a polyhedron: which solver takes which rows, and the fixed program for few rows.
 
 box alone                       clamp                         `functional.elementary`
 up to 4 rows, box included      a fixed program               here, by kernels or `functional.nearest_formulas`
-box and up to 8 rows            in the rows' multipliers      `functional.box_rows`
-constant rows, many of them     with shared factors           `solvers.polyhedron.shared_rows`
+box and rows                    in the rows' multipliers      `functional.box_rows`: up to 8 rows, more by a kernel
 anything else                   the general solver            `functional.polyhedron`
 
 For few rows, with J the active ones (those with a multiplier, and every equality) and g the cotangent of y,
@@ -16,7 +15,6 @@ other, the later ones are dropped: their multiplier and w are zero. Each bound o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,31 +22,56 @@ from torch import Tensor
 
 from hardnet.functional import box_rows, nearest_formulas, polyhedron
 from hardnet.functional.derivatives import keep_value
+from hardnet.functional.elementary import project_box
+from hardnet.functional.metric import take_metric
 from hardnet.functional.nearest_formulas import Nearest
 from hardnet.functional.strict import refuse_half_precision
 from hardnet.kernels.backends import find
-from hardnet.modes import HALF, full_precision, narrow, plain, refuse_forward_tangent
+from hardnet.modes import full_precision, narrow, refuse_forward_tangent
+from hardnet.nearest import derivative
+from hardnet.nearest.derivative import Found, Route
 from hardnet.nearest.policy import Gradient, OnInfeasible, OnInvalid, OnUnsolved, Policy
 from hardnet.products import times
 from hardnet.rows import Batch, take_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
-from hardnet.structure import MOST_FEW_ROWS, BoxedRows, Structure
+from hardnet.solvers.polyhedron.shared_rows import SharedRows
+from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 
 
 @full_precision
-def project_few(
-    raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
-) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper`` for up to 4 rows; arguments as in `project_affine`."""
+def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
+    """``argmin |y - raw|`` over the polyhedron, by the solver from the table at the head of this file.
+
+    Args:
+        raw: ``(*batch, n)``.
+        rows: The polyhedron.
+        **options: The options of `project_affine`.
+    """
     policy = Policy(**options).checked()
-    if policy.metric is not None or policy.strict:  # the fixed program supports neither
-        return polyhedron.project_any(raw, A, lower, upper, **options)
-    rows = take_rows(raw, A, lower, upper)
-    y = project(rows, policy)
-    if rows.raw is raw:
-        return y
-    y = rows.as_given(y)
-    return narrow(y, raw.dtype, policy.on_invalid) if raw.dtype in HALF else y
+    as_rows = rows.boxed and (policy.metric is not None or policy.shared is not None)  # neither supports a box
+    return _project(raw, rows.dense() if as_rows else rows[:5], policy)
+
+
+def _project(raw: Tensor, numbers: tuple[Any, ...], policy: Policy, most_few: int = MOST_FEW_ROWS) -> Tensor:
+    """The same for A, lower and upper, and with bounds of the outputs where there are some."""
+    if policy.strict:
+        refuse_half_precision(raw.dtype)
+    A, lower, upper, *box = numbers
+    rows = take_rows(raw, A, lower, upper, None, *box)
+    m, n = A.shape[-2:]
+    boxed = rows.box_lower is not None or rows.box_upper is not None
+    if boxed and (m == 0 or 0 in rows.shape):
+        y = project_box(raw, *box, on_invalid=policy.on_invalid)
+        return y.expand(*rows.shape, n)
+    if boxed and not box_rows.takes(rows, policy):
+        rows, boxed = rows.dense(), False
+    if policy.metric is not None:
+        policy = policy._replace(metric=take_metric(policy.metric, raw, rows))
+    few = 0 < m + n * boxed <= most_few and policy.metric is None and not policy.strict
+    if boxed:
+        y = (_few_in_box if few else box_rows.project)(rows, policy)
+    else:
+        y = (project if few else polyhedron.project)(rows, policy)
+    return y if rows.raw is raw else narrow(rows.as_given(y), raw.dtype, policy.on_invalid)
 
 
 def project(rows: Batch, policy: Policy) -> Tensor:
@@ -76,34 +99,13 @@ def _or_last(y: Tensor, rows: Batch, policy: Policy) -> Tensor:
     return torch.where(y.detach()[:, :1].isnan(), polyhedron.project(rows, policy), y)
 
 
-@full_precision
-def project_few_in_box(
-    raw: Tensor,
-    A: Tensor,
-    lower: Tensor | None,
-    upper: Tensor | None,
-    box_lower: Tensor | None,
-    box_upper: Tensor | None,
-    **options: Any,
-) -> Tensor:
+def _few_in_box(rows: Batch, policy: Policy) -> Tensor:
     """The same for a box whose n coordinates and k rows are together at most 4 rows; y is exactly inside the box.
 
     The fixed program puts a coordinate on its bound up to rounding, and a clamp removes that rounding. Where the clamp
     moves y by more (nearly dependent rows, raw far away), `hardnet.functional.box_rows` solves the sample, or it is NaN
     if no value may be read.
     """
-    rows = take_rows(raw, A, lower, upper, None, box_lower, box_upper)
-    policy = Policy(**options).checked()
-    if policy.strict:
-        refuse_half_precision(raw.dtype)
-    if 0 in rows.shape:
-        return raw.expand(*rows.shape, raw.shape[-1])
-    y = (box_rows.project if policy.strict else _few_in_box)(rows, policy)
-    return narrow(rows.as_given(y), raw.dtype, policy.on_invalid)
-
-
-def _few_in_box(rows: Batch, policy: Policy) -> Tensor:
-    """The fixed program with its answer clamped to the box; `box_rows` solves what it leaves open, or moves too far."""
     dense, recorded = rows.dense(), not rows.memory
     y = polyhedron.project(dense, policy) if recorded and policy.asks else answer(dense, policy.gradient)
     y = bits_of_raw(y, dense) if rows.look else y
@@ -123,30 +125,9 @@ def _few_in_box(rows: Batch, policy: Policy) -> Tensor:
 
 MOST_CLAMPED = 4.0
 """How far a clamp may move the point that the fixed program found, in roundings of the largest output."""
-PROJECTIONS: dict[Structure, Callable[..., Tensor]] = {
-    "few rows in a box": project_few_in_box,
-    "box and rows": box_rows.project_boxed,
-    "few rows": project_few,
-    "rows": polyhedron.project_any,
-}
-"""The function that projects onto each structure; all take the options of `project_affine`, with a box no `metric`."""
 
 
-def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
-    """``argmin |y - raw|`` over the polyhedron, by the solver from the table at the head of this file.
-
-    Args:
-        raw: ``(*batch, n)``.
-        rows: The polyhedron.
-        **options: The options of `project_affine`.
-    """
-    if options.get("metric") is not None:
-        return project_affine(raw, *rows.dense(), **options)
-    known = {name: value for name, value in options.items() if name != "metric"}
-    structure, numbers = rows.classify()
-    return PROJECTIONS[structure](raw, *numbers, **known)
-
-
+@full_precision
 def project_affine(
     raw: Tensor,
     A: Tensor,
@@ -201,8 +182,52 @@ def project_affine(
     """
     options: Any = {"metric": metric, "gradient": gradient, "strict": strict, "shared": shared}
     options |= {"on_infeasible": on_infeasible, "on_unsolved": on_unsolved, "on_invalid": on_invalid}
-    few = isinstance(A, Tensor) and A.dim() >= 2 and 0 < A.shape[-2] <= MOST_FEW_ROWS
-    return PROJECTIONS["few rows" if few else "rows"](raw, A, lower, upper, **options)
+    return _project(raw, (A, lower, upper), Policy(**options).checked())
+
+
+@full_precision
+def project_box_rows(
+    raw: Tensor,
+    A: Tensor,
+    lower: Tensor | float | None = None,
+    upper: Tensor | float | None = None,
+    box_lower: Tensor | float | None = None,
+    box_upper: Tensor | float | None = None,
+    *,
+    gradient: Gradient = "exact",
+    strict: bool = False,
+    on_infeasible: OnInfeasible = "auto",
+    on_unsolved: OnUnsolved = "auto",
+    on_invalid: OnInvalid = "raise",
+) -> Tensor:
+    """``argmin |y - raw|  s.t.  lower <= A y <= upper,  box_lower <= y <= box_upper``, differentiable in all six.
+
+    Every coordinate is exactly inside the box, and rows hold to rounding. A raw output inside the set is returned bit
+    for bit, and a sample's answer does not depend on the other samples of the batch. The solver works in float64
+    whatever the dtype.
+
+    Args:
+        raw: ``(*batch, n)``.
+        A: ``(k, n)`` or ``(*batch, k, n)``; dependent and redundant rows are allowed.
+        lower: ``(k,)``, ``(*batch, k)`` or a number for all rows; None is -inf, ``lower == upper`` an equality.
+        upper: Like `lower`; None is +inf.
+        box_lower: ``(n,)``, ``(*batch, n)`` or a number for all coordinates; None is -inf.
+        box_upper: Like `box_lower`; None is +inf.
+        gradient: ``"exact"``, or ``"tangent"``: raw receives the steepest descent that stays in the set, so that
+            gradients that pull an active row or bound back inside pass.
+        strict: Whether rows with room between their bounds must hold in exact arithmetic for the numbers returned.
+        on_infeasible: What to do with an empty set: ``"auto"`` raises an `InfeasibleError` on a CPU in eager mode and
+            else returns NaN for that sample; ``"raise"`` always raises; ``"nearest"`` returns the compromise with the
+            least sum of squared distances to rows and box; ``"nan"`` returns NaN.
+        on_unsolved: What to do with a sample that is not solved: as in `project_affine`.
+        on_invalid: What to do with NaN, an infinite A or raw, or lower > upper on a CPU in eager mode: ``"raise"`` an
+            error, or return ``"nan"`` for that sample alone.
+
+    Returns:
+        y ``(*batch, n)``, in the dtype and on the device of raw. Samples answered by NaN have zero gradients.
+    """
+    policy = Policy(on_infeasible, on_unsolved, on_invalid, gradient, strict)
+    return _project(raw, (A, lower, upper, box_lower, box_upper), policy.checked(), most_few=0)
 
 
 def bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
@@ -260,57 +285,20 @@ def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Nearest:
         tangent: Whether raw also receives the gradient that would pull it inside.
         kernel: The operation of a backend, with `forward` and `backward`.
     """
-    if rows.learned:
-        y, dual, status, residual = NearestByKernel.apply(*rows.numbers, tangent, kernel)  # pyright: ignore[reportGeneralTypeIssues]
-    else:
+
+    def find(rows: Batch) -> Found:
         y, dual, status, residual = kernel.forward(rows)
-    return Nearest(y, dual, status.to(torch.int8), residual)
+        return Found(y, dual, None, None, status, residual)
 
-
-class NearestByKernel(torch.autograd.Function):
-    """y and, without a derivative, dual, status and residual; saves y, dual and status beside the inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Run the kernel and save what the backward needs."""
-        *numbers, ctx.tangent, ctx.kernel = inputs
-        y, dual, status, residual = ctx.kernel.forward(Batch(*numbers))
-        ctx.save_for_backward(*numbers, y, dual, status)
-        ctx.mark_non_differentiable(dual, status, residual)
-        ctx.set_materialize_grads(False)
-        return y, dual, status, residual
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of raw, A, lower and upper; by the formulas if they are differentiated or mapped themselves."""
-        raw, A, lower, upper, *found = ctx.saved_tensors
-        gradient, needs = gradients[0], ctx.needs_input_grad
-        if gradient is None:
-            return (None,) * 6
-        if torch.is_grad_enabled() or not plain(gradient):
-            return *_through_formulas(gradient, (raw, A, lower, upper), needs, ctx.tangent), None, None
-        grads = ctx.kernel.backward(gradient, Batch(raw, A, lower, upper), tuple(found), needs[1], ctx.tangent)
-        bounds = (
-            grad.sum(0) if needed and bound.dim() == 1 else grad if needed else None
-            for grad, bound, needed in zip(grads[2:], (lower, upper), needs[2:4], strict=True)
+    def product(grad: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        _, _, lower, upper = rows.numbers
+        parts = (found.y, found.dual, found.status)
+        raw, A, *bounds = kernel.backward(grad, rows, parts, needed[1], tangent)
+        sums = (
+            part.sum(0) if wanted and bound is not None and bound.dim() == 1 else part if wanted else None
+            for part, bound, wanted in zip(bounds, (lower, upper), needed[2:4], strict=True)
         )
-        return grads[0], grads[1], *bounds, None, None
+        return raw, A, *sums, None, None
 
-
-def _through_formulas(
-    gradient: Tensor, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], tangent: bool
-) -> tuple[Tensor | None, ...]:
-    """The gradients by differentiating the plain formulas, with a graph of their own if autograd is recording."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        parts = [
-            part if again or part is None else part.detach().requires_grad_(needed)
-            for part, needed in zip(inputs, needs, strict=False)
-        ]
-        raw, A, lower, upper = parts
-        y = nearest_formulas.nearest(raw, A, lower, upper, tangent).y  # pyright: ignore[reportArgumentType]
-        wanted = [part for part, needed in zip(parts, needs, strict=False) if part is not None and needed]
-        found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))  # pyright: ignore[reportArgumentType]
-    return tuple(
-        next(found) if part is not None and needed else None for part, needed in zip(parts, needs, strict=False)
-    )
+    found = derivative.nearest(Route(find, product, tangent), rows)
+    return Nearest(found.y, found.dual, found.status.to(torch.int8), found.residual)

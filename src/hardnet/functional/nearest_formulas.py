@@ -11,11 +11,12 @@ away. Its derivatives, of any order, are those of ``raw - A_J^+ (A_J raw - t)``,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardnet.nearest.derivative import Pull, inwards
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import bound_size, or_one, ordered
 from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, solve
@@ -189,38 +190,9 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tenso
     return status.squeeze(-1), torch.maximum(missed, drift).squeeze(-1)
 
 
-class LetThrough(torch.autograd.Function):
-    """Zero; its gradient passes where it has the sign of the side, +1 above an upper bound and -1 below a lower one."""
-
-    @staticmethod
-    def forward(value: Tensor, side: Tensor) -> Tensor:
-        """Zero for every row."""
-        return torch.zeros_like(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Keep the sides."""
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The part of the gradient that pulls back inside."""
-        (side,) = ctx.saved_tensors
-        return torch.where(gradients[0] * side > 0, gradients[0], 0.0), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Expand and apply: the operation is elementwise, in any shape."""
-        parts = (
-            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-            for part, dim in zip(inputs, in_dims, strict=True)
-        )
-        return LetThrough.apply(*parts), 0  # pyright: ignore[reportReturnType]
-
-
 def let_through(scaled: Scaled, chosen: Chosen) -> Tensor:
     """Zero, with the gradient that ``gradient="tangent"`` gives to raw on top of the exact one."""
     value = times_rowwise(scaled.rows.detach(), scaled.raw)
     outside = torch.where(chosen.dual > 0, value > scaled.upper, value < scaled.lower) & (chosen.dual != 0)
     pulls = outside & chosen.active & (scaled.lower < scaled.upper)
-    return LetThrough.apply(value, torch.where(pulls, chosen.dual.sign(), 0.0).detach())  # pyright: ignore[reportReturnType]
+    return Pull.apply(value, inwards, torch.where(pulls, chosen.dual.sign(), 0.0).detach())  # pyright: ignore[reportReturnType]

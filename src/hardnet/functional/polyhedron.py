@@ -1,52 +1,32 @@
 """The Euclidean projection onto ``lower <= A y <= upper``, for any rows, with its implicit derivative.
 
-With J the strictly active rows (and all equalities), N the projector onto the null space of A_J, and g the
-cotangent of y,
-
-    u = N g,   w = (A_J')^+ g:     raw receives u,  the active bounds w,  A_J  -dual u' - w y'.
-
-Rows that touch y with a zero multiplier are left out of J, which agrees with relu'(0) = 0. Dependent active rows share
-dual and w through the pseudo-inverse, so that duplicates share evenly. Compiled, exported and transformed code uses
-the fixed program of `hardnet.functional.polyhedron_fixed`.
+Eager code solves by `hardnet.solvers.polyhedron.projection`; compiled, exported and transformed code uses the fixed
+program of `hardnet.functional.polyhedron_fixed`. Both have the derivative of `hardnet.nearest.derivative`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import UnsupportedSetError, sentence
 from hardnet.functional.derivatives import along_tangent
-from hardnet.functional.metric import in_metric, take_metric
+from hardnet.functional.metric import in_metric
 from hardnet.functional.polyhedron_fixed import project_fixed
-from hardnet.functional.polyhedron_gradient import gradients
 from hardnet.functional.samples import raise_bad_numbers
-from hardnet.functional.strict import hold_exactly, refuse_half_precision
-from hardnet.modes import full_precision, narrow, outside_compiler, signed
+from hardnet.functional.strict import hold_exactly
+from hardnet.modes import outside_compiler
+from hardnet.nearest.derivative import Found, Route, nearest
 from hardnet.nearest.policy import PROVED, Policy, answer, answered
-from hardnet.rows import Batch, in_double, take_rows
-from hardnet.solvers.polyhedron.emptiness import prove_empty
+from hardnet.rows import Batch, in_double
+from hardnet.solvers.polyhedron.orthogonal import prove_empty
 from hardnet.solvers.polyhedron.projection import solve
-from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, rows_for
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, rows_for
 from hardnet.solvers.solution import Outcome, Solution, Status, verdict
 from hardnet.tolerances import rows_met
-
-
-@full_precision
-def project_any(
-    raw: Tensor, A: Tensor, lower: Tensor | float | None = None, upper: Tensor | float | None = None, **options: Any
-) -> Tensor:
-    """``argmin |y - raw|  subject to  lower <= A y <= upper``; arguments as in `hardnet.functional.project_affine`."""
-    rows, policy = take_rows(raw, A, lower, upper), Policy(**options).checked()
-    if policy.strict:
-        refuse_half_precision(raw.dtype)
-    if policy.metric is not None:
-        policy = policy._replace(metric=take_metric(policy.metric, raw, rows))
-    return narrow(rows.as_given(project(rows, policy)), raw.dtype, policy.on_invalid)
 
 
 def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -127,18 +107,27 @@ def _points(rows: Batch) -> Tensor:
 
 def _euclidean(rows: Batch, shared: SharedRows | None, prove: bool = False) -> Solution:
     """The fixed program where operations are recorded or transformed, else the solver."""
-    if rows.mode != "eager":
+    if rows.mode != "eager" or not (rows.look or rows.raw.is_cuda):
         return project_fixed(rows)
     shared = _factors(rows, shared)
-    find = _Projection.apply if rows.learned else _Projection.forward
-    y, dual, side, *rest = find(*rows.numbers, rows.look, rows.memory, shared)  # pyright: ignore[reportGeneralTypeIssues]
-    found = Solution(y, dual, *rest)
+    record = nearest(Route(partial(_solve, shared=shared), look=rows.look, shared=shared), rows)
+    y, dual, side = record[:3]
+    assert side is not None
+    assert record.iterations is not None
+    found = Solution(y, dual, record.status, record.iterations, record.residual)
     if rows.look or not prove:  # a solver that may read values has tried this proof already
         return found
     proof = prove_empty(*in_double(rows).numbers, y.detach().double(), side)  # pyright: ignore[reportArgumentType]
     empty = (found.status == int(Status.NOT_CONVERGED)) & (proof != 0).any(-1)
     status = torch.where(empty, int(Status.INFEASIBLE), found.status).to(torch.int8)
     return found._replace(status=status, dual=torch.where(empty.unsqueeze(-1), proof, dual))
+
+
+def _solve(rows: Batch, shared: SharedRows | None) -> Found:
+    """Solve in float64, and judge the rows at y in the dtype of raw."""
+    found = solve(in_double(rows), shared=shared, rounding=torch.finfo(rows.raw.dtype).eps)
+    y, side = found.y.to(rows.raw.dtype), found.side.to(torch.int8)
+    return Found(y, found.dual, side, None, _judged(found, rows, y), found.residual, found.iterations)
 
 
 def _factors(rows: Batch, given: SharedRows | None) -> SharedRows | None:
@@ -181,42 +170,3 @@ def _judged(found: Outcome, rows: Batch, y: Tensor) -> Tensor:
     doubtful = torch.where((found.status == int(Status.SOLVED)) & weak, int(Status.FEASIBLE), found.status)
     judged = verdict(doubtful, _met(rows, y))
     return torch.where(weak, judged, found.status).to(torch.int8)
-
-
-class _Projection(torch.autograd.Function):
-    """y and, without a derivative, the rest of the solution and `side`; saves O(n + m) numbers per sample beside A."""
-
-    @staticmethod
-    @signed
-    def forward(
-        raw: Tensor,
-        A: Tensor,
-        lower: Tensor | None,
-        upper: Tensor | None,
-        look: bool,
-        memory: bool,
-        shared: SharedRows | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Solve in float64, and judge the rows at y in the dtype of raw."""
-        given = Batch(raw, A, lower, upper, look=look, memory=memory)
-        found = solve(in_double(given), shared=shared, rounding=torch.finfo(raw.dtype).eps)
-        y, side = found.y.to(raw.dtype), found.side.to(torch.int8)
-        return y, found.dual, side, _judged(found, given, y), found.iterations, found.residual
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save what the derivative needs."""
-        y, dual, side, status, *_ = output
-        ctx.look, _, ctx.shared = inputs[4:]
-        ctx.save_for_backward(*inputs[:4], y, dual, side, status)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """``u``, ``-dual u' - w y'``, and w to the active bounds; summed over samples for shared inputs."""
-        if grads[0] is None:
-            return (None,) * 7
-        saved = ctx.saved_tensors
-        rows, found = Batch(*saved[:4], look=ctx.look), saved[4:]
-        return *gradients(grads[0], rows, *found, needed=ctx.needs_input_grad[:4], shared=ctx.shared), None, None, None

@@ -1,13 +1,12 @@
 """The projection onto a polyhedron as one fixed program of plain operations, differentiable to any order.
 
-The active rows J come from a fixed number of pivots, `hardnet.solvers.polyhedron.fixed`, and carry no derivative. With
-them,
+The active rows J come from a fixed number of pivots, `hardnet.solvers.polyhedron.fixed`, and y is
 
-    y = raw - A_J' K^-1 (A_J raw - b_J),     K = A_J A_J',
+    y = raw - A_J' K^-1 (A_J raw - b_J),     K = A_J A_J'.
 
-is an ordinary function of raw, A and the bounds, which reads no value. torch.compile, torch.export, ONNX, vmap, forward
-mode and higher derivatives handle it like any other. In compiled code the pivots are one operator; in an exported
-program, which runs elsewhere, they are plain operations.
+None of this carries a derivative or reads a value; the derivative is that of `hardnet.nearest.derivative.smooth`, an
+ordinary function of raw, A and the bounds. torch.compile, torch.export, ONNX, vmap and forward mode handle it like any
+other. In compiled code the pivots are one operator; in an exported program, which runs elsewhere, plain operations.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ import torch
 from torch import Tensor
 
 from hardnet.functional.derivatives import keep_value
+from hardnet.nearest.derivative import Found, smooth
 from hardnet.nearest.policy import answered
 from hardnet.products import times
-from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered, take_rows
+from hardnet.rows import Batch, bound_size, boxed, finite_size, in_double, or_one, ordered, take_rows
 from hardnet.solvers.algebra.small import refined, solve_square
+from hardnet.solvers.polyhedron.canonical import Held, canonical
 from hardnet.solvers.polyhedron.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
 from hardnet.solvers.polyhedron.problem import ALLOWED, INSIDE, SOLVED
@@ -30,7 +31,7 @@ from hardnet.solvers.solution import Solution, Status
 
 
 class _Scaled(NamedTuple):
-    """The problem scaled to numbers of size one and unit rows, in float64, differentiable."""
+    """The problem scaled to numbers of size one and unit rows, in float64."""
 
     raw: Tensor
     A: Tensor
@@ -48,10 +49,10 @@ def project_fixed(rows: Batch, steps: int | None = None) -> Solution:
         steps: How many pivots; by default `hardnet.solvers.polyhedron.fixed.steps_for`.
     """
     raw, (m, n), exported = rows.raw, rows.A.shape[-2:], rows.mode == "export"
-    wide = _full(rows)
-    valid = _valid(*(part.detach() for part in wide))
+    wide = tuple(part.detach() for part in _full(rows))
+    valid = _valid(*wide)
     problem = _scale(*_harmless(valid, *wide))
-    raw_, A_, low, high = (part.detach() for part in problem[:4])
+    raw_, A_, low, high = problem[:4]
     product = times(A_, raw_)
     nearest = finite_size(torch.minimum(low.abs(), high.abs()))
     slack = INSIDE * (times(A_.abs(), raw_.abs()) + nearest)
@@ -59,17 +60,29 @@ def project_fixed(rows: Batch, steps: int | None = None) -> Solution:
     pivots = compiled_pivots if rows.mode == "compile" else partial(fixed_pivots, exported=exported)
     steps = steps_for(m, n) if steps is None else steps
     found = pivots(A_ @ A_.mT, product, low, high, slack, steps)
-    y, dual = _on_active(problem, found.side, found.inverse, exported)
-    residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y.detach(), dual.detach()))
-    empty = _proved_empty(A_, low, high, found.ray, y.detach())
-    met = inside | _met(A_, low, high, y.detach(), torch.finfo(raw.dtype).eps)
+    bare = exported or rows.mode == "eager"
+    y, weight, inverse = _on_active(problem, found.side, found.inverse, bare)
+    residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y, weight))
+    empty = _proved_empty(A_, low, high, found.ray, y)
+    met = inside | _met(A_, low, high, y, torch.finfo(raw.dtype).eps)
     residual = torch.where(met, residual, torch.inf)
     status = _status(valid, residual, empty)
-    dual = _multipliers(problem, dual.detach(), found.ray, inside, status)
+    dual = _multipliers(problem, weight, found.ray, inside, status)
     moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
-    y = torch.where(inside.unsqueeze(-1), keep_value(moved, raw), moved)
+    value = torch.where(inside.unsqueeze(-1), raw.detach(), moved)
+    y = value
+    if rows.learned or rows.transformed:
+        at = torch.where(inside.unsqueeze(-1), wide[0], moved.double())
+        y = keep_value(_smooth(rows, at, Held(dual.double(), found.side, inverse), status, bare).to(raw.dtype), value)
     iterations = torch.where(inside, 0, steps)
     return Solution(torch.where(valid.unsqueeze(-1), y, torch.nan), dual.to(raw.dtype), status, iterations, residual)
+
+
+def _smooth(rows: Batch, y: Tensor, held: Held, status: Tensor, bare: bool) -> Tensor:
+    """`smooth` on the rows that the pivots ended with, and those that depend on them."""
+    numbers = boxed(rows)
+    held = canonical(tuple(part.detach() for part in numbers), y, held, None, bare=bare)  # pyright: ignore[reportArgumentType]
+    return smooth(numbers, Found(y, held.dual, held.side, None, status, status), held)
 
 
 def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, status: Tensor) -> Tensor:
@@ -117,41 +130,36 @@ def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tenso
 
 
 def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
-    """Divide rows by their lengths and samples by their sizes, without a derivative: y does not depend on them."""
-    size = or_one(A.detach().abs().amax(-1))
+    """Divide rows by their lengths and samples by their sizes."""
+    size = or_one(A.abs().amax(-1))
     A = A / size.unsqueeze(-1)
-    length = or_one(torch.linalg.vector_norm(A.detach(), dim=-1))
+    length = or_one(torch.linalg.vector_norm(A, dim=-1))
     A = A / length.unsqueeze(-1)
-    low, high = (_divide(_divide(bound, size), length) for bound in (lower, upper))
-    asked = torch.maximum(low.detach(), -high.detach())
+    low, high = (bound / size / length for bound in (lower, upper))
+    asked = torch.maximum(low, -high)
     asked = torch.where((asked > 0) & asked.isfinite(), asked, 0.0)
-    unit = or_one(torch.maximum(raw.detach().abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
-    return _Scaled(raw / unit, A, _divide(low, unit), _divide(high, unit), unit, size * length)
+    unit = or_one(torch.maximum(raw.abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
+    return _Scaled(raw / unit, A, low / unit, high / unit, unit, size * length)
 
 
-def _divide(bound: Tensor, by: Tensor) -> Tensor:
-    """``bound / by``, with no derivative where the bound is infinite."""
-    finite = bound.isfinite()
-    return torch.where(finite, torch.where(finite, bound, 0.0) / by, bound.detach())
+def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, bare: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The nearest point on the active rows, corrected once, its multipliers, and the inverse of their products.
 
-
-def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, exported: bool) -> tuple[Tensor, Tensor]:
-    """The nearest point on the active rows, corrected once, and its multipliers; both are differentiable."""
+    With `bare` nothing is factorized, which exported formats cannot and a device would wait for.
+    """
     active = side != 0
-    bound = torch.where(side > 0, problem.upper, problem.lower)
-    bound = torch.where(active, bound, 0.0)
+    bound = torch.where(active, torch.where(side > 0, problem.upper, problem.lower), 0.0)
     rows = torch.where(active.unsqueeze(-1), problem.A, 0.0)
     K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
     y, dual = problem.raw, torch.zeros_like(bound)
     for _ in range(2):
-        step = _solve(K, times(rows, y) - bound, inverse, exported)
+        right = times(rows, y) - bound
+        step = refined(inverse, K, right) if bare else solve_square(K, right)
         y, dual = y - times(rows.mT, step), dual + step
-    return y, dual
-
-
-def _solve(K: Tensor, right: Tensor, inverse: Tensor, exported: bool) -> Tensor:
-    """``K^-1 right``; for export, whose formats have no factorization, by the pivots' inverse, refined twice."""
-    return refined(inverse, K, right) if exported else solve_square(K, right)
+    if bare:
+        return y, dual, 2 * inverse - inverse @ K @ inverse
+    both = active.unsqueeze(-1) & active.unsqueeze(-2)
+    return y, dual, torch.where(both, torch.linalg.inv_ex(K).inverse, 0.0)
 
 
 def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:

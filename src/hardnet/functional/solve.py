@@ -17,7 +17,7 @@ from hardnet.functional.nearest import bits_of_raw, fixed_program
 from hardnet.modes import full_precision, narrow
 from hardnet.nearest.policy import QUIET, Policy, answered
 from hardnet.rows import Batch, boxed, take_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import SharedRows
 from hardnet.solvers.solution import Solution, Status
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 

@@ -6,18 +6,16 @@ receives u, the active bounds w. The solver is `hardnet.solvers.polyhedron.spars
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from hardnet.errors import CROSSED, NOT_FINITE
-from hardnet.functional.derivatives import last_derivative
 from hardnet.functional.samples import raise_infeasible, reject
+from hardnet.nearest.derivative import Found, Route, nearest
 from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, answer
+from hardnet.rows import Batch
 from hardnet.shapes import joint_batch
-from hardnet.solvers.polyhedron.sparse_factor import SparseRows
-from hardnet.solvers.polyhedron.sparse_rows import project_sparse, split_sparse
+from hardnet.solvers.polyhedron.sparse_rows import SparseRows, project_sparse, split_sparse
 from hardnet.solvers.solution import Solution, Status
 
 
@@ -35,7 +33,7 @@ def project_sparse_affine(
 
     Args:
         raw: ``(*batch, n)`` on the CPU.
-        rows: The result of `hardnet.solvers.polyhedron.sparse_factor.prepare_sparse` for A.
+        rows: The result of `hardnet.solvers.polyhedron.sparse_rows.prepare_sparse` for A.
         lower: ``(m,)`` or ``(*batch, m)``; None is -inf.
         upper: Like `lower`; None is +inf.
         on_infeasible: What to do with an empty set: ``"raise"`` an `InfeasibleError`, or return ``"nan"`` for that
@@ -43,7 +41,8 @@ def project_sparse_affine(
         on_unsolved: What to do with a sample that is not solved: as in `hardnet.functional.project_affine`.
         on_invalid: What to do with NaN or lower > upper: ``"raise"`` an error, or return ``"nan"`` for that sample.
     """
-    y, dual, status, residual = _Sparse.apply(raw, lower, upper, rows)  # pyright: ignore[reportGeneralTypeIssues]
+    found = nearest(_route(rows), Batch(raw, None, lower, upper))  # pyright: ignore[reportArgumentType]
+    y, dual, status, residual = found.y, found.dual, found.status, found.residual
     if on_invalid == "raise":
         reject((status == int(Status.INVALID)) & ~raw.isfinite().all(-1), NOT_FINITE, "raw")
         reject(status == int(Status.INVALID), CROSSED, "lower, upper")
@@ -75,36 +74,33 @@ def _flatten(
     return batch, (raw.double().expand(*batch, n).reshape(-1, n), low, high)
 
 
-class _Sparse(torch.autograd.Function):
-    """y and, without a derivative, dual, status and residual."""
+def _route(rows: SparseRows) -> Route:
+    """Solve in float64; ``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
 
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, lower: Tensor | None, upper: Tensor | None, rows: SparseRows) -> Any:
-        """Solve in float64."""
+    def find(record: Batch) -> Found:
+        raw, _, lower, upper = record.numbers
         (m, n), (batch, wide) = rows.A.shape, _flatten(raw, lower, upper, *rows.A.shape)
         found = project_sparse(rows, *wide)
-        tight = wide[1] == wide[2]
-        ctx.rows, ctx.inputs = rows, (raw, lower, upper)
-        ctx.save_for_backward(found.side, tight, found.status)
-        y, dual = found.y.to(raw.dtype).view(*batch, n), found.dual.view(*batch, m)
-        outputs = y, dual, found.status.view(batch), found.residual.view(batch)
-        ctx.mark_non_differentiable(*outputs[1:])
-        return outputs
+        side = torch.where(wide[1] == wide[2], 2, found.side).to(torch.int8)
+        parts = found.y.to(raw.dtype).view(*batch, n), found.dual.view(*batch, m), side
+        return Found(*parts, None, found.status.view(batch), found.residual.view(batch))
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """``u`` to raw, and w to the active bounds, half of it to each bound of an equality."""
-        side, tight, status = ctx.saved_tensors
-        sound = (status == int(Status.SOLVED)).unsqueeze(-1)
-        batch, n = grads[0].shape[:-1], grads[0].shape[-1]
-        grad = torch.where(sound, grads[0].double().reshape(-1, n).nan_to_num(), 0.0)
-        with torch.no_grad():
-            u, w = split_sparse(ctx.rows, grad, (side != 0) | tight)
-            shares = 1.0, torch.where(tight, 0.5, (side < 0).double()), torch.where(tight, 0.5, (side > 0).double())
-            found = [
-                None
-                if part is None or not needed
-                else (share * own).reshape(*batch, own.shape[-1]).sum_to_size(part.shape).to(part.dtype)
-                for part, needed, share, own in zip(ctx.inputs, ctx.needs_input_grad, shares, (u, w, w), strict=False)
-            ]
-        return *last_derivative("a projection onto sparse rows", found, [grads[0], *ctx.inputs]), None
+    def product(grad: Tensor, record: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        side, status = found.side, found.status.reshape(-1)
+        assert side is not None
+        batch, n = grad.shape[:-1], grad.shape[-1]
+        grad = torch.where((status == int(Status.SOLVED)).unsqueeze(-1), grad.double().reshape(-1, n).nan_to_num(), 0.0)
+        u, w = split_sparse(rows, grad, side != 0)
+        shares = [torch.where(side == 2, 0.5, (side == end).double()) for end in (-1, 1)]
+        give = lambda part, like: part.reshape(*batch, part.shape[-1]).sum_to_size(like.shape).to(like.dtype)
+        own = (u, None, w * shares[0], w * shares[1])
+        return (
+            *(
+                give(part, like) if wanted and part is not None and like is not None else None
+                for part, like, wanted in zip(own, record.numbers, needed, strict=False)
+            ),
+            None,
+            None,
+        )
+
+    return Route(find, product, last="a projection onto sparse rows")

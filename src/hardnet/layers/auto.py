@@ -23,7 +23,7 @@ from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, 
 from hardnet.layers.table import LAYERS
 from hardnet.notebook import as_html
 from hardnet.sets.base import ConstraintSet
-from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS
+from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 from hardnet.tolerances import ALTERNATING
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, UnsupportedSetError, sentence
 from hardnet.functional.entropic import project_entropic, solve_entropic_rows
-from hardnet.functional.nearest import PROJECTIONS, project_rows
+from hardnet.functional.nearest import project_rows
 from hardnet.functional.relaxed import project_small
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
@@ -23,8 +23,7 @@ from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.horizon import Banded
 from hardnet.sets.scaled import Sums
-from hardnet.solvers.polyhedron.shared_choice import LEAST_ROWS, prepare_rows
-from hardnet.solvers.polyhedron.shared_factor import SharedRows
+from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, prepare_rows
 from hardnet.solvers.solution import Solution, Status
 from hardnet.structure import BoxedRows
 
@@ -331,10 +330,9 @@ def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any
     as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
     solved = constraint.essential(numbers)
     rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
-    structure, arguments = rows.classify()
     if mode() not in GRAPHS:  # which raise nothing
         options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
-    return PROJECTIONS[structure](raw, *arguments, **options)
+    return project_rows(raw, rows, **options)
 
 
 def _by_faces(constraint: ConstraintSet, numbers: Any, raw: Tensor, options: dict[str, Any]) -> Tensor | None:

@@ -13,7 +13,7 @@ from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_a
 from hardnet.modes import outside_compiler, refuse_transforms
 from hardnet.sets.affine import interval_residual, interval_scale
 from hardnet.sets.base import ConstraintSet, Name, Number
-from hardnet.solvers.polyhedron.sparse_factor import SparseRows, prepare_sparse
+from hardnet.solvers.polyhedron.sparse_rows import SparseRows, prepare_sparse
 from hardnet.solvers.solution import Solution
 from hardnet.structure import join
 

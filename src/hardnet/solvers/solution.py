@@ -42,35 +42,6 @@ class Solution(NamedTuple):
     residual: Tensor
 
 
-class NearestInPolyhedron(NamedTuple):
-    """The nearest points of a flat batch in a `hardnet.region.Polyhedron`, with what their derivative needs.
-
-    ``raw - y = A'dual + box_dual``, with ``dual >= 0`` at an upper bound and ``dual <= 0`` at a lower one.
-
-    Attributes:
-        y: ``(B, n)``; exactly inside the box.
-        dual: Multipliers of the rows, ``(B, m)``; where the set is empty, weights of rows that contradict each other.
-        box_dual: Multipliers of the bounds of single outputs, ``(B, n)``.
-        side: +1 where a row is held at its upper bound, -1 at its lower, 0 where it is free, ``(B, m)`` int8.
-        box_side: The same for the outputs, ``(B, n)`` int8.
-        unique: Whether no other row or output touches its bound and the held ones are independent, so that no other
-            multipliers exist, ``(B,)`` bool.
-        status: `Status`, ``(B,)`` int8.
-        iterations: ``(B,)`` int32.
-        residual: Scale-free residual of the optimality conditions, ``(B,)``.
-    """
-
-    y: Tensor
-    dual: Tensor
-    box_dual: Tensor
-    side: Tensor
-    box_side: Tensor
-    unique: Tensor
-    status: Tensor
-    iterations: Tensor
-    residual: Tensor
-
-
 class Outcome(NamedTuple):
     """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
 

@@ -5,14 +5,14 @@ import torch
 
 from hardnet.functional import project_affine as project
 from hardnet.solvers import project_affine
-from hardnet.solvers.polyhedron import projection_steps
+from hardnet.solvers.polyhedron import projection
 from tests.draws import draw
 from tests.solvers.families import F64, gaussian
 
 BACKENDS = [
     "auto",
     "torch",
-    pytest.param("daqp", marks=pytest.mark.skipif(not projection_steps.has_daqp(), reason="no daqp")),
+    pytest.param("daqp", marks=pytest.mark.skipif(not projection.has_daqp(), reason="no daqp")),
 ]
 SHAPES = [(20, 9), (7, 5), (5, 11), (30, 13), (9, 3), (13, 40)]
 

@@ -6,14 +6,14 @@ import torch
 import hardnet as hn
 from hardnet.errors import MissingExtraError
 from hardnet.solvers import Status, project_affine
-from hardnet.solvers.polyhedron import projection_steps
+from hardnet.solvers.polyhedron import projection
 from tests.draws import draw
 from tests.solvers.families import F64, FAMILIES, cone_apex, duplicated, gaussian, integers, product
 
 BACKENDS = [
     "auto",
     "torch",
-    pytest.param("daqp", marks=pytest.mark.skipif(not projection_steps.has_daqp(), reason="no daqp")),
+    pytest.param("daqp", marks=pytest.mark.skipif(not projection.has_daqp(), reason="no daqp")),
 ]
 
 
@@ -70,7 +70,7 @@ def test_agrees_with_an_independent_solver(family):
 
 @pytest.mark.parametrize("family", ["many rows", "square", "half open", "duplicated rows"])
 def test_backends_agree(family):
-    if not projection_steps.has_daqp():
+    if not projection.has_daqp():
         pytest.skip("no daqp")
     arguments = FAMILIES[family]()
     first, second = (project_affine(*arguments, backend=backend) for backend in ("torch", "daqp"))
@@ -254,12 +254,12 @@ def test_batch_dimensions_constants_and_dtypes():
 
 def test_many_samples_run_in_bounded_memory():
     raw, A, lower, upper = gaussian(20000, 10, 20)
-    found = project_affine(raw, A, lower, upper, backend="torch" if not projection_steps.has_daqp() else "auto")
+    found = project_affine(raw, A, lower, upper, backend="torch" if not projection.has_daqp() else "auto")
     assert (found.status == Status.SOLVED).all()
 
 
 def test_daqp_asked_for_by_name_must_be_there(monkeypatch):
-    monkeypatch.setattr(projection_steps, "has_daqp", lambda: False)
+    monkeypatch.setattr(projection, "has_daqp", lambda: False)
     with pytest.raises(MissingExtraError, match=r"hardnet\[qp\]"):
         project_affine(*cone_apex(2), backend="daqp")
     assert (project_affine(*integers(8)).status == Status.SOLVED).all()

@@ -5,7 +5,7 @@ import torch
 
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron.problem import ALLOWED
-from hardnet.solvers.polyhedron.shared_choice import prepare_rows
+from hardnet.solvers.polyhedron.shared_rows import prepare_rows
 from tests.solvers.families import solved
 from tests.solvers.near import EPS, far_away, just_outside, roundings_outside
 

@@ -8,8 +8,8 @@ import torch
 
 import hardnet as hn
 from hardnet.rows import take_rows
-from hardnet.solvers.polyhedron import shared_choice
-from hardnet.solvers.polyhedron.shared_choice import prepare_rows
+from hardnet.solvers.polyhedron import shared_rows
+from hardnet.solvers.polyhedron.shared_rows import prepare_rows
 from tests.draws import draw
 from tests.solvers.families import F64
 from tests.solvers.polyhedron.test_shared_rows import boxed, programs
@@ -24,8 +24,8 @@ def of_each(A, raw):
 def counted(monkeypatch):
     """How many calls took shared factors, by the rule without compiled code, which serves most rows otherwise."""
     calls = []
-    monkeypatch.setattr(shared_choice, "HAS_NUMBA", False)
-    plain = shared_choice.rows_for
+    monkeypatch.setattr(shared_rows, "HAS_NUMBA", False)
+    plain = shared_rows.rows_for
 
     def rows_for(*arguments):
         found = plain(*arguments)
@@ -43,8 +43,8 @@ def test_who_serves_constant_rows_changes_nothing_but_rounding(equalities, monke
     raw, A, lower, upper = programs(24, 100, equalities, 40 - equalities)
     results, takes = [], []
     for compiled in (True, False):
-        monkeypatch.setattr(shared_choice, "HAS_NUMBA", compiled)
-        takes.append(shared_choice.rows_for(take_rows(raw, A, lower, upper), None) is not None)
+        monkeypatch.setattr(shared_rows, "HAS_NUMBA", compiled)
+        takes.append(shared_rows.rows_for(take_rows(raw, A, lower, upper), None) is not None)
         results.append(hn.functional.project_affine(raw, A, lower, upper))
     assert takes == [equalities == 36, True]
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)

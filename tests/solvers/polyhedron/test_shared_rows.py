@@ -6,10 +6,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from hardnet.products import align, exponent, shift_rows
 from hardnet.solvers import Status
-from hardnet.solvers.polyhedron import shared_blocks, shared_rows
+from hardnet.solvers.polyhedron import shared_rows
 from hardnet.solvers.polyhedron.active import split
-from hardnet.solvers.polyhedron.shared_factor import prepare
-from hardnet.solvers.polyhedron.shared_rows import shared_vjp
+from hardnet.solvers.polyhedron.shared_rows import prepare, shared_vjp
 from tests.draws import draw
 from tests.solvers.families import F64, gaussian, solved
 
@@ -151,7 +150,7 @@ def test_dependent_equalities_are_left_alone():
 
 @pytest.mark.parametrize("look", [True, False])
 def test_blocks_of_a_gpu_are_the_same_factors(look, monkeypatch):
-    monkeypatch.setitem(shared_blocks.BLOCK, "cpu", 7)
+    monkeypatch.setitem(shared_rows.BLOCK, "cpu", 7)
     raw, A, lower, upper = programs()
     found = solved(raw, A, lower, upper, look=look, shared=factors(A, lower, upper))
     assert (found.status == Status.SOLVED).all()
@@ -162,7 +161,7 @@ def test_nobody_looks_where_nobody_may(monkeypatch):
     """Tensors without values refuse every look; few steps, since these are slow."""
     monkeypatch.setattr(shared_rows, "FIRST_STEPS", 2)
     monkeypatch.setattr(shared_rows, "AGAIN", ((0, 8), (2, 2)))
-    monkeypatch.setitem(shared_blocks.BLOCK, "cpu", 16)
+    monkeypatch.setitem(shared_rows.BLOCK, "cpu", 16)
     raw, A, lower, upper = programs()
     shared = factors(A, lower, upper)
     with FakeTensorMode() as mode:

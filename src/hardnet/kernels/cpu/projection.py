@@ -1,6 +1,6 @@
 """``argmin |y - raw|  subject to  lower <= A y <= upper`` on a CPU, sample by sample, compiled by numba.
 
-One call does everything that `hardnet.solvers.polyhedron.projection_steps` does for a sample: the test whether raw is
+One call does everything that `hardnet.solvers.polyhedron.projection` does for a sample: the test whether raw is
 inside, the Gram matrix, pivoting, y, corrections of y where a row misses its bound by more than rounding, and the
 residual of the optimality conditions. Samples that remain open (an empty set, dependent rows, a residual above the
 tolerance, a row that is violated beyond rounding or touches y without a multiplier) are flagged for that module.

@@ -451,7 +451,7 @@ def _derivative_launcher(m: int, n: int, each: bool) -> Launcher:
 
 
 def implicit_vjp(grad: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as `hardnet.functional.derivatives.masked_vjp`: u ``(B, n)`` and w ``(B, m)``, in one launch.
+    """The same as `hardnet.nearest.derivative.masked_vjp`: u ``(B, n)`` and w ``(B, m)``, in one launch.
 
     Args:
         grad: ``(B, n)`` in float64.

@@ -1,6 +1,6 @@
 """The derivative of the projection onto a box and few rows on a GPU: all gradients of one sample in one program.
 
-`hardnet.functional.box_rows_gradient` has the formulas and the same in plain torch.
+`hardnet.nearest.derivative` has the formulas and the same in plain torch.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

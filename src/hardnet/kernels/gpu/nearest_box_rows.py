@@ -43,7 +43,7 @@ not the answer."""
 ENOUGH, SETTLED = tl.constexpr(0.1), tl.constexpr(1e-6)
 """Fraction of its slope at the start to which a search reduces the slope, and the same where no coordinate is free."""
 VERIFIED, NO_SLOPE = tl.constexpr(11.0), tl.constexpr(64 * 2.0**-52)
-"""`VERIFIED` of `hardnet.solvers.polyhedron.box_problem`, and `NO_SLOPE` of `box_checks` beside it."""
+"""`VERIFIED` and `NO_SLOPE` of `hardnet.solvers.polyhedron.box_rows`."""
 
 
 @triton.jit

@@ -62,7 +62,7 @@ def _project(
     EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INSIDE: tl.constexpr, FEASIBLE: tl.constexpr,
     SOLVED: tl.constexpr, STRICT: tl.constexpr, CERTAIN: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Project one sample; names and tolerances as in `solvers.polyhedron.projection_steps` and `projection_fixed`."""
+    """Project one sample; names and tolerances as in `solvers.polyhedron.projection`."""
     sample = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, M)
     column = tl.arange(0, N)

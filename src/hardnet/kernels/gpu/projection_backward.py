@@ -5,7 +5,7 @@ With J the active rows, U their unit rows ``S A_J``, and g the cotangent of y,
     v = (U U')^-1 U g,   u = g - U'v,   w = S v:     raw receives u,  A  -dual u' - w y',  the active bounds w.
 
 Everything is computed on chip in float64. A sample whose active rows are nearly dependent, or whose set is empty while
-the gradient of A is wanted, is flagged for the general path of `hardnet.functional.polyhedron_gradient`.
+the gradient of A is wanted, is flagged for the general path of `hardnet.nearest.derivative`.
 """
 
 # Functions under triton.jit are written in Triton's language: their arguments have no Python types.

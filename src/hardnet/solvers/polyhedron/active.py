@@ -9,11 +9,12 @@ its pivots shows that rows are nearly dependent, by a singular value decompositi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.products import ALIGNMENT, times, times_aligned
+from hardnet.products import ALIGNMENT, times, times_aligned, times_rowwise
 
 NEARLY_DEPENDENT = 1e-8
 """The smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
@@ -25,13 +26,14 @@ CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
 """The most entries of one gathered block of rows: what fits the cache of a CPU, or the memory of a GPU."""
 
 
-def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+def split(vector: Tensor, A: Tensor, active: Tensor, *, unit: bool = False) -> tuple[Tensor, Tensor]:
     """``v = u + A_J'w`` with ``A_J u = 0``: the tangent u and the multipliers ``w = (A_J')^+ v``, zero off J.
 
     Args:
         vector: v, ``(B, n)``.
         A: ``(m, n)`` or ``(B, m, n)``.
         active: J as a mask, ``(B, m)``.
+        unit: Whether the rows have the lengths in which dependent ones are to share w, as columns were left out.
     """
     product = times_aligned(A, vector)
 
@@ -39,7 +41,7 @@ def split(vector: Tensor, A: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         U, S, Vh = _decompose(rows)
         return times_aligned(U, _inverse(S, rows) * times_aligned(Vh, vector[samples]))
 
-    multiplier = _solve(A, active, product, exact)
+    multiplier = _solve(A, active, product, exact, unit=unit)
     return vector - times_aligned(A.mT, multiplier), multiplier
 
 
@@ -73,7 +75,14 @@ def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
     return w * scale
 
 
-def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def _solve(
+    A: Tensor,
+    active: Tensor,
+    target: Tensor,
+    exact: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    unit: bool = False,
+) -> Tensor:
     """Solve group by group; ``exact(unit rows, samples, scaled target)`` solves the nearly dependent samples."""
     if A.shape[-2] == 1:
         squared = A.square().sum(-1)
@@ -82,11 +91,12 @@ def _solve(A: Tensor, active: Tensor, target: Tensor, exact: Callable[[Tensor, T
     for samples, size in groups(active, A.shape[-1]):
         index, kept = first_rows(active[samples], size)
         rows = None if A.dim() == 2 else _gather(A, samples, index)
-        unit = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
-        scale = _unit_scale(unit.detach(), kept)
-        unit.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(scale == 0)
+        gram = (A @ A.mT)[index.unsqueeze(-1), index.unsqueeze(-2)] if rows is None else rows @ rows.mT
+        scale = _unit_scale(gram.detach(), kept)
+        scale = (scale > 0).to(scale) if unit else scale
+        gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2)).diagonal(dim1=-2, dim2=-1).add_(scale == 0)
         right = target[samples].gather(-1, index) * scale
-        factor, info = torch.linalg.cholesky_ex(unit)
+        factor, info = torch.linalg.cholesky_ex(gram)
         solved = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
         trusted = (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).square().amin(-1) > NEARLY_DEPENDENT)
         doubtful = (~trusted).nonzero().squeeze(-1)
@@ -157,3 +167,57 @@ def _inverse(singular: Tensor, rows: Tensor) -> Tensor:
     """``1/s`` where s is above the rounding of the largest singular value, else 0."""
     cut = max(rows.shape[-2:]) * torch.finfo(rows.dtype).eps * singular[..., :1]
     return torch.where(singular > cut, 1 / singular, 0.0)
+
+
+# ``C C' x = r`` for a few long rows C in plain operations, which can be differentiated, mapped, compiled and exported:
+# with ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
+# ``D = Q Q'``. The error grows with cond(C), not with its square as for a factor of ``C C'``.
+
+DEPENDENT = 1e-12
+"""A row is dependent if its part outside the span of the rows before it is below this fraction of its length."""
+
+
+class Factor(NamedTuple):
+    """``C C' = L D L'``.
+
+    Attributes:
+        below: Column j of L under its diagonal, ``(*batch, k - 1 - j)``, for each j.
+        diagonal: D, ``(*batch, k)``; 1 for rows that depend on the rows before them.
+        clear: Which rows do not depend on the rows before them, ``(*batch, k)``.
+    """
+
+    below: list[Tensor]
+    diagonal: Tensor
+    clear: Tensor
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``x`` with ``C C' x = right``, ``(*batch, k)``; zero for dependent rows, exact for a consistent system."""
+        parts = list(right.unbind(-1))
+        k = len(parts)
+        for j in range(k):
+            for i in range(j + 1, k):
+                parts[i] = parts[i] - self.below[j][..., i - j - 1] * parts[j]
+        for j in reversed(range(k)):
+            value = parts[j] / self.diagonal[..., j]
+            for i in range(j + 1, k):
+                value = value - self.below[j][..., i - j - 1] * parts[i]
+            # a dependent row stays zero whatever the rows after it contribute
+            parts[j] = torch.where(self.clear[..., j], value, 0.0)
+        return torch.stack(parts, dim=-1)
+
+
+def factorize_rows(C: Tensor) -> Factor:
+    """The factor of C ``(*batch, k, n)``; rows that are zero or dependent get no pivot."""
+    below, diagonal, known, rows = [], [], [], C
+    size = C.square().sum(-1)
+    for j in range(C.shape[-2]):
+        row, rows = rows[..., 0, :], rows[..., 1:, :]
+        square = row.square().sum(-1)
+        clear = square > DEPENDENT**2 * size[..., j]
+        diagonal.append(torch.where(clear, square, 1.0))
+        known.append(clear)
+        share = times_rowwise(rows, row) / diagonal[-1].unsqueeze(-1)
+        share = torch.where(clear.unsqueeze(-1), share, 0.0)
+        rows = rows - share.unsqueeze(-1) * row.unsqueeze(-2)
+        below.append(share)
+    return Factor(below, torch.stack(diagonal, dim=-1), torch.stack(known, dim=-1))

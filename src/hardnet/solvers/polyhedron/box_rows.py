@@ -19,16 +19,400 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import STRICT
-from hardnet.products import times_rowwise
-from hardnet.rows import BoxedBatch, boxed, ordered, take_rows
-from hardnet.solvers.polyhedron.box_breakpoints import multiplier_of_one_row
-from hardnet.solvers.polyhedron.box_checks import SOLVED, is_inside, residual_of, witness_of
-from hardnet.solvers.polyhedron.box_factor import factorize_rows
-from hardnet.solvers.polyhedron.box_interior import STEPS, multipliers_of_rows
-from hardnet.solvers.polyhedron.box_problem import EPS, BoxProblem, power_near
+from hardnet.products import power_near, times_columnwise, times_rowwise
+from hardnet.rows import BoxedBatch, bound_size, boxed, ordered, take_rows
+from hardnet.solvers.polyhedron.active import Factor, factorize_rows
 from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.repeat import repeat
 from hardnet.solvers.solution import Solution, Status, place, take, verdict
+
+# A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
+
+
+EPS = torch.finfo(torch.float64).eps
+VERIFIED = 11.0
+"""How far a row may miss its bounds at an answer, in roundings of its size: rounding y to its dtype adds half of one,
+and the certificate allows 16."""
+
+
+class BoxProblem(NamedTuple):
+    """``argmin |y - raw|  subject to  lower <= A y <= upper,  low <= y <= high``, sample by sample.
+
+    Attributes:
+        raw: ``(B, n)``.
+        A: ``(B, k, n)``, or ``(1, k, n)`` for all samples; each row divided by a power of two near its largest entry.
+        lower: ``(B, k)`` or ``(1, k)``, divided likewise.
+        upper: Like `lower`.
+        low: ``(B, n)`` or ``(1, n)``.
+        high: Like `low`.
+    """
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def equality(self) -> Tensor:
+        """``lower == upper``."""
+        return self.lower == self.upper
+
+    @property
+    def fixed(self) -> Tensor:
+        """``low == high``."""
+        return self.low == self.high
+
+    def clamp(self, point: Tensor) -> Tensor:
+        """The nearest point of the box."""
+        return torch.minimum(torch.maximum(point, self.low), self.high)
+
+    def times(self, y: Tensor) -> Tensor:
+        """``A y``, ``(B, k)``."""
+        return times_rowwise(self.A, y)
+
+    def transposed(self, dual: Tensor) -> Tensor:
+        """``A' dual``, ``(B, n)``."""
+        return times_columnwise(self.A, dual)
+
+    def size(self, y: Tensor) -> Tensor:
+        """``|a|_1 |y|_inf + |bounds|``, ``(B, k)``, to which a row's rounding is relative."""
+        weight = self.A.abs().sum(-1)
+        return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
+
+    def excess(self, product: Tensor) -> Tensor:
+        """``A y - clamp(A y, lower, upper)``, ``(B, k)``."""
+        return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
+
+    def holds(self, y: Tensor, rounding: float) -> Tensor:
+        """Whether every row is within `VERIFIED` roundings of its size at y, ``(B,)``; false for NaN.
+
+        Where both bounds of a row are zero, the size is at least one rounding of ``|a|_1``, as in a certificate.
+        """
+        size = self.size(y)
+        floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
+        return ((self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)) & size.isfinite()).all(-1)
+
+
+# Checks for a box and a few rows: whether a point is inside, whether it is optimal, whether the set is empty.
+#
+# Violations of rows are measured in roundings of their terms; a certificate of emptiness is a direction in which even
+# the best corner of the box misses the rows.
+
+
+INSIDE = 4.0
+"""How far a row may miss its bounds and still count as satisfied, in roundings of the output dtype."""
+SOLVED = 8.0
+"""The error up to which a row counts as correct, in roundings of float64; for a point it is eight times as many."""
+NO_SLOPE = 64 * EPS
+"""The fraction of its terms below which an entry of ``A'v`` counts as zero in a certificate of emptiness."""
+
+
+def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
+    """Whether raw is in the box and satisfies the rows to rounding of its dtype: ``(B,)``."""
+    raw = problem.raw
+    boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
+    size = times_rowwise(problem.A.abs(), raw.abs())
+    slack = INSIDE * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
+    return boxed & ((problem.excess(problem.times(raw)).abs() <= slack) & slack.isfinite()).all(-1)
+
+
+def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
+    """The residual of the optimality conditions, ``(B,)``: rows, signs, and y as a function of the dual; 1 is solved.
+
+    Rows are measured relative to their size at y, multipliers by the change of y that they cause, and y relative to the
+    size of raw, since ``raw - A'dual`` cannot be more accurate.
+    """
+    product, size = problem.times(y), problem.size(y)
+    shift = problem.A.abs().sum(-1) * dual
+    target = torch.minimum(torch.maximum(product + shift, problem.lower), problem.upper)
+    rows = (product - target).abs() / torch.where(size > 0, size, 1.0)
+    again = problem.clamp(problem.raw - problem.transposed(dual))
+    reach = torch.maximum(problem.raw.abs().amax(-1), y.abs().amax(-1))
+    reach = torch.maximum(reach, times_columnwise(problem.A.abs(), dual.abs()).amax(-1))
+    moved = (y - again).abs().amax(-1) / torch.where(reach > 0, reach, 1.0)
+    return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED * EPS)
+
+
+def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
+    """A v ``(B, k)`` with ``v'A y > sigma(v)`` on the whole box, or zero; tries the rows, then the dual's direction."""
+    k = dual.shape[-1]
+    largest = dual.abs().amax(-1, keepdim=True)
+    direction = dual / torch.where(largest > 0, largest, 1.0)
+    eye = torch.eye(k, dtype=dual.dtype, device=dual.device).expand(dual.shape[0], k, k)
+    chosen = torch.zeros_like(dual)
+    candidates = [sign * eye[:, i] for i in range(k) for sign in (1.0, -1.0)]
+    for candidate in candidates if k == 1 else [*candidates, direction]:
+        found = _contradicts(problem, candidate, rounding).unsqueeze(-1)
+        chosen = torch.where(found & (chosen == 0).all(-1, keepdim=True), candidate, chosen)
+    return chosen
+
+
+def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
+    """Whether the minimum of ``v'A y`` over the box exceeds the most that the rows allow, by more than rounding."""
+    slope = problem.transposed(v)
+    terms = times_columnwise(problem.A.abs(), v.abs())
+    corner = torch.where(slope > 0, problem.low, problem.high)
+    slope = torch.where(corner.isinf() & (slope.abs() <= NO_SLOPE * terms), 0.0, slope)
+    corner = torch.where(slope == 0, 0.0, corner)
+    least = slope * corner
+    most = torch.where(v > 0, problem.upper, problem.lower)
+    most = torch.where(v == 0, 0.0, v * torch.where(v == 0, 0.0, most))
+    # the rounding of a slope is relative to its terms, which may be much larger than the slope
+    slack = INSIDE * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
+    return least.sum(-1) - most.sum(-1) > slack
+
+
+# One row and a box: the multiplier from the sorted breakpoints of a monotone, piecewise linear function.
+#
+# ``phi(t) = a' clamp(raw - a t, low, high)`` decreases with t, and its slope changes where a coordinate meets or leaves
+# a bound, at ``(raw - low) / a`` and ``(raw - high) / a``. Bisection over these 2n sorted numbers, ``log2(2n + 1)``
+# evaluations, finds the piece on which phi crosses its target; phi is linear there.
+
+
+def multiplier_of_one_row(problem: BoxProblem) -> Tensor:
+    """The t nearest to 0 with ``lower <= phi(t) <= upper``, ``(B, 1)``; the outermost breakpoint if there is none."""
+    a = problem.A.squeeze(-2)
+    at_raw = _phi(problem, a, torch.zeros_like(problem.raw[:, :1]))
+    target = torch.minimum(torch.maximum(at_raw, problem.lower), problem.upper)
+    points, count = _breakpoints(problem, a)
+    before, after = _bracket(problem, a, target, points, count)
+    return torch.where(at_raw == target, 0.0, _on_piece(problem, a, target, points, count, before, after))
+
+
+def _phi(problem: BoxProblem, a: Tensor, at: Tensor) -> Tensor:
+    """``a' clamp(raw - a t)``, ``(B, 1)``."""
+    return (a * problem.clamp(problem.raw - a * at)).sum(-1, keepdim=True)
+
+
+def _breakpoints(problem: BoxProblem, a: Tensor) -> tuple[Tensor, Tensor]:
+    """The breakpoints, finite ones first and sorted, ``(B, 2n)``, and how many are finite, ``(B, 1)``."""
+    safe = torch.where(a == 0, 1.0, a)
+    ends = torch.cat([(problem.raw - side) / safe for side in (problem.low, problem.high)], dim=-1)
+    met = (a != 0).expand(problem.raw.shape)
+    good = torch.cat([met, met], dim=-1) & ends.isfinite()
+    points = torch.where(good, ends, torch.inf).sort(dim=-1).values
+    return points, good.sum(-1, keepdim=True)
+
+
+def _at(points: Tensor, index: Tensor, count: Tensor) -> Tensor:
+    """The breakpoint at that index, clamped to the valid range; 0 if there are none."""
+    index = torch.minimum(index, count - 1).clamp_min(0)
+    return torch.where(count > 0, points.gather(-1, index), 0.0)
+
+
+def _bracket(problem: BoxProblem, a: Tensor, target: Tensor, points: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The index of the last breakpoint where phi is at least the target (-1 if none), and the next index."""
+    before, after = torch.full_like(count, -1), count
+    for _ in range(points.shape[-1].bit_length()):
+        middle = (before + after) // 2
+        high = _phi(problem, a, _at(points, middle, count)) >= target
+        split = after - before > 1
+        before, after = torch.where(split & high, middle, before), torch.where(split & ~high, middle, after)
+    return before, after
+
+
+def _on_piece(
+    problem: BoxProblem, a: Tensor, target: Tensor, points: Tensor, count: Tensor, before: Tensor, after: Tensor
+) -> Tensor:
+    """Where the line between two breakpoints, or beyond the outermost one, meets the target."""
+    left, right = _at(points, before, count), _at(points, after, count)
+    first, last = _phi(problem, a, left), _phi(problem, a, right)
+    falls = first - last
+    inner = left + (right - left) * ((first - target) / torch.where(falls > 0, falls, 1.0))
+    below, above = problem.low.isinf(), problem.high.isinf()
+    square, rises = a.square(), a > 0
+    # written with & and |, since ONNX Runtime has no `where` for masks
+    first_free, last_free = (rises & above) | (~rises & below), (rises & below) | (~rises & above)
+    # beyond the breakpoints only the coordinates without a bound on that side are free
+    start = torch.where(first_free, square, 0.0).sum(-1, keepdim=True)
+    end = torch.where(last_free, square, 0.0).sum(-1, keepdim=True)
+    slope = torch.where(before < 0, start, end)
+    outer = left + torch.where(slope > 0, (first - target) / torch.where(slope > 0, slope, 1.0), 0.0)
+    return torch.where((before < 0) | (after >= count), outer, inner)
+
+
+# A box and several rows: multipliers by an interior point method, with the same number of steps for every sample.
+#
+# The variables are ``z = (y, s)`` with ``A y = s``, so that the row bounds become a box as well, and each of the k
+# equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is elementwise.
+
+
+STEPS = 32
+"""Number of steps: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
+STEPS_IN_GRAPHS = 16
+"""The same in compiled code, where each step is part of the graph."""
+ROW_CURVATURE = 1e-12
+"""Curvature added for ``s``, which has none, so that rows far from their bounds stay solvable; the Newton steps that
+follow undo it."""
+TO_THE_BORDER = 0.995
+"""The fraction of the way to the nearest bound that a step may go."""
+DONE = 1e-28
+"""The mean of slack times multiplier at which a sample stops moving."""
+
+
+FAR = 1e9
+"""A bound farther away than this many sizes of the sample is dropped: its gap would dominate the mean of all gaps."""
+
+
+class _Frame(NamedTuple):
+    """Center and curvature of the objective, bounds of z, and which exist, ``(B, n + k)`` each; ``M = [A, -I]``."""
+
+    center: Tensor
+    curvature: Tensor
+    low: Tensor
+    high: Tensor
+    has_low: Tensor
+    has_high: Tensor
+    free: Tensor
+    M: Tensor
+
+
+class _State(NamedTuple):
+    """z, its distances to its bounds (1 if absent), the k multipliers of ``M z = 0``, and those of the bounds.
+
+    The distances are stored beside z: computed as differences, they would lose their digits near the bounds.
+    """
+
+    z: Tensor
+    below: Tensor
+    above: Tensor
+    dual: Tensor
+    at_low: Tensor
+    at_high: Tensor
+
+
+def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
+    """Approximate multipliers ``(B, k)`` of ``lower <= A y <= upper``; `mode` is the mode of the call."""
+    unit = _unit(problem)
+    frame = _frame(problem, unit)
+    state = _start(frame)
+    step = lambda *parts: _step(frame, _State(*parts))
+    going = lambda *parts: _going(frame, _State(*parts))
+    count = STEPS_IN_GRAPHS if mode == "compile" else STEPS
+    state = _State(*repeat(step, state, count, going, exported=mode == "export"))
+    return state.dual * unit
+
+
+def _unit(problem: BoxProblem) -> Tensor:
+    """A power of two near the largest relevant number of the sample, ``(B, 1)``."""
+    inside = problem.clamp(problem.raw)
+    reach = torch.maximum(problem.raw.abs().amax(-1, keepdim=True), inside.abs().amax(-1, keepdim=True))
+    away = problem.excess(problem.times(inside)).abs().amax(-1, keepdim=True)
+    return power_near(torch.maximum(reach, torch.where(away.isfinite(), away, 0.0)))
+
+
+def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
+    """The problem in z, in the sample's unit."""
+    batch, k = problem.raw.shape[0], problem.A.shape[-2]
+    zero = torch.zeros_like(problem.raw[:, :1]).expand(batch, k)
+    join = lambda first, second: torch.cat([first, second.expand(batch, k)], dim=-1)
+    spread = lambda bound: bound.expand(problem.raw.shape)
+    low = join(spread(problem.low), problem.lower) / unit
+    high = join(spread(problem.high), problem.upper) / unit
+    low, high = torch.where(low > -FAR, low, -torch.inf), torch.where(high < FAR, high, torch.inf)
+    curvature = join(torch.ones_like(problem.raw), zero + ROW_CURVATURE)
+    eye = torch.eye(k, dtype=problem.A.dtype, device=problem.A.device)
+    M = torch.cat([problem.A, -eye.expand(problem.A.shape[0], k, k)], dim=-1)
+    center = join(problem.raw / unit, zero)
+    return _Frame(center, curvature, low, high, low > -torch.inf, high < torch.inf, low < high, M)
+
+
+def _start(frame: _Frame) -> _State:
+    """Raw and its rows, moved inside their bounds by a fraction of the width; multipliers of 1."""
+    margin = 0.1 * (frame.high - frame.low).clamp(0.0, 1.0)
+    k = frame.M.shape[-2]
+    between = lambda z: torch.minimum(torch.maximum(z, frame.low + margin), frame.high - margin)
+    y = between(frame.center)[:, :-k]
+    rows = times_rowwise(frame.M[..., :-k], y)
+    z = between(torch.cat([y, rows], dim=-1))
+    z = torch.where(frame.free, z, torch.where(frame.has_low, frame.low, 0.0))
+    some_low, some_high = frame.has_low & frame.free, frame.has_high & frame.free
+    below, above = torch.where(some_low, z - frame.low, 1.0), torch.where(some_high, frame.high - z, 1.0)
+    return _State(z, below, above, torch.zeros_like(z[:, -k:]), some_low.to(z.dtype), some_high.to(z.dtype))
+
+
+class _Equations(NamedTuple):
+    """The parts of the equations of a step."""
+
+    inverse: Tensor
+    factor: Factor
+    slope: Tensor
+    miss: Tensor
+
+
+def _step(frame: _Frame, state: _State) -> _State:
+    """A predictor and a centered corrector, taken as far as the bounds allow."""
+    equations = _equations(frame, state)
+    count, gap, none = *_gap(state), torch.zeros_like(state.z)
+    guess = _direction(frame, state, equations, none, none)
+    after = _products(state, guess, _reach(state, guess, 1.0)) / count
+    center = (after / torch.where(gap > 0, gap, 1.0)).clamp(0.0, 1.0) ** 3 * gap
+    low_goal = torch.where(state.at_low > 0, center - guess.at_low * guess.z, 0.0)
+    high_goal = torch.where(state.at_high > 0, center + guess.at_high * guess.z, 0.0)
+    move = _direction(frame, state, equations, low_goal, high_goal)
+    reach = _reach(state, move, TO_THE_BORDER)
+    sound = torch.stack([part.isfinite().all(-1) for part in move]).all(0).unsqueeze(-1)
+    going = sound & ((gap > DONE) | (equations.miss.abs().amax(-1, keepdim=True) > DONE))
+    return _State(*(torch.where(going, old + reach * way, old) for old, way in zip(state, move, strict=True)))
+
+
+def _going(frame: _Frame, state: _State) -> Tensor:
+    """Whether some sample is not done: a bool ``()``."""
+    miss = times_rowwise(frame.M, state.z).abs().amax(-1, keepdim=True)
+    return ((_gap(state)[1] > DONE) | (miss > DONE)).any()
+
+
+def _gap(state: _State) -> tuple[Tensor, Tensor]:
+    """How many bounds there are, and the mean of slack times multiplier: ``(B, 1)`` each."""
+    count = ((state.at_low > 0).sum(-1, keepdim=True) + (state.at_high > 0).sum(-1, keepdim=True)).clamp_min(1)
+    return count, _products(state, state, 0.0) / count
+
+
+def _equations(frame: _Frame, state: _State) -> _Equations:
+    """The left-hand side of a step's equations, factorized."""
+    weight = frame.curvature + state.at_low / state.below + state.at_high / state.above
+    inverse = torch.where(frame.free, 1.0 / weight, 0.0)
+    factor = factorize_rows(frame.M * inverse.sqrt().unsqueeze(-2))
+    slope = frame.curvature * (state.z - frame.center) + times_columnwise(frame.M, state.dual)
+    return _Equations(inverse, factor, slope, times_rowwise(frame.M, state.z))
+
+
+def _direction(frame: _Frame, state: _State, equations: _Equations, low_goal: Tensor, high_goal: Tensor) -> _State:
+    """The step to ``at_low * below = low_goal``, ``at_high * above = high_goal`` and ``M z = 0``, to first order."""
+    inverse, factor, slope, miss = equations
+    below, above = state.below, state.above
+    pull = (slope - low_goal / below + high_goal / above) * inverse
+    dual = factor.solve(miss - times_rowwise(frame.M, pull))
+    z = -pull - inverse * times_columnwise(frame.M, dual)
+    at_low = low_goal / below - state.at_low - state.at_low * z / below
+    at_high = high_goal / above - state.at_high + state.at_high * z / above
+    return _State(
+        z, torch.where(state.at_low > 0, z, 0.0), torch.where(state.at_high > 0, -z, 0.0), dual, at_low, at_high
+    )
+
+
+def _products(state: _State, move: _State, reach: Tensor | float) -> Tensor:
+    """The sum of distance times multiplier after the fraction `reach` of a move, ``(B, 1)``."""
+    low = (state.at_low + reach * move.at_low) * (state.below + reach * move.below)
+    high = (state.at_high + reach * move.at_high) * (state.above + reach * move.above)
+    total = torch.where(state.at_low > 0, low, 0.0) + torch.where(state.at_high > 0, high, 0.0)
+    return total.sum(-1, keepdim=True)
+
+
+def _reach(state: _State, move: _State, part: float) -> Tensor:
+    """The fraction of a move, at most 1, that goes the fraction `part` of the way to the first zero: ``(B, 1)``."""
+    some_low, some_high = state.at_low > 0, state.at_high > 0
+    rates = [
+        torch.where(some_low, -move.below / state.below, 0.0),
+        torch.where(some_high, -move.above / state.above, 0.0),
+        torch.where(some_low, -move.at_low / torch.where(some_low, state.at_low, 1.0), 0.0),
+        torch.where(some_high, -move.at_high / torch.where(some_high, state.at_high, 1.0), 0.0),
+    ]
+    fastest = torch.stack([rate.amax(-1) for rate in rates]).amax(0)
+    return (part / fastest.clamp_min(part)).unsqueeze(-1)
+
 
 NEWTON_STEPS = 8
 """Newton steps after the first multipliers: two or three are enough unless coordinates are at their bounds."""

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.products import times_aligned
+from hardnet.products import times, times_aligned
+from hardnet.solvers.polyhedron.active import solve_active, solve_unseen
+from hardnet.solvers.polyhedron.pivoting import pivot
 from hardnet.solvers.polyhedron.problem import Problem
 
 EPS = torch.finfo(torch.float64).eps
@@ -195,3 +197,109 @@ def _write_rays(result: Settled, problem: Problem, state: _State, basis: _Basis,
 def _row(A: Tensor, index: Tensor) -> Tensor:
     """Row ``index[b]`` of sample b: ``(B, n)``."""
     return A[torch.arange(len(A), device=A.device), index]
+
+
+# Whether the last iterate of a solver proves ``lower <= A y <= upper`` empty, in plain operations that read no value.
+#
+# On an empty set a program of fixed length stops with active rows J and a violated row j that depends on them,
+# ``a_j = A_J'r``. Then ``ray = e_j - r`` has ``A'ray = 0``, and if the bounds, weighted by it, add up below zero, no y
+# satisfies these rows (Farkas). This gives a status where the host reads no value.
+
+
+NOTHING = 1e-12
+"""The fraction of the largest weight of a ray below which a weight is rounding."""
+
+
+def prove_empty(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, side: Tensor) -> Tensor:
+    """Weights of rows that contradict each other, ``(B, m)``, the largest of size one; zero if that is not proved.
+
+    Args:
+        raw: ``(B, n)``, float64.
+        A: ``(m, n)`` or ``(B, m, n)``.
+        lower: ``(B, m)``, -inf where absent.
+        upper: ``(B, m)``, inf where absent.
+        y: The last iterate, ``(B, n)``.
+        side: Its active rows: +1 at the upper bound, -1 at the lower, 0 inactive: ``(B, m)``.
+    """
+    length = torch.linalg.vector_norm(A, dim=-1)
+    length = torch.where(length > 0, length, 1.0)
+    rows = (A / length.unsqueeze(-1)).expand(len(y), *A.shape[-2:])
+    lower, upper = lower / length, upper / length
+    ray = _dependence(rows, lower, upper, y, side != 0)
+    bound = torch.where(ray > 0, upper, lower)
+    value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
+    leak = times(rows.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
+    # the rest of A'ray could make up for the violation at a point that far away, which is not counted as a solution
+    reach = FAR * torch.maximum(raw.abs().amax(-1), y.abs().amax(-1))
+    proof = ray / length
+    proof = proof / proof.abs().amax(-1, keepdim=True)
+    return torch.where((value < -leak * reach).unsqueeze(-1), proof, 0.0)
+
+
+def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: Tensor) -> Tensor:
+    """``e_j - r`` for the most violated row j off J, with ``A_J'r`` nearest to ``a_j``; signed by the violated side."""
+    product = times(rows, y)
+    above, below = product - upper, lower - product
+    worst = torch.where(active, -torch.inf, torch.maximum(above, below)).argmax(-1, keepdim=True)
+    joining = torch.zeros_like(product).scatter(-1, worst, 1.0)
+    joining = torch.where(above > below, joining, -joining)
+    ray = joining - solve_unseen(rows, active, times(rows, times(rows.mT, joining)))
+    return torch.where(ray.abs() > NOTHING * ray.abs().amax(-1, keepdim=True), ray, 0.0)
+
+
+# The compromise on an empty set, by proximal steps on the dual, which need no feasible point.
+#
+# Each step solves the problem with Gram matrix ``G + I/weight`` and product ``A raw + dual/weight`` (an augmented
+# Lagrangian step), which pivoting can always finish. The multipliers diverge along a proof of emptiness, while y
+# converges to the compromise: the point nearest to raw among those with the least sum of squared distances to the rows.
+
+
+STEPS = 24
+FIRST_WEIGHT, LAST_WEIGHT = 1e4, 1e8
+BALANCED = 1e-10
+"""How large ``A'v`` may be at the compromise, relative to the distances v to the rows."""
+
+
+def compromise(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Y ``(B, n)``, its active rows ``(B, m)`` (+1 at or beyond the upper bound, -1 the lower), and the steps.
+
+    The samples have unit rows and empty sets. At the compromise the distances v to the rows satisfy ``A'v = 0``.
+    """
+    gram = torch.bmm(problem.A, problem.A.mT)
+    dual, y, side = torch.zeros_like(problem.lower), problem.raw, torch.zeros_like(problem.lower)
+    open_, steps = torch.ones_like(y[:, 0], dtype=torch.bool), torch.zeros_like(y[:, 0], dtype=torch.long)
+    weight = FIRST_WEIGHT
+    for _ in range(STEPS):
+        dual, new_side, taken = _proximal_step(problem, gram, dual, weight)
+        found = _polish(problem, problem.raw - times_aligned(problem.A.mT, dual), new_side)
+        keep = open_.unsqueeze(-1)
+        y, side, steps = torch.where(keep, found, y), torch.where(keep, new_side, side), steps + taken * open_
+        open_ = open_ & ~_balanced(problem, y)
+        if not bool(open_.any()):
+            break
+        weight = min(10 * weight, LAST_WEIGHT)
+    return y, side, steps
+
+
+def _balanced(problem: Problem, y: Tensor) -> Tensor:
+    product = times_aligned(problem.A, y)
+    missing = product - product.clamp(problem.lower, problem.upper)
+    return times_aligned(problem.A.mT, missing).abs().amax(-1) <= BALANCED * missing.abs().amax(-1)
+
+
+def _polish(problem: Problem, y: Tensor, side: Tensor) -> Tensor:
+    """``y - A_J^+(A_J y - b_J)``, twice: exact on the active set."""
+    active = side != 0
+    bound = torch.where(side > 0, problem.upper, problem.lower)
+    for _ in range(2):
+        missing = torch.where(active, times_aligned(problem.A, y) - bound, 0.0)
+        y = y - times_aligned(problem.A.mT, solve_active(problem.A, active, missing))
+    return y
+
+
+def _proximal_step(problem: Problem, gram: Tensor, dual: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    m = gram.shape[-1]
+    regular = gram + torch.eye(m, dtype=gram.dtype, device=gram.device) / weight
+    product = problem.product + dual / weight
+    moved = pivot(regular, product, problem.lower, problem.upper, problem.slack, 20 * m + 100)
+    return moved.dual, moved.side, moved.steps

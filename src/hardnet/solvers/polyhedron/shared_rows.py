@@ -1,7 +1,7 @@
 """The nearest point for many constant rows: the active sets of all samples in batches of dense products.
 
-1. Equalities are eliminated, `hardnet.solvers.polyhedron.shared_factor`.
-2. The active rows are guessed, `hardnet.solvers.polyhedron.shared_guess`.
+1. Equalities are eliminated.
+2. The active rows are guessed.
 3. ``K_JJ dual = (G q - bound)_J`` makes them tight. Rows with a multiplier of the wrong sign leave, violated ones join,
    and the samples that changed are solved again; for those that still change, more splitting steps make a new guess.
 
@@ -11,16 +11,395 @@ caller checks the optimality conditions of every answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.products import times, times_aligned
+import hardnet.kernels.gpu.affine as gpu
+from hardnet.kernels.cpu.launch import HAS_NUMBA
+from hardnet.kernels.cpu.ready import ready
+from hardnet.kernels.limits import MOST_ON_CHIP, MOST_ROWS_TO_AN_OUTPUT
+from hardnet.products import align, exponent, shift_rows, times, times_aligned
+from hardnet.rows import Batch
+from hardnet.solvers.polyhedron.active import CHUNK_ENTRIES, first_rows, groups
+from hardnet.solvers.polyhedron.pivoting import KERNEL_ROWS, Pivoted, pivot
 from hardnet.solvers.polyhedron.problem import Problem
-from hardnet.solvers.polyhedron.shared_blocks import solve_shared
-from hardnet.solvers.polyhedron.shared_factor import Product, SharedRows, on_equalities
-from hardnet.solvers.polyhedron.shared_guess import guess_of, pivoted, pivots_on_chip, sides_of, split_steps, stiffen
+
+# ``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
+#
+# The active rows come first and are padded with rows of the identity: to their number rounded up to a ladder of sizes
+# where values may be read, else to all rows. A diagonal of `RIDGE` keeps dependent rows factorizable; corrections
+# remove its effect on the answer. If the answer is not unique, it is the one nearest to the starting point: from zero,
+# duplicate rows share evenly.
+
+
+RIDGE = 1e-11
+"""Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
+BLOCK = {"cpu": 1 << 30, "cuda": 64}
+"""Columns that are factorized at once: on a GPU most of the time is then spent in products of blocks."""
+PART_OF_MEMORY = 32
+"""One chunk of factors takes at most one part in this many of the memory of a GPU."""
+SOLVES = 3
+"""The number of solves: one solution and two corrections."""
+
+
+class Blocks(NamedTuple):
+    """``K_JJ + RIDGE I = L L'``; L is ``(B, size, size)``, with its diagonal blocks replaced by their inverses."""
+
+    L: Tensor
+    width: int
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last column of each block."""
+        size = self.L.shape[-1]
+        return [(first, min(first + self.width, size)) for first in range(0, size, self.width)]
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``(L L')^-1 right``: ``(B, size)``."""
+        found = right.unsqueeze(-1).clone()
+        for first, last in self.spans():
+            row = found[:, first:last]
+            if first:
+                row = torch.baddbmm(row, self.L[:, first:last, :first], found[:, :first], alpha=-1)
+            found[:, first:last] = torch.bmm(self.L[:, first:last, first:last], row)
+        for first, last in reversed(self.spans()):
+            row = found[:, first:last]
+            if last < found.shape[1]:
+                row = torch.baddbmm(row, self.L[:, last:, first:last].mT, found[:, last:], alpha=-1)
+            found[:, first:last] = torch.bmm(self.L[:, first:last, first:last].mT, row)
+        return found.squeeze(-1)
+
+
+def factorize(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
+    """Factorize the rows and columns `index` ``(B, size)`` of K ``(k, k)``; the identity where they are not `kept`.
+
+    Without an index these are all rows in order.
+
+    The factorization is left-looking: a block of columns is read from K, corrected by one product with the blocks
+    before it, and written once.
+    """
+    size, width = kept.shape[-1], min(BLOCK.get(K.device.type, 64), kept.shape[-1])
+    blocks = Blocks(K.new_empty(len(kept), size, size), width)
+    L = blocks.L
+    for first, last in blocks.spans():
+        panel = _columns(K, index, kept, first, last)
+        if first:
+            panel = torch.baddbmm(panel, L[:, first:, :first], L[:, first:last, :first].mT, alpha=-1)
+        corner = torch.linalg.cholesky_ex(panel[:, : last - first]).L
+        eye = torch.eye(last - first, dtype=K.dtype, device=K.device).expand_as(corner)
+        inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
+        L[:, first:last, first:last] = inverse
+        if last < size:
+            L[:, last:, first:last] = torch.bmm(panel[:, last - first :], inverse.mT)
+    return blocks
+
+
+def solve_shared(
+    K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None, solves: int = SOLVES
+) -> Tensor:
+    """``w`` with ``K_JJ w_J = target_J``, zero off J: ``(B, k)``.
+
+    Args:
+        K: ``(k, k)``, unit diagonal.
+        active: J as a mask, ``(B, k)``.
+        target: ``(B, k)``.
+        look: Whether the number of active rows may be read to decide the size of the factors.
+        start: A first answer, ``(B, k)``; zero by default.
+        solves: The number of solves: one solution and its corrections.
+    """
+    result = torch.zeros_like(target)
+    start = result if start is None else torch.where(active, start, 0.0)
+    for samples, size in groups(active, 1) if look else _whole(active):
+        found = _solve_blocks(K, active[samples], target[samples], start[samples], size, solves)
+        result = result.index_copy(0, samples, found)
+    return result
+
+
+def _solve_blocks(K: Tensor, active: Tensor, target: Tensor, found: Tensor, size: int, solves: int) -> Tensor:
+    if len(active) == 1:  # a batch of one uses other routines, which sum in another order
+        return _solve_blocks(K, active.expand(2, -1), target.expand(2, -1), found.expand(2, -1), size, solves)[:1]
+    index, kept = (None, active) if size == active.shape[-1] else first_rows(active, size)
+    factor = factorize(K, index, kept)
+    for _ in range(solves):
+        left = torch.where(active, target - times_aligned(K, found), 0.0)
+        if index is None:
+            found = found + factor.solve(left)
+        else:
+            found = found.scatter_add(-1, index, factor.solve(left.gather(-1, index)))
+    return found
+
+
+def _columns(K: Tensor, index: Tensor | None, kept: Tensor, first: int, last: int) -> Tensor:
+    """Rows from `first` on and columns from `first` to `last` of the matrix to factorize."""
+    both = kept[:, first:, None] & kept[:, None, first:last]
+    own = K[first:, first:last] if index is None else K[index[:, first:, None], index[:, None, first:last]]
+    panel = torch.where(both, own, 0.0)
+    corner = panel[:, : last - first].diagonal(dim1=-2, dim2=-1)
+    corner.copy_(torch.where(kept[:, first:last], corner + RIDGE, 1.0))
+    return panel
+
+
+def _whole(active: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """All samples at full size, in chunks that fit the memory."""
+    batch, size = active.shape
+    every = torch.arange(batch, device=active.device)
+    for chunk in every.split(max(1, _entries(active.device) // size**2)):
+        yield chunk, size
+
+
+def _entries(device: torch.device) -> int:
+    """The most numbers in one chunk of factors: on a GPU a part of its memory, since small chunks leave it idle."""
+    if device.type != "cuda":
+        return CHUNK_ENTRIES["cpu"]
+    return torch.cuda.get_device_properties(device).total_memory // (8 * PART_OF_MEMORY)
+
+
+# Constant rows, prepared once for every sample: equalities eliminated, one Gram matrix of the other rows.
+#
+# With unit equality rows C, the projector ``P = I - C^+ C`` onto their null space, and the other rows scaled to length
+# one in it, ``|P g_i| = 1``, the nearest point is
+#
+#     y = q - P G'dual,     q = raw - C^+ (C raw - b),     lower <= G q - K dual <= upper,     K = G P G'
+#
+# so that only the multipliers of the other rows are unknown, and all samples share K. Numbers are float64, in the row
+# units of `hardnet.solvers.polyhedron.problem`.
+
+
+SOFT, STIFF = 4.0, 40.0
+"""Weights rho of unit rows in a splitting step: for few active rows, and for nearly as many as outputs."""
+RELAXATION = 1.6
+"""Over-relaxation of a splitting step."""
+MOST_DEPENDENT = 1e5
+"""The largest norm of ``C^+`` for which unit equality rows are eliminated: beyond it the general solver takes over."""
+WITHIN = 1e-7
+"""A row is determined by the equalities if less than this fraction of its length is in their null space."""
+CORRECTIONS = 3
+"""Steps that bring a point onto the equalities: each gains as many digits as the condition of C permits."""
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""``A v`` for each sample v ``(B, n)``."""
+
+
+class SharedRows(NamedTuple):
+    """The factors of constant rows A ``(m, n)``: p of them equalities, k others.
+
+    Attributes:
+        equal: Indices of the equalities, ``(p,)``.
+        free: Indices of the other rows, ``(k,)``.
+        C: Equality rows of length one, ``(p, n)``.
+        inverse: ``(C^+)'``, ``(p, n)``.
+        length: ``|a_i|`` of the equalities, ``(p,)``.
+        G: The other rows, of length one in the null space of C; zero if the equalities determine the row, ``(k, n)``.
+        scale: ``a_i = scale_i g_i``; 1 if the equalities determine the row, ``(k,)``.
+        gram: K, ``(k, k)``.
+        soft: ``RELAXATION / 2 I - RELAXATION (I + SOFT K)^-1``, the matrix of a splitting step, ``(k, k)``.
+        stiff: The same with `STIFF`.
+    """
+
+    equal: Tensor
+    free: Tensor
+    C: Tensor
+    inverse: Tensor
+    length: Tensor
+    G: Tensor
+    scale: Tensor
+    gram: Tensor
+    soft: Tensor
+    stiff: Tensor
+
+    def aligned(self) -> SharedRows:
+        """The same with rows and outputs padded as in `Problem` on a CPU."""
+        wide = {name: align(getattr(self, name), 2) for name in ("C", "inverse", "G", "gram", "soft", "stiff")}
+        return self._replace(**wide, length=align(self.length, absent=1.0), scale=align(self.scale, absent=1.0))
+
+
+def prepare(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
+    """Factorize constant rows A ``(m, n)``; None if the equalities are too dependent to be eliminated.
+
+    Args:
+        A: ``(m, n)``, finite.
+        equality: Which rows are equalities in every sample, ``(m,)``; None for none, and then no value of A is read.
+    """
+    A = A.detach().double()
+    A = shift_rows(A, exponent(A.abs().amax(-1)))
+    free = torch.arange(len(A), device=A.device)
+    equal, free = (free[:0], free) if equality is None else (free[equality], free[~equality])
+    C, length = unit_rows(A[equal])
+    if len(C) > A.shape[-1]:
+        return None
+    inverse, basis = _eliminate(C)
+    if len(C) and not bool(torch.linalg.vector_norm(inverse) <= MOST_DEPENDENT):
+        return None
+    G, scale, reduced = _across(A[free], basis)
+    gram = reduced @ reduced.mT
+    return SharedRows(equal, free, C, inverse, length, G, scale, gram, _step(gram, SOFT), _step(gram, STIFF))
+
+
+def unit_rows(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows divided by their lengths, and the lengths; 1 for a zero row."""
+    length = torch.linalg.vector_norm(A, dim=-1)
+    length = torch.where(length > 0, length, 1.0)
+    return A / length.unsqueeze(-1), length
+
+
+def on_equalities(rows: SharedRows, point: Tensor, b: Tensor | float) -> tuple[Tensor, Tensor]:
+    """``y = point - C'dual`` with ``C y = b``, and dual ``(B, p)``: for aligned rows and all points ``(B, n)``."""
+    dual = point.new_zeros(len(point), len(rows.C))
+    if len(rows.equal) == 0:
+        return point, dual
+    y = point
+    for _ in range(CORRECTIONS):
+        way = times(rows.inverse.mT, times(rows.C, y) - b)
+        dual = dual + times(rows.inverse, way)
+        y = point - times(rows.C.mT, dual)
+    return y, dual
+
+
+def _eliminate(C: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``(C^+)'`` ``(p, n)`` and an orthonormal basis ``(n, n - p)`` of the null space; None if that is everything."""
+    count = len(C)
+    if count == 0:
+        return C, None
+    Q, R = torch.linalg.qr(C.mT, mode="complete")
+    inverse = torch.linalg.solve_triangular(R[:count], Q[:, :count].mT, upper=True)
+    return inverse, Q[:, count:]
+
+
+def _across(A: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """G, scale, and the rows of G in the basis: of length one, or zero if the equalities determine the row."""
+    reduced = A if basis is None else A @ basis
+    length = torch.linalg.vector_norm(reduced, dim=-1)
+    own = length > WITHIN * torch.linalg.vector_norm(A, dim=-1)
+    scale = torch.where(own, length, 1.0)
+    rows = torch.where(own.unsqueeze(-1), A, 0.0) / scale.unsqueeze(-1)
+    return rows, scale, torch.where(own.unsqueeze(-1), reduced, 0.0) / scale.unsqueeze(-1)
+
+
+def _step(gram: Tensor, rho: float) -> Tensor:
+    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factor, _ = torch.linalg.cholesky_ex(eye + rho * gram)
+    return RELAXATION / 2 * eye - RELAXATION * torch.cholesky_inverse(factor)
+
+
+# A guess of the active rows of constant rows: splitting steps for the whole batch, or one launch of pivots on a GPU.
+#
+# Splitting works on the products ``v = G y - G q``, which start at zero, with bounds shifted likewise. The steps
+#
+#     s = clamp(t, low, high),     t <- t + relaxation ((I + rho K)^-1 and the bounds' reflection of 2 s - t)
+#
+# are over-relaxed, and each is one product with a constant matrix for all samples. At the end ``t - s`` is the
+# multiplier divided by rho, and the rows with t beyond a bound are the guess. Any number of steps is safe, since the
+# guess is verified.
+
+
+def split_steps(step: Tensor, low: Tensor, high: Tensor, state: Tensor, count: int) -> Tensor:
+    """The state t ``(B, k)`` after `count` steps ``t <- (1 - relaxation/2) t + r step`` with ``r = 2 s - t``.
+
+    Args:
+        step: `SharedRows.soft` or `SharedRows.stiff`.
+        low: Lower bounds minus ``G q``, ``(B, k)``.
+        high: Upper bounds minus ``G q``, ``(B, k)``.
+        state: The t to start from; zero is ``y = q``.
+        count: The number of steps.
+    """
+    for _ in range(count):
+        reflected = torch.lerp(state, state.clamp(low, high), 2.0)
+        state = torch.addmm(state, reflected, step, beta=1 - RELAXATION / 2)
+    return state
+
+
+def stiffen(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The state with the same multipliers ``rho (t - s)`` for the weight `STIFF` instead of `SOFT`."""
+    return torch.lerp(state.clamp(low, high), state, SOFT / STIFF)
+
+
+def sides_of(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """+1 beyond the upper bound, -1 beyond the lower, 0 between: ``(B, k)``."""
+    return (state > high).to(state) - (state < low).to(state)
+
+
+def guess_of(state: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The sides of a stiff state and its multipliers: ``(B, k)`` each."""
+    return sides_of(state, low, high), STIFF * (state - state.clamp(low, high))
+
+
+def pivots_on_chip(rows: SharedRows) -> bool:
+    """Whether a GPU holds a sample's whole tableau, so that one launch finds the active rows exactly."""
+    return rows.gram.is_cuda and 0 < len(rows.gram) <= KERNEL_ROWS and gpu.HAS_TRITON
+
+
+def pivoted(rows: SharedRows, product: Tensor, low: Tensor, high: Tensor, slack: Tensor) -> Pivoted:
+    """The exact multipliers by `solvers.polyhedron.pivoting`; `low` and `high` bound ``G y``, ``(B, k)``."""
+    gram = rows.gram.expand(len(product), -1, -1)
+    return pivot(gram, product, low, high, slack, 10 * sum(rows.G.shape) + 50)
+
+
+# Constant rows, many of them: when their factors are shared by all samples, and how they are made.
+#
+# The solver is `shared_rows`: equalities are eliminated once, the other rows have one Gram matrix, and the active sets
+# of all samples are found in batches. A layer keeps the factors; a plain function call makes them where that pays off.
+
+
+LEAST_ROWS = 16
+"""The number of rows below which other methods are faster."""
+LEAST_SAMPLES = 16
+"""The batch size on a CPU below which samples are solved one by one."""
+ELIMINATED = 8
+"""The number of equalities whose elimination pays off on a CPU without kernels, however many other rows there are."""
+
+
+def prepare_rows(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
+    """The factors of a constant A for ``project_affine(..., shared=)``, in float64; None if it has none.
+
+    Args:
+        A: ``(m, n)``.
+        equality: Which rows are equalities in every sample, ``(m,)`` bool; None if not known: then no value is read.
+    """
+    if A.is_meta or (equality is not None and not bool(A.isfinite().all())):
+        return None
+    return prepare(A, None if equality is None else equality.to(A.device))
+
+
+def rows_for(rows: Batch, given: SharedRows | None) -> SharedRows | None:
+    """The factors that this call uses: those `given`, or its own if they pay off for the batch; else None.
+
+    A is one matrix with at least `LEAST_ROWS` rows. If values may not be read and no factors are given, the equalities
+    are not known and are treated like other rows.
+    """
+    A, (m, n), on_gpu = rows.A, rows.A.shape[-2:], rows.raw.is_cuda
+    if on_gpu and max(m, n) <= MOST_ON_CHIP:
+        return None
+    if len(rows.raw) < (1 if on_gpu else LEAST_SAMPLES):
+        return None
+    if given is not None:
+        return given if on_gpu or _pays(len(given.equal), rows) else None
+    equality = _equalities(m, rows.lower, rows.upper) if rows.look else None
+    count = 0 if equality is None else int(equality.sum())
+    return prepare_rows(A, equality) if on_gpu or _pays(count, rows) else None
+
+
+def _pays(equalities: int, rows: Batch) -> bool:
+    """Whether batched products are faster on a CPU than one active set after the other.
+
+    Kernels find active sets in half the time of batched products, unless there are many equalities, which they
+    eliminate again for each sample.
+    """
+    m, n = rows.A.shape[-2:]
+    if HAS_NUMBA and m <= MOST_ROWS_TO_AN_OUTPUT * n and (not rows.memory or ready("projection")):
+        return equalities >= max(ELIMINATED, 2 * (m - equalities))
+    return equalities >= ELIMINATED or 2 * m <= n
+
+
+def _equalities(m: int, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """The rows with ``lower == upper`` in every sample, ``(m,)``."""
+    if lower is None or upper is None:
+        return torch.zeros(m, dtype=torch.bool)
+    same = lower.detach() == upper.detach()
+    return same.reshape(-1, m).all(0)
+
 
 FIRST_STEPS = 50
 """Splitting steps of all samples."""

@@ -14,14 +14,247 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.errors import MissingExtraError
 from hardnet.kernels.backends import find
 from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.orthogonal import FAR
 from hardnet.solvers.polyhedron.problem import CERTAIN
-from hardnet.solvers.polyhedron.sparse_factor import Factor, SparseRows
-from hardnet.solvers.polyhedron.sparse_interior import RIDGE, guess
 from hardnet.solvers.solution import Status
 from hardnet.tolerances import ROUNDINGS
+
+# ``(K + diag(d)) w = r`` with ``K = A A'`` of sparse unit rows, by scipy: banded if the rows couple only neighbors.
+#
+# Rows that couple neighbors (rate limits over a horizon, conservation along a line) have a narrow band after
+# reordering; the cost of a Cholesky factor of the band is then linear in the number of rows. Any other pattern uses a
+# sparse LU factor.
+
+
+WIDEST = 5e8
+"""The number of operations of a band factor, ``m width^2``, above which a sparse LU factor is used."""
+
+
+class SparseRows(NamedTuple):
+    """Constant sparse rows, prepared once: scipy matrices and numpy arrays.
+
+    Attributes:
+        A: Rows of length one, ``(m, n)`` in compressed rows.
+        length: ``|a_i|`` of the original rows; 1 for a zero row, ``(m,)``.
+        gram: K, ``(m, m)``.
+        order: The order of the rows in which K has a narrow band, ``(m,)``.
+        band: The lower diagonals of K in that order, ``(width + 1, m)``; None if there are too many.
+    """
+
+    A: Any
+    length: Any
+    gram: Any
+    order: Any
+    band: Any
+
+
+def prepare_sparse(crow: Tensor, col: Tensor, values: Tensor, n: int) -> SparseRows:
+    """Scale the rows to length one and find the order of their band; needs the extra ``sparse``."""
+    if find_spec("scipy") is None:
+        raise MissingExtraError("scipy", "sparse")
+    import numpy as np
+    import scipy.sparse
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    parts = [part.detach().cpu().numpy() for part in (values.double(), col, crow)]
+    A: Any = scipy.sparse.csr_matrix(tuple(parts), shape=(len(crow) - 1, n))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    A, largest = _divided(A, abs(A).max(1).toarray().ravel() if A.nnz else np.ones(A.shape[0]))
+    A, length = _divided(A, np.sqrt(np.asarray(A.multiply(A).sum(1)).ravel()))
+    length = length * largest
+    gram = (A @ A.T).tocsr()
+    for matrix in (A, gram):
+        matrix.sum_duplicates()  # sort entries now: scipy would sort them at some later time, and sums would change
+    order = reverse_cuthill_mckee(gram, symmetric_mode=True)
+    return SparseRows(A, length, gram, order, _band(gram[order][:, order].tocoo()))
+
+
+def _divided(A: Any, by: Any) -> tuple[Any, Any]:
+    """The rows of A divided by the numbers `by` ``(m,)``, and these numbers, with 1 for a zero row."""
+    import numpy as np
+
+    by = np.where(by > 0, by, 1.0)
+    A = A.copy()
+    A.data = A.data / np.repeat(by, np.diff(A.indptr))
+    return A, by
+
+
+def _band(K: Any) -> Any:
+    """The lower diagonals of K ``(width + 1, m)``, or None if there are too many."""
+    import numpy as np
+
+    below = K.row - K.col
+    width, m = int(abs(below).max(initial=0)), K.shape[0]
+    if m * float(width) ** 2 > WIDEST:
+        return None
+    band = np.zeros((width + 1, m))
+    lower = below >= 0
+    band[below[lower], K.col[lower]] = K.data[lower]
+    return band
+
+
+class Factor:
+    """A factor of ``K_JJ + diag(d)``, with rows of the identity off J.
+
+    Args:
+        rows: The sparse rows.
+        diagonal: d, ``(m,)``, positive or small compared with K.
+        active: J as a mask, ``(m,)``; None for all rows.
+    """
+
+    def __init__(self, rows: SparseRows, diagonal: Any, active: Any = None) -> None:
+        self.order = None
+        if rows.band is None:
+            self._sparse(rows, diagonal, active)
+        else:
+            self._banded(rows, diagonal, active)
+
+    def _banded(self, rows: SparseRows, diagonal: Any, active: Any) -> None:
+        from scipy.linalg import cholesky_banded
+
+        band, self.order = rows.band.copy(), rows.order
+        if active is not None:
+            kept = active[rows.order]
+            for place in range(len(band)):
+                band[place, : len(kept) - place] *= kept[place:] & kept[: len(kept) - place]
+            band[0] += ~kept
+        band[0] += diagonal[rows.order]
+        self.factor = cholesky_banded(band, lower=True, check_finite=False)
+
+    def _sparse(self, rows: SparseRows, diagonal: Any, active: Any) -> None:
+        import scipy.sparse
+        from scipy.sparse.linalg import splu
+
+        K = rows.gram
+        if active is not None:
+            keep = scipy.sparse.diags(active.astype(float))
+            K = keep @ K @ keep + scipy.sparse.diags((~active).astype(float))
+        self.factor = splu((K + scipy.sparse.diags(diagonal)).tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0)
+
+    def solve(self, right: Any) -> Any:
+        """``(K_JJ + diag(d))^-1 right``: ``(m,)``."""
+        if self.order is None:
+            return self.factor.solve(right)
+        import numpy as np
+        from scipy.linalg import cho_solve_banded
+
+        found = np.empty_like(right)
+        found[self.order] = cho_solve_banded((self.factor, True), right[self.order], check_finite=False)
+        return found
+
+
+# A guess of the active sparse rows by an interior point method in their multipliers.
+#
+# With ``y = raw - A'dual``, ``dual = above - below``, slacks s to the bounds and the products ``v = A raw - K dual``,
+# Mehrotra's steps towards ``above s_above = below s_below = mu`` all solve
+#
+#     (K + 1/w) d = g/w,     w = above / s_above + below / s_below
+#
+# one symmetric system per sample and step, with two right-hand sides; an equality has no slack and ``1/w = 0``.
+
+
+STEPS = 60
+"""The most steps; twenty are usual."""
+ENOUGH = 1e-11
+"""The mean product of multiplier and slack, in the sample's unit, at which the active rows can be identified."""
+CLOSE = 1e-8
+"""How far the products may then disagree with their bounds and slacks."""
+HUGE = 1e9
+"""The size of multipliers, in the sample's unit, that only an empty set reaches."""
+RIDGE = 1e-11
+"""Added to the unit diagonal of K to allow dependent rows."""
+
+
+class _State(NamedTuple):
+    """Multipliers and slacks of the two sides, ``(2, m)`` each, upper side first; zero and infinite if absent."""
+
+    dual: Any
+    slack: Any
+
+
+def guess(rows: SparseRows, product: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The sides of one sample's active rows and its multipliers, from ``A raw`` and the bounds: ``(m,)`` each.
+
+    If rows contradict each other, the multipliers grow along the contradiction until they are `HUGE`.
+    """
+    import numpy as np
+
+    ends, sign = np.stack([high, -low]), np.array([[1.0], [-1.0]])
+    tight = low == high
+    there = np.isfinite(ends) & ~tight
+    state = _State(there * 1.0, np.where(there, np.maximum(ends - sign * product, 1.0), np.inf))
+    held = np.zeros_like(product)  # multipliers of the equalities
+    count = max(1, int(there.sum()))
+    for _ in range(STEPS):
+        dual = state.dual[0] - state.dual[1] + held
+        value = product - rows.gram @ dual
+        missing = np.where(there, ends - sign * value - np.where(there, state.slack, 0.0), 0.0)
+        off = np.where(tight, value - low, 0.0)
+        mu = float((state.dual * np.where(there, state.slack, 0.0)).sum()) / count
+        left = max(abs(missing).max(), abs(off).max())
+        if (mu <= ENOUGH and left <= CLOSE) or mu <= ENOUGH**2 or abs(dual).max() > HUGE:  # beyond that all is rounding
+            break
+        try:
+            state, held = _step(rows, state, held, missing, off, mu, there, tight)
+        except np.linalg.LinAlgError:
+            break
+    dual = state.dual[0] - state.dual[1] + held
+    side = (state.dual[0] > state.slack[0]) * 1.0 - (state.dual[1] > state.slack[1]) * 1.0
+    return np.where(tight, 1.0, side), dual
+
+
+def _step(
+    rows: SparseRows, state: _State, held: Any, missing: Any, off: Any, mu: float, there: Any, tight: Any
+) -> tuple[_State, Any]:
+    """One predictor and one corrector with the same factor, taken as far as multipliers and slacks stay positive."""
+    import numpy as np
+
+    ratio = (state.dual / state.slack).sum(0)
+    inverse = np.where(tight, RIDGE, 1 / np.maximum(ratio, 1e-14))
+    factor = Factor(rows, inverse)
+    nothing = np.zeros_like(missing)
+    far, _, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, nothing)
+    reached = (state.dual + far * dual) * np.where(there, state.slack + far * slack, 0.0)
+    share = (float(reached.sum()) / max(1, int(there.sum())) / max(mu, 1e-300)) ** 3
+    center = np.where(there, min(1.0, share) * mu - dual * slack, 0.0)
+    far, change, dual, slack = _direction(rows, factor, inverse, state, missing, off, there, tight, center)
+    length = min(1.0, 0.995 * far)
+    dual, slack = state.dual + length * dual, np.where(there, state.slack + length * slack, np.inf)
+    return _State(dual, slack), held + length * np.where(tight, change, 0.0)
+
+
+def _direction(
+    rows: SparseRows,
+    factor: Factor,
+    inverse: Any,
+    state: _State,
+    missing: Any,
+    off: Any,
+    there: Any,
+    tight: Any,
+    center: Any,
+) -> tuple[float, Any, Any, Any]:
+    """How far a step can go, and the changes of the rows' multipliers, of both sides' multipliers and of slacks."""
+    import numpy as np
+
+    aim = np.where(there, center - state.dual * np.where(there, state.slack, 0.0), 0.0)
+    rest = np.where(there, (aim - state.dual * missing) / state.slack, 0.0)
+    change = factor.solve(np.where(tight, off, (rest[0] - rest[1]) * inverse))
+    moved = -(rows.gram @ change)
+    slack = np.where(there, missing - np.stack([moved, -moved]), 0.0)
+    dual = np.where(there, (aim - state.dual * slack) / state.slack, 0.0)
+    return min(_room(state.dual, dual), _room(state.slack, slack)), change, dual, slack
+
+
+def _room(value: Any, change: Any) -> float:
+    """How far a positive value can go along a change before it is zero, at most one step."""
+    import numpy as np
+
+    shrinks = change < 0
+    return min(1.0, float(np.min(-value[shrinks] / change[shrinks], initial=1.0)))
+
 
 EXCHANGES = 20
 """The most exchanges of rows after the guess."""
