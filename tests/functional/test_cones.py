@@ -5,7 +5,7 @@ import torch
 
 from hardnet.errors import DTypeError, ShapeError
 from hardnet.functional import project_psd, project_second_order_cone
-from hardnet.solvers.conic.stack import order, pack, second_order_frame, semidefinite_frame, unpack
+from hardnet.solvers.conic.blocks import order, pack, second_order_frame, semidefinite_frame, unpack
 from tests.draws import draw
 
 pytestmark = pytest.mark.core

@@ -3,17 +3,10 @@
 import pytest
 import torch
 
-from hardnet.kernels.limits import ELASTIC
 from hardnet.solvers.algebra import small
 from hardnet.solvers.algebra.small import _eliminate
 from hardnet.solvers.nonlinear import nearest as nonlinear_kkt
-from hardnet.solvers.nonlinear import nearest as nonlinear_nearest
-from hardnet.solvers.nonlinear import nearest as nonlinear_nearest_step
-from hardnet.solvers.nonlinear import retract as nonlinear_retract
 from hardnet.solvers.nonlinear import step as nonlinear_step
-from hardnet.solvers.nonlinear.nearest import plan_in_torch
-from hardnet.solvers.nonlinear.nearest import plan_step as plan_approach
-from hardnet.solvers.nonlinear.retract import retract
 from hardnet.solvers.nonlinear.rows import Derivatives, Input, Rows
 from hardnet.solvers.nonlinear.solve import solve_nonlinear
 from hardnet.solvers.nonlinear.step import Metric, _in_torch
@@ -43,7 +36,7 @@ def test_elimination_agrees_with_plain_torch(n):
 
 def in_torch(monkeypatch):
     """Switch compiled code off, so that plain torch computes everything."""
-    for module in (small, nonlinear_step, nonlinear_retract, nonlinear_nearest, nonlinear_nearest_step, nonlinear_kkt):
+    for module in (small, nonlinear_step, nonlinear_kkt):
         monkeypatch.setattr(module, "compiles", lambda *_: False)
 
 
@@ -149,45 +142,6 @@ def test_the_solver_without_compiled_code_finds_the_same_points(known, monkeypat
     assert (without.status == 0).all()
     # both satisfy the KKT conditions to 1e-10
     torch.testing.assert_close(without.y, with_numba.y, rtol=0, atol=1e-8)
-
-
-def mixed(seed=0):
-    """Samples near quadratic and affine rows of every kind, some of which contradict each other."""
-    y, A = draw(200, 4, seed=seed), draw(2, 4, seed=seed + 1)
-    S, c = draw(3, 4, 4, seed=seed + 2) / 4, draw(3, 4, seed=seed + 3)
-    g = lambda y, x: torch.einsum("bi,mij,bj->bm", y, (S + S.mT).to(y), y) + y @ c.to(y).mT
-    low = torch.cat([draw(200, 3, seed=seed + 4), -torch.ones(200, 2, dtype=F64)], -1)
-    high = low + torch.where(draw(200, 5, seed=seed + 5) > 0, 0.0, draw(200, 5, seed=seed + 6).abs())
-    high[:, 3:] = 1.0
-    low[::3, 0] = -torch.inf
-    return Rows(g, None, Input.of(None, y.shape[:1]), 3, A, low, high).prepared(look=True), y
-
-
-@pytest.mark.parametrize("unit", [True, False])
-def test_a_compiled_pass_of_a_retraction_agrees_with_plain_torch(unit, monkeypatch):
-    rows, y = mixed()
-    fast = retract(rows, y, y, tolerance=1e-10, unit=unit, iterations=1)
-    in_torch(monkeypatch)
-    monkeypatch.setattr(nonlinear_retract, "TRIALS", 1)
-    slow = retract(rows, y, y, tolerance=1e-10, unit=unit, iterations=1)
-    full = (slow.y != y).any(-1)  # compiled code tries shorter steps in the same pass, torch in the next one
-    assert full.double().mean() > 0.3
-    # the Gram matrix of m unit rows has a condition of at most m / ELASTIC^2, which multiplies some roundings
-    allowed = 16 * 5 / ELASTIC**2 * torch.finfo(F64).eps
-    torch.testing.assert_close(fast.y[full], slow.y[full], rtol=0, atol=allowed)
-    torch.testing.assert_close(fast.error[full], slow.error[full], rtol=0, atol=allowed)
-
-
-def test_a_compiled_step_towards_the_nearest_point_agrees_with_plain_torch(monkeypatch):
-    rows, y = mixed(seed=20)
-    raw, dual, weight = y + draw(200, 4, seed=30), draw(200, 5, seed=31), draw(200, 5, seed=32).abs()
-    at = rows.evaluate(y, lambda *_: dual)
-    fast = plan_approach(rows, at, y, raw, weight)
-    in_torch(monkeypatch)
-    slow = plan_in_torch(rows, at, y, raw, weight)
-    for one, two in zip(fast, slow, strict=True):
-        size = two.double().abs().clamp_min(1.0)
-        assert ((one.double() - two.double()).abs() <= 16 * 5 / ELASTIC**2 * torch.finfo(F64).eps * size).all()
 
 
 @pytest.mark.parametrize("curved", [True, False])

@@ -6,7 +6,7 @@ import torch
 
 import hardnet as hn
 from benchmarks.costs import PACKAGED, packaged_costs
-from hardnet.layers.costs import recorded
+from hardnet.layers.auto import recorded
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ import torch
 
 from hardnet import check
 from hardnet.errors import InfeasibleError, UnsupportedSetError
+from hardnet.functional.linsat import REGULARIZATION
 from hardnet.layers import LinSAT
 from hardnet.sets import Affine, Box, Equality
-from hardnet.solvers.fermi_dirac import REGULARIZATION
 from hardnet.testing import check_layer
 from tests.draws import draw_uniform, tensor
 

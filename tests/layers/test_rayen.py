@@ -10,7 +10,7 @@ from hardnet.errors import InfeasibleError, NonFiniteError, ShapeError, Unsuppor
 from hardnet.layers import Rayen
 from hardnet.sets import LMI, Affine, Ball, Box, ConstraintSet, Equality, Quadratic, SecondOrderCone, Simplex
 from hardnet.solvers import Intervals
-from hardnet.solvers.offline.interior import affine_hull, halfspaces, most_slack
+from hardnet.solvers.offline import affine_hull, halfspaces, most_slack
 from tests.draws import draw, tensor
 
 F64 = torch.float64

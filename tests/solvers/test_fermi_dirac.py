@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from hardnet.functional.linsat import _encode, find_encoding
+from hardnet.functional.linsat import (
+    _encode,
+    balance_by_newton,
+    evaluate,
+    find_encoding,
+    newton_step,
+    proves_infeasible,
+)
 from hardnet.solvers import Status
-from hardnet.solvers.fermi_dirac import balance_by_newton, evaluate, newton_step, proves_infeasible
 from tests.draws import draw_uniform
 
 F64 = torch.float64

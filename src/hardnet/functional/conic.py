@@ -9,13 +9,14 @@ NaN. All have the derivative of `cotangents`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, ShapeError, sentence
-from hardnet.functional.derivatives import implicit_vjp, last_derivative
+from hardnet.functional.derivatives import attach, implicit_vjp
 from hardnet.functional.samples import report_curved
 from hardnet.kernels.cpu.conic import project, project_back, takes
 from hardnet.kernels.limits import FAINT, TIGHT
@@ -24,10 +25,9 @@ from hardnet.nearest.policy import QUIET, Once, OnInfeasible, OnInvalid, OnUnsol
 from hardnet.products import power_above, times_tiled
 from hardnet.rows import lead
 from hardnet.shapes import broadcast_batch, require_float, require_like
-from hardnet.solvers.conic.blocks import Block, gather, images
-from hardnet.solvers.conic.distance import StiffSaddle, local_unit
+from hardnet.solvers.conic.blocks import Block, Linear, Stack, gather, images
+from hardnet.solvers.conic.solve import StiffSaddle, local_unit
 from hardnet.solvers.conic.solve import project_intersection as solve
-from hardnet.solvers.conic.stack import Linear, Stack
 from hardnet.solvers.solution import Solution, Status, place
 
 # The derivative of the projection onto blocks, by the implicit function theorem.
@@ -178,7 +178,14 @@ def project_intersection(
         remedy = "use 'auto' or 'nan', and constraint.solve for the status"
         name = "on_infeasible" if on_infeasible == "raise" else "on_unsolved"
         raise OptionError(sentence(name, "no error inside a capture", "'raise'", remedy))
-    y, *rest = _Project.apply(_spread(raw, batch), kinds, tolerance, best, *flat)
+
+    def find(raw: Tensor, *fields: Tensor) -> Any:
+        """The solution, with NaN for samples without an answer; only answers send a gradient."""
+        found = _find(raw, kinds, fields, tolerance)
+        return (_shown(found, best).to(raw.dtype), *found[1:]), (answered(found), found.dual)
+
+    what = "a projection onto curved sets"
+    y, *rest = attach(find, partial(_through, kinds), (_spread(raw, batch), *flat), what)
     if (may_look(raw) or asks) and bool((rest[1] != int(Status.SOLVED)).any()):
         found = Solution(*(part.detach().reshape(batch + part.shape[1:]) for part in (y, *rest)))
         report_curved(raw, blocks, found, gather(kinds, flat), policy)
@@ -232,33 +239,15 @@ def _find(raw: Tensor, kinds: Sequence[type[Block]], fields: Sequence[Tensor], t
     return place(found, left, solve(raw[left], gather(kinds, own), tolerance=tolerance, dtype=raw.dtype))
 
 
-class _Project(torch.autograd.Function):
-    """Solve in float64; differentiate the optimality conditions."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, raw: Tensor, kinds: list[type[Block]], tolerance: float, best: bool, *fields: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The solution, with NaN for samples without an answer; only answers send a gradient."""
-        found = _find(raw, kinds, fields, tolerance)
-        ctx.save_for_backward(answered(found), found.dual, raw, *fields)
-        ctx.kinds = kinds
-        ctx.mark_non_differentiable(*found[1:])
-        return _shown(found, best).to(raw.dtype), *found[1:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """``u = N g`` to raw, and the pairing's gradient to every number."""
-        y, dual, raw, *fields = ctx.saved_tensors
-        needed = [i for i in range(len(fields)) if ctx.needs_input_grad[4 + i]]
-        with torch.no_grad():
-            u, found = cotangents(grad, y, dual, ctx.kinds, fields, needed)
-            u = u.to(grad.dtype) if ctx.needs_input_grad[0] else None
-        grads: list[Tensor | None] = [None] * len(fields)
-        for i, gradient in zip(needed, found, strict=True):
-            grads[i] = gradient
-        u, *grads = last_derivative("a projection onto curved sets", [u, *grads], [grad, raw, *fields])
-        return u, None, None, None, *grads
+def _through(kinds: list[type[Block]], grad: Tensor, saved: Any, inputs: Any, needed: Any) -> list[Tensor | None]:
+    """``u = N g`` to raw, and the pairing's gradient to every number."""
+    wanted = [i for i, need in enumerate(needed[1:]) if need]
+    y, dual = saved
+    u, found = cotangents(grad, y, dual, kinds, inputs[1:], wanted)
+    grads: list[Tensor | None] = [u, *(None for _ in inputs[1:])]
+    for i, gradient in zip(wanted, found, strict=True):
+        grads[1 + i] = gradient
+    return grads
 
 
 def _shown(found: Solution, best: bool) -> Tensor:

@@ -9,12 +9,13 @@ the cotangent g of y to
 u is the cotangent of raw, and w the one of the right-hand sides of the active constraints; every other number p of the
 set receives ``-d/dp (dual . C(p) u + w . c(y; p))`` at fixed y, dual, u and w.
 
-`keep_value` and `leak_gradient` give a value another gradient; `along_tangent` adds the gradient that pulls violated
-rows back inside.
+`attach` gives values found without autograd such a derivative; `keep_value` and `leak_gradient` give a value another
+gradient; `along_tangent` adds the gradient that pulls violated rows back inside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from hardnet.products import times
 from hardnet.solvers.polyhedron.active import solve_unseen, split
 
 Bound = Tensor | None
+Find = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
+PullBack = Callable[[Tensor, Sequence[Any], Sequence[Any], Sequence[bool]], Sequence[Bound]]
 
 
 def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -47,6 +50,46 @@ def implicit_vjp(grad: Tensor, C: Tensor, active: Tensor, hessian: Tensor | None
     tangent, multiplier = split(white, rows, active)
     back = torch.linalg.solve_triangular(factor.mT, tangent.unsqueeze(-1), upper=True)
     return back.squeeze(-1), multiplier
+
+
+class Implicit(torch.autograd.Function):
+    """Values that are found without autograd, with the derivative that belongs to them: `attach`."""
+
+    @staticmethod
+    def forward(ctx: Any, find: Find, pull: PullBack, what: str | None, *inputs: Tensor | None) -> Any:
+        """The values; only the first has a derivative."""
+        values, saved = find(*inputs)
+        ctx.save_for_backward(*saved, *inputs)
+        ctx.pull, ctx.what, ctx.count = pull, what, len(saved)
+        ctx.mark_non_differentiable(*values[1:])
+        return values if len(values) > 1 else values[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Bound, ...]:
+        """Those of the inputs that want one, in their shapes and dtypes."""
+        kept, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]  # read once: a checkpoint computes them again
+        saved, inputs = kept[: ctx.count], kept[ctx.count :]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and ctx.what is None):
+            found = [
+                None if own is None or not need else own.sum_to_size(given.shape).to(given.dtype)
+                for own, given, need in zip(ctx.pull(grads[0], saved, inputs, needed), inputs, needed, strict=True)
+            ]
+        if ctx.what is not None:
+            found = last_derivative(ctx.what, found, [grads[0], *inputs])
+        return None, None, None, *found
+
+
+def attach(find: Find, pull: PullBack, inputs: Sequence[Bound], what: str | None = None) -> Any:
+    """The values that `find` gives for the inputs, of which the first has the derivative that `pull` gives.
+
+    Args:
+        find: ``inputs -> (values, saved)``: tensors, and what the derivative needs beside the inputs.
+        pull: ``(cotangent of the first value, saved, inputs, which are needed) -> cotangents of the inputs``, None for
+            those that are not needed; more batch dimensions than an input has are summed.
+        inputs: Tensors, or None.
+        what: A phrase that names the function where the cotangents cannot be differentiated again; None where they can.
+    """
+    return Implicit.apply(find, pull, what, *inputs)
 
 
 def keep_value(y: Tensor, value: Tensor) -> Tensor:

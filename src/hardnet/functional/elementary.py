@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NEGATIVE, NOT_FINITE, ShapeError, sentence
-from hardnet.functional.derivatives import keep_value, last_derivative
+from hardnet.functional.derivatives import attach, keep_value
 from hardnet.functional.samples import Policy, find_invalid, reject
 from hardnet.kernels.backends import find
 from hardnet.kernels.limits import MOST_BOX_COLUMNS
@@ -17,7 +17,7 @@ from hardnet.products import length
 from hardnet.rows import Batch, boxed, ordered
 from hardnet.shapes import broadcast_batch, check_bound, check_number, joint_batch, require_float, require_like
 from hardnet.solvers.algebra.small import ascending
-from hardnet.solvers.conic.stack import (
+from hardnet.solvers.conic.blocks import (
     Frame,
     pack,
     project_second_order,
@@ -105,27 +105,15 @@ def _simplex_by_kernel(raw: Tensor, total: Tensor) -> Tensor | None:
             return None
         y, place, _, _, status, _ = kernel.forward(boxed(rows), torch.finfo(raw.dtype).eps)
     y, support, left = y.reshape(*batch, n), (place == 0).reshape(*batch, n), status == int(Status.NOT_CONVERGED)
-    y = _OnSupport.apply(raw.double(), total, y, support)
-    return torch.where(left.reshape(*batch, 1), _simplex_by_sorting(raw, total), y) if bool(left.any()) else y  # pyright: ignore[reportReturnType]
+    y = attach(lambda *_: ((y,), (support,)), _on_support, (raw.double(), total))
+    return torch.where(left.reshape(*batch, 1), _simplex_by_sorting(raw, total), y) if bool(left.any()) else y
 
 
-class _OnSupport(torch.autograd.Function):
-    """y, given with its support: changes of raw or of the total move only the entries of the support."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, total: Tensor, y: Tensor, support: Tensor) -> Tensor:
-        """Y itself."""
-        ctx.save_for_backward(support)
-        ctx.sizes = raw.shape, total.shape
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """``g - mean(g)`` to raw and ``mean(g)`` to the total, over the support."""
-        (support,) = ctx.saved_tensors
-        mean = torch.where(support, grads[0], 0.0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
-        to_raw = torch.where(support, grads[0] - mean, 0.0)
-        return to_raw.sum_to_size(ctx.sizes[0]), mean.squeeze(-1).sum_to_size(ctx.sizes[1]), None, None
+def _on_support(grad: Tensor, saved: Any, inputs: Any, needed: Any) -> tuple[Tensor, Tensor]:
+    """``g - mean(g)`` to raw and ``mean(g)`` to the total, over the support, whose entries alone move."""
+    (support,) = saved
+    mean = torch.where(support, grad, 0.0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(support, grad - mean, 0.0), mean.squeeze(-1)
 
 
 def _simplex_by_sorting(raw: Tensor, total: Tensor) -> Tensor:
@@ -220,7 +208,7 @@ def project_second_order_cone(z: Tensor) -> Tensor:
     require_float("z", z)
     if z.dim() == 0 or z.shape[-1] < 2:
         raise ShapeError(sentence("z", "shape (*batch, k + 1) with k >= 1, the height last", tuple(z.shape)))
-    return _SecondOrder.apply(z)  # pyright: ignore[reportReturnType]
+    return attach(_on_cone, _through_cone, (z,), "a projection onto the second-order cone")
 
 
 def project_psd(X: Tensor) -> Tensor:
@@ -234,7 +222,7 @@ def project_psd(X: Tensor) -> Tensor:
     require_float("X", X)
     if X.dim() < 2 or X.shape[-1] != X.shape[-2]:
         raise ShapeError(sentence("X", "shape (*batch, k, k)", tuple(X.shape)))
-    return _SemiDefinite.apply(X)  # pyright: ignore[reportReturnType]
+    return attach(_on_psd, _through_psd, (X,), "a projection onto semidefinite matrices")
 
 
 def _apply_frame(frame: Frame, vector: Tensor) -> Tensor:
@@ -242,33 +230,22 @@ def _apply_frame(frame: Frame, vector: Tensor) -> Tensor:
     return frame.restore(frame.delta.unsqueeze(-1) * frame.rotate(vector.unsqueeze(-1))).squeeze(-1)
 
 
-class _SecondOrder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        ctx.save_for_backward(z)
-        return project_second_order(z)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (z,) = ctx.saved_tensors
-        with torch.no_grad():
-            u = _apply_frame(second_order_frame(z, torch.zeros_like(z[..., :1])), grad)
-        return last_derivative("a projection onto the second-order cone", [u], [grad, z])[0]
+def _on_cone(z: Tensor) -> Any:
+    return (project_second_order(z),), ()
 
 
-class _SemiDefinite(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, X: Tensor) -> Tensor:
-        finite = X.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
-        symmetric = torch.where(finite, (X + X.mT) / 2, 0.0)
-        ctx.save_for_backward(symmetric, X)
-        return torch.where(finite, project_semidefinite(symmetric), torch.nan)
+def _through_cone(grad: Tensor, saved: Any, inputs: Any, needed: Any) -> list[Tensor]:
+    (z,) = inputs
+    return [_apply_frame(second_order_frame(z, torch.zeros_like(z[..., :1])), grad)]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        symmetric, X = ctx.saved_tensors
-        with torch.no_grad():
-            values, V = ascending(symmetric)
-            frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
-            u = unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])
-        return last_derivative("a projection onto semidefinite matrices", [u], [grad, X])[0]
+
+def _on_psd(X: Tensor) -> Any:
+    finite = X.isfinite().all(-1).all(-1)[..., None, None]  # LAPACK refuses a whole batch for one NaN
+    symmetric = torch.where(finite, (X + X.mT) / 2, 0.0)
+    return (torch.where(finite, project_semidefinite(symmetric), torch.nan),), (symmetric,)
+
+
+def _through_psd(grad: Tensor, saved: Any, inputs: Any, needed: Any) -> list[Tensor]:
+    values, V = ascending(saved[0])
+    frame = semidefinite_frame(values, V, torch.zeros_like(values[..., :1]))
+    return [unpack(_apply_frame(frame, pack(grad)), grad.shape[-1])]

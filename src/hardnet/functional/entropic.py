@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, ShapeError, sentence
-from hardnet.functional.derivatives import last_derivative
+from hardnet.functional.derivatives import attach
 from hardnet.functional.samples import reject
 from hardnet.functional.solve import solve_rows
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
@@ -68,7 +68,8 @@ def _project(raw: Tensor, A: Tensor, b: Tensor | float, policy: Policy) -> Tenso
         reject(~raw.isfinite().all(-1), NOT_FINITE, "raw")
         reject(~A.isfinite().flatten(-2).all(-1), NOT_FINITE, "A")
         reject(~torch.as_tensor(b).isfinite().all(-1), NOT_FINITE, "b")
-    y = _Entropic.apply(flat, rows, sums, score)
+    known = lambda *_: ((outputs(score),), (score,))
+    y = attach(known, _through, (flat, rows, sums), "an entropic nearest point")
     whole = Solution(*(part.reshape((*batch, *part.shape[1:])) for part in (y, *found[1:])))
     given = answer if policy.on_infeasible == "raise" or policy.on_unsolved == "raise" else answered
     return narrow(given(whole, policy), raw.dtype, policy.on_invalid)
@@ -153,34 +154,19 @@ def _newton(raw: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return score, ended[:, 0] > 0, ended[:, 1].long()
 
 
-class _Entropic(torch.autograd.Function):
-    """``exp(score)``, known already, with the implicit derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, A: Tensor, b: Tensor, score: Tensor) -> Tensor:
-        """Y."""
-        ctx.save_for_backward(raw, A, b, score)
-        return outputs(score)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """``u`` to raw, ``w`` to b, and ``dual u' - w y'`` to A."""
-        raw, A, b, score = ctx.saved_tensors
-        with torch.no_grad():
-            gradient = torch.where(score.isnan() | ~grads[0].isfinite(), 0.0, grads[0])
-            if HAS_NUMBA and raw.is_cpu and raw.numel() and plain(raw, gradient, A, b, score):
-                u, w = torch.empty_like(raw), raw.new_empty(len(raw), b.shape[-1])
-                shape = torch.Size((len(raw), *A.shape[1:]))
-                launch(_kernel(1), [u, w], [gradient, score, A], (b,), shape, len(A))
-            else:
-                u, w = cotangents(gradient, score, A, b)
-            to_A = None
-            if ctx.needs_input_grad[1]:
-                dual = multipliers(score, raw, A, b)
-                to_A = dual.unsqueeze(-1) * u.unsqueeze(-2) - w.unsqueeze(-1) * outputs(score).unsqueeze(-2)
-                to_A = to_A.sum_to_size(A.shape)
-            found = [u, to_A, w.sum_to_size(b.shape)]
-        return *last_derivative("an entropic nearest point", found, [raw, A, b, grads[0]]), None
+def _through(grad: Tensor, saved: Any, inputs: Any, needed: Any) -> tuple[Tensor | None, ...]:
+    """``u`` to raw, ``dual u' - w y'`` to A, and ``w`` to b."""
+    (score,), (raw, A, b) = saved, inputs
+    gradient = torch.where(score.isnan() | ~grad.isfinite(), 0.0, grad)
+    if HAS_NUMBA and raw.is_cpu and raw.numel() and plain(raw, gradient, A, b, score):
+        u, w = torch.empty_like(raw), raw.new_empty(len(raw), b.shape[-1])
+        launch(_kernel(1), [u, w], [gradient, score, A], (b,), torch.Size((len(raw), *A.shape[1:])), len(A))
+    else:
+        u, w = cotangents(gradient, score, A, b)
+    if not needed[1]:
+        return u, None, w
+    dual = multipliers(score, raw, A, b)
+    return u, dual.unsqueeze(-1) * u.unsqueeze(-2) - w.unsqueeze(-1) * outputs(score).unsqueeze(-2), w
 
 
 @cache

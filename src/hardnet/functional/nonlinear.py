@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
-from hardnet.functional.derivatives import last_derivative
+from hardnet.functional.derivatives import attach, last_derivative
 from hardnet.modes import full_precision, may_look, outside_compiler, refuse_transforms
 from hardnet.modes import mode as around
 from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, warn_weak
@@ -58,42 +59,66 @@ ROUNDINGS = 16
 """Roundings of y's dtype, relative to a row's scale, by which the row may be violated after y is rounded to it."""
 
 
+class Limits(NamedTuple):
+    """``lower <= g <= upper``, and affine rows beside a box; None where absent."""
+
+    lower: Tensor | float | None
+    upper: Tensor | float | None
+    rows: BoxedRows | None
+
+    @property
+    def tight(self) -> bool:
+        """Whether all rows are known to be equalities without reading tensors."""
+        (lower, upper, rows), plain = self, not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
+        return rows is None and lower is not None and (lower is upper or bool(plain and lower == upper))
+
+
+class Search(NamedTuple):
+    """How a point is found.
+
+    Attributes:
+        mode: ``"nearest"`` or ``"retract"``.
+        gradient: ``"exact"`` or ``"projector"``.
+        tol: The allowed relative violation.
+        iterations: Passes of a fixed program, or None to stop when all samples have ended.
+        tight: Whether all rows are known to be equalities.
+    """
+
+    mode: Mode = "nearest"
+    gradient: str = "projector"
+    tol: float = 1e-10
+    iterations: int | None = None
+    tight: bool = False
+
+
 @dataclass(frozen=True)
 class Call:
-    """One call: the function, its input, and the options of the solver.
+    """One call of nonlinear rows.
 
     Attributes:
         function: g.
         derivative: Its Jacobian, or None.
         x: The input.
         count: m.
-        mode: ``"nearest"`` or ``"retract"``.
-        gradient: ``"exact"`` or ``"projector"``.
-        tolerance: The allowed relative violation.
+        options: How the point is found.
         start: ``(B, n)`` or None.
         dtype: The dtype of raw, to which y is rounded.
         box: The bounds of the coordinates, ``(B, n)`` each, which hold exactly; or None.
-        iterations: Passes of a fixed program, or None to stop when all samples have ended.
-        tight: Whether all rows are known to be equalities.
     """
 
     function: Function
     derivative: Function | None
     x: Input
     count: int
-    mode: Any
-    gradient: str
-    tolerance: float
+    options: Search
     start: Tensor | None
     dtype: torch.dtype
     box: tuple[Tensor, Tensor] | None
-    iterations: int | None = None
-    tight: bool = False
 
     def rows(self, lower: Tensor, upper: Tensor, A: Tensor, inputs: tuple[Tensor, ...] | None = None) -> Rows:
         """The rows; `inputs` replace the floating-point tensors of x."""
         x = self.x if inputs is None else self.x.replaced(inputs)
-        return Rows(self.function, self.derivative, x, self.count, A, lower, upper, tight=self.tight)
+        return Rows(self.function, self.derivative, x, self.count, A, lower, upper, tight=self.options.tight)
 
     @property
     def inputs(self) -> int:
@@ -103,8 +128,10 @@ class Call:
     def solve(self, rows: Rows, raw: Tensor) -> NonlinearSolution:
         """The solution, rounded to the dtype of raw and clamped to the box, then checked again."""
         inside = FINE if self.dtype == torch.float64 else 4 * torch.finfo(self.dtype).eps
-        common = {"mode": self.mode, "tolerance": self.tolerance, "start": self.start}
-        found = find_point(rows, raw, inside=inside, iterations=self.iterations, **common)
+        mode, _, tolerance, iterations, _ = self.options
+        found = find_point(
+            rows, raw, mode=mode, tolerance=tolerance, start=self.start, inside=inside, iterations=iterations
+        )
         return found if self.box is None and self.dtype == torch.float64 else self._rounded(rows, raw, found)
 
     def _rounded(self, rows: Rows, raw: Tensor, found: NonlinearSolution) -> NonlinearSolution:
@@ -114,8 +141,8 @@ class Call:
             moved = (found.iterations > 0).unsqueeze(-1)
             y = torch.where(moved, torch.minimum(torch.maximum(y, self.box[0]), self.box[1]), y)
         error, _ = relative_error(rows, rows.evaluate(y), y, raw)
-        allowed = max(self.tolerance, ROUNDINGS * torch.finfo(self.dtype).eps)
-        lost = ~(error <= allowed) & (found.violation <= self.tolerance)
+        allowed = max(self.options.tol, ROUNDINGS * torch.finfo(self.dtype).eps)
+        lost = ~(error <= allowed) & (found.violation <= self.options.tol)
         status = torch.where(lost, int(NonlinearStatus.NOT_CONVERGED), found.status.long()).to(torch.int8)
         return found._replace(y=y, status=status, violation=error)
 
@@ -234,13 +261,6 @@ def join(own: Tensor, other: Tensor | None, point: Tensor, absent: float, k: int
     return torch.cat([own, point.new_full((point.shape[0], k), absent) if other is None else other], dim=-1)
 
 
-def known_tight(lower: Any, upper: Any, rows: BoxedRows | None) -> bool:
-    """Whether all rows are known to be equalities without reading tensors."""
-    if rows is not None or lower is None:
-        return False
-    return lower is upper or (not isinstance(lower, Tensor) and not isinstance(upper, Tensor) and lower == upper)
-
-
 # The derivative of a nearest point on nonlinear rows, by the implicit function theorem.
 #
 # At ``y - raw + J'dual = 0``, ``g_A(y) = bound_A`` on the active rows A, with ``W = I + sum_i dual_i Hess g_i`` and C
@@ -260,43 +280,34 @@ TOUCHING = 1e-8
 """Part of a row's scale within which it counts as active, where there is no multiplier to tell."""
 
 
-class NonlinearProjection(torch.autograd.Function):
-    """Y and the rest of the solution, from raw, bounds, A, the tensors of x and those in g."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, problem: Call, raw: Tensor, lower: Tensor, upper: Tensor, A: Tensor, *leaves: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Solve, and save what the derivative needs."""
-        numbers = [part.detach() for part in (lower, upper, A)]
-        inputs = tuple(leaf.detach() for leaf in leaves[: problem.inputs])
-        found = problem.solve(problem.rows(numbers[0], numbers[1], numbers[2], inputs), raw.detach())
-        y = found.y.clone() if found.y is raw else found.y
-        ctx.problem = problem
-        ctx.save_for_backward(raw, lower, upper, A, *leaves, y, found.dual, found.status)
-        ctx.mark_non_differentiable(*found[1:])
-        return y, *found[1:]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The implicit derivative; if it is differentiated again, the derivative of Newton steps on the KKT system."""
-        grad = grads[0]
-        *inputs, y, dual, status = ctx.saved_tensors
-        saved = Saved(tuple(inputs), y.detach(), dual, status)  # a saved output comes with its autograd graph
-        if torch.is_grad_enabled() and ctx.problem.gradient == "exact":
-            return None, *differentiable(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
-        with torch.no_grad():
-            found = _once(ctx.problem, grad, saved, ctx.needs_input_grad[1:])
-        return None, *last_derivative("gradient='projector', which is no derivative", found, [grad, *inputs])
+def _find(problem: Call, raw: Tensor, lower: Tensor, upper: Tensor, A: Tensor, *leaves: Tensor) -> Any:
+    """y and the rest of the solution, from raw, bounds, A, the tensors of x and those in g."""
+    lower, upper, A = lower.detach(), upper.detach(), A.detach()
+    inputs = tuple(leaf.detach() for leaf in leaves[: problem.inputs])
+    found = problem.solve(problem.rows(lower, upper, A, inputs), raw.detach())
+    y = found.y.clone() if found.y is raw else found.y
+    return (y, *found[1:]), (y, found.dual, found.status)
 
 
-def _once(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:
+def _through(
+    problem: Call, grad: Tensor, saved: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """The implicit derivative; if it is differentiated again, the derivative of Newton steps on the KKT system."""
+    known = Saved(tuple(inputs), saved[0].detach(), *saved[1:])  # a saved output comes with its autograd graph
+    if torch.is_grad_enabled() and problem.options.gradient == "exact":
+        return differentiable(problem, grad, known, needed)
+    with torch.no_grad():
+        found = _once(problem, grad, known, needed)
+    return last_derivative("gradient='projector', which is no derivative", found, [grad, *inputs])
+
+
+def _once(problem: Call, grad: Tensor, saved: Saved, needed: Sequence[bool]) -> list[Tensor | None]:
     """The first derivative."""
     (raw, lower, upper, A, *leaves), y, dual, status = saved
     rows = problem.rows(lower, upper, A)
     at, dual, active, sound = working(problem, rows, raw, y, dual, status)
     grad, y = torch.where(sound & ~grad.isnan(), grad, 0.0), stand_in(y, sound)
-    look = problem.iterations is None and may_look(grad)
+    look = problem.options.iterations is None and may_look(grad)
     p, q = solve_kkt(at, active, grad, status == NonlinearStatus.DEGENERATE, look)
     count = problem.count
     below, above = sides(rows, dual, at.value)
@@ -320,7 +331,7 @@ class _Held(NamedTuple):
     sound: Tensor
 
 
-def _of_numbers(problem: Call, leaves: list[Tensor], at: _Held, needed: tuple[bool, ...]) -> list[Tensor | None]:
+def _of_numbers(problem: Call, leaves: list[Tensor], at: _Held, needed: Sequence[bool]) -> list[Tensor | None]:
     """``-d/dz [p . sum_i dual_i grad_y g_i + q . g]`` for the tensors z of x and those in g."""
     count, (y, dual, p, q, sound) = problem.inputs, at
     chosen = None if not may_look(y) or bool(sound.all()) else sound.nonzero().squeeze(-1)
@@ -353,13 +364,13 @@ def working(
 ) -> tuple[Derivatives, Tensor, Tensor, Tensor]:
     """Derivatives at y, the multipliers to use, the active rows ``(B, M)``, and which samples have a derivative."""
     exact = ((status == NonlinearStatus.OK) | (status == NonlinearStatus.DEGENERATE)).unsqueeze(-1)
-    exact = exact if problem.gradient == "exact" else torch.zeros_like(exact)
+    exact = exact if problem.options.gradient == "exact" else torch.zeros_like(exact)
     sound = (exact | (status <= NonlinearStatus.FEASIBLE_ONLY).unsqueeze(-1)) | (
         status == NonlinearStatus.DEGENERATE
     ).unsqueeze(-1)
     point = stand_in(y, sound)
     used = torch.where(exact, dual, 0.0)
-    at = rows.evaluate(point, (lambda *_: used) if problem.gradient == "exact" else None)
+    at = rows.evaluate(point, (lambda *_: used) if problem.options.gradient == "exact" else None)
     hessian = None if at.hessian is None else at.hessian.nan_to_num()
     at = Derivatives(at.value.nan_to_num(), at.jacobian.nan_to_num(), hessian)
     scale = rows.scale(at.jacobian, 1 + y.abs().amax(-1, keepdim=True))
@@ -376,7 +387,7 @@ def sides(rows: Rows, dual: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return 1 - at_upper, at_upper
 
 
-def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool, ...]) -> list[Tensor | None]:
+def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: Sequence[bool]) -> list[Tensor | None]:
     """The first derivative as a function that can itself be differentiated.
 
     A Newton step on the KKT system from the solution, with the matrix held fixed, has the correct first derivative; one
@@ -387,7 +398,7 @@ def differentiable(problem: Call, grad: Tensor, saved: Saved, needed: tuple[bool
         rows = problem.rows(lower, upper, A)
         at, used, active, sound = working(problem, rows, raw, y, dual, status)
     attached = problem.rows(lower, upper, A, tuple(leaves[: problem.inputs]))
-    curved = problem.gradient == "exact"
+    curved = problem.options.gradient == "exact"
     side = sides(rows, used, at.value)
     clean = torch.where(sound & ~grad.isnan(), grad, 0.0)
     with torch.enable_grad():
@@ -522,23 +533,9 @@ def project_nonlinear(
             capture it, forward and backward; on a GPU ``"raise"`` then acts as ``"nan"``.
     """
     policy = policy_of(on_infeasible, on_unsolved, on_invalid, on_failure)
-    if mode == "retract":
-        gradient = "projector"
-    y, found = _project(
-        raw,
-        g,
-        x,
-        lower=lower,
-        upper=upper,
-        rows=rows,
-        jacobian=jacobian,
-        mode=mode,
-        gradient=gradient,
-        tol=tol,
-        start=start,
-        iterations=iterations,
-        tight=known_tight(lower, upper, rows),
-    )
+    limits = Limits(lower, upper, rows)
+    options = Search(mode, "projector" if mode == "retract" else gradient, tol, iterations, limits.tight)
+    y, found = _project(raw, g, x, limits, jacobian, options, start)
     y = apply_policy(y, found, policy, iterations)
     return beyond(raw, y, found) if on_failure == "raw" else y
 
@@ -559,26 +556,14 @@ def solve_nonlinear(
     iterations: int | None = None,
 ) -> NonlinearSolution:
     """`project_nonlinear` without a derivative, with the full solution: nothing is raised, check ``.status``."""
+    limits = Limits(lower, upper, rows)
+    options = Search(mode, "projector", tol, iterations, limits.tight)
     with torch.no_grad():
-        return _project(
-            raw.detach(),
-            g,
-            x,
-            lower=lower,
-            upper=upper,
-            rows=rows,
-            jacobian=jacobian,
-            mode=mode,
-            gradient="projector",
-            tol=tol,
-            start=start,
-            iterations=iterations,
-            tight=known_tight(lower, upper, rows),
-        )[1]
+        return _project(raw.detach(), g, x, limits, jacobian, options, start)[1]
 
 
 def project_rows_and_functions(
-    raw: Tensor, parts: Sequence[Any], x: Any, **arguments: Any
+    raw: Tensor, parts: Sequence[Any], x: Any, limits: Limits, options: Search, start: Tensor | None
 ) -> tuple[Tensor, NonlinearSolution]:
     """`project_nonlinear` for several sets, each with ``values`` and, if given, a ``derivative``.
 
@@ -593,7 +578,7 @@ def project_rows_and_functions(
         return torch.cat([part.derivative(y, given) for part in parts], dim=-2)
 
     known = bool(parts) and all(part.jacobian is not None for part in parts)
-    return _project(raw, function, x, jacobian=derivative if known else None, **arguments)
+    return _project(raw, function, x, limits, derivative if known else None, options, start)
 
 
 @full_precision
@@ -601,20 +586,13 @@ def _project(
     raw: Tensor,
     g: Function,
     x: Any,
-    *,
-    lower: Tensor | float | None,
-    upper: Tensor | float | None,
-    rows: BoxedRows | None,
+    limits: Limits,
     jacobian: Function | None,
-    mode: Mode,
-    gradient: str,
-    tol: float,
+    options: Search,
     start: Tensor | None,
-    iterations: int | None = None,
-    tight: bool = False,
 ) -> tuple[Tensor, NonlinearSolution]:
     """Y with its derivative, in the dtype of raw, and the solution with the batch of raw."""
-    exported = around() == "export" and iterations is not None and mode == "retract"
+    exported = around() == "export" and options.iterations is not None and options.mode == "retract"
     if not exported:
         remedy = "give the layer a retraction with a fixed number of passes: mode='retract', iterations=8"
         refuse_transforms("nonlinear rows", exporting=remedy)
@@ -622,16 +600,18 @@ def _project(
     point = raw.double().reshape(prod(batch), n)
     given = Input.of(x, batch)
     m, held = probe(g, jacobian, point, given)
+    lower, upper, rows = limits
     A, low, high = general_rows(rows, raw)
     lower_all = join(bound("lower", lower, m, raw, -torch.inf), low, point, -torch.inf, A.shape[-2])
     upper_all = join(bound("upper", upper, m, raw, torch.inf), high, point, torch.inf, A.shape[-2])
     first = None if start is None else start.detach().double().expand_as(raw).reshape(prod(batch), n)
     box = None if rows is None or not rows.boxed else (rows.box_lower, rows.box_upper)
-    problem = Call(g, jacobian, given, m, mode, gradient, tol, first, raw.dtype, flat_box(box, raw), iterations, tight)
+    problem = Call(g, jacobian, given, m, options, first, raw.dtype, flat_box(box, raw))
     if exported:  # the graph has only the forward pass
         y, *rest = problem.solve(problem.rows(lower_all, upper_all, A), point)
     else:
-        y, *rest = NonlinearProjection.apply(problem, point, lower_all, upper_all, A, *given.numbers, *held)
+        inputs = point, lower_all, upper_all, A, *given.numbers, *held
+        y, *rest = attach(partial(_find, problem), partial(_through, problem), inputs)
     found = NonlinearSolution(y.detach(), *rest)
     shaped = [part.reshape((*batch, *part.shape[1:])) for part in found]
     y = y.reshape(raw.shape).to(raw.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import INDEFINITE, NOT_FINITE, InfeasibleError, ShapeError, sentence
-from hardnet.functional.derivatives import keep_value, last_derivative
+from hardnet.functional.derivatives import attach, keep_value
 from hardnet.functional.samples import refuse, reject
 from hardnet.modes import may_look, mode
 from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, refuse_unsolved
@@ -69,7 +69,8 @@ def project_quadratic(
     spectrum = diagonalize(P) if factor is None else factor
     if mode() != "eager":
         return _plain(raw, P, q, r, spectrum, best)
-    y, status = _Quadratic.apply(raw, P, q, r, spectrum.values, spectrum.V, best)
+    find = lambda *_: _found(_nearest(raw, q, r, spectrum), q, spectrum, raw.dtype, best)
+    y, status = attach(find, _derive, (raw, P, q, r), "a projection onto a quadratic")
     if may_look(y) and bool((status != int(Status.SOLVED)).any()):
         _diagnose(raw, P, q, r, spectrum, status, policy)
     return y
@@ -194,33 +195,18 @@ def _point(p: Tensor, P: Tensor, q: Tensor, mu: Tensor, eye: Tensor) -> tuple[Te
     return y, solve_square(M, times_each(P, y) + q)
 
 
-class _Quadratic(torch.autograd.Function):
-    """With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, raw: Tensor, P: Tensor, q: Tensor, r: Tensor, values: Tensor, V: Tensor, best: bool
-    ) -> tuple[Tensor, Tensor]:
-        """``(y, status)``; samples inside keep raw bit for bit."""
-        found = _nearest(raw, q, r, Spectrum(values, V))
-        ctx.save_for_backward(found.y, found.mu, q.detach().double(), values.clamp_min(0), V, raw, P, q, r)
-        status = found.status
-        ctx.mark_non_differentiable(status)
-        return (found.last if best else found.y).to(raw.dtype, copy=True), status
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The derivatives to raw, P, q and r, summed to their shapes."""
-        *kept, raw, P, q, r = ctx.saved_tensors
-        inputs = raw, P, q, r
-        with torch.no_grad():
-            found = _derive(grad, *kept)
-            fitted = [own.sum_to_size(part.shape).to(part.dtype) for own, part in zip(found, inputs, strict=True)]
-        return *last_derivative("a projection onto a quadratic", fitted, [grad, *inputs]), None, None, None
+def _found(found: Nearest, q: Tensor, spectrum: Spectrum, dtype: torch.dtype, best: bool) -> Any:
+    """``(y, status)``, samples inside with raw bit for bit, and what the derivative needs."""
+    saved = found.y, found.mu, q.detach().double(), spectrum.values.clamp_min(0), spectrum.V
+    return ((found.last if best else found.y).to(dtype, copy=True), found.status), saved
 
 
-def _derive(grad: Tensor, y: Tensor, mu: Tensor, q: Tensor, spread: Tensor, V: Tensor) -> tuple[Tensor, ...]:
-    """``u``, ``g_P = -mu sym(u y') - omega/2 y y'``, ``g_q = -mu u - omega y``, ``g_r = -omega``."""
+def _derive(grad: Tensor, saved: Any, inputs: Any, needed: Any) -> tuple[Tensor, ...]:
+    """``u``, ``g_P = -mu sym(u y') - omega/2 y y'``, ``g_q = -mu u - omega y``, ``g_r = -omega``.
+
+    With ``n = Py + q``, ``M = (I + mu P)^-1``: ``u = Mg - omega Mn``, ``omega = n'Mg / n'Mn``.
+    """
+    y, mu, q, spread, V = saved
     bad = y.isnan().any(-1, keepdim=True)
     y, mu, g = torch.where(bad, 0.0, y), torch.where(bad, 0.0, mu), torch.where(bad, 0.0, grad.double())
     spread, q = torch.where(bad, 0.0, spread), torch.where(bad, 0.0, q)

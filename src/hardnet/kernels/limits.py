@@ -69,44 +69,6 @@ NOISE = 1e-12
 INDEPENDENT = 1e-13
 """Nonlinear solver: the least pivot of unit rows for which elimination is trusted."""
 
-SUFFICIENT = 1e-4
-"""Fraction of the decrease predicted by the slope that a step of the nonlinear solver must achieve."""
-CHORD, FAST = 1e-5, 1e-2
-"""A sample keeps its Jacobian for the following steps if its violation is at most CHORD and the last step reduced it by
-at least the factor FAST."""
-CUT = 1e-3
-"""Least fraction of a rejected step length that a retraction tries next."""
-STATIONARY = 1e-9
-"""Fraction of the violation that a step must be predicted to remove; below it the point is stationary."""
-NUDGES = 2
-"""Nudges of a sample before it counts as stuck."""
-SOFTEST = 1e1
-"""Largest elasticity of a row of length one."""
-SHORT = 0.125
-"""Step length below which the next step is more elastic."""
-SHORTEST = 1e-12
-"""Step length below which a step is given up; near a vanishing gradient a step may be many orders too long."""
-ELASTIC = 1e-4
-"""Least elasticity of a row of length one: of a violation v, a step leaves about ``ELASTIC^2 v / sigma^2``.
-
-A gradient so small that its step would be longer than 1e4 times the sample's size gives a shorter step."""
-FLATTEST = 1e-4
-"""Least curvature that the Hessian of the Lagrangian may have; a smaller or negative one is replaced."""
-SMALL_STEP = 3e-11
-"""A step of at most this fraction of the sample's size is the last one: the remaining error is at most as large, and
-usually its square."""
-DISTANT = 1e-3
-"""Weight of the distance to raw in the size of a sample; where y is near 0 it is the only term left."""
-MERIT_ROUNDING = 1e-15
-"""Fraction of the merit's terms by which rounding may raise it."""
-
-SEARCH_CUT = 0.1
-"""Least fraction of a rejected step length toward the nearest point that is tried next."""
-SHORTEST_SEARCH = 2.0**-12
-"""Length below which such a step is given up."""
-FAR = 0.3
-"""Largest relative violation that such a step may lead to, however near to raw: beyond it the solver might not return
-to the set."""
 
 DEPENDENT = 1e-13
 """Regularization, relative to unit rows, that keeps dependent active rows solvable in the derivative: they share the

@@ -10,7 +10,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
+from math import log
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +21,6 @@ import torch
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, did_you_mean, sentence
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import all_equalities, known_equalities
-from hardnet.layers.costs import recorded
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
 from hardnet.layers.table import LAYERS
 from hardnet.notebook import as_html
@@ -26,6 +28,23 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 from hardnet.tolerances import ALTERNATING
+
+# Recorded costs of the closed form and the nearest point for a type of device; read by `explain`.
+#
+# ``costs.json`` is generated from the result files by ``python -m benchmarks.pages``.
+
+
+def recorded(device: str, n: int, m: int) -> str | None:
+    """The recorded costs at the size nearest to m rows on n outputs, in words; None for a device without a record."""
+    record = json.loads(Path(__file__).with_name("costs.json").read_text()).get(device)
+    if record is None:
+        return None
+    cost = min(record["costs"], key=lambda one: abs(log(one["n"] / max(n, 1))) + abs(log(one["m"] / max(m, 1))))
+    return (
+        f"recorded on {record['where']}, {record['samples']} samples of {cost['m']} rows on {cost['n']} outputs, "
+        f"forward and backward: nearest point {cost['nearest']:g} ms, closed form {cost['closed']:g} ms"
+    )
+
 
 CONDITION_LIMIT = 1e6
 """Above this condition number of a constant A, "auto" does not take the closed form: it may move outputs by cond(A)

@@ -14,7 +14,7 @@ from hardnet.layers.constant_rows import ConstantRows, TableLayer, constant_rows
 from hardnet.layers.options import LayerOptions, count, number
 from hardnet.sets.base import ConstraintSet
 from hardnet.shapes import require_like
-from hardnet.solvers.offline.elimination import cone_generators
+from hardnet.solvers.offline import cone_generators
 
 
 class Cone(TableLayer):

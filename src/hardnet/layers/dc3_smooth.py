@@ -16,7 +16,7 @@ from hardnet.layers.options import LayerOptions, choice, count, indices, number
 from hardnet.modes import may_look
 from hardnet.nearest.policy import Policy, refuse_unsolved
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.smooth import Smooth
+from hardnet.sets.nonlinear import Smooth
 from hardnet.solvers.solution import Solution, Status
 
 

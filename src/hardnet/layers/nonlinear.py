@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import OptionError, ShapeError, sentence
-from hardnet.functional.nonlinear import OLD_NAMES, apply_policy, beyond, policy_of, project_rows_and_functions
+from hardnet.functional.nonlinear import (
+    OLD_NAMES,
+    Limits,
+    Search,
+    apply_policy,
+    beyond,
+    policy_of,
+    project_rows_and_functions,
+)
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.constant_rows import require_width
 from hardnet.layers.options import LayerOptions, choice, count, number, option, vector
@@ -158,20 +166,9 @@ class NonlinearLayer(Layer):
         exact = self.options.gradient != "projector" and mode == "nearest"
         if start is None and self.options.start is not None:
             start = torch.tensor(self.options.start, dtype=raw.dtype, device=raw.device)
-        return project_rows_and_functions(
-            raw,
-            functions,
-            x,
-            lower=lower,
-            upper=upper,
-            rows=rows,
-            mode=mode,
-            gradient="exact" if exact else "projector",
-            tol=self.options.tol,
-            start=start,
-            iterations=self.options.iterations,
-            tight=rows is None and all(part.tight for part in functions),
-        )
+        own, tight = self.options, rows is None and all(part.tight for part in functions)
+        search = Search(mode, "exact" if exact else "projector", own.tol, own.iterations, tight)
+        return project_rows_and_functions(raw, functions, x, Limits(lower, upper, rows), search, start)
 
 
 class Level(NamedTuple):

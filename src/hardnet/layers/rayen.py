@@ -29,7 +29,7 @@ from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import block_of
 from hardnet.shapes import require_like
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals
-from hardnet.solvers.offline.interior import (
+from hardnet.solvers.offline import (
     THIN,
     Halfspaces,
     center_of,

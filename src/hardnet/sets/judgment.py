@@ -17,7 +17,7 @@ from hardnet.sets.arguments import map_numbers, number_leaves, to_double
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.intersection import Intersection
 from hardnet.sets.relaxed import loosened
-from hardnet.sets.scaled import Sums
+from hardnet.sets.simplex import Sums
 from hardnet.sets.sparse import SparseNumbers, product
 from hardnet.solvers.algebra.compensated import (
     UNIT,

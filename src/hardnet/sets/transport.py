@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardnet.errors import InfeasibleError, ShapeError, sentence
 from hardnet.sets.base import Name, Number
-from hardnet.sets.scaled import Sums
+from hardnet.sets.simplex import Sums
 
 EQUAL = 16
 """Roundings, relative to the total, by which the totals of rows and columns may differ."""

@@ -73,15 +73,16 @@ def verdict(status: Tensor, met: Tensor) -> Tensor:
 
 
 def take(record: Record, index: Tensor) -> Record:
-    """The samples `index` ``(k,)`` of a record."""
+    """The samples `index` ``(k,)`` of a record; what is None stays so."""
     kind: Any = type(record)
-    return kind(*(part[index] for part in record))
+    return kind(*(None if part is None else part[index] for part in record))
 
 
 def place(record: Record, index: Tensor, part: Record) -> Record:
     """The record with the samples at `index` replaced by those of `part`."""
     kind: Any = type(record)
-    return kind(*(old.index_copy(0, index, new.to(old.dtype)) for old, new in zip(record, part, strict=True)))
+    pairs = zip(record, part, strict=True)
+    return kind(*(None if old is None else old.index_copy(0, index, new.to(old.dtype)) for old, new in pairs))
 
 
 def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.affine import affine_residual, affine_scale
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.judgment import number_leaves
-from hardnet.testing.poison import check_poisoned_numbers, functions_of
-from hardnet.testing.promise import ContractError, require
+from hardnet.testing.poison import ContractError, check_poisoned_numbers, functions_of, require
 
 __all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer", "check_set"]
 

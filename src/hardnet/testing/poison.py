@@ -15,7 +15,19 @@ from hardnet.certificate import check
 from hardnet.errors import HardNetError, NotConvergedWarning, SampleError
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.sets.base import ConstraintSet
-from hardnet.testing.promise import require
+
+# The error for a violated contract, and the function that raises it.
+
+
+class ContractError(AssertionError):
+    """A set or a layer violates its contract."""
+
+
+def require(holds: bool, sentence: str) -> None:
+    """Raise `ContractError` with this sentence unless it holds."""
+    if not holds:
+        raise ContractError(sentence)
+
 
 POISONS = (torch.nan, torch.inf, -torch.inf, 1e6, -1e6)
 """The last two simulate swapped bounds, a negative radius, or a row that no y satisfies."""

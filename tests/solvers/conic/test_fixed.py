@@ -11,13 +11,13 @@ from hardnet.functional import project_intersection
 from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
 from hardnet.solvers.algebra.small import jacobi
-from hardnet.solvers.conic import barriers as conic_fixed
-from hardnet.solvers.conic import barriers as conic_interior
-from hardnet.solvers.conic import distance as conic_distance
-from hardnet.solvers.conic import distance as conic_newton
 from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic.distance import Saddle, StiffSaddle
-from hardnet.solvers.conic.stack import Linear
+from hardnet.solvers.conic import solve as conic_distance
+from hardnet.solvers.conic import solve as conic_fixed
+from hardnet.solvers.conic import solve as conic_interior
+from hardnet.solvers.conic import solve as conic_newton
+from hardnet.solvers.conic.blocks import Linear
+from hardnet.solvers.conic.solve import Saddle, StiffSaddle
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane
 

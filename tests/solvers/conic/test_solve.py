@@ -6,8 +6,8 @@ import torch
 from hardnet.functional.conic import solve_intersection
 from hardnet.solvers import Intervals, Quadratics, SecondOrder, SemiDefinite, Status
 from hardnet.solvers.conic import solve as conic
-from hardnet.solvers.conic.distance import Task, optimality
-from hardnet.solvers.conic.stack import Stack, project_second_order
+from hardnet.solvers.conic.blocks import Stack, project_second_order
+from hardnet.solvers.conic.solve import Task, optimality
 from tests.draws import draw
 from tests.solvers.convex import D, ball, families, half_plane, quadratic
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hardnet.errors import InfeasibleError, UnsupportedSetError
-from hardnet.solvers.offline.elimination import eliminate, require_consistent, right_hand_sides, unmet_conditions
-from hardnet.solvers.ordered_clamp import Step, clamp_in_order
+from hardnet.layers.cdgm import Step, clamp_in_order
+from hardnet.solvers.offline import eliminate, require_consistent, right_hand_sides, unmet_conditions
 from tests.draws import draw, tensor
 
 F64 = torch.float64

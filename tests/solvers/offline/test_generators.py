@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hardnet.errors import NonFiniteError, UnsupportedSetError
-from hardnet.solvers.offline.elimination import cone_generators, double_description
+from hardnet.solvers.offline import cone_generators, double_description
 
 F64 = torch.float64
 ROOT = 0.5**0.5

@@ -20,10 +20,8 @@ from hardnet.kernels.cpu.ready import waiting
 from hardnet.layers.base import Layer
 from hardnet.layers.table import LAYERS
 from hardnet.sets import Affine, Box, Equality
-from hardnet.sets.ball import Ball
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.lmi import LMI
-from hardnet.sets.soc import SecondOrderCone
+from hardnet.sets.curved import LMI, Ball, SecondOrderCone
 from hardnet_lab.experiments.markdown import table_text
 from hardnet_lab.experiments.timing import time_each
 

@@ -109,7 +109,7 @@ def orthogonalize(M: Tile, V: Tile, sizes: Tile, t: int) -> None:
 # A set ``G(y) in K`` of one sample on a CPU: values, distance to the cones, and the derivative of their projection.
 #
 # All rows of all blocks follow one another, the row being the last index. The same mathematics for batches of tensors,
-# with its derivation, is in `hardnet.solvers.conic.stack`.
+# with its derivation, is in `hardnet.solvers.conic.blocks`.
 
 
 INTERVALS, CONE, MATRIX = 0, 1, 2
@@ -499,7 +499,7 @@ def turn_rows(rows: Rows, at: Foot, vectors: Tile, back: bool) -> None:
 
 # The linear systems of one sample on a CPU: the Hessian of the Lagrangian, its factor, and the saddle of tight rows.
 #
-# See `hardnet.solvers.conic.stack.Linear` and `hardnet.solvers.conic.distance.Saddle` for the same on batches of
+# See `hardnet.solvers.conic.blocks.Linear` and `hardnet.solvers.conic.solve.Saddle` for the same on batches of
 # tensors.
 
 
@@ -655,8 +655,8 @@ def weigh_bends(at: Foot, tight: float, system: System) -> None:
 
 # The projection onto curved sets on a CPU, one small sample at a time: an augmented Lagrangian, then Newton.
 #
-# ``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.distance` and
-# `hardnet.solvers.conic.distance`, where they are derived; what is not solved here goes on there.
+# ``min weight/2 |y - raw|^2  s.t.  G(y) in K`` by the steps of `hardnet.solvers.conic.solve` and
+# `hardnet.solvers.conic.solve`, where they are derived; what is not solved here goes on there.
 
 
 FIRST_ACCURACY, FACTOR, FINEST, ROUNDS = 1e-2, 1e-2, 1e-11, 12
@@ -1161,7 +1161,7 @@ def rescale(rows: Rows, factor: Tile, unit: float) -> None:
 
 # One sample of a curved set on a CPU, from its numbers to the answer: inside test, units, projection, verdict.
 #
-# Everything that `hardnet.solvers.conic.solve` and `hardnet.solvers.conic.distance` do for a sample, where it is
+# Everything that `hardnet.solvers.conic.solve` and `hardnet.solvers.conic.solve` do for a sample, where it is
 # derived, happens at once. What that leaves open (numbers that describe no convex set, an empty set, a residual above
 # the tolerance, a row that is missed by more than rounding) is flagged for these.
 

@@ -5,27 +5,690 @@ Tensors may carry batch dimensions or not; the solver flattens them to one, of l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
 from itertools import groupby
-from math import prod
-from typing import Any, NamedTuple
+from math import prod, sqrt
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from hardnet.products import length, power_above
-from hardnet.rows import ordered
+from hardnet.kernels.limits import CURVED
+from hardnet.products import gram, length, power_above, product_each, tiled_product, times_tiled
+from hardnet.rows import bound_size, ordered
 from hardnet.shapes import joint_batch
-from hardnet.solvers.conic.stack import (
-    Image,
-    IntervalImage,
-    QuadraticImage,
-    SecondOrderImage,
-    SemiDefiniteImage,
-    order,
-    pack,
-    unpack,
-)
+from hardnet.solvers.algebra.small import ascending, eigh
+from hardnet.solvers.conic.quadratic_root import nearest_root
+
+# Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share.
+
+
+# Images ``G(y) in K`` of one batch: all that solvers and the implicit derivative know of a set.
+#
+# Several sets of one kind and size are one image with a group dimension g, so that a hundred quadratics cost a few
+# operations. Constants lead with 1 and are never copied over the batch. Intervals stand here, then cones,
+# quadratics. Made by `blocks`; read by `stack` and `barriers`.
+#
+# The derivative D of the projection onto a closed convex K is symmetric with eigenvalues in [0, 1]. Everything that
+# solvers and gradients need of it is its eigenbasis Q and its eigenvalues delta: 0 along directions in which the
+# constraint is tight, 1 along directions in which it is free, and in between where the boundary is curved.
+
+
+def positive(size: Tensor) -> Tensor:
+    """A divisor: zero sizes become one."""
+    return torch.where(size > 0, size, torch.ones_like(size))
+
+
+def same(X: Tensor) -> Tensor:
+    """The rotation of a frame whose eigenbasis are the coordinates."""
+    return X
+
+
+class Frame(NamedTuple):
+    """``D = Q diag(delta) Q'``, the derivative of a projection at one point of each sample.
+
+    Attributes:
+        delta: Eigenvalues, ``(B, r)``.
+        rotate: ``X -> Q' X`` for ``X`` of shape ``(B, r, columns)``.
+        restore: ``X -> Q X``, the inverse of `rotate`.
+    """
+
+    delta: Tensor
+    rotate: Callable[[Tensor], Tensor]
+    restore: Callable[[Tensor], Tensor]
+
+
+class Foot(NamedTuple):
+    """The foot of z: the nearest point of K, how far z is from it, and the derivative of the projection there.
+
+    Attributes:
+        onto: ``P_K(z)``, ``(B, r)``.
+        excess: ``z - P_K(z)``, ``(B, r)``; exactly zero inside.
+        frame: The frame at z; within its argument, a tolerance ``(B, 1)``, a point counts as inside.
+    """
+
+    onto: Tensor
+    excess: Tensor
+    frame: Callable[[Tensor], Frame]
+
+
+class Image(ABC):
+    """A map G and a closed convex K; a frozen dataclass of tensors that lead with the same batch (or with 1)."""
+
+    @abstractmethod
+    def value(self, y: Tensor) -> Tensor:
+        """``G(y)``, ``(*batch, r)``."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """r, how many rows G has."""
+
+    @abstractmethod
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``DG(y)``, ``(*batch, r, n)``."""
+
+    @abstractmethod
+    def foot(self, z: Tensor) -> Foot:
+        """The nearest point of K to z ``(B, r)``, and the derivative of the projection onto K there."""
+
+    @abstractmethod
+    def factor(self, y: Tensor) -> Tensor:
+        """What to divide G by so that its rows have unit size near y, ``(b, r)``; b is 1 where y does not matter."""
+
+    @abstractmethod
+    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
+        """The same set in lengths of `unit` ``(B, 1)``: ``G(unit y) / (unit factor)``."""
+
+    @abstractmethod
+    def size(self, y: Tensor) -> Tensor:
+        """The size of the terms that each row adds up at y, ``(B, r)``: what rounding is relative to."""
+
+    @abstractmethod
+    def tightened(self, margin: Tensor) -> Self:
+        """The set with every inequality moved inwards by `margin` ``(B, r)``."""
+
+    def curvature(self, dual: Tensor) -> Tensor | None:
+        """``sum_i dual_i D2G_i``, ``(B, n, n)``; None for an affine G."""
+        return None
+
+    def nearby(self, y: Tensor) -> Tensor:
+        """A point nearer to the set, where G is so bent that Newton would come from y slowly; else y."""
+        return y
+
+    def height(self, y: Tensor, dual: Tensor) -> Tensor:
+        """``dual . G(y)``, ``(B,)``: not positive where y is inside and dual points out of K."""
+        return (dual * self.value(y)).sum(-1)
+
+    def outside(self, excess: Tensor) -> Tensor:
+        """How far out ``z - P_K(z)`` is, at least the violation of each row as it is written, ``(B, r)``."""
+        return excess.abs()
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """Y with every coordinate that has bounds of its own exactly inside them."""
+        return y
+
+    def pairing(self, y: Tensor, u: Tensor, weight: Tensor, dual: Tensor) -> Tensor:
+        """``weight . G(y) - dual . DG(y) u``: its gradient to the numbers of the set is their cotangent."""
+        return (weight * self.value(y)).sum() - (dual * times_tiled(self.jacobian(y), u)).sum()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The image with `function` applied to each tensor."""
+        return type(self)(*(function(getattr(self, field.name)) for field in fields(self)))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class IntervalImage(Image):
+    """``A y in [lower, upper]``."""
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def rows(self) -> int:
+        """One for each row of A."""
+        return self.A.shape[-2]
+
+    def value(self, y: Tensor) -> Tensor:
+        """``A y``."""
+        return times_tiled(self.A, y)
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``A``."""
+        return self.A
+
+    def foot(self, z: Tensor) -> Foot:
+        """``z - clamp(z, lower, upper)``; tight where z lies outside or the interval is a point."""
+        onto = torch.minimum(torch.maximum(z, self.lower), self.upper)
+        excess = z - onto
+
+        def frame(tolerance: Tensor) -> Frame:
+            tight = (excess.abs() > tolerance) | (self.lower == self.upper)
+            return Frame((~tight).to(z), same, same)
+
+        return Foot(onto, excess, frame)
+
+    def factor(self, y: Tensor) -> Tensor:
+        """The norm of each row."""
+        return positive(torch.linalg.vector_norm(self.A, dim=-1))
+
+    def scaled(self, factor: Tensor, unit: Tensor) -> IntervalImage:
+        """Rows and bounds divided."""
+        divisor = factor * unit
+        return IntervalImage(self.A / factor.unsqueeze(-1), self.lower / divisor, self.upper / divisor)
+
+    def size(self, y: Tensor) -> Tensor:
+        """``|A| |y|`` plus the bounds."""
+        return times_tiled(self.A.abs(), y.abs()) + bound_size(self.lower, self.upper, self.A.abs().sum(-1))
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """The rows ``y_j`` and ``-y_j`` as bounds of their coordinate."""
+        alone = (self.A != 0).sum(-1, keepdim=True) == 1
+        up, down = alone & (self.A == 1), alone & (self.A == -1)
+        lower, upper = self.lower.unsqueeze(-1), self.upper.unsqueeze(-1)
+        least = torch.where(up, lower, torch.where(down, -upper, -torch.inf)).amax(-2)
+        most = torch.where(up, upper, torch.where(down, -lower, torch.inf)).amin(-2)
+        return torch.minimum(torch.maximum(y, least), most)
+
+    def height(self, y: Tensor, dual: Tensor) -> Tensor:
+        """``dual . (A y - bound)``, the bound picked by the sign of the multiplier."""
+        bound = torch.where(dual > 0, self.upper, self.lower)
+        bound = torch.where((dual == 0) | ~bound.isfinite(), 0.0, bound)
+        return (dual * (self.value(y) - bound)).sum(-1)
+
+    def tightened(self, margin: Tensor) -> IntervalImage:
+        """Both bounds moved inwards where there is room for it."""
+        room = self.upper - self.lower > 2 * margin
+        lower, upper = self.lower + margin, self.upper - margin
+        return IntervalImage(self.A, torch.where(room, lower, self.lower), torch.where(room, upper, self.upper))
+
+    def pairing(self, y: Tensor, u: Tensor, weight: Tensor, dual: Tensor) -> Tensor:
+        """``weight . (A y - bound) - dual . A u``, the bound picked by the sign of the multiplier."""
+        middle = (self.lower + self.upper) / 2
+        bound = torch.where(self.lower == self.upper, middle, torch.where(dual > 0, self.upper, self.lower))
+        bound = torch.where(weight == 0, torch.zeros_like(bound), bound)
+        return (weight * (self.value(y) - bound)).sum() - (dual * times_tiled(self.A, u)).sum()
+
+
+class Linear(NamedTuple):
+    """The derivative of the cone projection seen from y.
+
+    Attributes:
+        rows: ``Q' DG``, the Jacobian of G in the eigenbasis of the cones, ``(B, r, n)``.
+        delta: The eigenvalues, ``(B, r)``.
+    """
+
+    rows: Tensor
+    delta: Tensor
+
+    @property
+    def tight(self) -> Tensor:
+        """Rows that hold as equalities, ``(B, r)``."""
+        return self.delta <= CURVED.floor
+
+    @property
+    def inverse(self) -> Tensor:
+        """``1 / delta``, and zero on tight rows."""
+        return torch.where(self.tight, 0.0, 1 / self.delta.clamp_min(CURVED.floor))
+
+    @property
+    def bend(self) -> Tensor:
+        """``(1 - delta) / delta``, how strongly a row pulls back, and zero on tight rows."""
+        return self.inverse * (1 - self.delta)
+
+    def hessian(self, straight: Tensor) -> Tensor:
+        """The Hessian of the Lagrangian: ``straight + rows' diag(bend) rows``, ``(B, n, n)``."""
+        return straight + gram(self.rows, self.bend)
+
+
+def _join(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
+    """The pieces one after the other; one piece as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+
+
+def finite(v: Tensor) -> Tensor:
+    """NaN and infinities of bad samples as zero, so that an eigendecomposition does not refuse the batch."""
+    return torch.where(v.isfinite(), v, torch.zeros_like(v))
+
+
+class Feet(NamedTuple):
+    """The foot of z on each image: ``P_K(z)`` and ``z - P_K(z)`` ``(B, r)``, and the frame of each image."""
+
+    onto: Tensor
+    excess: Tensor
+    frames: list[Callable[[Tensor], Frame]]
+
+
+class Stack:
+    """The product of images, split and joined along the last dimension.
+
+    Args:
+        images: Images of one output dimension n and one batch length (or 1).
+        dim: n.
+    """
+
+    images: list[Image]
+    dim: int
+
+    def __init__(self, images: Sequence[Image], dim: int) -> None:
+        self.images, self.dim = list(images), dim
+        self.sizes: list[int] = [image.rows for image in self.images]
+
+    def value(self, y: Tensor) -> Tensor:
+        """``G(y)``, ``(B, r)``."""
+        return _join([image.value(y) for image in self.images], dim=-1)
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``DG(y)``, ``(B, r, n)``."""
+        return _join([image.jacobian(y).expand(y.shape[0], -1, -1) for image in self.images], dim=-2)
+
+    def curvature(self, weight: Tensor, dual: Tensor) -> Tensor:
+        """``weight I + sum_i dual_i D2G_i``, ``(B, n, n)``, for a weight ``(B, 1)`` of the distance."""
+        total = torch.diag_embed(weight.expand(-1, self.dim))
+        for image, own in zip(self.images, self.split(dual), strict=True):
+            bend = image.curvature(own)
+            total = total if bend is None else total + bend
+        return total
+
+    def feet(self, z: Tensor) -> Feet:
+        """``P_K(z)`` and ``z - P_K(z)``, image by image, and how to get the derivatives there."""
+        feet = [image.foot(own) for image, own in zip(self.images, self.split(z), strict=True)]
+        onto, excess = (_join(parts) for parts in zip(*(foot[:2] for foot in feet), strict=True))
+        return Feet(onto, excess, [foot.frame for foot in feet])
+
+    def miss(self, y: Tensor) -> Tensor:
+        """``|G(y) - P_K(G(y))|``, row by row: ``(B, r)``; exactly zero inside."""
+        return self.feet(finite(self.value(y))).excess.abs()
+
+    def outside(self, y: Tensor) -> Tensor:
+        """At least the violation of each row as it is written, ``(B, r)``; exactly zero inside, NaN beyond float64."""
+        value = self.value(y)
+        pieces = zip(self.images, self.split(self.feet(finite(value)).excess), strict=True)
+        return torch.where(value.isfinite(), _join([image.outside(own) for image, own in pieces]), torch.nan)
+
+    def overshoot(self, y: Tensor) -> Tensor:
+        """The worst violation in units of eight roundings of its row's terms, ``(B,)``."""
+        eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+        return (self.outside(y) / (8 * eps * self.size(y) + tiny)).amax(-1)
+
+    def linear(self, y: Tensor, feet: Feet, tolerance: Tensor) -> tuple[Linear, list[Frame]]:
+        """The Jacobian in the eigenbases at the feet, and the frames that lead back."""
+        frames = [frame(tolerance) for frame in feet.frames]
+        rows = [
+            frame.rotate(image.jacobian(y).expand(y.shape[0], -1, -1))
+            for image, frame in zip(self.images, frames, strict=True)
+        ]
+        return Linear(_join(rows, dim=-2), _join([frame.delta for frame in frames], dim=-1)), frames
+
+    def rotate(self, frames: list[Frame], v: Tensor) -> Tensor:
+        """``Q' v`` for a vector ``(B, r)``."""
+        pieces = zip(frames, self.split(v), strict=True)
+        return _join([frame.rotate(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
+
+    def restore(self, frames: list[Frame], v: Tensor) -> Tensor:
+        """``Q v`` for a vector ``(B, r)``."""
+        pieces = zip(frames, self.split(v), strict=True)
+        return _join([frame.restore(own.unsqueeze(-1)).squeeze(-1) for frame, own in pieces], dim=-1)
+
+    def factor(self, y: Tensor) -> Tensor:
+        """The scale of every row, ``(B, r)``: powers of two, so that dividing by it is exact."""
+        return self.spread(self.factors(y), y)
+
+    def spread(self, factors: Sequence[Tensor], y: Tensor) -> Tensor:
+        """Numbers of each image ``(b, r)`` as one ``(B, r)`` beside y ``(B, n)``."""
+        return _join([factor.expand(y.shape[0], -1) for factor in factors])
+
+    def factors(self, y: Tensor) -> list[Tensor]:
+        """The same for each image, ``(1, r)`` where all samples share it."""
+        return [power_above(image.factor(y)) for image in self.images]
+
+    def nearby(self, y: Tensor) -> Tensor:
+        """One pass of projections onto the images that are bent by themselves: where to start."""
+        for image in self.images:
+            y = image.nearby(y)
+        return y
+
+    def scaled(self, factors: Sequence[Tensor], unit: Tensor) -> Stack:
+        """The same set in lengths of `unit` ``(B, 1)``, with rows divided by the `factors` of each image."""
+        pieces = zip(self.images, factors, strict=True)
+        return Stack([image.scaled(own, unit) for image, own in pieces], self.dim)
+
+    def size(self, y: Tensor) -> Tensor:
+        """The terms that each row adds up, ``(B, r)``."""
+        return _join([image.size(y) for image in self.images], dim=-1)
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """Y with every coordinate that has bounds of its own exactly inside them."""
+        for image in self.images:
+            y = image.clamped(y)
+        return y
+
+    def tightened(self, margin: Tensor) -> Stack:
+        """Every inequality moved inwards by `margin` ``(B, r)``."""
+        pieces = zip(self.images, self.split(margin), strict=True)
+        return Stack([image.tightened(own) for image, own in pieces], self.dim)
+
+    def select(self, index: Tensor) -> Stack:
+        """The samples `index` alone; constants stay as they are."""
+        chosen = [image.map(lambda field: field if field.shape[0] == 1 else field[index]) for image in self.images]
+        return Stack(chosen, self.dim)
+
+    def split(self, v: Tensor) -> list[Tensor]:
+        """Cut ``(B, r)`` at the images."""
+        return list(v.split(self.sizes, dim=-1))
+
+
+# The image of g convex quadratics: ``1/2 y'P_i y + q_i'y + r_i in (-inf, 0]`` for every i.
+#
+# Made by `blocks`; read by `stack` and `barriers`.
+
+
+@dataclass(frozen=True)
+class QuadraticImage(Image):
+    """``bend/2 y'Py + q'y + r in (-inf, 0]``, P symmetric.
+
+    P is ``(b, g, n, n)``, bend ``(b, g)``, q ``(b, g, n)`` and r ``(b, g)``. The number
+    `bend` keeps a constant P one matrix in the unit of every sample.
+    """
+
+    P: Tensor
+    bend: Tensor
+    q: Tensor
+    r: Tensor
+
+    @property
+    def rows(self) -> int:
+        """One for each quadratic."""
+        return self.P.shape[-3]
+
+    def _bent(self, y: Tensor) -> Tensor:
+        """``bend P y``, ``(*batch, g, n)``."""
+        turned = times_tiled(self.P.flatten(-3, -2), y).unflatten(-1, self.P.shape[-3:-1])
+        return self.bend.unsqueeze(-1) * turned
+
+    def value(self, y: Tensor) -> Tensor:
+        """One row for each."""
+        return ((self._bent(y) / 2 + self.q) * y.unsqueeze(-2)).sum(-1) + self.r
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``(bend P y + q)'``."""
+        return self._bent(y) + self.q
+
+    def curvature(self, dual: Tensor) -> Tensor:
+        """``sum dual_i P_i``; a multiplier of the wrong sign, which an iterate may have, bends nothing."""
+        share = dual.clamp_min(0) * self.bend
+        flat = self.P.flatten(-2)
+        total = tiled_product(share, flat) if flat.shape[0] == 1 else (share.unsqueeze(-2) @ flat).squeeze(-2)
+        return total.unflatten(-1, self.P.shape[-2:])
+
+    def nearby(self, y: Tensor) -> Tensor:
+        """One pass of projections onto each quadratic alone; an empty one is left out."""
+        values, V = ascending(self.P)
+        values = values.clamp_min(0) * self.bend.unsqueeze(-1)
+        for i in range(self.rows):
+            own, turn = values[:, i], V[:, i]
+            root = nearest_root(times_tiled(turn.mT, y), times_tiled(turn.mT, self.q[:, i]), self.r[:, i], own)
+            moved = (root.solved & (root.mu.squeeze(-1) > 0)).unsqueeze(-1)
+            y = torch.where(moved, times_tiled(turn, root.y), y)
+        return y
+
+    def foot(self, z: Tensor) -> Foot:
+        """``max(z, 0)``; tight where positive."""
+        return Foot(z.clamp_max(0), z.clamp_min(0), lambda slack: Frame((z <= slack).to(z), same, same))
+
+    def factor(self, y: Tensor) -> Tensor:
+        """The size of the gradient near y, so that the scaled value is a length."""
+        slope = torch.linalg.vector_norm(self.jacobian(y), dim=-1)
+        bend = torch.linalg.matrix_norm(self.P) * self.bend
+        return positive(slope + (self.value(y).abs() * bend).sqrt())
+
+    def scaled(self, factor: Tensor, unit: Tensor) -> QuadraticImage:
+        """`bend` multiplied by the unit, r divided, and all divided by the factor."""
+        return QuadraticImage(
+            self.P, self.bend * (unit / factor), self.q / factor.unsqueeze(-1), self.r / (unit * factor)
+        )
+
+    def size(self, y: Tensor) -> Tensor:
+        """The sum of the absolute terms."""
+        return QuadraticImage(self.P.abs(), self.bend, self.q.abs(), self.r.abs()).value(y.abs())
+
+    def tightened(self, margin: Tensor) -> QuadraticImage:
+        """``r + margin``."""
+        return QuadraticImage(self.P, self.bend, self.q, self.r + margin)
+
+
+# Images in cones, and the second-order cone: projection, and its derivative in an eigenbasis.
+
+
+def project_second_order(z: Tensor) -> Tensor:
+    """``argmin |w - z|  s.t.  |w_u| <= w_t`` for ``z = (u, t)`` of shape ``(..., k + 1)``."""
+    u, t = z[..., :-1], z[..., -1:]
+    size = length(u)
+    height = (size + t) / 2
+    onto = torch.cat([u * (height / size.clamp_min(torch.finfo(z.dtype).tiny)), height], dim=-1)
+    return torch.where(size <= t, z, torch.where(size <= -t, torch.zeros_like(z), onto))
+
+
+def second_order_frame(z: Tensor, tolerance: Tensor) -> Frame:
+    """The derivative of `project_second_order` at z ``(B, k + 1)``; within `tolerance` a boundary counts as free.
+
+    On the curved side, with ``e = u / |u|``: delta is 1 along ``(e, 1)``, 0 along ``(e, -1)`` and
+    ``(1 + t / |u|) / 2`` across. A Householder reflection completes e to a basis.
+    """
+    u, t = z[..., :-1], z[..., -1:]
+    size = torch.linalg.vector_norm(u, dim=-1, keepdim=True)  # in the unit of the problem
+    first = torch.zeros_like(u)
+    first[..., 0] = 1
+    e = torch.where(size > 0, u / size.clamp_min(torch.finfo(z.dtype).tiny), first)
+    across = ((1 + t / size.clamp_min(torch.finfo(z.dtype).tiny)) / 2).expand_as(u[..., 1:])
+    curved = torch.cat([torch.ones_like(t), torch.zeros_like(t), across], dim=-1)
+    apex = torch.where(size + t <= tolerance, torch.zeros_like(z), curved)
+    delta = torch.where(size - t <= tolerance, torch.ones_like(z), apex)
+    mirror = e + torch.where(e[..., :1] < 0, -first, first)
+    mirror = mirror / torch.linalg.vector_norm(mirror, dim=-1, keepdim=True)
+    return Frame(delta, lambda X: _cone_rotate(X, e, mirror), lambda X: _cone_restore(X, e, mirror))
+
+
+def _reflect(X: Tensor, mirror: Tensor) -> Tensor:
+    """``(I - 2 m m') X``."""
+    return X - 2 * mirror.unsqueeze(-1) * (mirror.unsqueeze(-2) @ X)
+
+
+def _cone_rotate(X: Tensor, e: Tensor, mirror: Tensor) -> Tensor:
+    """Coordinates along (e, 1), (e, -1) and the directions across, which are the last rows of the reflection."""
+    along, t = e.unsqueeze(-2) @ X[..., :-1, :], X[..., -1:, :]
+    return torch.cat([(along + t) / sqrt(2), (along - t) / sqrt(2), _reflect(X[..., :-1, :], mirror)[..., 1:, :]], -2)
+
+
+def _cone_restore(X: Tensor, e: Tensor, mirror: Tensor) -> Tensor:
+    """The inverse of `_cone_rotate`."""
+    along, t = (X[..., :1, :] + X[..., 1:2, :]) / sqrt(2), (X[..., :1, :] - X[..., 1:2, :]) / sqrt(2)
+    across = _reflect(torch.cat([torch.zeros_like(along), X[..., 2:, :]], dim=-2), mirror)
+    return torch.cat([e.unsqueeze(-1) * along + across, t], dim=-2)
+
+
+@dataclass(frozen=True)
+class ConeImage(Image):
+    """``K_i y + k_i`` in a cone, which knows only uniform scales: K ``(b, g, r, n)``, k ``(b, g, r)``."""
+
+    K: Tensor
+    k: Tensor
+
+    @property
+    def rows(self) -> int:
+        """All rows of all cones."""
+        return self.K.shape[-3] * self.K.shape[-2]
+
+    def value(self, y: Tensor) -> Tensor:
+        """``K y + k``, one cone after the other."""
+        return times_tiled(self.jacobian(y), y) + self.k.flatten(-2)
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        """``K``."""
+        return self.K.flatten(-3, -2)
+
+    def each(self, z: Tensor) -> Tensor:
+        """``(B, g r)`` as ``(B, g, r)``."""
+        return z.unflatten(-1, self.K.shape[-3:-1])
+
+    def factor(self, y: Tensor) -> Tensor:
+        """The largest norm of a column of K_i: how far G_i moves with one coordinate of y."""
+        size = positive(length(self.K.mT).amax(-2))
+        return size.expand(self.K.shape[:-1]).flatten(-2)
+
+    def scaled(self, factor: Tensor, unit: Tensor) -> Self:
+        """K and k divided."""
+        factor = self.each(factor)
+        return type(self)(self.K / factor.unsqueeze(-1), self.k / (factor * unit.unsqueeze(-1)))
+
+    def size(self, y: Tensor) -> Tensor:
+        """The norm of ``|K_i| |y| + |k_i|``, for every row."""
+        terms = self.each(times_tiled(self.jacobian(y).abs(), y.abs())) + self.k.abs()
+        return length(terms).expand_as(terms).flatten(-2)
+
+    def outside(self, excess: Tensor) -> Tensor:
+        """The norm over the cone: of a matrix at least ``-lambda_min``, and ``|u| - t`` is at most its sqrt(2) fold."""
+        parts = self.each(excess)
+        return (sqrt(2) * length(parts)).expand_as(parts).flatten(-2)
+
+    def _grouped(self, frame: Callable[[Tensor], Frame], tolerance: Tensor) -> Frame:
+        """The frames of all cones as one, on rows that follow one another."""
+        found, shape = frame(tolerance.unsqueeze(-1)), self.K.shape[-3:-1]
+        rotate = lambda X: found.rotate(X.unflatten(-2, shape)).flatten(-3, -2)
+        restore = lambda X: found.restore(X.unflatten(-2, shape)).flatten(-3, -2)
+        return Frame(found.delta.flatten(-2), rotate, restore)
+
+
+class SecondOrderImage(ConeImage):
+    """In second-order cones, the height last."""
+
+    def foot(self, z: Tensor) -> Foot:
+        """On the second-order cones."""
+        points = self.each(z)
+        onto = project_second_order(points)
+        frame = partial(self._grouped, partial(second_order_frame, points))
+        return Foot(onto.flatten(-2), (points - onto).flatten(-2), frame)
+
+    def tightened(self, margin: Tensor) -> SecondOrderImage:
+        """The heights lowered."""
+        margin = self.each(margin)
+        flat, height = self.k[..., :-1].expand_as(margin[..., 1:]), self.k[..., -1:] - margin[..., -1:]
+        return SecondOrderImage(self.K, torch.cat([flat, height], -1))
+
+
+# The cone of positive semidefinite matrices, packed: image, projection, and its derivative in an eigenbasis.
+
+
+class Layout(NamedTuple):
+    """How a symmetric ``k x k`` matrix is packed: entries on and below the diagonal, the others times sqrt(2).
+
+    Attributes:
+        lower: Where they stand in the flat matrix, ``(k (k + 1) / 2,)``.
+        full: Which of them each entry of the flat matrix is, ``(k k,)``.
+        weight: 1 on the diagonal, sqrt(2) off it, ``(k (k + 1) / 2,)``.
+        share: The inverse, for each entry of the flat matrix, ``(k k,)``.
+        i: Rows of the packed entries.
+        j: Columns of the packed entries.
+    """
+
+    lower: Tensor
+    full: Tensor
+    weight: Tensor
+    share: Tensor
+    i: Tensor
+    j: Tensor
+
+
+@lru_cache(maxsize=64)
+def layout(k: int, dtype: torch.dtype, device: torch.device) -> Layout:
+    """The layout of order k, made once; outside of inference mode, since derivatives may keep it."""
+    with torch.inference_mode(False):
+        i, j = torch.tril_indices(k, k, device=device)
+        full = torch.empty(k, k, dtype=torch.int64, device=device)
+        full[i, j] = full[j, i] = torch.arange(len(i), device=device)
+        weight = (1 + (i != j).to(dtype)).sqrt()
+        return Layout(i * k + j, full.flatten(), weight, 1 / weight[full.flatten()], i, j)
+
+
+def pack(X: Tensor) -> Tensor:
+    """The symmetric part of ``(..., k, k)`` as ``(..., k (k + 1) / 2)``: norms are kept."""
+    return pack_symmetric((X + X.mT) / 2)
+
+
+def pack_symmetric(X: Tensor) -> Tensor:
+    """The same for a matrix that is symmetric already, to rounding."""
+    plan = layout(X.shape[-1], X.dtype, X.device)
+    return X.flatten(-2).index_select(-1, plan.lower) * plan.weight
+
+
+def unpack(packed: Tensor, k: int) -> Tensor:
+    """The inverse of `pack`."""
+    plan = layout(k, packed.dtype, packed.device)
+    return (packed.index_select(-1, plan.full) * plan.share).unflatten(-1, (k, k))
+
+
+def order(packed_size: int) -> int:
+    """The k of a packed symmetric matrix of ``k (k + 1) / 2`` entries."""
+    return (int(sqrt(8 * packed_size + 1)) - 1) // 2
+
+
+def project_semidefinite(X: Tensor) -> Tensor:
+    """``V relu(Lambda) V'`` for symmetric X ``(..., k, k)``; X itself where no eigenvalue is negative."""
+    values, V = ascending(X)
+    onto = (V * values.clamp_min(0).unsqueeze(-2)) @ V.mT
+    return torch.where((values[..., :1] >= 0).unsqueeze(-1), X, onto)
+
+
+def negative_part(values: Tensor, V: Tensor) -> Tensor:
+    """``V min(Lambda, 0) V'``, packed ``(..., k (k + 1) / 2)``: exactly zero where no eigenvalue is negative."""
+    return pack_symmetric((V * values.clamp_max(0).unsqueeze(-2)) @ V.mT)
+
+
+def semidefinite_frame(values: Tensor, V: Tensor, tolerance: Tensor) -> Frame:
+    """The derivative of `project_semidefinite` at ``V diag(values) V'``: pairs of eigenvectors, and their ratios.
+
+    For eigenvalues a, b: delta is 1 if both are >= 0, 0 if both are < 0, else ``a / (a - b)`` with a the positive
+    one. Repeated eigenvalues need no care: only differences across the sign enter.
+    """
+    plan = layout(values.shape[-1], values.dtype, values.device)
+    kept = torch.where(values < -tolerance, values, values.clamp_min(0))
+    one, other = kept.index_select(-1, plan.i), kept.index_select(-1, plan.j)
+    above, below = torch.maximum(one, other), torch.minimum(one, other)
+    # both of one sign: free, or tight; rounding of the ratio stays in [0, 1]
+    ratio = above / (above - below).clamp_min(torch.finfo(V.dtype).tiny)
+    delta = torch.where(below >= 0, 1.0, ratio.clamp_min(0))
+    return Frame(delta, lambda X: _congruence(X, V), lambda X: _congruence(X, V.mT))
+
+
+def _congruence(X: Tensor, V: Tensor) -> Tensor:
+    """``V' X V`` on each packed column of X ``(B, r, columns)``: twice ``X -> (X V)'``, one product per sample."""
+    k = V.shape[-1]
+    matrices = unpack(X.mT, k)
+    for _ in range(2):
+        matrices = product_each(matrices.flatten(-3, -2), V).unflatten(-2, (-1, k)).mT
+    return pack_symmetric(matrices).mT
+
+
+class SemiDefiniteImage(ConeImage):
+    """In cones of positive semidefinite matrices, packed."""
+
+    def foot(self, z: Tensor) -> Foot:
+        """On the semidefinite cones, with one eigendecomposition."""
+        points = self.each(z)
+        values, V = eigh(unpack(points, order(points.shape[-1])))
+        excess = negative_part(values, V)
+        frame = partial(self._grouped, partial(semidefinite_frame, values, V))
+        return Foot((points - excess).flatten(-2), excess.flatten(-2), frame)
+
+    def tightened(self, margin: Tensor) -> SemiDefiniteImage:
+        """Less a multiple of the identity."""
+        margin = self.each(margin)
+        eye = torch.eye(order(margin.shape[-1]), dtype=margin.dtype, device=margin.device)
+        return SemiDefiniteImage(self.K, self.k - margin * pack(eye))
 
 
 def convex(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,7 @@
 """The nearest point: sequential quadratic programming from a feasible point to a KKT point of ``min |y - raw|^2 / 2``.
 
-Each pass tries the step of `plan_step`. A full step that is refused is tried again in the next pass with a
-second-order correction, then shorter; where no length is accepted, once with the step of the plain projection. So the
-operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
+Each pass tries the step of `plan_step`. A full step that is refused is tried again with a second-order correction, then
+shorter; where no length is accepted, once with the step of the plain projection.
 """
 
 from __future__ import annotations
@@ -13,32 +12,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import (
-    DEPENDENT,
-    DISTANT,
-    FAR,
-    FLATTEST,
-    MERIT_ROUNDING,
-    MOST_STEP_ROWS,
-    SEARCH_CUT,
-    SHORTEST_SEARCH,
-    SMALL_STEP,
-    SUFFICIENT,
-)
+from hardnet.kernels.limits import DEPENDENT
 from hardnet.solvers.algebra.small import compiles, product, products, solve_definite
 from hardnet.solvers.nonlinear.rows import (
     EVERY_PASS,
-    TRIALS,
+    SUFFICIENT,
     Derivatives,
     Pace,
     Rows,
+    chooser,
     elastic_rows,
     relative_error,
     row_norms,
     run,
 )
 from hardnet.solvers.nonlinear.step import Metric, solve_step
-from hardnet.solvers.solution import choose, place
+from hardnet.solvers.solution import choose
 
 # Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or as products with vectors.
 #
@@ -47,6 +36,23 @@ from hardnet.solvers.solution import choose, place
 # absolute value.
 
 
+FLATTEST = 1e-4
+"""Least curvature that the Hessian of the Lagrangian may have; a smaller or negative one is replaced."""
+SMALL_STEP = 3e-11
+"""A step of at most this fraction of the sample's size is the last one: the remaining error is at most as large, and
+usually its square."""
+DISTANT = 1e-3
+"""Weight of the distance to raw in the size of a sample; where y is near 0 it is the only term left."""
+MERIT_ROUNDING = 1e-15
+"""Fraction of the merit's terms by which rounding may raise it."""
+
+SEARCH_CUT = 0.1
+"""Least fraction of a rejected step length toward the nearest point that is tried next."""
+SHORTEST_SEARCH = 2.0**-12
+"""Length below which such a step is given up."""
+FAR = 0.3
+"""Largest relative violation that such a step may lead to, however near to raw: beyond it the solver might not return
+to the set."""
 DENSE = 40
 """Largest number of outputs for which W is formed where all rows are equalities."""
 HEAVY = 10.0
@@ -265,10 +271,6 @@ class Plan(NamedTuple):
     last: Tensor
     flat: Tensor
 
-    def take(self, index: Tensor) -> Plan:
-        """The plan of some samples."""
-        return Plan(*(part[index] for part in self))
-
     def judge(self, violation: Tensor, away: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Whether a step with these violations ``(b, m)``, ``y - raw`` and length is accepted; the next length."""
         reached = merit(violation, away, self.weight)
@@ -279,29 +281,8 @@ class Plan(NamedTuple):
         return good, torch.minimum(torch.maximum(shorter, SEARCH_CUT * length), 0.5 * length)
 
 
-def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor) -> Plan:
+def plan_step(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor, look: bool = True) -> Plan:
     """The step from y ``(b, n)`` with the derivatives and multipliers there; `weight` ``(b, m)`` is the last step's."""
-    if (
-        at.hessian is None
-        or at.dual is None
-        or rows.size is None
-        or not all(compiles(part, "approach", MOST_STEP_ROWS) for part in (at.jacobian, at.hessian))
-    ):
-        return plan_in_torch(rows, at, y, raw, weight)
-    from hardnet.kernels.cpu.approach import plan
-
-    bounds = rows.lower, rows.upper, rows.size
-    *known, settled = plan(at.jacobian, at.hessian, at.value, *bounds, y, raw, at.dual, weight, rows.curved)
-    found = Plan._make([*known, torch.zeros_like(settled)])
-    todo = (~settled).nonzero().squeeze(-1)
-    if len(todo) == 0:
-        return found
-    rest = plan_in_torch(rows.take(todo), at.take(todo), y[todo], raw[todo], weight[todo])
-    return place(found, todo, rest)
-
-
-def plan_in_torch(rows: Rows, at: Derivatives, y: Tensor, raw: Tensor, weight: Tensor, look: bool = True) -> Plan:
-    """`plan_step` without compiled code, and for samples whose Lagrangian is not convex."""
     away, violation = y - raw, rows.violation(at.value)
     step, dual, flat = direction(rows, y, away, at, look)
     scale = relative_error(rows, at, y, raw)[1]
@@ -324,108 +305,6 @@ def step_back(rows: Rows, value: Tensor, J: Tensor, there: Tensor, look: bool = 
     there = torch.where(there.isfinite(), there, value)
     soft = elastic_rows(rows, J)
     return solve_step(J, rows.lower - there, rows.upper - there, soft, tight=rows.tight, look=look)[0]
-
-
-# The passes towards the nearest point on a CPU, where compiled code does everything except g and its derivatives.
-#
-# A sample whose full step is refused tries a corrected step, then shorter ones, within the same pass. Samples that have
-# ended leave the batch.
-
-
-class Walk(NamedTuple):
-    """The samples in progress: the kernel's numbers ``(b, COUNT)``, points ``(b, n)``, values per row ``(b, m)``."""
-
-    numbers: Tensor
-    y: Tensor
-    raw: Tensor
-    dual: Tensor
-    weight: Tensor
-
-
-def walk_compiled(rows: Rows, y: Tensor, raw: Tensor, passes: int) -> list[Tensor]:
-    """Iterate from y ``(B, n)`` to the end: the point, multipliers, settled, flat and steps."""
-    from hardnet.kernels.cpu.approach import GOING
-
-    now, index = _begin(rows, y, raw), torch.arange(len(y))
-    whole = [part.clone() for part in _outcome(now)]
-    for count in range(passes):
-        at = _evaluate(rows, now, first=count == 0)
-        plan = plan_step(rows, at, now.y, now.raw, now.weight)
-        now = now._replace(dual=at.dual, weight=plan.weight)
-        _try(rows, now, at, plan)
-        open_ = (now.numbers[:, GOING] > 0).nonzero().squeeze(-1)
-        if len(open_) == 0:
-            break
-        if len(open_) < len(index):
-            _place(whole, index, now)
-            index, rows, now = index[open_], rows.take(open_), Walk(*(part[open_] for part in now))
-    _place(whole, index, now)
-    return whole
-
-
-def _begin(rows: Rows, y: Tensor, raw: Tensor) -> Walk:
-    """The samples at their first points."""
-    from hardnet.kernels.cpu.approach import COUNT, GOING
-
-    numbers, none = y.new_zeros(len(y), COUNT), torch.zeros_like(rows.lower, memory_format=torch.contiguous_format)
-    numbers[:, GOING] = 1.0
-    return Walk(numbers, y.clone(memory_format=torch.contiguous_format), raw, none, none)
-
-
-def _evaluate(rows: Rows, now: Walk, first: bool) -> Derivatives:
-    """The rows at y with multipliers and, where it is formed, the Hessian of the Lagrangian.
-
-    Samples that take the step of the plain projection get a Hessian of 0.
-    """
-    from hardnet.kernels.cpu.approach import STRAIGHT
-
-    start = lambda value, J: first_multipliers(rows, value, J, now.y - now.raw)
-    if not forms_metric(rows, now.y):
-        at = rows.evaluate(now.y)
-        now.numbers[:, STRAIGHT] = 1.0  # there is no other step to try
-        return at._replace(dual=start(at.value, at.jacobian) if first else now.dual.clone())
-    at = rows.evaluate(now.y, start if first else lambda *_: now.dual)
-    straight = now.numbers[:, STRAIGHT] > 0
-    if bool(straight.any()):
-        at = at._replace(hessian=choose(straight, torch.zeros_like(at.hessian), at.hessian))  # pyright: ignore[reportArgumentType]
-    return at._replace(dual=at.dual.clone(memory_format=torch.contiguous_format))  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def _try(rows: Rows, now: Walk, at: Derivatives, plan: Plan) -> None:
-    """Try the full steps, then corrected, then ever shorter ones; write the results into the samples."""
-    from hardnet.kernels.cpu.approach import CURRENT, FLAT, GOING, LAST, LENGTH, MOVED, NOISE, SLOPE, TRIED, judge
-
-    one = torch.ones_like(plan.current)
-    known = {MOVED: 0 * one, LENGTH: one, TRIED: 0 * one, LAST: plan.last.to(one), FLAT: plan.flat.to(one)}
-    known |= {CURRENT: plan.current, SLOPE: plan.slope, NOISE: plan.noise}
-    now.numbers[:, list(known)] = torch.stack(list(known.values()), dim=-1)
-    trial = now.y + plan.step
-    there = rows.value(trial)
-    while True:
-        wants = judge(now.numbers, now.y, now.dual, now.raw, trial, there, plan, (rows.lower, rows.upper))
-        todo = ((now.numbers[:, MOVED] == 0) & (now.numbers[:, GOING] > 0)).nonzero().squeeze(-1)
-        if len(todo) == 0:
-            return
-        some = rows.take(todo)
-        point = torch.addcmul(now.y[todo], now.numbers[todo, LENGTH : LENGTH + 1], plan.step[todo])
-        if bool(wants.any()):
-            back = step_back(some, at.value[todo], at.jacobian[todo], there[todo])
-            point = point + choose(wants[todo], back, torch.zeros_like(back))
-        trial[todo], there[todo] = point, some.value(point)
-
-
-def _outcome(now: Walk) -> list[Tensor]:
-    """The results of the samples when they have ended."""
-    from hardnet.kernels.cpu.approach import FLAT, SETTLED, STEPS
-
-    settled, flat, steps = now.numbers[:, [SETTLED, FLAT, STEPS]].unbind(-1)
-    return [now.y, now.dual, settled > 0, flat > 0, steps.long()]
-
-
-def _place(whole: list[Tensor], index: Tensor, now: Walk) -> None:
-    """Write the results of the samples `index` into those of the batch."""
-    for old, new in zip(whole, _outcome(now), strict=True):
-        old.index_copy_(0, index, new)
 
 
 class Nearest(NamedTuple):
@@ -479,6 +358,13 @@ class State(NamedTuple):
     flat: Tensor
     steps: Tensor
 
+    @property
+    def derivatives(self) -> Derivatives:
+        """The rows at y, with no curvature where the step ignores it."""
+        bent = self.hessian
+        bent = None if bent is None else choose(self.straight, torch.zeros_like(bent), bent)
+        return Derivatives(self.value, self.jacobian, bent, self.dual)
+
 
 def approach(
     rows: Rows, y: Tensor, raw: Tensor, *, iterations: int = 100, going: Tensor | None = None, pace: Pace = EVERY_PASS
@@ -494,51 +380,54 @@ def approach(
         pace: When values may be read.
     """
     dense, look = forms_metric(rows, y), pace.free
-    if look and going is None and compiles(y.unsqueeze(-2), "approach") and rows.lower.shape[-1]:
-        return Nearest(*walk_compiled(rows, y, raw, iterations))
     first = lambda value, J: first_multipliers(rows, value, J, y - raw, look)
     at = rows.evaluate(y, first if dense else None)
     dual = first(at.value, at.jacobian) if at.dual is None else at.dual
     none = torch.zeros_like(y[:, 0], dtype=torch.bool)
     still = torch.zeros_like(dual), torch.ones_like(y[:, 0]), torch.zeros_like(y), none, none, none, none, none.long()
     state = State(~none if going is None else going, y, raw, *at[:3], dual, *still)
-    result = lambda now: (now.y, now.dual, now.settled, now.flat, now.steps)
-    passes = TRIALS * iterations if look else iterations
-    return Nearest(*run(rows, state, lambda some, now: _pass(some, now, look), result, passes, pace))
+    plan = lambda some, now: plan_step(some, now.derivatives, now.y, now.raw, now.weight, look)
+    end = run(rows, state, plan, lambda some, now, steps: _attempt(some, now, steps, look), iterations, pace)
+    return Nearest(end.y, end.dual, end.settled, end.flat, end.steps)
 
 
-def _pass(rows: Rows, now: State, look: bool) -> State:
-    """One trial step of every open sample; a `last` step is tiny and need not decrease the merit."""
+def _attempt(rows: Rows, now: State, plan: Plan, look: bool) -> tuple[State, Tensor]:
+    """The state after one trial of every open sample, and which are to try again, with a correction or shorter.
+
+    A `last` step is tiny and need not decrease the merit.
+    """
     bent = now.hessian
-    bent = None if bent is None else choose(now.straight, torch.zeros_like(bent), bent)
-    at = Derivatives(now.value, now.jacobian, bent, now.dual)
-    plan = plan_in_torch(rows, at, now.y, now.raw, now.weight, look)
-    trial = now.y + torch.addcmul(now.shift, now.length.unsqueeze(-1), plan.step)
-    traced = rows.trace(trial)
-    good, shorter = plan.judge(rows.violation(traced.value), trial - now.raw, now.length)
+    point = now.y + torch.addcmul(now.shift, now.length.unsqueeze(-1), plan.step)
+    traced = rows.trace(point)
+    good, shorter = plan.judge(rows.violation(traced.value), point - now.raw, now.length)
     accepted = now.going & good
-    there = rows.derive(traced, None if bent is None else lambda *_: plan.dual)
-    tried = now.going & ~accepted & (now.length == 1) & ~now.tried
-    shift = step_back(rows, now.value, now.jacobian, there.value, look)
+    fresh = not look or bool(accepted.any())
+    there = rows.derive(traced, None if bent is None else lambda *_: plan.dual) if fresh else now.derivatives
+    tried, shift = now.going & ~accepted & (now.length == 1) & ~now.tried, torch.zeros_like(point)
+    if not look or bool(tried.any()):
+        shift = choose(tried, step_back(rows, now.value, now.jacobian, traced.value, look), shift)
     length = torch.where(accepted | tried, 1.0, shorter)
     given_up = length < SHORTEST_SEARCH
     ended = (accepted & plan.last) | (given_up if bent is None else given_up & now.straight)
-    return now._replace(
+    refused = now.going & ~accepted & ~given_up
+    pick = chooser(accepted, look)
+    new = now._replace(
         going=now.going & ~ended,
-        y=choose(accepted, trial, now.y),
-        value=choose(accepted, there.value, now.value),
-        jacobian=choose(accepted, there.jacobian, now.jacobian),
-        hessian=None if bent is None else choose(accepted, there.hessian, now.hessian),  # pyright: ignore[reportArgumentType]
+        y=pick(point, now.y),
+        value=pick(there.value, now.value),
+        jacobian=pick(there.jacobian, now.jacobian),
+        hessian=pick(there.hessian, bent),
         dual=choose(accepted | (now.going & ended), plan.dual, now.dual),
         weight=choose(now.going, plan.weight, now.weight),
         length=torch.where(given_up, 1.0, length),
-        shift=choose(tried, shift, torch.zeros_like(shift)),
+        shift=shift,
         tried=tried | (now.tried & ~accepted & ~given_up),
         straight=given_up | (now.straight & ~accepted),
         settled=torch.where(now.going, accepted & plan.last, now.settled),
         flat=torch.where(now.going, plan.flat, now.flat),
-        steps=now.steps + now.going,
+        steps=now.steps + (now.going & ~refused),
     )
+    return new, refused
 
 
 # ``[W C'; C 0] (p, q) = (cotangent, 0)``: the linear system behind the derivative of a nearest point.

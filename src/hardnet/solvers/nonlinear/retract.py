@@ -1,8 +1,7 @@
 """Retraction: a point of ``lower <= g(y) <= upper, A_lower <= A y <= A_upper`` by Gauss-Newton steps.
 
 Each step is the nearest point of the linearized set (`plan_step`), shortened until the violation decreases; affine
-rows are part of every step and always hold. A step that is refused is tried shorter in the next pass, so that the
-operations of a pass do not depend on values, nor a sample's result on the other samples of the batch.
+rows are part of every step and always hold.
 """
 
 from __future__ import annotations
@@ -12,26 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import (
-    CUT,
-    ELASTIC,
-    MOST_STEP_ROWS,
-    NUDGES,
-    SHORT,
-    SHORTEST,
-    SOFTEST,
-    STATIONARY,
-    SUFFICIENT,
-)
-from hardnet.solvers.algebra.small import compiles, product
+from hardnet.solvers.algebra.small import product
 from hardnet.solvers.nonlinear.rows import (
+    ELASTIC,
     EVERY_PASS,
     FINE,
-    TRIALS,
-    WORTH,
+    SUFFICIENT,
     Derivatives,
     Pace,
     Rows,
+    chooser,
     elastic_rows,
     error_of,
     fixed_direction,
@@ -50,6 +39,18 @@ from hardnet.solvers.solution import choose
 # infeasible the slack s makes the step elastic.
 
 
+CUT = 1e-3
+"""Least fraction of a rejected step length that a retraction tries next."""
+STATIONARY = 1e-9
+"""Fraction of the violation that a step must be predicted to remove; below it the point is stationary."""
+NUDGES = 2
+"""Nudges of a sample before it counts as stuck."""
+SOFTEST = 1e1
+"""Largest elasticity of a row of length one."""
+SHORT = 0.125
+"""Step length below which the next step is more elastic."""
+SHORTEST = 1e-12
+"""Step length below which a step is given up; near a vanishing gradient a step may be many orders too long."""
 NUDGE = 1e-2
 """Length, relative to the sample's size, of the nudge away from a stationary point that violates its rows."""
 
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
         violation: The violation at the current point, ``(b, m)``.
         current: Its size.
         promised: The size predicted by the linearized rows after the full step.
+        stationary: Whether no decrease is predicted.
     """
 
     step: Tensor
@@ -70,6 +72,7 @@ class Plan(NamedTuple):
     violation: Tensor
     current: Tensor
     promised: Tensor
+    stationary: Tensor
 
     def merit(self, violation: Tensor) -> Tensor:
         """The size of the violations ``(b, m)``: ``(b,)``."""
@@ -89,8 +92,8 @@ class Plan(NamedTuple):
 
 def plan_step(
     rows: Rows, at: Derivatives, violation: Tensor, size: Tensor, elastic: Tensor, unit: bool, look: bool = True
-) -> tuple[Plan, Tensor]:
-    """The step from a point with these derivatives, and which samples are stationary: no decrease is predicted.
+) -> Plan:
+    """The step from a point with these derivatives.
 
     Args:
         rows: The rows.
@@ -112,7 +115,7 @@ def plan_step(
     current, promised = (torch.linalg.vector_norm(part * weight, dim=-1) for part in (violation, left))
     stationary = ~(current - promised > STATIONARY * current)
     stationary = stationary if unit else stationary | (damped_share(rows, at, look) <= STATIONARY)
-    return Plan(step, weight, violation, current, promised), stationary
+    return Plan(step, weight, violation, current, promised, stationary)
 
 
 def nudged(y: Tensor, size: Tensor) -> Tensor:
@@ -131,126 +134,6 @@ def damped_share(rows: Rows, at: Derivatives, look: bool = True) -> Tensor:
     current = torch.linalg.vector_norm(rows.violation(at.value), dim=-1)
     promised = torch.linalg.vector_norm(rows.violation(at.value + product(J, step)), dim=-1)
     return torch.where(current > 0, 1 - promised / current, 1.0)
-
-
-# The passes of a retraction on a CPU, where compiled code does everything except g and its derivatives.
-#
-# A sample whose trial is refused tries shorter steps within the same pass. Samples that have ended leave the batch once
-# they are a quarter of it, unless the batch has at most `HANDFUL` samples.
-
-
-HANDFUL = 48
-"""Batch size up to which samples that have ended stay: removing them costs more than evaluating g for them."""
-
-
-class Walk(NamedTuple):
-    """The samples in progress, written to by the kernel: its numbers ``(b, COUNT)``, points and rows."""
-
-    numbers: Tensor
-    best: Tensor
-    step: Tensor
-    weight: Tensor
-    y: Tensor
-    value: Tensor
-    violation: Tensor
-
-
-def walk_compiled(
-    rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, *, tolerance: float, fine: float, passes: int, unit: bool
-) -> list[Tensor]:
-    """Iterate from y ``(B, n)`` to the end: best point, error, stationary, ratio and steps."""
-    from hardnet.kernels.cpu.retraction import GOING, plan
-
-    now, jacobian = _begin(rows, y, raw, at), at.jacobian.clone(memory_format=torch.contiguous_format)
-    limits, index = torch.tensor([tolerance, fine], dtype=y.dtype), torch.arange(len(y))
-    whole = [part.clone() for part in _outcome(now)]
-    for count in range(passes + 1):
-        asking = plan(now, jacobian, (rows.lower, rows.upper, rows.size), limits, rows.curved, unit)  # pyright: ignore[reportArgumentType]
-        open_ = (now.numbers[:, GOING] > 0).nonzero().squeeze(-1)
-        if len(open_) == 0 or count == passes:
-            break
-        if len(open_) <= WORTH * len(index) and len(index) > HANDFUL:
-            _place(whole, index, now)
-            index, rows, jacobian = index[open_], rows.take(open_), jacobian[open_]
-            now = Walk(*(part[open_] for part in now))
-        if asking:
-            _settle(rows, now, jacobian, unit)
-        fresh = _try(rows, now, asking > 0).nonzero().squeeze(-1)
-        if len(fresh) == len(index):
-            jacobian = rows.evaluate(now.y).jacobian.contiguous()
-        elif len(fresh):
-            jacobian.index_copy_(0, fresh, rows.take(fresh).evaluate(now.y[fresh]).jacobian)
-    _place(whole, index, now)
-    return whole
-
-
-def _try(rows: Rows, now: Walk, nudge: bool) -> Tensor:
-    """Try ever shorter steps; return for which samples the Jacobian must be evaluated again, ``(b,)``."""
-    from hardnet.kernels.cpu.retraction import GOING, LENGTH, STATE, TRYING, judge
-
-    fresh = torch.zeros_like(now.numbers[:, 0])
-    trial = now.y + now.step
-    if nudge:
-        _nudge(now, trial)
-    there = rows.value(trial)
-    while judge(now, fresh, trial, there, rows.lower, rows.upper):
-        todo = ((now.numbers[:, STATE] == TRYING) & (now.numbers[:, GOING] > 0)).nonzero().squeeze(-1)
-        trial[todo] = torch.addcmul(now.y[todo], now.numbers[todo, LENGTH : LENGTH + 1], now.step[todo])
-        there[todo] = rows.take(todo).value(trial[todo])
-    return fresh
-
-
-def _begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives) -> Walk:
-    """The samples at their first points."""
-    from hardnet.kernels.cpu.retraction import ACCEPTED, COUNT, GIVE, GOING, LEAST, LENGTH, STATE
-
-    numbers = y.new_zeros(len(y), COUNT)
-    for place, number in ((GOING, 1.0), (STATE, ACCEPTED), (GIVE, ELASTIC), (LENGTH, 1.0)):
-        numbers[:, place] = number
-    numbers[:, LEAST] = raw.abs().amax(-1).clamp_max(1.0)
-    value = at.value.clone(memory_format=torch.contiguous_format)
-    own = y.clone(memory_format=torch.contiguous_format)
-    return Walk(numbers, own.clone(), torch.zeros_like(own), torch.ones_like(value), own, value, rows.violation(value))
-
-
-def _outcome(now: Walk) -> list[Tensor]:
-    """The results of the samples when they have ended."""
-    from hardnet.kernels.cpu.retraction import BEST_ERROR, BEST_RATIO, STEPS, STILL
-
-    error, still, ratio, steps = (now.numbers[:, place] for place in (BEST_ERROR, STILL, BEST_RATIO, STEPS))
-    return [now.best, error, still > 0, ratio, steps.long()]
-
-
-def _place(whole: list[Tensor], index: Tensor, now: Walk) -> None:
-    """Write the results of the samples `index` into those of the batch."""
-    for old, new in zip(whole, _outcome(now), strict=True):
-        old.index_copy_(0, index, new)
-
-
-def _settle(rows: Rows, now: Walk, jacobian: Tensor, unit: bool) -> None:
-    """Compute the steps of samples whose active rows the kernel did not find."""
-    from hardnet.kernels.cpu.retraction import CURRENT, GIVE, LEAST, PROMISED, STILL, UNSETTLED
-
-    todo = (now.numbers[:, UNSETTLED] > 0).nonzero().squeeze(-1)
-    if len(todo) == 0:
-        return
-    some, numbers = Derivatives(now.value[todo], jacobian[todo]), now.numbers[todo]
-    size = size_from(now.y[todo], numbers[:, LEAST : LEAST + 1])
-    plan, stationary = plan_step(rows.take(todo), some, now.violation[todo], size, numbers[:, GIVE], unit)
-    now.step[todo], now.weight[todo] = plan.step, plan.weight
-    found = (plan.current, plan.promised, stationary.to(plan.current), torch.zeros_like(plan.current))
-    for place, number in zip((CURRENT, PROMISED, STILL, UNSETTLED), found, strict=True):
-        now.numbers[todo, place] = number
-
-
-def _nudge(now: Walk, trial: Tensor) -> None:
-    """For samples without a predicted decrease, try a nudged point."""
-    from hardnet.kernels.cpu.retraction import LEAST, STILL
-
-    still = (now.numbers[:, STILL] > 0).nonzero().squeeze(-1)
-    if len(still):
-        y = now.y[still]
-        trial[still] = nudged(y, size_from(y, now.numbers[still, LEAST : LEAST + 1]))
 
 
 # The state of a retraction in progress: where the samples are, and how a trial step changes it.
@@ -295,22 +178,6 @@ class State(NamedTuple):
     stationary: Tensor
 
 
-class Trial(NamedTuple):
-    """The result of a trial step: point, derivatives, violation, error, and whether it was accepted.
-
-    ``length`` ``(b,)`` is the length of the step; ``given_up`` are samples for which no length was short enough.
-    """
-
-    y: Tensor
-    at: Derivatives
-    violation: Tensor
-    error: Tensor
-    accepted: Tensor
-    stationary: Tensor
-    length: Tensor
-    given_up: Tensor
-
-
 def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, fine: float, unit: bool) -> State:
     """The state at the first points."""
     least, violation = raw.abs().amax(-1, keepdim=True).clamp_max(1.0), rows.violation(at.value)
@@ -321,32 +188,6 @@ def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, fine: float, unit
     open_ = error > fine
     known = (violation, at.jacobian, error, zero, ELASTIC * one, one, count, y, size, error, zero, count)
     return State(open_, y, least, at.value, *known, torch.zeros_like(open_))
-
-
-def outcome(now: State) -> tuple[Tensor, ...]:
-    """The results of the samples when they have ended."""
-    return now.best, now.best_error, now.stationary, now.best_ratio, now.steps
-
-
-def moved(now: State, tried: Trial) -> State:
-    """The state after the trials: accepted trials become the current points, and short ones make rows more elastic."""
-    accepted, stationary = tried.accepted, tried.stationary
-    plain = accepted & ~stationary & (tried.length == 1)
-    stiffer, softer = (now.elastic / 10).clamp_min(ELASTIC), now.elastic * 10
-    softer = torch.where(accepted, softer.clamp_max(SOFTEST), softer)
-    short = tried.given_up | (accepted & ~stationary & (tried.length <= SHORT))
-    return now._replace(
-        y=choose(accepted, tried.y, now.y),
-        value=choose(accepted, tried.at.value, now.value),
-        violation=choose(accepted, tried.violation, now.violation),
-        jacobian=choose(accepted, tried.at.jacobian, now.jacobian),
-        error=torch.where(accepted, tried.error, now.error),
-        ratio=torch.where(plain, tried.error / now.error, now.ratio),
-        elastic=torch.where(short, softer, torch.where(plain, stiffer, now.elastic)),
-        nudges=now.nudges + (stationary & now.going),
-        steps=now.steps + now.going,
-        stationary=torch.where(now.going, stationary, now.stationary),
-    )
 
 
 def ended(new: State, before: State, unit: bool, tolerance: float, fine: float) -> State:
@@ -414,33 +255,59 @@ def retract(
         pace: When values may be read.
     """
     at = rows.evaluate(y) if at is None else at
-    if pace.free and going is None and compiles(at.jacobian, "retraction", MOST_STEP_ROWS):
-        found = walk_compiled(rows, y, raw, at, tolerance=tolerance, fine=fine, passes=iterations, unit=unit)
+    look, state = pace.free, begin(rows, y, raw, at, fine, unit)
+    state = state if going is None else state._replace(going=state.going & going)
+    plan = lambda some, now: plan_step(
+        some, Derivatives(now.value, now.jacobian), now.violation, size_from(now.y, now.unit), now.elastic, unit, look
+    )
+    one = lambda some, now, steps: _attempt(some, now, steps, tolerance, fine, unit, look)
+    end = run(rows, state, plan, one, iterations, pace)
+    found = Retracted(end.best, end.best_error, end.stationary, end.best_ratio, end.steps)
+    return found if unit else _settle_stationary(rows, found, tolerance)
+
+
+def _attempt(
+    rows: Rows, now: State, plan: Plan, tolerance: float, fine: float, unit: bool, look: bool
+) -> tuple[State, Tensor]:
+    """The state after one trial of every open sample, and which are to try a shorter step.
+
+    Accepted trials become the current points, and short ones make rows more elastic.
+    """
+    stationary, full = plan.stationary, now.length == 1
+    nudging = stationary & full
+    point = now.y + now.length.unsqueeze(-1) * plan.step
+    if not look or bool(nudging.any()):
+        point = choose(nudging, nudged(now.y, size_from(now.y, now.unit)), point)
+    traced = rows.trace(point)
+    there, shorter = rows.violation(traced.value), now.length
+    accepted = now.going & (plan.accepts(there, now.length) | (nudging & traced.value.isfinite().all(-1)))
+    refused = given_up = now.going & ~accepted
+    if not look or bool(refused.any()):
+        shorter = plan.shorter(there, now.length)
+        given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
+    if look and not bool(accepted.any()):
+        at, error = Derivatives(now.value, now.jacobian), now.error
     else:
-        state = begin(rows, y, raw, at, fine, unit)
-        state = state if going is None else state._replace(going=state.going & going)
-        one = lambda some, now: _pass(some, now, tolerance, fine, unit, pace.free)
-        found = run(rows, state, one, outcome, TRIALS * iterations if pace.free else iterations, pace)
-    return Retracted(*found) if unit else _settle_stationary(rows, Retracted(*found), tolerance)
-
-
-def _pass(rows: Rows, now: State, tolerance: float, fine: float, unit: bool, look: bool) -> State:
-    """One trial of every open sample."""
-    size, at = size_from(now.y, now.unit), Derivatives(now.value, now.jacobian)
-    plan, stationary = plan_step(rows, at, now.violation, size, now.elastic, unit, look)
-    nudging = stationary & (now.length == 1)
-    trial = choose(nudging, nudged(now.y, size), now.y + now.length.unsqueeze(-1) * plan.step)
-    traced = rows.trace(trial)
-    there = rows.violation(traced.value)
-    good = plan.accepts(there, now.length) | (nudging & traced.value.isfinite().all(-1))
-    accepted, shorter = now.going & good, plan.shorter(there, now.length)
-    at = rows.derive(traced)
-    error, _ = error_of(rows, there, at.jacobian, size_from(trial, now.unit))
-    given_up = now.going & ~accepted & (shorter < SHORTEST)
-    length = torch.where(now.going & ~accepted & ~given_up, shorter, 1.0)
-    tried = Trial(trial, at, there, error, accepted, stationary, now.length, given_up)
-    new = moved(now, tried)._replace(length=length)
-    return ended(new, now, unit, tolerance, fine)
+        at = rows.derive(traced)
+        error = error_of(rows, there, at.jacobian, size_from(point, now.unit))[0]
+    pick, plain = chooser(accepted, look), accepted & ~stationary & full
+    stiffer, softer = (now.elastic / 10).clamp_min(ELASTIC), now.elastic * 10
+    softer = torch.where(accepted, softer.clamp_max(SOFTEST), softer)
+    short = given_up | (accepted & ~stationary & (now.length <= SHORT))
+    new = now._replace(
+        y=pick(point, now.y),
+        value=pick(at.value, now.value),
+        violation=pick(there, now.violation),
+        jacobian=pick(at.jacobian, now.jacobian),
+        error=pick(error, now.error),
+        ratio=torch.where(plain, error / now.error, now.ratio),
+        elastic=torch.where(short, softer, torch.where(plain, stiffer, now.elastic)),
+        length=torch.where(refused, shorter, 1.0),
+        nudges=now.nudges + (stationary & now.going & ~refused),
+        steps=now.steps + (now.going & ~refused),
+        stationary=torch.where(now.going, stationary, now.stationary),
+    )
+    return ended(new, now, unit, tolerance, fine), refused
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hardnet.errors import DTypeError, ShapeError, sentence
-from hardnet.kernels.limits import ELASTIC
 from hardnet.modes import mode
 from hardnet.rows import bound_size
 from hardnet.solvers.algebra.small import product
+from hardnet.solvers.solution import choose, place, take
 
 # The input x of nonlinear rows, and calls of functions ``(y, x) -> values`` for some samples of a batch.
 #
@@ -327,6 +327,12 @@ class Rows(NamedTuple):
 # Measures for a sample: the size of its outputs, lengths and scales of its rows, and the relative violation.
 
 
+SUFFICIENT = 1e-4
+"""Fraction of the decrease predicted by the slope that a step of the nonlinear solver must achieve."""
+ELASTIC = 1e-4
+"""Least elasticity of a row of length one: of a violation v, a step leaves about ``ELASTIC^2 v / sigma^2``.
+
+A gradient so small that its step would be longer than 1e4 times the sample's size gives a shorter step."""
 FINE = 3e-15
 """Part of a row's scale to which a violation is reduced as long as steps reduce it; a certificate allows 3.6e-15."""
 
@@ -377,17 +383,15 @@ def fixed_direction(y: Tensor, number: int = 0) -> Tensor:
     return ((1.7 + 0.9 * number) * place + 0.3 + number).sin()
 
 
-# The loop shared by retraction and nearest point: passes over a batch, in which each sample takes one trial step.
+# The loop shared by retraction and nearest point: in a pass each sample plans a step and tries it.
 #
-# A sample whose trial is refused stays where it is and tries a shorter step in the next pass, so that a pass is a fixed
-# program. Where values may be read, samples that have ended leave the batch. Either way the result of a sample does not
-# depend on the other samples of the batch.
+# Where values may be read, a refused trial is followed by others within the pass, and samples that have ended leave the
+# batch. Else a sample whose trial is refused stays where it is, and plans and tries again in the next pass, so that a
+# pass is a fixed program. Either way the result of a sample does not depend on the other samples of the batch.
 
 
 WORTH = 0.75
 """Share of open samples below which the others are taken out of the batch, where reading values is not free."""
-TRIALS = 3
-"""Passes per allowed step, where a pass is one trial: some trials are refused."""
 
 
 class Pace(NamedTuple):
@@ -409,39 +413,41 @@ EVERY_PASS = Pace()
 def run(
     rows: Rows,
     state: Any,
-    one: Callable[[Rows, Any], Any],
-    result: Callable[[Any], tuple[Tensor, ...]],
+    plan: Callable[[Rows, Any], Any],
+    attempt: Callable[[Rows, Any, Any], tuple[Any, Tensor]],
     passes: int,
     pace: Pace,
-) -> tuple[Tensor, ...]:
-    """Run up to `passes` passes over a state with the field ``going`` ``(b,)``; return `result` of the final state.
+) -> Any:
+    """The state after up to `passes` passes; it has the field ``going`` ``(b,)``.
 
     Args:
         rows: The rows of the batch.
         state: A NamedTuple of tensors whose first dimension is the batch.
-        one: One pass: ``(rows, state) -> state``. Where reading values is free it gets only open samples, else it
-            leaves closed ones unchanged.
-        result: Extracts the wanted part of the state.
+        plan: The steps of a pass: ``(rows, state) -> record``.
+        attempt: One trial of them, and which samples it refuses: ``(rows, state, steps) -> (state, (b,))``. Closed
+            samples are left unchanged.
         passes: The maximum number of passes.
         pace: When values may be read.
     """
-    whole: list[Tensor] | None = None
-    index = torch.arange(state.going.shape[0], device=state.going.device)
+    whole, index = None, torch.arange(state.going.shape[0], device=state.going.device)
     for count in range(passes):
         if pace.every and count % pace.every == 0:
             going = state.going.nonzero().squeeze(-1)
             if len(going) == 0:
                 break
             if len(going) < len(index) and (pace.free or len(going) <= WORTH * len(index)):
-                whole = _place(whole, index, result(state))
-                rows, index = rows.take(going), index[going]
-                state = type(state)(*(None if part is None else part[going] for part in state))
-        state = one(rows, state)
-    return tuple(_place(whole, index, result(state)))
+                whole = state if whole is None else place(whole, index, state)
+                rows, index, state = rows.take(going), index[going], take(state, going)
+        steps = plan(rows, state)
+        state, refused = attempt(rows, state, steps)
+        while pace.free and len(todo := refused.nonzero().squeeze(-1)):
+            part, again = attempt(rows.take(todo), take(state, todo), take(steps, todo))
+            state, refused = place(state, todo, part), torch.zeros_like(refused).index_copy(0, todo, again)
+    return state if whole is None else place(whole, index, state)
 
 
-def _place(whole: list[Tensor] | None, index: Tensor, part: tuple[Tensor, ...]) -> list[Tensor]:
-    """The results of the batch, with those of the samples `index` replaced."""
-    if whole is None:
-        return list(part)
-    return [old.index_copy(0, index, new) for old, new in zip(whole, part, strict=True)]
+def chooser(mask: Tensor, look: bool) -> Callable[[Any, Any], Any]:
+    """``(new, old) -> new`` for the samples in the mask ``(b,)``, else old; None stays so."""
+    if look and bool(mask.all()):
+        return lambda new, old: new
+    return lambda new, old: None if old is None else choose(mask, new, old)

@@ -1,1 +1,0 @@
-"""Analysis of a constant set, done once when a layer is built."""
