@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.kernels.cpu import launch
 from hardnet.kernels.cpu.launch import BoxRows
+from hardnet.kernels.cpu.ready import entries
 from hardnet.solvers.polyhedron.box_rows import Outcome, solve
 from tests.draws import draw
 from tests.solvers.box_families import KINDS, D, box_family, flat_box
@@ -61,3 +63,14 @@ def test_the_unit_of_the_outputs_changes_no_bit(power):
         scaled = [part if part is None or part is A else part * 2.0**power for part in numbers]
         y = hn.functional.project_box_rows(*numbers)
         assert torch.equal(hn.functional.project_box_rows(*scaled) / 2.0**power, y)
+
+
+def test_a_kernel_that_is_still_being_compiled_leaves_its_rows_to_torch(monkeypatch):
+    """Beside bounds of single outputs one general row may be left, which has a kernel of its own."""
+    A = torch.cat([torch.eye(5, dtype=D).repeat(2, 1)[:7], torch.ones(1, 5, dtype=D)])
+    raw = 3 * draw(4, 5)
+    upper = torch.full((8,), 0.3, dtype=D)
+    known = hn.functional.project_affine(raw, A, upper=upper)
+    monkeypatch.setattr(launch, "ready", lambda kernel, *_: kernel == "polyhedron")
+    monkeypatch.setattr(launch, "entries", lambda kernel, *_: entries(kernel) if kernel == "polyhedron" else ())
+    assert (hn.functional.project_affine(raw, A, upper=upper) - known).abs().max() <= 16 * EPS

@@ -243,3 +243,17 @@ def test_the_certificate_needs_no_lucky_start(seed):
     found = [least_slack(point, rows) for point in (y, raw, torch.zeros_like(raw))]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-9)
+
+
+def test_a_compromise_that_cancels_is_known_to_the_rounding_of_what_gave_way():
+    """Rows of small integers whose compromise is 0: nothing in the answer says that they gave way by one."""
+    A = torch.tensor([[2.0], [1.0], [1.0], [-2.0]], dtype=torch.float64)
+    lower = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf], dtype=torch.float64)
+    upper = torch.tensor([-1.0, 0.0, 1.0, -1.0], dtype=torch.float64)
+    raw = torch.arange(-3.0, 4.0, dtype=torch.float64).unsqueeze(-1) * 100
+    for weight in ([4.0, 5.0, 5.0, 4.0], [3.0, 1.0, 2.0, 3.0]):
+        constraint = hn.Relaxed(hn.Affine(A, lower=lower, upper=upper), weight=weight)
+        y = hn.layers.Projection(constraint)(raw)
+        assert hn.check(constraint, y).ok
+        assert hn.check(constraint, torch.full_like(raw, 2.0**-53)).ok
+        assert not hn.check(constraint, torch.full_like(raw, 1e-7)).satisfied.any()

@@ -151,6 +151,10 @@ class Points(NamedTuple):
         size[bad] = largest(_cleaned(given[bad])).unsqueeze(-1).double()
         return cls(given, size, finite)
 
+    def beside(self, size: Tensor | None) -> Points:
+        """The outputs as sums of numbers of another size too, ``(B, 1)``."""
+        return self if size is None else self._replace(size=torch.maximum(self.size, size))
+
     def block(self, samples: slice) -> Points:
         """Some samples in float64."""
         finite = None if self.finite is None else self.finite[samples]
@@ -513,7 +517,7 @@ def judge(
     general = [_general_rows(piece) for piece in pieces]
     rounding = flat.new_empty(len(flat), sum(general), dtype=torch.float64)
     whole = Judgment([], rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
-    points = Points.of(flat)
+    points = Points.of(flat).beside(_given_way(pieces, slack or []))
     for (part, own), piece, own_rounding in zip(parts, pieces, rounding.split(general, -1), strict=True):
         out = whole._replace(rounding=own_rounding)
         if isinstance(piece, BoxedRows):
@@ -522,6 +526,21 @@ def judge(
             _copy(piece, out)
     coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
     return whole, coordinates.to(y.device)
+
+
+def _given_way(pieces: list[Any], slack: list[Tensor | None]) -> Tensor | None:
+    """How far rows have given way in outputs, ``(B, 1)``; None where none may.
+
+    What they leave is a compromise of numbers of that size, to whose rounding the outputs are known where they cancel.
+    """
+    reach = None
+    for piece, given in zip(pieces, slack, strict=False):
+        if given is not None and given.shape[-1]:
+            weight = piece.A.abs().sum(-1).double()
+            own = torch.where(weight > 0, given.reshape(-1, given.shape[-1]).abs() / weight, 0)
+            own = own.amax(-1, keepdim=True)
+            reach = own if reach is None else torch.maximum(reach, own)
+    return reach
 
 
 def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[ConstraintSet, Any]]:

@@ -556,7 +556,8 @@ def _in_steps(
     alone: Tensor | None,
 ) -> Outcome:
     """By the solver of a box and rows, which takes bounds of single outputs as bounds; the others in stages."""
-    kernel = find("box_rows", rows) if backend == "auto" and shared is None else None
+    lead = rows.A if alone is None else rows.A[~alone]  # one row has a kernel of its own
+    kernel = find("box_rows", rows._replace(A=lead)) if backend == "auto" and shared is None else None
     if kernel is None or rounding is None:
         return solve_in_steps(rows, backend, shared, again, rounding)
     found = _beside_box(kernel, rows, rounding, alone)
@@ -615,8 +616,6 @@ def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None)
     infinite = raw.new_full((1, raw.shape[-1]), torch.inf)
     box = (-infinite, infinite) if bounds is None else (bounds.low, bounds.high)
     lead = A[general].unsqueeze(0) if A.dim() == 2 else A
-    if lead.shape[-2] == 0:
-        return _open(rows)
     y, _, some, _, status, residual = kernel.forward((raw, lead, lower[:, general], upper[:, general], *box), rounding)
     # in the unit of a raw so far away nothing says how small a violation has to be at y
     far = y.abs().amax(-1) < FARTHEST * raw.abs().amax(-1)
@@ -628,14 +627,6 @@ def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None)
     size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
     side = torch.where(dual.abs() > STRICT * size, dual.sign(), 0.0)
     return Outcome(y, dual, side, status, (y != raw).any(-1).long(), residual)
-
-
-def _open(rows: Batch) -> Outcome:
-    """Nothing solved."""
-    zero = torch.zeros_like(rows.raw[:, 0])
-    dual = rows.raw.new_zeros(len(rows.raw), rows.A.shape[-2])
-    status = torch.full_like(zero, int(Status.NOT_CONVERGED), dtype=torch.int8)
-    return Outcome(rows.raw, dual, dual, status, torch.zeros_like(status, dtype=torch.long), zero)
 
 
 def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
