@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet_lab.problems.suites.acopf import RANGE, Grid, PowerBalance, PowerFlow, draw_loads
+from hardnet_lab.problems.suites.acopf import NEAR, RANGE, Grid, PowerBalance, PowerFlow, draw_loads
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,12 @@ def test_loads_follow_the_stated_distribution():
     silent = torch.ones(57, dtype=torch.bool)
     silent[buses] = False
     assert not loads[:, :57][:, silent].any()
+
+
+def test_loads_of_the_largest_grid_stay_near_its_own():
+    grid = Grid("case300")
+    factor = draw_loads(grid, 20) / grid.load
+    assert (factor - 1).nan_to_num().abs().max() <= NEAR["case300"] + 1e-12
 
 
 def test_both_spellings_measure_the_same_dispatch(flow):

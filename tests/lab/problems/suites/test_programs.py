@@ -4,6 +4,7 @@ import torch
 
 from hardnet_lab.problems import Programs
 from hardnet_lab.problems.suites import SuitePrograms
+from hardnet_lab.problems.suites.programs import PINET_PARTS
 
 
 def small(**options):
@@ -19,7 +20,7 @@ def test_the_data_are_those_of_dc3():
 
 
 def test_pinet_keeps_the_last_1024_for_testing():
-    ours, theirs = SuitePrograms("programs-split", pinet_split=True), SuitePrograms("programs-50")
+    ours, theirs = SuitePrograms("programs-split", parts=PINET_PARTS), SuitePrograms("programs-50")
     assert [len(part) for part in (ours.train, ours.validation, ours.test)] == [7952, 1024, 1024]
     assert torch.equal(ours.inputs(ours.test)[-833:], theirs.inputs(theirs.test))
 

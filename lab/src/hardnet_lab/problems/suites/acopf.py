@@ -6,7 +6,7 @@
 only the controls as outputs, that is, the power of all generators but one and all generator voltages. The power flow
 gives the rest, so the balance holds by construction and the bounds of the dependent quantities are the nonlinear rows.
 Both are measured on the whole dispatch. Loads are drawn from DC3's distribution with our own random stream, since
-DC3's file is not public.
+DC3's file is not public; on 300 buses that leaves no dispatch, so loads differ from the grid's own by up to a tenth.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_grid(case: str) -> Tables:
     """The tables of a case that ships with this package."""
     file = resources.files("hardnet_lab.problems.suites") / "data" / f"grid-{case}.json"
     if not file.is_file():
-        raise FileError(f"{case}: expected a grid of this package (case9, case57, case118)")
+        raise FileError(f"{case}: expected a grid of this package (case9, case57, case118, case300)")
     content = json.loads(file.read_text())
     numbers = (torch.tensor(content[name], dtype=torch.float64) for name in Tables._fields[1:])
     return Tables(content["base"], *numbers)
@@ -85,7 +85,7 @@ class Grid(nn.Module):
     """Buses, generators and branches; outputs of a dispatch are ``(Pg, Qg, V, angle)``, inputs the loads ``(Pd, Qd)``.
 
     Args:
-        case: ``"case9"``, ``"case57"`` or ``"case118"``.
+        case: ``"case9"``, ``"case57"``, ``"case118"`` or ``"case300"``.
     """
 
     G: Tensor
@@ -289,6 +289,8 @@ SEED = 2021
 SPREAD, CORRELATION, RANGE = 0.7 / 1.645, 0.5, (0.3, 1.7)
 """Distribution of the load factors: standard deviation, correlation between buses, and allowed range."""
 LEAST_POWER_FACTOR = 0.8
+NEAR = {"case300": 0.1}
+"""Grids where the loads of DC3's distribution have no dispatch: active and reactive loads vary by this share alone."""
 VALIDATION, TEST = 100, 100
 
 
@@ -300,9 +302,12 @@ def draw_loads(grid: Grid, count: int, seed: int = SEED) -> Tensor:
 def draw_factors(grid: Grid, count: int, seed: int = SEED) -> Tensor:
     """The factors of the active loads and the power factors, ``(count, 2, loads)``, drawn by numpy only.
 
-    Samples with a factor outside the range are drawn again.
+    Samples with a factor outside the range are drawn again. In a grid of `NEAR` they are uniform factors of the active
+    and the reactive load of each bus.
     """
     random, loads = random_state(seed), int((grid.load[: grid.buses] != 0).sum())
+    if (near := NEAR.get(grid.case)) is not None:
+        return torch.from_numpy(random.uniform(1 - near, 1 + near, (count, 2, grid.buses)))
     drawn = torch.empty(count, 2, loads, dtype=torch.float64)
     for row in drawn:
         row[0] = _factors(random, loads)
@@ -313,6 +318,8 @@ def draw_factors(grid: Grid, count: int, seed: int = SEED) -> Tensor:
 def loads_of(grid: Grid, drawn: Tensor) -> Tensor:
     """The loads ``(count, 2 buses)`` of factors ``(count, 2, loads)``."""
     load = grid.load.cpu()
+    if grid.case in NEAR:
+        return load * drawn.flatten(1)
     buses = load[: grid.buses].nonzero().squeeze(-1)
     factor, power_factor = drawn.unbind(1)
     loads = torch.zeros(len(drawn), 2 * grid.buses, dtype=torch.float64)
@@ -423,9 +430,9 @@ class Dispatch(SuiteProblem):
         self.encoded_dim = len(self.varied)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The loads that vary, as relative deviations from the grid's own loads in units of SPREAD."""
+        """The loads that vary, as relative deviations from the grid's own loads in units of their spread."""
         own = self.grid.load[self.varied]
-        return (x[..., self.varied] / own - 1) / SPREAD
+        return (x[..., self.varied] / own - 1) / NEAR.get(self.grid.case, SPREAD)
 
     @abstractmethod
     def dispatch(self, y: Tensor, x: Tensor) -> Tensor:
@@ -456,7 +463,7 @@ class Dispatch(SuiteProblem):
 
 
 class PowerBalance(Dispatch):
-    """The whole dispatch as outputs, two equalities per bus: 24, 128 and 344 outputs for the three grids."""
+    """The whole dispatch as outputs, two equalities per bus: 24, 128, 344 and 738 outputs for the four grids."""
 
     def __init__(self, case: str, samples: int = 1200) -> None:
         super().__init__(f"acopf-{case}-balance", case, samples)
@@ -474,7 +481,7 @@ class PowerBalance(Dispatch):
 
 
 class PowerFlow(Dispatch):
-    """The controls as outputs, the rest by power flow: 5, 13 and 107 outputs for the three grids."""
+    """The controls as outputs, the rest by power flow: 5, 13, 107 and 137 outputs for the four grids."""
 
     def __init__(self, case: str, samples: int = 1200) -> None:
         super().__init__(f"acopf-{case}", case, samples)

@@ -8,7 +8,7 @@ starts from the same seed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,13 @@ class SuitePrograms(SuiteProblem):
         equalities: Rows of C, the length of x.
         inequalities: Rows of A.
         convex: Whether the objective is ``1/2 y'Qy + p'y``.
-        pinet_split: Whether the last 1024 of 10000 samples are the test set instead of the last 833.
+        parts: Training and validation samples, before the test samples; the paper's shares by default.
         samples: Right-hand sides drawn, before the split.
+        seed: The seed of the draw.
     """
 
     hidden = Hidden(batch_norm=True, dropout=0.2)
+    dc3_order: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -51,10 +53,11 @@ class SuitePrograms(SuiteProblem):
         inequalities: int = 50,
         *,
         convex: bool = True,
-        pinet_split: bool = False,
+        parts: tuple[int, int] | None = None,
         samples: int = 10000,
+        seed: int = 17,
     ) -> None:
-        drawn = draw(variables, inequalities, equalities, samples, dc3_order=True)
+        drawn = draw(variables, inequalities, equalities, samples, dc3_order=self.dc3_order, seed=seed)
         self.name, self.output_dim, self.convex = name, variables, convex
         self.Q, self.p = torch.from_numpy(drawn.Q), torch.from_numpy(drawn.p)
         self.A: Tensor = torch.from_numpy(drawn.A)
@@ -68,8 +71,7 @@ class SuitePrograms(SuiteProblem):
             steps=10, test_steps=10, step_size=1e-7, predicted=tuple(drawn.predicted.tolist()), tolerance=1e-4
         )
         X = torch.from_numpy(drawn.X)
-        sizes = [*PINET_PARTS, samples - sum(PINET_PARTS)]
-        train, validation, test = X.split(sizes) if pinet_split else split(X)
+        train, validation, test = split(X) if parts is None else X.split([*parts, samples - sum(parts)])
         self.take_data(train, validation, test, fingerprint(drawn.Q, drawn.p, drawn.C, drawn.X, drawn.A))
 
     def value(self, y: Tensor, x: Tensor) -> Tensor:
