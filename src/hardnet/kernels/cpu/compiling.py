@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from numba import cfunc, njit, types
 from numba.core.caching import FunctionCache
-from numba.core.codegen import CPUCodeLibrary
+from numba.core.codegen import CPUCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 
@@ -57,7 +57,7 @@ def compile_addresses(function: Callable[..., int], dtype: torch.dtype, *, wait:
     named = _named(function, dtype)
     if not wait and not _has_index(named):
         raise NotCompiledError
-    with _optimized_once(named.__qualname__):
+    with _made_once(named.__qualname__):
         try:
             entry: Any = cfunc(takes, cache=True, **options)(named)
         except RuntimeError:  # numba found no writable directory for a cache
@@ -74,18 +74,30 @@ def _named(function: Callable[..., int], dtype: torch.dtype) -> Callable[..., in
 
 
 @contextmanager
-def _optimized_once(name: str) -> Iterator[None]:
-    """In this block numba optimizes an entry point alone, with all that it calls, instead of every function before too.
+def _made_once(name: str) -> Iterator[None]:
+    """In this block numba makes machine code of an entry point alone, with all that it calls linked into it.
 
-    That halves the time it takes to compile. No other thread compiles meanwhile.
+    Else every function before it is optimized and made too, which takes as long again, and worse: where both stand in a
+    process, calls go to the first that was made, without what the whole allows to inline and to vectorize. No other
+    thread compiles meanwhile.
     """
-    optimize = CPUCodeLibrary._optimize_final_module
+    optimize, finish = CPUCodeLibrary._optimize_final_module, CPUCodeLibrary._finalize_final_module
+    enter = JITCPUCodegen.set_env
     with global_compiler_lock:
         CPUCodeLibrary._optimize_final_module = lambda self: optimize(self) if name in self.name else None
+        CPUCodeLibrary._finalize_final_module = lambda self: finish(self) if name in self.name else _keep(self)
+        JITCPUCodegen.set_env = lambda *_: None  # Python objects of functions, which ours do not use
         try:
             yield
         finally:
-            CPUCodeLibrary._optimize_final_module = optimize
+            CPUCodeLibrary._optimize_final_module, CPUCodeLibrary._finalize_final_module = optimize, finish
+            JITCPUCodegen.set_env = enter
+
+
+def _keep(library: CPUCodeLibrary) -> None:
+    """What numba does at the end of a library, but for its machine code: others can link it."""
+    library._finalize_dynamic_globals()
+    library._finalized = True
 
 
 def entries_of(kernel: str) -> tuple[Callable[..., int], ...]:
