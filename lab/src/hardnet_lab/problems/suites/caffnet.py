@@ -9,14 +9,13 @@ makes them.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hardnet.sets import Affine, Box
 from hardnet_lab.problems.base import Hidden, Policy, both_outputs, moved, random_state
-from hardnet_lab.problems.piecewise import BOX_TARGET, Pieces
+from hardnet_lab.problems.piecewise import BOX_TARGET, Piece, Pieces
 from hardnet_lab.problems.suites.base import SuiteProblem, fingerprint, violation_metrics
 from hardnet_lab.problems.suites.programs import SuitePrograms
 
@@ -28,8 +27,11 @@ def _wave(x: Tensor) -> Tensor:
     return torch.sin(math.pi / 2 * (x + 1))
 
 
-def _rows(*rows: Any) -> Any:
-    return lambda x: torch.cat([row(x) if callable(row) else torch.full_like(x, row) for row in rows], -1)
+def _rows(*rows: Piece | float) -> Piece:
+    def both(x: Tensor) -> Tensor:
+        return torch.cat([row(x) if callable(row) else torch.full_like(x, row) for row in rows], -1)
+
+    return both
 
 
 LOWER = Pieces(
@@ -77,8 +79,7 @@ class SmallPrograms(SuitePrograms):
     hidden = HIDDEN
 
     def __init__(self, seed: int) -> None:
-        sizes = {"samples": 2010, "parts": (1000, 10), "seed": seed}
-        super().__init__(f"caffnet-opt{seed}", 5, 3, 5, convex=False, **sizes)
+        super().__init__(f"caffnet-opt{seed}", 5, 3, 5, convex=False, samples=2010, parts=(1000, 10), seed=seed)
 
 
 POLYGONS = (
@@ -129,6 +130,8 @@ class PolygonRows(nn.Module):
     ``h = (log mean exp κ(a_i p - b_i)) / κ`` over the sides of a polygon, positive outside it; with the pose's box
     these are 9 one-sided rows, and 13 with the controls' own bounds.
     """
+
+    limits: Tensor
 
     def __init__(self) -> None:
         super().__init__()
