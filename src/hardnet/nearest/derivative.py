@@ -269,7 +269,8 @@ class Pull(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The function of the cotangent."""
-        return ctx.pull(grads[0], *ctx.saved_tensors), None, *(None for _ in ctx.saved_tensors)
+        saved = ctx.saved_tensors  # read once: a checkpoint computes them again
+        return ctx.pull(grads[0], *saved), None, *(None for _ in saved)
 
 
 def inwards(grad: Tensor, side: Tensor) -> Tensor:

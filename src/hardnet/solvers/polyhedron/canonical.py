@@ -83,7 +83,7 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
     """
     raw, A, lower, upper, *_ = numbers
     rows, power, length = unit_rows(A, place)
-    rows = rows.expand(len(raw), *A.shape[-2:])
+    rows = rows.expand(raw.shape[0], *A.shape[-2:])  # len() would fix the batch of a graph
     scaled = (bound / power for bound in (lower, upper))
     low, high = scaled
     at, slack = times(A / power.unsqueeze(-1), y), row_tolerance(A / power.unsqueeze(-1), y, low, high, EPS)
