@@ -298,3 +298,17 @@ def test_values_beyond_float64_are_never_taken_for_inside(exponent):
             except SampleError:
                 continue
         assert said or hn.check(constraint, y).ok
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_outputs_of_different_units_meet_their_row(seed):
+    """Eigenvectors mix units: turning the answer back cost the small outputs digits, and the row was missed by them."""
+    n = 4 + seed % 2
+    root, q, inside = draw(n, n, seed=seed), draw(n, seed=seed + 10), draw(n, seed=seed + 20)
+    P = root @ root.mT
+    natural = hn.Quadratic((P + P.mT) / 2, q, -(inside @ P @ inside / 2 + q @ inside) - 0.1)
+    std = 10 ** (3 * (2 * torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1))
+    constraint = hn.scaled(natural, 0.0, std)
+    raw = inside / std + draw(64, n, seed=seed + 30) * 100 * (inside / std).abs().max()
+    for y in (hn.layers.LAYERS["cvx"](constraint)(raw), torch.func.vmap(hn.layers.LAYERS["cvx"](constraint))(raw)):
+        assert hn.check(constraint, y).ok

@@ -227,3 +227,26 @@ def test_an_export_of_the_ball_alone():
     torch.testing.assert_close(program.module()(x), model(x))
     with pytest.raises(hn.errors.UnsupportedSetError, match="L1 ball beside"):
         torch.export.export(hn.HardNet(torch.nn.Linear(3, N), hn.L1Ball(torch.zeros(N), 1.0) & hn.Box(-1.0, 1.0)), (x,))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("distance", [1e2, 1e4, 1e7])
+def test_a_raw_far_away_leaves_no_rounding_of_its_own_size(distance, weighted):
+    for n in (1, 2, 9):
+        center, weights = draw(n, seed=n), draw(n, seed=n + 1).abs() + 0.1 if weighted else None
+        constraint = hn.L1Ball(center, 0.04, weights)
+        raw = (distance * draw(40, n, seed=n + 2)).requires_grad_()
+        y = hn.HardNet(torch.nn.Identity(), constraint)(raw)
+        certificate = hn.check(constraint, y)
+        assert certificate.ok, certificate
+        (grad,) = torch.autograd.grad(y.sum(), raw)
+        assert grad.isfinite().all()
+
+
+def test_a_quadratic_of_low_rank_beside_it_is_convex_to_the_rounding_of_its_own_dtype():
+    for seed in range(8):
+        n = 2 + seed % 4
+        root, q = draw(n, 1, seed=seed), draw(n, seed=seed + 1)
+        constraint = hn.L1Ball(torch.zeros(n), 3.0) & hn.Quadratic((root @ root.mT).float(), q.float(), -1.0)
+        y = hn.HardNet(torch.nn.Identity(), constraint)(5 * draw(20, n, seed=seed + 2).float())
+        assert hn.check(constraint, y).ok

@@ -15,6 +15,7 @@ from hardnet.errors import NEGATIVE, NOT_FINITE, InfeasibleError
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows
+from hardnet.functional.quadratic import diagonalize
 from hardnet.functional.samples import refuse, reject
 from hardnet.functional.solve import solve_rows
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
@@ -29,7 +30,7 @@ from hardnet.nearest.policy import (
     warn_unproved,
 )
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
-from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite
+from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite, convex
 from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows, join_rows
 
@@ -147,7 +148,22 @@ def _soft_threshold(raw: Tensor, numbers: L1) -> tuple[Tensor, Tensor]:
     price = torch.where(total > 0, rest, price.clamp_min(0.0))
     held = outside & ~free & ~support
     y = torch.where(support, exact - offset.detach().sign() * price * weights, exact)
-    return torch.where(held, center.expand_as(offset), y).to(raw.dtype), price
+    y = torch.where(held, center.expand_as(offset), y)
+    pull = torch.where(support, offset.sign() * weights / torch.where(total > 0, total, 1.0), 0.0).detach()
+    return keep_value(y, _on_the_face(y.detach(), numbers, pull)).to(raw.dtype), price
+
+
+POLISHING_FACES = 2
+"""Steps onto the face that undo the rounding of ``raw - price weights`` where raw is much farther away than y."""
+
+
+@torch.no_grad()
+def _on_the_face(y: Tensor, numbers: L1, pull: Tensor) -> Tensor:
+    """Y moved against `pull` ``(*batch, n)``, along which the sum falls by one, until it is the radius to rounding."""
+    exact = L1(*(None if part is None else part.detach().double() for part in numbers))  # pyright: ignore[reportArgumentType]
+    for _ in range(POLISHING_FACES):
+        y = y - exact.excess(y) * pull
+    return y
 
 
 # The nearest point of L1 balls beside any convex set, exact, without a row for each of the 2^n faces of a ball.
@@ -288,6 +304,7 @@ def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
         )
 
     flat = region.map(spread)
+    flat = flat._replace(blocks=[_convex(own, to) for own, to in zip(region.blocks, flat.blocks, strict=True)])
     sound = raw.detach().isfinite().all(-1).reshape(-1)
     for ball in flat.balls:
         sound = sound & ball.sound()
@@ -302,6 +319,15 @@ def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
     ]
     exact = torch.where(sound.unsqueeze(-1), raw.reshape(-1, n).double(), torch.nan)
     return exact, flat._replace(balls=clean), sound
+
+
+def _convex(given: Block, wide: Block) -> Block:
+    """The block in float64, where a P that was semidefinite to the rounding of its own dtype has to be so again."""
+    if not (isinstance(given, Quadratics) and isinstance(wide, Quadratics)) or given.P.dtype == torch.float64:
+        return wide
+    values, V = diagonalize(wide.P)
+    lift = torch.where(convex(values, given.P.dtype).unsqueeze(-1), (-values).clamp_min(0), 0.0)
+    return wide._replace(P=wide.P + (V * lift.unsqueeze(-2)) @ V.mT)
 
 
 def _report(found: Solution, sound: Tensor, batch: torch.Size, policy: Policy) -> None:

@@ -16,8 +16,9 @@ from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.algebra.small import ascending, solve_square
 from hardnet.solvers.conic.blocks import Quadratics, convex
-from hardnet.solvers.conic.quadratic_root import evaluate, nearest_root
+from hardnet.solvers.conic.quadratic_root import POLISHING_ROOTS, evaluate, nearest_root
 from hardnet.solvers.solution import Solution, Status
+from hardnet.tolerances import ROUNDINGS
 
 
 class Spectrum(NamedTuple):
@@ -69,7 +70,7 @@ def project_quadratic(
     spectrum = diagonalize(P) if factor is None else factor
     if mode() != "eager":
         return _plain(raw, P, q, r, spectrum, best)
-    find = lambda *_: _found(_nearest(raw, q, r, spectrum), q, spectrum, raw.dtype, best)
+    find = lambda *_: _found(_nearest(raw, P, q, r, spectrum), q, spectrum, raw.dtype, best)
     y, status = attach(find, _derive, (raw, P, q, r), "a projection onto a quadratic")
     if may_look(y) and bool((status != int(Status.SOLVED)).any()):
         _diagnose(raw, P, q, r, spectrum, status, policy)
@@ -114,7 +115,7 @@ def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
     returned is some large number.
     """
     r = _check(raw, P, q, r)
-    found = _nearest(raw, q, r, diagonalize(P))
+    found = _nearest(raw, P, q, r, diagonalize(P))
     y, block = found.y.to(raw.dtype), Quadratics(P.double(), q.double(), r.double())
     size = block.scale(y.double())
     residual = (block.residual(y.double()) / torch.where(size > 0, size, 1.0)).squeeze(-1)
@@ -150,8 +151,11 @@ class Nearest(NamedTuple):
         return torch.where(self.sound, status, int(Status.INVALID)).to(torch.int8)
 
 
-def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
-    """Solve in eigencoordinates in float64; a point inside the set, up to rounding of its dtype, is kept."""
+def _nearest(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
+    """Solve in eigencoordinates in float64; a point inside the set, up to rounding of its dtype, is kept.
+
+    The answer is judged by P itself: where outputs have different units, turning it back costs the small ones digits.
+    """
     p, slope, constant = raw.detach().double(), q.detach().double(), r.detach().double()
     values, V = spectrum
     spread = values.clamp_min(0)
@@ -162,11 +166,38 @@ def _nearest(raw: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -> Nearest:
     inside = inside & finite.unsqueeze(-1)
     found = nearest_root(turned, turned_q, constant, spread, noise=_noise(V, slope))
     sound = finite & convex(spectrum.values, raw.dtype)
-    bad = ~(sound & (found.solved | inside.squeeze(-1)))
-    last = torch.where(inside, p, times_each(V, found.y))
+    block = Quadratics(P.detach().double(), slope, constant)
+    last, met = _settled(times_each(V, found.y), block, found.mu, spectrum, torch.finfo(raw.dtype).eps)
+    bad = ~(sound & ((found.solved & met) | inside.squeeze(-1)))
+    last = torch.where(inside, p, last)
     y, empty = torch.where(bad.unsqueeze(-1), torch.nan, last), found.empty & ~inside.squeeze(-1)
     last = torch.where((sound & ~empty).unsqueeze(-1), last, y)
     return Nearest(y, torch.where(inside, 0.0, found.mu), inside.squeeze(-1), sound, bad, empty, last)
+
+
+def _settled(y: Tensor, block: Quadratics, mu: Tensor, spectrum: Spectrum, eps: float) -> tuple[Tensor, Tensor]:
+    """Y moved onto the boundary as a change of mu would, and whether it meets the certificate's rule, ``(*batch)``."""
+    damping, V = 1 / (1 + mu * spectrum.values.clamp_min(0)), spectrum.V
+    P, look = (block.P + block.P.mT) / 2, may_look(y)
+    least = torch.where(block.r == 0, eps, 0.0).unsqueeze(-1)  # where no other number gives the row a size
+
+    def judged(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient, the value, and whether the value is zero or negative by the rule."""
+        reach, bent = y.abs() + least, times_each(P, y)
+        size = times_each(P.abs(), reach) / 2 + block.q.abs()
+        value = ((bent / 2 + block.q) * y).sum(-1, keepdim=True) + block.r.unsqueeze(-1)
+        size = (size * reach).sum(-1, keepdim=True) + block.r.abs().unsqueeze(-1)
+        return bent + block.q, value, value <= ROUNDINGS * eps * size
+
+    slope, value, met = judged(y)
+    for _ in range(POLISHING_ROOTS):
+        if look and bool(met.all()):
+            break
+        way = times_each(V, damping * times_each(V.mT, slope))
+        fall = (slope * way).sum(-1, keepdim=True)
+        y = y - torch.where(~met & (fall > 0), value / torch.where(fall > 0, fall, 1.0), 0.0) * way
+        slope, value, met = judged(y)
+    return y, met.squeeze(-1)
 
 
 def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, best: bool) -> Tensor:
@@ -174,7 +205,7 @@ def _plain(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum, bes
 
     Newton steps on mu from the root change no value but carry derivatives: one step the first, two up to the third.
     """
-    found = _nearest(raw, q, r, spectrum)
+    found = _nearest(raw, P, q, r, spectrum)
     p, P, q, r = raw.double(), (P + P.mT).double() / 2, q.double(), r.double().unsqueeze(-1)
     mu = torch.where(found.bad.unsqueeze(-1), 0.0, found.mu)
     eye = torch.eye(raw.shape[-1], dtype=p.dtype, device=p.device)
