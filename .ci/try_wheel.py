@@ -1,4 +1,4 @@
-"""Install the wheel of a folder with the extras cli and save alone, and do what a new user does first.
+"""Install the wheel of a folder with the extra save alone, and do what a new user does first.
 
 python .ci/try_wheel.py dist [PYTHON]    in a new virtual environment, or with a Python that has the wheel already
 """
@@ -42,7 +42,7 @@ def install(dist: Path, folder: Path) -> str:
     wheel = next(dist.glob("hardnet-*.whl"))
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", f"{wheel}[cli,save]", "numpy"], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", f"{wheel}[save]"], check=True)
     return str(python)
 
 

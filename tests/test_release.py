@@ -12,11 +12,8 @@ import pytest
 from tests.test_optional import CORE
 
 ROOT = Path(__file__).parents[1]
-CLI = set(
-    "typer click rich shellingham markdown_it mdurl pygments annotated_doc pydantic pydantic_core annotated_types "
-    "typing_inspection safetensors numpy first".split()
-)
-"""What the extras cli and save bring, numpy, which reads a table of inputs, and the script that is tried."""
+EXTRA = {"safetensors", "numpy", "first"}
+"""What the extra save brings, numpy, which reads a table of inputs, and the script that is tried."""
 
 
 def script(name):
@@ -96,14 +93,13 @@ def test_workflows_run_targets_that_are_there():
 
 GUARD = f"""
 {CORE}
-allowed |= {CLI!r}
+allowed |= {EXTRA!r}
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 """
 
 
 def test_the_wheel_alone_does_the_first_steps(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
-    pytest.importorskip("typer")
     pytest.importorskip("safetensors")
     sources, place, work = (tmp_path / name for name in ("sources", "alone", "work"))
     sources.mkdir()

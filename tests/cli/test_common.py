@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import hardnet.cli
+from hardnet.cli.common import COMMANDS
 from tests.cli.calling import call
 
 
@@ -58,8 +59,7 @@ def test_the_command_alone_prints_a_page(monkeypatch, capsys):
     assert code == 0
     assert len(out.splitlines()) <= 24
     commands = {line.split()[1] for line in out.splitlines() if line.startswith("  hardnet ")}
-    known = {command.callback.__name__ for command in hardnet.cli.app.registered_commands}
-    assert commands == known - {"report"}  # which stands behind reproduce
+    assert commands == set(COMMANDS) - {"report"}  # which stands behind reproduce
     assert "hardnet report" in out
 
 
@@ -67,6 +67,19 @@ def test_the_version(monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, "--version")
     assert code == 0
     assert out.startswith(f"hardnet {hardnet.__version__} ")
+
+
+def test_a_reader_who_leaves_is_no_error():
+    command = f"{sys.executable} -m hardnet methods --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+def test_a_table_is_as_wide_as_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(monkeypatch, capsys, "methods")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_module_is_the_command():

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from hardnet.cli.common import AsJson, app, print_json, print_table, typer
+from hardnet.cli.common import AS_JSON, argument, command, print_json, print_table
+
+SHARED = (
+    argument("--epochs", type=int, help="Those of the recipes by default."),
+    argument("--device", default="auto", help="auto, cpu or cuda."),
+    argument("--resume", action="store_true", help="Go on with the run that the folder holds."),
+    argument("--submit", help="local:N or slurm: each method of each case as a job."),
+    AS_JSON,
+)
+"""What reproduce and suite both take."""
+OUT = {"type": Path, "help": "Folder of the results."}
+METHODS = "Comma-separated names, or all; those of the recipes by default."
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the results and of the report.")] = Path("runs"),
-    as_json: AsJson = False,
-) -> None:
+@command(argument("--out", default=Path("runs"), **OUT), AS_JSON)
+def demo(out: Path, as_json: bool) -> None:
     """The paper's first table on this machine, in about a minute and offline: six methods, five seeds, a report.
 
     A second call continues where the first one stopped.
@@ -24,42 +32,36 @@ def demo(
         page, table = demonstrate(out)
         print_json({"page": str(page), "methods": rows_of(table)})
         return
-    typer.echo("pwc: fit a curve with 50 points, on one side of a boundary that must never be crossed; 1000 epochs")
+    print("pwc: fit a curve with 50 points, on one side of a boundary that must never be crossed; 1000 epochs")
     with bars() as shown:
         page, table = demonstrate(out, shown)
     print_table(rows_of(table), ("method", "MSE", "max violation"))
-    typer.echo(f"report: {page.resolve()}")
+    print(f"report: {page.resolve()}")
 
 
-@app.command()
-def reproduce(
-    experiment: Annotated[str, typer.Argument(help="pwc, pwcfull, pwcbox, opt, cbf, gradient, all or FILE.py:NAME.")],
-    methods: Annotated[str | None, typer.Option(help="Comma-separated names, or all; the paper's by default.")] = None,
-    seeds: Annotated[str, typer.Option(help="A range or a list: 1-5, or 1,2,7.")] = "1-5",
-    epochs: Annotated[int | None, typer.Option(help="1000 by default, as published.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A few epochs only, to see every part work.")] = False,
-    recipe: Annotated[
-        str | None, typer.Option(help="published, best or both, comma-separated; both unless methods are named.")
-    ] = None,
-    submit: Annotated[str | None, typer.Option(help="local:N or slurm: each method of each case as a job.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@command(
+    argument("experiment", help="pwc, pwcfull, pwcbox, opt, cbf, gradient, all or FILE.py:NAME."),
+    argument("--methods", help=METHODS),
+    argument("--seeds", default="1-5", help="A range or a list: 1-5, or 1,2,7."),
+    argument("--out", default=Path("runs"), **OUT),
+    argument("--quick", action="store_true", help="A few epochs only, to see every part work."),
+    argument("--recipe", help="published, best or both, comma-separated; both unless methods are named."),
+    *SHARED,
+)
+def reproduce(experiment: str, out: Path, submit: str | None, as_json: bool, **how: Any) -> None:
     """Train the methods of an experiment, all seeds at once, and write one result file per method."""
     from hardnet_lab.experiments.run import reproduce as run
     from hardnet_lab.experiments.run import request, rows_of, submit_rows
     from hardnet_lab.experiments.submit import Job
     from hardnet_lab.train import Silence, bars
 
-    options: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "device": device, "out": out, "quick": quick}
-    asked = request(experiment, **options, methods=methods, resume=resume, recipe=recipe)
+    asked = request(experiment, out=out, **how)
     if submit is not None:
         rows = rows_of(asked, Silence())
         names = [experiment if asked.own is not None else row.name for row in rows]
         parts = [{"methods": row.method.name, "recipe": row.recipe.name} if row.problem else {} for row in rows]
-        jobs = [Job(run, request, name, options | part) for name, part in zip(names, parts, strict=True)]
+        kept = {"out": out} | {name: how[name] for name in ("seeds", "epochs", "device", "quick")}
+        jobs = [Job(run, request, name, kept | part) for name, part in zip(names, parts, strict=True)]
         _tell(submit_rows(rows, out, asked.device, submit, jobs), out, as_json)
         return
     if as_json:
@@ -70,24 +72,17 @@ def reproduce(
     _tell(paths, out, as_json)
 
 
-@app.command()
-def suite(
-    name: Annotated[str, typer.Argument(help="dc3, pinet, snarenet, fsnet, hardnetpp or acopf.")],
-    size: Annotated[str | None, typer.Option(help="Comma-separated cases or groups of them; all by default.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Comma-separated names; those of the recipes by default.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="A range or a list; those of each case by default.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Those of the recipes by default.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder of the results, one flat file each.")] = Path("runs/suites"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
-    recipe: Annotated[str | None, typer.Option(help="Comma-separated names; all of each case by default.")] = None,
-    references: Annotated[
-        bool,
-        typer.Option("--references", help="Solve the test instances exactly instead, and write their optima to --out."),
-    ] = False,
-    submit: Annotated[str | None, typer.Option(help="local:N or slurm: each method of each case as a job.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@command(
+    argument("name", help="dc3, pinet, snarenet, fsnet, hardnetpp, caffnet or acopf."),
+    argument("--size", help="Comma-separated cases or groups of them; all by default."),
+    argument("--methods", help=METHODS),
+    argument("--seeds", help="A range or a list; those of each case by default."),
+    argument("--out", default=Path("runs/suites"), **OUT),
+    argument("--recipe", help="Comma-separated names; all of each case by default."),
+    argument("--references", action="store_true", help="Solve the test instances exactly instead; write their optima."),
+    *SHARED,
+)
+def suite(name: str, out: Path, references: bool, submit: str | None, as_json: bool, **how: Any) -> None:
     """Train the methods on another paper's benchmark, and compare them as that paper does."""
     from hardnet_lab.experiments.run import submit_rows
     from hardnet_lab.experiments.submit import Job
@@ -97,10 +92,9 @@ def suite(
     from hardnet_lab.experiments.tables import markdown
     from hardnet_lab.train import Silence, bars
 
-    options: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "device": device, "out": out}
-    asked = suite_request(name, **options, size=size, methods=methods, resume=resume, recipe=recipe)
+    asked = suite_request(name, out=out, **how)
     if references:
-        solved = write_references(asked.cases, out, asked.device, (lambda line: None) if as_json else typer.echo)
+        solved = write_references(asked.cases, out, asked.device, (lambda line: None) if as_json else print)
         if as_json:
             print_json([str(path) for path in solved])
         return
@@ -108,7 +102,8 @@ def suite(
         rows = rows_of(asked, Silence())
         short = {case.name: case.short for case in asked.cases}
         parts = [{"size": short[row.name], "methods": row.method.name, "recipe": row.recipe.name} for row in rows]
-        jobs = [Job(run_suite, suite_request, name, options | part) for part in parts]
+        kept = {"out": out} | {name: how[name] for name in ("seeds", "epochs", "device")}
+        jobs = [Job(run_suite, suite_request, name, kept | part) for part in parts]
         _tell(submit_rows(rows, out, asked.device, submit, jobs), out, as_json)
         return
     if as_json:
@@ -120,16 +115,16 @@ def suite(
     for case, results in read_suites(out).items():
         if case in wanted:
             table = suite_table(case, results)
-            typer.echo(f"\n{table.title}\n\n{markdown(table)}\n{suite_note(case, results)}\n")
+            print(f"\n{table.title}\n\n{markdown(table)}\n{suite_note(case, results)}\n")
     _tell(paths, out, as_json)
 
 
-@app.command()
-def report(
-    runs: Annotated[Path, typer.Argument(help="Folder that reproduce wrote.")],
-    out: Annotated[Path | None, typer.Option(help="The page, or its folder; report.html in RUNS by default.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@command(
+    argument("runs", type=Path, help="Folder that reproduce wrote."),
+    argument("--out", type=Path, help="The page, or its folder; report.html in RUNS by default."),
+    AS_JSON,
+)
+def report(runs: Path, out: Path | None, as_json: bool) -> None:
     """Write one self-contained page with every table and figure beside the paper's."""
     from hardnet_lab.experiments.report import write_report
 
@@ -137,7 +132,7 @@ def report(
     if as_json:
         print_json({"page": str(page)})
     else:
-        typer.echo(f"wrote {page}")
+        print(f"wrote {page}")
 
 
 def _tell(paths: list[Path], out: Path, as_json: bool) -> None:
@@ -145,4 +140,4 @@ def _tell(paths: list[Path], out: Path, as_json: bool) -> None:
     if as_json:
         print_json([str(path) for path in paths])
     else:
-        typer.echo(f"{len(paths)} results in {out}; see them with: hardnet report {out}")
+        print(f"{len(paths)} results in {out}; see them with: hardnet report {out}")

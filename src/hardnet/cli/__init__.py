@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Any
 
 from hardnet.cli import library, machine
-from hardnet.cli.common import BAD_INPUT, app, typer
+from hardnet.cli.common import BAD_INPUT, BROKEN, COMMANDS, STOPPED
 from hardnet.errors import HardNetError
 from hardnet.laboratory import laboratory
 
-__all__ = ["app", "library", "machine", "main"]
+__all__ = ["library", "machine", "main"]
 
 if find_spec("hardnet_lab") is not None:
     laboratory("cli")  # its commands join
@@ -38,46 +40,59 @@ In Python:
 Every command has --help, and --json where it prints data."""
 
 
-def _version() -> str:
-    """The version of hardnet."""
-    import hardnet
-
-    return hardnet.__version__
-
-
-def _print_version(asked: bool) -> None:
+class _Version(argparse.Action):
     """Print the versions of hardnet, torch and Python, and exit."""
-    if asked:
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         import torch
 
-        typer.echo(f"hardnet {_version()} (torch {torch.__version__}, Python {sys.version.split()[0]})")
-        raise typer.Exit
+        import hardnet
+
+        print(f"hardnet {hardnet.__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})")
+        parser.exit()
 
 
-@app.callback(invoke_without_command=True)
-def options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Neural networks whose outputs satisfy hard, input-dependent constraints."""
-    if context.invoked_subcommand is None:
-        typer.echo(PAGE.format(version=_version()))
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    about = "Neural networks whose outputs satisfy hard, input-dependent constraints."
+    whole = argparse.ArgumentParser("hardnet", description=about, allow_abbrev=False)
+    whole.add_argument(
+        "--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="Print the version and exit."
+    )
+    parsers = whole.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (function, arguments) in COMMANDS.items():
+        text = (function.__doc__ or "").strip()
+        part = parsers.add_parser(name, help=text.split("\n")[0], description=text, allow_abbrev=False)
+        for names, how in arguments:
+            part.add_argument(*names, **how)
+    return whole
 
 
 def main() -> None:
     """Run a command; errors that the user can fix are printed in one line, with exit code 2."""
+    asked = vars(parser().parse_args())
+    name = asked.pop("command")
     try:
-        app()
+        if name is None:
+            import hardnet
+
+            print(PAGE.format(version=hardnet.__version__))
+        code = COMMANDS[name].run(**asked) if name else 0
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except HardNetError as error:
         _leave(str(error), getattr(error, "exit_code", BAD_INPUT))
+    except KeyboardInterrupt:
+        _leave("stopped", STOPPED)
+    except BrokenPipeError:  # whoever reads the output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN)
     except OSError as error:
         _leave(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
 
 
 def _leave(message: str, code: int) -> None:
-    typer.echo(f"hardnet: {' '.join(message.split())}", err=True)
+    print(f"hardnet: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 

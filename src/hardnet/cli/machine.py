@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from argparse import BooleanOptionalAction
 
-from hardnet.cli.common import AsJson, app, print_json, typer
+from hardnet.cli.common import AS_JSON, argument, command, print_json
 
 
-@app.command()
-def doctor(
-    timing: Annotated[
-        bool, typer.Option(help="Time one call of each kernel; the first time they are compiled.")
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
+@command(
+    argument("--timing", default=True, action=BooleanOptionalAction, help="Time one call of each kernel."),
+    AS_JSON,
+)
+def doctor(timing: bool, as_json: bool) -> None:
     """What is installed, which kernels are active, and how long one call of each takes."""
     from hardnet.cli.doctor import examine, in_words
 
@@ -21,11 +19,11 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        typer.echo(in_words(findings))
+        print(in_words(findings))
 
 
-@app.command()
-def warmup(as_json: AsJson = False) -> None:
+@command(AS_JSON)
+def warmup(as_json: bool) -> None:
     """Compile the CPU kernels ahead of time, on all cores, so that no first call computes without them."""
     from hardnet.warming import warmup as compile_all
 

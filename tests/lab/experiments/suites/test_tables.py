@@ -1,14 +1,12 @@
 """Tables, notes, pages and the command line of the suites, from made-up result files."""
 
-from typer.testing import CliRunner
-
 from benchmarks import pages
-from hardnet.cli import app
 from hardnet_lab.experiments import tables
 from hardnet_lab.experiments.report import write_report
 from hardnet_lab.experiments.results import Result, write_result
 from hardnet_lab.experiments.suites.catalog import read_suites, suite_note, suite_table
 from hardnet_lab.problems.suites import reference
+from tests.cli.calling import call
 
 
 def write(folder, case="dc3-simple", methods=("projection", "dc3"), **given):
@@ -68,13 +66,14 @@ def test_the_page_of_the_docs_has_every_suite(tmp_path):
     assert "No run is recorded yet." in text
 
 
-def test_the_command_line_says_what_is_wrong_in_one_sentence(tmp_path):
+def test_the_command_line_says_what_is_wrong_in_one_sentence(monkeypatch, capsys, tmp_path):
     for arguments, told in (
         (["dc4"], "suite: expected one of dc3"),
         (["dc3", "--size", "huge"], "--size: expected 'all' or some of main"),
         (["dc3", "--methods", "magic"], "--methods: expected"),
         (["dc3", "--seeds", "x"], "--seeds: expected"),
     ):
-        done = CliRunner().invoke(app, ["suite", *arguments, "--out", str(tmp_path)])
-        assert told in str(done.exception)
+        code, _, err = call(monkeypatch, capsys, "suite", *arguments, "--out", tmp_path)
+        assert code == 2
+        assert told in err
     assert not list(tmp_path.iterdir())
