@@ -25,6 +25,8 @@ DEPENDENT = 1e-9
 """The part of a unit row outside the span of the rows that a solver holds below which it depends on these."""
 STRICT = 1e-11
 """The fraction of the sample's size above which a multiplier makes its row strictly active."""
+ROUNDINGS = 16
+"""Roundings of its terms by which the sum of all rows may differ for the shared multipliers."""
 CHANGES = 4
 """How often the set of rows that share may change."""
 SCHULZ = 24
@@ -98,7 +100,8 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
     touching = touching & (whole > DEPENDENT) & (apart <= DEPENDENT * whole)
     S = torch.where(touching.unsqueeze(-1), weight.mT, torch.diag_embed(own.to(rows)))
     sign = torch.where(own, held.side.to(rows).sign(), torch.where(above, 1.0, -1.0))
-    dual = torch.where(own, held.dual * power * length, 0.0)
+    stated = held.dual * power * length
+    dual = torch.where(own, stated + times(weight, torch.where(touching, stated, 0.0)), 0.0)
     size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
     acting, mu, turned = own | touching, dual, torch.zeros_like(gram)
     fits = touching.any(-1, keepdim=True)
@@ -113,6 +116,9 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
     kept = S * acting.unsqueeze(-1)
     mu = torch.where(acting, mu, 0.0)
     fits = fits & ((times(kept.mT, mu) - dual).abs().amax(-1, keepdim=True) <= STRICT * size)
+    pulled, terms = times(rows.mT, mu - stated), times(rows.mT.abs(), mu.abs() + stated.abs())
+    exact = pulled.abs() <= ROUNDINGS * EPS * (terms + raw.abs().amax(-1, keepdim=True))
+    fits = fits & exact.all(-1, keepdim=True)
     both = kept @ turned @ inverse @ turned @ kept.mT
     return Held(
         torch.where(fits, mu / length / power, held.dual),
