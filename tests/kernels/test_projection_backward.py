@@ -198,7 +198,7 @@ class OnDevice(torch.Tensor):
     device = torch.device("cuda")
 
 
-def test_the_kernel_is_chosen_for_small_plain_tensors_without_a_second_derivative(monkeypatch):
+def test_the_kernel_is_chosen_for_small_plain_tensors(monkeypatch):
     monkeypatch.setattr(formulas.gpu, "HAS_TRITON", True)
     monkeypatch.setattr(formulas.gpu, "_supported", lambda device: True)
     monkeypatch.setattr(formulas, "plain", lambda *tensors: True)
@@ -206,17 +206,15 @@ def test_the_kernel_is_chosen_for_small_plain_tensors_without_a_second_derivativ
     takes = lambda batch, m, n, **kind: formulas._fits(
         zeros(batch, n, **kind), Batch(zeros(batch, n, **kind), zeros(batch, m, n, **kind), None, None)
     )
+    assert takes(2, 32, 32)
+    assert takes(1, 1, 1, dtype=torch.float64)
+    assert not takes(2, 33, 4)
+    assert not takes(2, 4, 33)
+    assert not takes(0, 3, 4)
+    assert not takes(2, 3, 4, dtype=torch.bfloat16)
+    assert not formulas._fits(torch.zeros(2, 4), Batch(torch.zeros(2, 4), torch.zeros(2, 3, 4), None, None))
+    monkeypatch.setattr(formulas, "plain", lambda *tensors: False)
     assert not takes(2, 3, 4)
-    with torch.no_grad():
-        assert takes(2, 32, 32)
-        assert takes(1, 1, 1, dtype=torch.float64)
-        assert not takes(2, 33, 4)
-        assert not takes(2, 4, 33)
-        assert not takes(0, 3, 4)
-        assert not takes(2, 3, 4, dtype=torch.bfloat16)
-        assert not formulas._fits(torch.zeros(2, 4), Batch(torch.zeros(2, 4), torch.zeros(2, 3, 4), None, None))
-        monkeypatch.setattr(formulas, "plain", lambda *tensors: False)
-        assert not takes(2, 3, 4)
 
 
 @pytest.mark.gpu
