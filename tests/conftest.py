@@ -24,6 +24,13 @@ def pytest_configure():
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *given]))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def fresh_compiler():
+    """What other files compiled does not count against the compiler's limit for one function."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
 @pytest.fixture
 def blind(monkeypatch):
     """As on a GPU: no value may be looked at."""
