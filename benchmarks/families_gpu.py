@@ -30,19 +30,19 @@ LIMITS = {THREADS: (64, 64, 8), "affine_few, tiles": (0, 0, 8), "affine_blocks":
 @contextmanager
 def served_by(family: str) -> Iterator[None]:
     """Inside the block, any A that fits this family is handled by it."""
-    from hardnet.kernels.gpu import affine_plan
+    from hardnet.kernels.gpu import affine_kernels
 
     names = "TINY", "TINY_BACKWARD", "FEW_ROWS"
-    usual = [getattr(affine_plan, name) for name in names]
-    forget = lambda: (affine_plan.plan.cache_clear(), affine_plan.launcher.cache_clear())
+    usual = [getattr(affine_kernels, name) for name in names]
+    forget = lambda: (affine_kernels.plan.cache_clear(), affine_kernels.launcher.cache_clear())
     for name, limit in zip(names, LIMITS[family], strict=True):
-        setattr(affine_plan, name, limit)
+        setattr(affine_kernels, name, limit)
     forget()
     try:
         yield
     finally:
         for name, limit in zip(names, usual, strict=True):
-            setattr(affine_plan, name, limit)
+            setattr(affine_kernels, name, limit)
         forget()
 
 

@@ -49,13 +49,13 @@ class Driver:
 
 def kernels(m: int, n: int) -> Iterator[tuple[str, Any, torch.dtype]]:
     """The name, the launcher and the dtype of every kernel that may serve a shape."""
-    from hardnet.kernels.gpu import affine_plan, nearest
+    from hardnet.kernels.gpu import affine_kernels, nearest
 
     passes = {"forward": (False, False), "backward": (True, False), "backward with A": (True, True)}
     for dtype, each, bounds in itertools.product((torch.float32, torch.float64), (True, False), BOUNDS):
         named = f"{m}x{n}, {dtype}, {'A(x)' if each else 'shared A'}, bounds {bounds}"
         for name, (backward, matrix) in passes.items():
-            launcher = affine_plan.launcher(m, n, dtype, backward, each, *bounds, matrix)[0]
+            launcher = affine_kernels.launcher(m, n, dtype, backward, each, *bounds, matrix)[0]
             yield f"closed form {name}, {named}", launcher, dtype
         for kernel in nearest.Kernel if m <= 4 and m * n <= NEAREST else ():
             yield f"nearest point {kernel.name}, {named}", nearest.launcher(kernel, m, n, each, *bounds)[0], dtype

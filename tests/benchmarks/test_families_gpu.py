@@ -9,13 +9,14 @@ pytest.importorskip("triton")
 
 
 def test_a_layout_serves_only_while_it_is_asked_to():
-    from hardnet.kernels.gpu import affine_blocks, affine_few, affine_plan
+    from hardnet.kernels.gpu import affine_blocks, affine_kernels
 
-    usual = affine_plan.plan(5, 10, torch.float32, True)
+    usual = affine_kernels.plan(5, 10, torch.float32, True)
     served = []
     for family in LIMITS:
         with served_by(family):
-            how = affine_plan.plan(5, 10, torch.float32, True)
-            served.append((how.kernels, how.constants.get("THREADS")))
-    assert served == [(affine_few, True), (affine_few, False), (affine_blocks, None)]
-    assert affine_plan.plan(5, 10, torch.float32, True) == usual
+            how = affine_kernels.plan(5, 10, torch.float32, True)
+            served.append((how.backward, how.constants.get("THREADS")))
+    few = affine_kernels.few_backward
+    assert served == [(few, True), (few, False), (affine_blocks.backward, None)]
+    assert affine_kernels.plan(5, 10, torch.float32, True) == usual

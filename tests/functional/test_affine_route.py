@@ -13,8 +13,9 @@ from hardnet import rows
 from hardnet.functional import affine as functional
 from hardnet.functional import enforce_affine
 from hardnet.kernels.cpu import launch as cpu
-from hardnet.kernels.gpu import affine, affine_reference
+from hardnet.kernels.gpu import affine
 from tests.functional.affine_problems import by_operations, problem
+from tests.kernels import affine_reference
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_gradients_per_sample_by_vmap(m, shared):
 
 
 def test_what_a_kernel_leaves_open_is_nan_and_nothing_else():
-    """A kernel marks samples by bytes, as `hardnet.kernels.gpu.projection_backward.Found` holds them."""
+    """A kernel marks samples by bytes, as `hardnet.kernels.gpu.polyhedron.Found` holds them."""
     Found = namedtuple("Found", "raw matrix lower upper open")  # the class itself needs Triton
     found = Found(torch.ones(3, 2), None, torch.ones(3, 4), torch.ones(3, 4), torch.tensor([0, 1, 0], dtype=torch.int8))
     replaced = _replace_open(found)

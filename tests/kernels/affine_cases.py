@@ -6,9 +6,10 @@ from functools import partial
 import torch
 
 from hardnet import check
-from hardnet.kernels.gpu import affine, affine_reference
+from hardnet.kernels.gpu import affine
 from hardnet.sets import Affine
 from hardnet.testing import check_kernel
+from tests.kernels import affine_reference
 
 TOLERANCE = {torch.float64: 2e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 BOUNDS = ("both", "lower", "upper", "shared")

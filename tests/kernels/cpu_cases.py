@@ -6,8 +6,8 @@ import torch
 
 from hardnet.functional import enforce_affine
 from hardnet.functional.affine import choose
-from hardnet.kernels.gpu import affine_reference
 from hardnet.rows import take_rows
+from tests.kernels import affine_reference
 from tests.kernels.affine_cases import problem
 
 PER_SAMPLE = [(1, 1), (1, 7), (2, 2), (3, 5), (5, 10), (8, 8), (8, 32)]

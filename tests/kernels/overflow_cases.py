@@ -3,7 +3,7 @@
 import torch
 
 from hardnet import check
-from hardnet.kernels.gpu import affine_plan
+from hardnet.kernels.gpu import affine_kernels
 from hardnet.kernels.gpu import nearest as gpu
 from hardnet.rows import Batch
 from hardnet.sets import Affine
@@ -37,6 +37,6 @@ def compare_answers(device, samples):
             boxed = tuple(part.to(dtype) for part in boxed)
             assert_in_rows(gpu.BoxRows().answer(boxed), A[:1].abs(), None, one[:1])
             each = A.expand(len(raw), 2, 4).contiguous()
-            assert_in_rows(affine_plan.launch_forward(raw, each, -one, one), A, -one, one)
-            shared = affine_plan.launch_shared_forward(raw, A, pseudo_inverse(A), -one, one)
+            assert_in_rows(affine_kernels.launch_forward(raw, each, -one, one), A, -one, one)
+            shared = affine_kernels.launch_shared_forward(raw, A, pseudo_inverse(A), -one, one)
             assert_in_rows(shared, A, -one, one)

@@ -6,7 +6,7 @@ import torch
 
 from hardnet.functional import derivatives
 from hardnet.kernels.gpu.nearest import AnyRows
-from hardnet.kernels.gpu.projection import project
+from hardnet.kernels.gpu.polyhedron import project_on_chip as project
 from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
@@ -106,16 +106,16 @@ def compare_near(device):
 
 def by_active_rows(monkeypatch=None):
     """From here on, the checks are of the kernel for rows that stay in memory, whatever their size."""
-    from hardnet.kernels.gpu import active_rows, nearest
+    from hardnet.kernels.gpu import nearest, polyhedron
 
     put = setattr if monkeypatch is None else monkeypatch.setattr
-    put(sys.modules[__name__], "project", active_rows.project)
+    put(sys.modules[__name__], "project", polyhedron.project_from_memory)
     put(nearest, "MOST_ON_CHIP", 0)
 
 
 def compare_derivative(device, shapes, samples):
     """The derivative on any active rows beside that in plain torch, for A per sample or shared."""
-    from hardnet.kernels.gpu.active_rows import implicit_vjp
+    from hardnet.kernels.gpu.polyhedron import implicit_vjp
 
     for m, n in shapes:
         raw, A, _, upper = (part.to(device) for part in families.gaussian(samples, n, m))

@@ -8,11 +8,12 @@ import torch
 from hardnet import check
 from hardnet.functional.affine import ClosedForm
 from hardnet.functional.affine_formulas import by_qr
-from hardnet.kernels.gpu import affine, affine_plan, affine_reference
+from hardnet.kernels.gpu import affine, affine_kernels
 from hardnet.sets import Affine
 from hardnet.testing import check_kernel
 from tests.bounds import assert_within, of_factor
 from tests.functional.affine_problems import by_operations
+from tests.kernels import affine_reference
 from tests.kernels.affine_cases import BOUNDS, TOLERANCE, problem
 
 
@@ -32,11 +33,11 @@ def shared_problem(seed, samples, m, n, dtype, device, bounds="both"):
 
 
 def run_forward(raw, A, P, lower, upper, gradient):
-    return affine_plan.launch_shared_forward(raw, A, P, lower, upper)
+    return affine_kernels.launch_shared_forward(raw, A, P, lower, upper)
 
 
 def run_backward(raw, A, P, lower, upper, gradient):
-    return affine_plan.launch_shared_backward(gradient, raw, A, P, lower, upper)
+    return affine_kernels.launch_shared_backward(gradient, raw, A, P, lower, upper)
 
 
 def reference_forward(raw, A, P, lower, upper, gradient):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from hardnet.functional import enforce_affine
-from hardnet.kernels.gpu import affine, affine_reference
+from hardnet.kernels.gpu import affine
 from hardnet.testing import KernelMismatchError, check_kernel
+from tests.kernels import affine_reference
 from tests.kernels.interpreter import interpret
 
 SMALL = [(1, 1), (2, 2), (3, 6), (6, 12)]
@@ -53,7 +54,7 @@ def test_shared_rows_give_the_bits_of_rows_per_sample():
 
 
 def test_the_gradient_of_shared_rows_is_summed_in_parts():
-    small = "from hardnet.kernels.gpu import affine_plan; affine_plan.LARGEST_PART = 70; "
+    small = "from hardnet.kernels.gpu import affine_kernels; affine_kernels.LARGEST_PART = 70; "
     interpret("affine_cases", small + "compare_shared([(2, 2), (5, 6)], (torch.float64,), 'cpu', 40)")
 
 

@@ -6,7 +6,7 @@ import torch
 from hardnet.functional import enforce_affine, factorize
 from hardnet.kernels.backends import find
 from hardnet.kernels.cpu import launch
-from hardnet.kernels.gpu import affine, affine_plan
+from hardnet.kernels.gpu import affine, affine_kernels
 from hardnet.rows import Batch
 from tests.kernels.interpreter import interpret
 
@@ -74,10 +74,10 @@ def test_only_eager_code_takes_the_kernels(capable, monkeypatch):
 
 
 def test_tiles_are_chosen_by_shape_and_dtype():
-    few, many = (affine_plan.plan_shared(*shape, torch.float32, False) for shape in ((9, 12), (50, 100)))
+    few, many = (affine_kernels.plan_shared(*shape, torch.float32, False) for shape in ((9, 12), (50, 100)))
     assert (few["M"], few["K"], many["M"]) == (16, 16, 64)
     assert many["ROUNDING"] == torch.finfo(torch.float32).eps
-    assert "ROUNDING" not in affine_plan.plan_shared(9, 12, torch.float32, True)
+    assert "ROUNDING" not in affine_kernels.plan_shared(9, 12, torch.float32, True)
 
 
 @pytest.mark.gpu

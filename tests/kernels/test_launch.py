@@ -7,7 +7,7 @@ import itertools
 import math
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 
-from hardnet.kernels.gpu import affine_blocks, affine_few, affine_plan  # noqa: E402 (they import Triton)
+from hardnet.kernels.gpu import affine_blocks, affine_kernels  # noqa: E402 (they import Triton)
 from hardnet.kernels.gpu import launch as launching  # noqa: E402
 
 
@@ -51,12 +51,13 @@ def launches(monkeypatch):
     done = []
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(triton.compiler, "compile", lambda src, **_: Compiled(src, done))
-    for module in (affine_few, affine_blocks):
-        for name in ("forward", "backward"):
+    for module, before in ((affine_kernels, "few_"), (affine_blocks, "")):
+        for name in (f"{before}forward", f"{before}backward"):
             monkeypatch.setattr(module, name, triton.jit(getattr(module, name).fn))
-    affine_plan.launcher.cache_clear()
+    forget = lambda: (affine_kernels.plan.cache_clear(), affine_kernels.launcher.cache_clear())
+    forget()
     yield done
-    affine_plan.launcher.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -99,10 +100,8 @@ SHAPES = ((2, 2), (3, 20), (9, 12))
 def test_three_families_serve_the_closed_form():
     """Few rows and blocks of rows, chosen by shape, and a shared A with its factor; there is no fourth family."""
     shapes = itertools.product((1, 2, 5, 8, 9, 16, 64), (1, 2, 10, 16, 17, 64, 256), (False, True))
-    named = {affine_plan.plan(m, n, torch.float32, backward).kernels for m, n, backward in shapes}
-    assert named == {affine_few, affine_blocks}
-    held = [value for value in vars(affine_plan).values() if isinstance(value, ModuleType)]
-    assert len([module for module in held if hasattr(module, "forward") and hasattr(module, "backward")]) == 3
+    named = {affine_kernels.plan(m, n, torch.float32, backward).forward for m, n, backward in shapes}
+    assert named == {affine_kernels.few_forward, affine_blocks.forward}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_three_families_serve_the_closed_form():
     [(2, 2, True, True), (4, 4, True, True), (5, 10, True, False), (8, 16, False, False), (1, 64, False, False)],
 )
 def test_one_thread_holds_a_sample_only_where_it_is_tiny(m, n, forward, backward):
-    plans = [affine_plan.plan(m, n, torch.float32, direction) for direction in (False, True)]
+    plans = [affine_kernels.plan(m, n, torch.float32, direction) for direction in (False, True)]
     assert [how.constants["THREADS"] for how in plans] == [forward, backward]
 
 
@@ -127,9 +126,9 @@ def test_kept_kernels_are_those_that_triton_takes(m, n, dtype, compared, monkeyp
         gradient, raw, A, lower, upper = numbers(batch, m, n, dtype, misaligned)
         upper = None if bounds == "lower" else upper if bounds == "both" else upper[0]
         lower = lower[0] if bounds == "fixed" else lower
-        affine_plan.launch_forward(raw, A, lower, upper)
-        affine_plan.launch_backward(gradient, raw, A, lower, upper, True)
-        affine_plan.launch_backward(gradient, raw, A, lower, upper, False)
+        affine_kernels.launch_forward(raw, A, lower, upper)
+        affine_kernels.launch_backward(gradient, raw, A, lower, upper, True)
+        affine_kernels.launch_backward(gradient, raw, A, lower, upper, False)
     taken = len(compared)
     assert len(ordinary) <= taken + len({id(launch["compiled"]) for launch in compared})  # comparisons, compilations
     assert {launch["raw"].dtype for launch in compared} == {dtype}
@@ -137,9 +136,9 @@ def test_kept_kernels_are_those_that_triton_takes(m, n, dtype, compared, monkeyp
 
 def test_every_argument_arrives_in_its_place(compared):
     gradient, raw, A, lower, upper = numbers(33, 3, 20)
-    y = affine_plan.launch_forward(raw, A, lower, None)
-    grads = affine_plan.launch_backward(gradient, raw, A, None, upper[0], True)
-    unasked = affine_plan.launch_backward(gradient, raw, A[0], lower, upper, False)
+    y = affine_kernels.launch_forward(raw, A, lower, None)
+    grads = affine_kernels.launch_backward(gradient, raw, A, None, upper[0], True)
+    unasked = affine_kernels.launch_backward(gradient, raw, A[0], lower, upper, False)
     forward, backward, without = compared
     assert forward["y"] is y
     assert forward["raw"] is raw
@@ -161,8 +160,8 @@ def test_every_argument_arrives_in_its_place(compared):
 def test_numbers_without_order_in_memory_are_put_in_order(compared):
     gradient, raw, A, lower, _ = numbers(4, 2, 2)
     negative = torch._neg_view(raw)  # the same memory, read with the opposite sign
-    affine_plan.launch_forward(negative, A.mT, lower.t().contiguous().t(), None)
-    affine_plan.launch_backward(torch._neg_view(gradient), negative, A.mT, None, lower, False)
+    affine_kernels.launch_forward(negative, A.mT, lower.t().contiguous().t(), None)
+    affine_kernels.launch_backward(torch._neg_view(gradient), negative, A.mT, None, lower, False)
     for launch in compared:
         assert all(part.is_contiguous() and not part.is_neg() for part in (launch["raw"], launch["A"], launch["lower"]))
         assert torch.equal(launch["raw"], -raw)

@@ -20,7 +20,7 @@ def products(raw, A, lower, upper):
 
 def compare(device, batch):
     """Same active sets and steps, multipliers to rounding; both detect empty sets."""
-    from hardnet.kernels.gpu.pivoting import pivot
+    from hardnet.kernels.gpu.polyhedron import pivot
 
     empty = gaussian(batch, 4, 6)
     empty[1][:, 1], empty[2][:, 1], empty[3][:, 1] = empty[1][:, 0], empty[3][:, 0] + 1, empty[3][:, 0] + 2

@@ -125,12 +125,12 @@ def compare_odd_samples():
 
 def flags(numbers, side, status, matrix):
     """Which samples the launch itself flags as open, for given sides and status."""
-    from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
+    from hardnet.kernels.gpu.polyhedron import Rules, Saved, launch_backward
 
     raw, A, lower, upper = numbers
     saved = Saved(raw, torch.zeros_like(lower), side, status)
     rules = Rules(1e-8, int(Status.INVALID), int(Status.INFEASIBLE) if matrix else -1)
-    return launch(raw, A, lower, upper, saved, rules, [torch.float64] * 4).open.tolist()
+    return launch_backward(raw, A, lower, upper, saved, rules, [torch.float64] * 4).open.tolist()
 
 
 def compare_flags():

@@ -391,9 +391,9 @@ def _weights(
         if not look or not bool(((missed > TANGENT * grad.abs().amax(-1)) | (status == int(Status.INFEASIBLE))).any()):
             return u, w
     if not look and shared is None and _takes(grad, A):
-        from hardnet.kernels.gpu import active_rows
+        from hardnet.kernels.gpu.polyhedron import implicit_vjp
 
-        return active_rows.implicit_vjp(grad.contiguous(), A.contiguous(), active.contiguous())
+        return implicit_vjp(grad.contiguous(), A.contiguous(), active.contiguous())
     return (split if look else masked_vjp)(grad, A, active)
 
 
@@ -464,14 +464,14 @@ def _fused(
 
     Where no value may be read, the open samples are NaN instead.
     """
-    from hardnet.kernels.gpu.projection_backward import Rules, Saved, launch
+    from hardnet.kernels.gpu.polyhedron import Rules, Saved, launch_backward
 
     A, (m, n) = rows.A, rows.A.shape[-2:]
     rules = Rules(NEARLY_DEPENDENT, int(Status.INVALID), int(Status.INFEASIBLE) if needed[1] else -1)
     apart = A.dim() == 3 or status.numel() * m * n <= LARGEST_MATRICES
     dtypes = _dtypes(rows, apart)
     dtypes[1] = dtypes[1] if needed[1] and apart else None
-    found = launch(grad, A, rows.lower, rows.upper, Saved(y, dual, side, status), rules, dtypes)
+    found = launch_backward(grad, A, rows.lower, rows.upper, Saved(y, dual, side, status), rules, dtypes)
     if rows.look and bool(found.open.any()):
         return None
     if not rows.look:

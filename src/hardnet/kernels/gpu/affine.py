@@ -139,9 +139,9 @@ def _backward_shared(
 @cache
 def _launches() -> ModuleType:
     """The module that launches the kernels; Triton is imported at the first call."""
-    from hardnet.kernels.gpu import affine_plan
+    from hardnet.kernels.gpu import affine_kernels
 
-    return affine_plan
+    return affine_kernels
 
 
 def _forward(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:

@@ -123,7 +123,7 @@ def launcher(kernel: Kernel, m: int, n: int, each: bool, lower: int, upper: int)
 
 
 class BoxRows:
-    """The nearest point of a box with one row (`nearest_box`) or several (`nearest_box_rows`)."""
+    """The nearest point of a box with one row (`nearest_box`) or several."""
 
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a GPU, and a sample fits on chip."""
@@ -204,7 +204,7 @@ class BoxRows:
 
 
 class AnyRows:
-    """The nearest point of any rows: on chip where they fit (`projection`), else from the cache (`active_rows`)."""
+    """The nearest point of any rows: on chip where they fit, else from memory (`polyhedron`)."""
 
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a GPU, and the vectors of a sample fit on chip."""
@@ -213,9 +213,9 @@ class AnyRows:
 
     def forward(self, rows: Batch, limit: int, tolerances: Tolerances) -> tuple[Tensor, ...]:
         """Y, dual, side, steps, residual, which samples are open, and which are met: float64, bounds ``(B, m)``."""
-        from hardnet.kernels.gpu import active_rows, projection
+        from hardnet.kernels.gpu.polyhedron import project_from_memory, project_on_chip
 
-        project = (projection if max(rows.A.shape[-2:]) <= MOST_ON_CHIP else active_rows).project
+        project = project_on_chip if max(rows.A.shape[-2:]) <= MOST_ON_CHIP else project_from_memory
         raw, A, lower, upper = (part.contiguous() for part in rows.numbers if part is not None)
         return project(raw, A, lower, upper, limit, tolerances)
 
@@ -241,12 +241,12 @@ def box_launcher(what: str, n: int, kinds: tuple[int, ...], option: int) -> Any:
         kinds: The kinds of A, lower, upper, low and high, see `_arguments`.
         option: "forward": whether y alone is wanted. "short": numbers loaded at a time. "finish": samples per program.
     """
-    from hardnet.kernels.gpu import nearest_box, nearest_box_short
+    from hardnet.kernels.gpu import nearest_box
     from hardnet.kernels.gpu.launch import Launcher
 
     kernel, name = {
         "forward": (nearest_box.forward, "ANSWER_ONLY"),
-        "short": (nearest_box_short.forward, "VECTOR"),
+        "short": (nearest_box.forward_short, "VECTOR"),
         "finish": (nearest_box.finish, "SHARE"),
     }[what]
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), kinds, strict=True))
@@ -272,21 +272,21 @@ def _sizes(k: int, n: int) -> dict[str, int]:
 @cache
 def rows_launcher(k: int, n: int, kinds: tuple[int, ...], answer_only: bool) -> Any:
     """The kernel of a box and k rows, for n coordinates and numbers of these kinds, see `_arguments`."""
-    from hardnet.kernels.gpu import nearest_box_rows
+    from hardnet.kernels.gpu import nearest_box
     from hardnet.kernels.gpu.launch import Launcher
 
     constants: dict[str, Any] = dict(zip(("ROWS", "LOWER", "UPPER", "LOW", "HIGH"), kinds, strict=True))
     constants |= {"ANSWER_ONLY": answer_only, "enable_fp_fusion": False}
-    return Launcher(nearest_box_rows.forward, constants | _sizes(k, n))
+    return Launcher(nearest_box.forward_rows, constants | _sizes(k, n))
 
 
 @cache
 def rows_back_launcher(k: int, n: int, each: bool, matrix: bool, box: bool) -> Any:
     """The kernel of the gradients, of those of A and of the box if they are wanted."""
-    from hardnet.kernels.gpu import nearest_box_backward
+    from hardnet.kernels.gpu import nearest_box
     from hardnet.kernels.gpu.launch import Launcher
 
     constants: dict[str, Any] = {"ROWS": int(each), "MATRIX": matrix, "BOX": box}
     sizes = _sizes(k, n)
     sizes["num_warps"] = min(MOST_WARPS, max(sizes["num_warps"], sizes["N"] // COLUMNS_PER_WARP))
-    return Launcher(nearest_box_backward.backward, constants | sizes)
+    return Launcher(nearest_box.backward, constants | sizes)

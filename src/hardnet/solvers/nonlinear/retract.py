@@ -51,6 +51,9 @@ SHORT = 0.125
 """Step length below which the next step is more elastic."""
 SHORTEST = 1e-12
 """Step length below which a step is given up; near a vanishing gradient a step may be many orders too long."""
+CHORD, FAST = 1e-5, 1e-2
+"""Where values may be read, samples keep their Jacobian from a violation of at most CHORD on, if the last step reduced
+it by at least the factor FAST."""
 NUDGE = 1e-2
 """Length, relative to the sample's size, of the nudge away from a stationary point that violates its rows."""
 
@@ -190,18 +193,18 @@ def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, fine: float, unit
     return State(open_, y, least, at.value, *known, torch.zeros_like(open_))
 
 
-def ended(new: State, before: State, unit: bool, tolerance: float, fine: float) -> State:
+def ended(new: State, before: State, unit: bool, tolerance: float, fine: float, look: bool) -> State:
     """The new state with its best points updated and finished samples closed."""
     error = new.error
     size = error if unit else torch.linalg.vector_norm(new.violation, dim=-1)
-    better = before.going & (size <= before.best_size)
+    pick = chooser(before.going & (size <= before.best_size), look)
     slow = (error <= tolerance) & (error > 0.5 * before.error) & (new.length == 1)
     stuck = (new.nudges > NUDGES) | (new.elastic > SOFTEST)
     return new._replace(
-        best=choose(better, new.y, new.best),
-        best_size=torch.where(better, size, new.best_size),
-        best_error=torch.where(better, error, new.best_error),
-        best_ratio=torch.where(better, new.ratio, new.best_ratio),
+        best=pick(new.y, new.best),
+        best_size=pick(size, new.best_size),
+        best_error=pick(error, new.best_error),
+        best_ratio=pick(new.ratio, new.best_ratio),
         going=before.going & (error > fine) & ~(slow | stuck),
     )
 
@@ -268,23 +271,38 @@ def retract(
 
 def _attempt(
     rows: Rows, now: State, plan: Plan, tolerance: float, fine: float, unit: bool, look: bool
-) -> tuple[State, Tensor]:
+) -> tuple[State, Tensor | None]:
     """The state after one trial of every open sample, and which are to try a shorter step.
 
     Accepted trials become the current points, and short ones make rows more elastic.
     """
     stationary, full = plan.stationary, now.length == 1
-    nudging = stationary & full
-    point = now.y + now.length.unsqueeze(-1) * plan.step
-    if not look or bool(nudging.any()):
+    nudging, point = stationary & full, torch.addcmul(now.y, now.length.unsqueeze(-1), plan.step)
+    nudges = not look or bool(stationary.any())
+    if nudges:
         point = choose(nudging, nudged(now.y, size_from(now.y, now.unit)), point)
     traced = rows.trace(point)
-    there, shorter = rows.violation(traced.value), now.length
-    accepted = now.going & (plan.accepts(there, now.length) | (nudging & traced.value.isfinite().all(-1)))
-    refused = given_up = now.going & ~accepted
-    if not look or bool(refused.any()):
-        shorter = plan.shorter(there, now.length)
-        given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
+    there = rows.violation(traced.value)
+    accepted = plan.accepts(there, now.length)
+    if look and not nudges and bool((accepted & full).all()):  # as usual: every sample takes its full step
+        chord = bool(((now.error <= CHORD) & (now.ratio > 0) & (now.ratio <= FAST)).all())
+        jacobian = now.jacobian if chord else rows.derive(traced).jacobian
+        error = error_of(rows, there, jacobian, size_from(point, now.unit))[0]
+        new = now._replace(
+            y=point,
+            value=traced.value,
+            violation=there,
+            jacobian=jacobian,
+            error=error,
+            ratio=error / now.error,
+            elastic=(now.elastic / 10).clamp_min(ELASTIC),
+            steps=now.steps + 1,
+            stationary=stationary,
+        )
+        return ended(new, now, unit, tolerance, fine, look), None
+    accepted = now.going & (accepted | (nudging & traced.value.isfinite().all(-1)))
+    refused, shorter = now.going & ~accepted, plan.shorter(there, now.length)
+    given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
     if look and not bool(accepted.any()):
         at, error = Derivatives(now.value, now.jacobian), now.error
     else:
@@ -307,7 +325,7 @@ def _attempt(
         steps=now.steps + (now.going & ~refused),
         stationary=torch.where(now.going, stationary, now.stationary),
     )
-    return ended(new, now, unit, tolerance, fine), refused
+    return ended(new, now, unit, tolerance, fine, look), refused
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:

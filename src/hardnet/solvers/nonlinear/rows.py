@@ -414,7 +414,7 @@ def run(
     rows: Rows,
     state: Any,
     plan: Callable[[Rows, Any], Any],
-    attempt: Callable[[Rows, Any, Any], tuple[Any, Tensor]],
+    attempt: Callable[[Rows, Any, Any], tuple[Any, Tensor | None]],
     passes: int,
     pace: Pace,
 ) -> Any:
@@ -424,8 +424,8 @@ def run(
         rows: The rows of the batch.
         state: A NamedTuple of tensors whose first dimension is the batch.
         plan: The steps of a pass: ``(rows, state) -> record``.
-        attempt: One trial of them, and which samples it refuses: ``(rows, state, steps) -> (state, (b,))``. Closed
-            samples are left unchanged.
+        attempt: One trial of them, and which samples it refuses, None for none: ``(rows, state, steps) ->
+            (state, (b,))``. Closed samples are left unchanged.
         passes: The maximum number of passes.
         pace: When values may be read.
     """
@@ -440,9 +440,10 @@ def run(
                 rows, index, state = rows.take(going), index[going], take(state, going)
         steps = plan(rows, state)
         state, refused = attempt(rows, state, steps)
-        while pace.free and len(todo := refused.nonzero().squeeze(-1)):
+        while pace.free and refused is not None and len(todo := refused.nonzero().squeeze(-1)):
             part, again = attempt(rows.take(todo), take(state, todo), take(steps, todo))
-            state, refused = place(state, todo, part), torch.zeros_like(refused).index_copy(0, todo, again)
+            state, none = place(state, todo, part), torch.zeros_like(refused)
+            refused = None if again is None else none.index_copy(0, todo, again)
     return state if whole is None else place(whole, index, state)
 
 

@@ -88,7 +88,7 @@ def _pivot_chunk(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def pivot(gram: Tensor, product: Tensor, lower: Tensor, upper: Tensor, slack: Tensor, limit: int) -> Pivoted:
     """The multipliers of ``lower <= product - gram dual <= upper``: by the kernel on a GPU, else by the reference."""
     if gram.device.type == "cuda" and gram.shape[-1] <= KERNEL_ROWS and gpu.HAS_TRITON:
-        from hardnet.kernels.gpu.pivoting import pivot as kernel
+        from hardnet.kernels.gpu.polyhedron import pivot as kernel
 
         return Pivoted(*kernel(gram, product, lower, upper, slack, limit))
     return pivot_reference(gram, product, lower, upper, slack, limit)
