@@ -81,7 +81,7 @@ ENTRIES = {
     "`projection`, a box and 2 rows": ("polyhedron",),
     "`projection`, 9 rows": ("polyhedron",),
     "`cvx`, a ball and a row": ("conic_entry",),
-    "`nonlinear`, a sphere": ("retraction", "approach", "active_set", "kkt", "definite"),
+    "`nonlinear`, a sphere": ("nonlinear_step",),
 }
 """The calls whose files are counted, each with the kernels that it launches."""
 

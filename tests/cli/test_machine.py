@@ -35,7 +35,7 @@ def test_warmup_compiles_every_kernel_once(monkeypatch, capsys):
     from hardnet import warming
 
     monkeypatch.setattr(warming, "HAS_NUMBA", True)
-    monkeypatch.setattr(warming, "KERNELS", {"definite": ("float64",)})
+    monkeypatch.setattr(warming, "KERNELS", {"pooling": ("float64",)})
     code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
     assert code == 0
     assert list(json.loads(out)) == ["definite, float64"]
@@ -59,7 +59,7 @@ def test_a_kernel_that_cannot_be_compiled_ahead_is_named(monkeypatch):
     from hardnet import warming
 
     monkeypatch.setattr(warming, "HAS_NUMBA", True)
-    monkeypatch.setattr(warming, "KERNELS", {"definite": ("float64",)})
+    monkeypatch.setattr(warming, "KERNELS", {"pooling": ("float64",)})
     monkeypatch.setattr(warming, "cached", lambda key: ())
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(hn.errors.HardNetError, match="definite, float64: could not be compiled"):

@@ -9,7 +9,7 @@ from hardnet.solvers.nonlinear import nearest as nonlinear_kkt
 from hardnet.solvers.nonlinear import step as nonlinear_step
 from hardnet.solvers.nonlinear.rows import Derivatives, Input, Rows
 from hardnet.solvers.nonlinear.solve import solve_nonlinear
-from hardnet.solvers.nonlinear.step import Metric, _in_torch
+from hardnet.solvers.nonlinear.step import Metric, StepRows, _in_torch
 from tests.bounds import assert_within, of_factor
 from tests.draws import draw
 from tests.nonlinear_problems import F64, KNOWN
@@ -19,7 +19,7 @@ pytest.importorskip("numba")
 
 @pytest.mark.parametrize("n", [1, 2, 7, 32])
 def test_elimination_agrees_with_plain_torch(n):
-    from hardnet.kernels.cpu.definite import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_definite as solve
 
     root, right = draw(40, n, n, seed=n), draw(40, n, 3, seed=n + 1)
     matrix = root @ root.mT + 0.1 * torch.eye(n, dtype=F64)
@@ -51,7 +51,7 @@ def kinds():
 
 @pytest.mark.parametrize("metric", [False, True])
 def test_steps_agree_with_plain_torch(metric):
-    from hardnet.kernels.cpu.active_set import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     J, low, high = kinds()
     soft, center, own = torch.full_like(low, 1e-2), None, None
@@ -61,7 +61,7 @@ def test_steps_agree_with_plain_torch(metric):
         solved = torch.linalg.solve(W, torch.cat([J.mT, draw(200, 6, 1, seed=10)], -1))
         own = Metric(W, solved[..., :-1], solved[..., -1])
     across, free = (None, None) if own is None else own[1:]
-    expected = _in_torch(J, low, high, soft, own, center, False, True, None)
+    expected = _in_torch(StepRows(J, low, high, soft, center), own, False, True, None)
     gram = J @ (J.mT if across is None else across) + torch.diag_embed(soft.square())
     part = of_factor(gram, 1)  # some of its rows and columns have a better condition
     step, dual, settled = solve(J, low, high, soft, across, free, center)
@@ -72,7 +72,7 @@ def test_steps_agree_with_plain_torch(metric):
 
 def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
     """Equalities, two-sided rows and rows without bounds."""
-    from hardnet.kernels.cpu.active_set import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     J, middle, width = draw(20, 60, 50, seed=1), draw(20, 60, seed=2), draw(20, 60, seed=3).abs()
     width[:, :20], width[:, 40:] = 0.0, torch.inf
@@ -80,7 +80,7 @@ def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
     step, dual, settled = solve(J, low, high, soft, None, None, None)
     assert settled.all()
     assert (dual[:, 40:] == 0).all()
-    expected = nonlinear_step._by_projection(J, low, high, soft, None, None, torch.arange(20))
+    expected = nonlinear_step._by_projection(StepRows(J, low, high, soft), None)
     bounded = J[:, :40] @ J[:, :40].mT + torch.diag_embed(soft[:, :40].square())
     part = of_factor(bounded, 1)  # some of its rows and columns have a better condition
     assert_within(dual, expected, part, most=1e-9)
@@ -90,7 +90,7 @@ def test_steps_of_many_rows_agree_with_the_projection_that_they_are():
 @pytest.mark.parametrize("m", [1, 3, 6, 40])
 def test_equalities_alone_and_beside_a_row_that_does_not_count_have_the_same_steps(m):
     """Equalities alone are eliminated without ordering the rows."""
-    from hardnet.kernels.cpu.active_set import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     J, low = draw(50, m, m + 3, seed=m), draw(50, m, seed=m + 1)
     soft, free = torch.full_like(low, 1e-2), torch.full_like(low[:, :1], torch.inf)
@@ -108,7 +108,7 @@ def test_equalities_alone_and_beside_a_row_that_does_not_count_have_the_same_ste
 
 
 def test_numbers_that_are_none_and_dependent_rows_are_not_settled():
-    from hardnet.kernels.cpu.active_set import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     J, low, _ = kinds()
     low = torch.where(low.isfinite(), low, 0.0)
@@ -121,7 +121,7 @@ def test_numbers_that_are_none_and_dependent_rows_are_not_settled():
 
 
 def test_a_sample_has_the_same_bits_in_any_batch():
-    from hardnet.kernels.cpu.active_set import solve
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     J, low, high = kinds()
     soft = torch.full_like(low, 1e-3)

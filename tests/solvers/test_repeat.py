@@ -3,7 +3,7 @@
 import torch
 
 from hardnet.modes import mode
-from hardnet.solvers.repeat import repeat
+from hardnet.solvers.polyhedron.fixed import repeat
 
 
 def newton(point, target):

@@ -60,7 +60,7 @@ PROBLEMS: dict[str, Problem] = {
     "nearest point, one row in a box": Problem(_in_a_box, (1, 8), "nearest_box"),
     "nearest point, few rows in a box per sample": Problem(_in_a_box, (4, 2, 8), "polyhedron"),
     "nearest point, one row in a ball": Problem(_in_a_ball, (1, 3), "conic_entry"),
-    "nearest point, nonlinear rows": Problem(_curved, (2, 3), "active_set"),
+    "nearest point, nonlinear rows": Problem(_curved, (2, 3), "nonlinear_step"),
 }
 
 SAMPLES = 1000

@@ -7,7 +7,8 @@ differentiates the formulas; forward mode and export use the formulas only.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ RECORDED = ("operator", "blind")
 
 class Path(Protocol):
     """One way to compute the closed form; NaN for a sample that it cannot bring to its bounds up to rounding."""
+
+    retries: bool
+    """Whether samples that it gives up are tried again by QR."""
 
     def wants_factor(self, A: Tensor) -> bool:
         """Whether `forward` and `backward` must be given ``P = A⁺'``."""
@@ -140,7 +144,7 @@ def closed_form(rows: Batch, refuse: bool) -> Tensor:
         return ClosedForm.apply(path, named, False, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
     if rows.learned:
         return ClosedForm.apply(path, named, True, *rows[:5])[0]  # pyright: ignore[reportIndexIssue]
-    return _attempt(path, named, rows)[0]
+    return _attempt(PATHS[path], named, rows)[0]
 
 
 def choose(rows: Batch) -> str:
@@ -153,6 +157,34 @@ def choose(rows: Batch) -> str:
     return "torch" if rows.look else "blind"
 
 
+class Saved(NamedTuple):
+    """What the backward of a path needs beside its inputs.
+
+    Attributes:
+        again: The samples ``(k,)`` that were tried again and found; None for none.
+        factor: ``A⁺'`` where the forward made it; None where it did not.
+        kept: The tensors that the path keeps.
+    """
+
+    again: Tensor | None
+    factor: Tensor | None
+    kept: Kept
+
+    @classmethod
+    def of(cls, path: Path, rows: Batch, tensors: Sequence[Tensor]) -> Saved:
+        """From the tensors of `flat`."""
+        own = list(tensors)
+        again = own.pop(0) if path.retries else None
+        factor = own.pop(0) if rows.factor is None and path.wants_factor(rows.A) else None
+        return cls(again, factor, tuple(own))
+
+    def flat(self, path: Path, like: Tensor) -> Kept:
+        """As tensors alone."""
+        none = like.new_empty(0, dtype=torch.long)
+        again = (none if self.again is None else self.again,) if path.retries else ()
+        return (*again, *(() if self.factor is None else (self.factor,)), *self.kept)
+
+
 class ClosedForm(torch.autograd.Function):
     """``y = raw + A⁺ s`` ``(B, n)`` and, without a derivative, the tensors that the backward of its path needs."""
 
@@ -160,8 +192,8 @@ class ClosedForm(torch.autograd.Function):
     @signed
     def forward(path: str, named: torch.Size | None, keep: bool, *numbers: Any) -> tuple[Tensor, ...]:
         """Y and the kept tensors; `named` is the batch shape for errors that name samples, None to answer with NaN."""
-        y, kept = _attempt(path, named, Batch(*numbers))
-        return (y, *kept) if keep else (y,)
+        y, saved = _attempt(PATHS[path], named, Batch(*numbers))
+        return (y, *saved.flat(PATHS[path], y)) if keep else (y,)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -177,8 +209,8 @@ class ClosedForm(torch.autograd.Function):
         """The gradients of raw, A, lower and upper."""
         saved, gradient, needs = ctx.saved_tensors, gradients[0], ctx.needs_input_grad[3:]
         if gradient is None:
-            return (None,) * 8
-        rows, y, (kept, again) = Batch(*saved[:5]), saved[5], _split_kept(saved[6:])
+            return (None,) * len(ctx.needs_input_grad)
+        rows, y, path = Batch(*saved[:5]), saved[5], PATHS[ctx.path]
         bad = None if y is None else y[:, :1].isnan()
         look = may_look(gradient)
         if bad is not None and look and not bool(bad.any()):
@@ -191,13 +223,12 @@ class ClosedForm(torch.autograd.Function):
         if formulas:
             grads = ClosedFormGradients.apply(gradient, *rows[:5])
         else:
-            path = PATHS[ctx.path]
-            if rows.factor is None and path.wants_factor(rows.A):
-                rows, kept = rows._replace(factor=kept[-1]), kept[:-1]
+            again, factor, kept = Saved.of(path, rows, saved[6:])
+            rows = rows if factor is None else rows._replace(factor=factor)
             if bad is not None and look and kept:  # the violation comes first; what a sample sends is summed in A
                 kept = torch.where(bad, 0.0, kept[0]), *kept[1:]
             grads = path.backward(gradient, rows, kept, needs[1])
-            grads = grads if again is None else _given_again(grads, gradient, rows, again)
+            grads = grads if again is None or not len(again) else _with_retried(grads, gradient, rows, again)
         if bad is not None:
             grads = silenced(bad, *grads)  # pyright: ignore[reportArgumentType]
         bounds = (
@@ -214,35 +245,24 @@ class ClosedForm(torch.autograd.Function):
         return (y.unflatten(0, sizes),), (0,)
 
 
-def _attempt(path: str, named: torch.Size | None, rows: Batch) -> tuple[Tensor, Kept]:
-    """Y of the path; samples that the CPU kernels gave up are tried again, and refused if that fails too."""
-    A, made = rows.A, None
-    if rows.factor is None and PATHS[path].wants_factor(A):
+def _attempt(path: Path, named: torch.Size | None, rows: Batch) -> tuple[Tensor, Saved]:
+    """Y of the path; samples that it gave up are tried again where it says so, and refused if that fails too."""
+    A, made, again = rows.A, None, None
+    if rows.factor is None and path.wants_factor(A):
         made = by_qr(to_double(A), A.dtype).to(A.dtype).contiguous()
         rows = rows._replace(factor=made)
-    y, kept, lost = PATHS[path].forward(rows)
-    kept = kept if made is None else (*kept, made)
-    if lost and path == "cpu":
+    y, kept, lost = path.forward(rows)
+    if lost and path.retries:
         at = y.isnan().any(-1).nonzero().squeeze(-1)
-        again = careful(rows.take(at))
-        y, bad = y.index_put_((at,), again), again.isnan().any(-1)
-        lost, kept = int(bad.sum()), (*kept, at[~bad])
+        answer = careful(rows.take(at))
+        y, bad = y.index_put_((at,), answer), answer.isnan().any(-1)
+        lost, again = int(bad.sum()), at[~bad]
     if lost and named is not None:
         raise_invalid(*rows[:4], named)
-    return y, kept
+    return y, Saved(again, made, kept)
 
 
-def _split_kept(kept: Kept) -> tuple[Kept, Tensor | None]:
-    """The tensors that a path kept, and the indices ``(k,)`` of the samples that were tried again, or None.
-
-    The indices, if any, are the last tensor, recognized by its integer dtype.
-    """
-    if kept and kept[-1].dtype == torch.long:
-        return kept[:-1], kept[-1]
-    return kept, None
-
-
-def _given_again(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor) -> Gradients:
+def _with_retried(grads: Gradients, gradient: Tensor, rows: Batch, again: Tensor) -> Gradients:
     """The gradients, with those of the samples `again` from the formulas: the path that gave them up has none."""
     found = formula_gradients(gradient[again], *rows.take(again)[:4])
     put = lambda own, new: own.index_put((again,), new)

@@ -264,6 +264,7 @@ class TorchPath(NamedTuple):
     """
 
     look: bool
+    retries = False
 
     def wants_factor(self, A: Tensor) -> bool:
         """Never: this path makes its own factor."""

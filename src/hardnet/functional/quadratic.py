@@ -15,8 +15,7 @@ from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Po
 from hardnet.products import times_each
 from hardnet.shapes import broadcast_batch, check_number, require_float, require_like
 from hardnet.solvers.algebra.small import ascending, solve_square
-from hardnet.solvers.conic.blocks import Quadratics, convex
-from hardnet.solvers.conic.quadratic_root import POLISHING_ROOTS, evaluate, nearest_root
+from hardnet.solvers.conic.blocks import POLISHING_ROOTS, Quadratics, convex, nearest_root, value_and_rounding
 from hardnet.solvers.solution import Solution, Status
 from hardnet.tolerances import ROUNDINGS
 
@@ -160,7 +159,7 @@ def _nearest(raw: Tensor, P: Tensor, q: Tensor, r: Tensor, spectrum: Spectrum) -
     values, V = spectrum
     spread = values.clamp_min(0)
     turned, turned_q = times_each(V.mT, p), times_each(V.mT, slope)
-    start, rounding = evaluate(turned, turned_q, constant.unsqueeze(-1), spread)
+    start, rounding = value_and_rounding(turned, turned_q, constant.unsqueeze(-1), spread)
     inside = start.isfinite() & (start <= 2 * rounding * torch.finfo(raw.dtype).eps / torch.finfo(torch.float64).eps)
     finite = p.isfinite().all(-1) & slope.isfinite().all(-1) & constant.isfinite()
     inside = inside & finite.unsqueeze(-1)

@@ -5,7 +5,6 @@ Solvers answer with NaN for bad samples alone; where values may be read, the fun
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from hardnet.errors import (
     Defect,
     HardNetError,
     InfeasibleError,
-    NotConvergedWarning,
     SampleError,
     in_samples,
     name_samples,
@@ -151,16 +149,6 @@ def raise_infeasible(bad: Tensor, certificate: Tensor, what: str = "lower <= A y
     text = f"{what} rows {name_samples(rows[0])} contradict each other"
     where = f" in sample {samples[0]} (infeasible samples: {name_samples(samples)})" if bad.dim() else ""
     raise InfeasibleError(f"{text}{where}; pass on_infeasible='nearest' for a compromise, or 'nan'", samples, rows)
-
-
-def warn_not_converged(bad: Tensor, residual: Tensor) -> None:
-    """Warn once about the samples of the mask `bad` ``(*batch)``, if there are any."""
-    if bool(bad.any()):
-        samples = name_samples(sample_indices(bad)) if bad.dim() else "the only one"
-        worst = residual[bad].max().item()
-        warnings.warn(
-            f"projection stopped at residual {worst:.1e} in sample {samples}", NotConvergedWarning, stacklevel=4
-        )
 
 
 def report_curved(

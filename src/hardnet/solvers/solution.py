@@ -5,13 +5,14 @@ Also helpers for records, named tuples of tensors with a leading batch dimension
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-Record = TypeVar("Record", bound=tuple[Tensor, ...])
+Record = TypeVar("Record", bound=tuple[Tensor | None, ...])
 
 
 class Status(IntEnum):
@@ -82,7 +83,17 @@ def place(record: Record, index: Tensor, part: Record) -> Record:
     """The record with the samples at `index` replaced by those of `part`."""
     kind: Any = type(record)
     pairs = zip(record, part, strict=True)
-    return kind(*(None if old is None else old.index_copy(0, index, new.to(old.dtype)) for old, new in pairs))
+    put: Any = lambda old, new: None if old is None else old.index_copy(0, index, new.to(old.dtype))
+    return kind(*(put(old, new) for old, new in pairs))
+
+
+def solve_open(record: Record, left: Tensor, solve: Callable[[Tensor], Record]) -> Record:
+    """The record with the samples `left` open ``(B,)`` as `solve` answers for their indices; the others stay."""
+    index = left.nonzero().squeeze(-1)
+    if len(index) == 0:
+        return record
+    part = solve(index)
+    return part if len(index) == len(left) else place(record, index, part)
 
 
 def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from hardnet.solvers import project_affine
 from hardnet.solvers.algebra.small import ELIMINATED_ROWS, solve_definite
 from hardnet.solvers.nonlinear.rows import Input, Rows
 from hardnet.solvers.nonlinear.solve import NonlinearStatus, solve_nonlinear
-from hardnet.solvers.nonlinear.step import Metric, solve_step
+from hardnet.solvers.nonlinear.step import Metric, StepRows, solve_step
 from tests.draws import draw
 from tests.nonlinear_problems import F64, real, sphere
 
@@ -31,7 +31,7 @@ def test_small_and_large_matrices_are_solved_and_indefinite_ones_are_seen():
 def test_a_stiff_step_is_the_projection_onto_the_linearized_rows():
     J, low = draw(50, 4, 6, seed=2), draw(50, 4, seed=3)
     high = low + draw(50, 4, seed=4).relu()
-    step, dual = solve_step(J, low, high, torch.zeros(50, 4, dtype=F64))
+    step, dual = solve_step(StepRows(J, low, high, torch.zeros(50, 4, dtype=F64)))
     exact = project_affine(torch.zeros(50, 6, dtype=F64), J, low, high)
     torch.testing.assert_close(step, exact.y, rtol=0, atol=1e-10)
     torch.testing.assert_close(dual, exact.dual, rtol=0, atol=1e-9)
@@ -43,7 +43,7 @@ def test_a_step_in_a_metric_satisfies_its_kkt_conditions():
     low = draw(40, 3, seed=8)
     solved = torch.linalg.solve(W, torch.cat([J.mT, -q.unsqueeze(-1)], -1))
     soft, center = torch.full((40, 3), 0.3, dtype=F64), draw(40, 3, seed=9)
-    step, dual = solve_step(J, low, low + 1, soft, Metric(W, solved[..., :-1], solved[..., -1]), center)
+    step, dual = solve_step(StepRows(J, low, low + 1, soft, center), Metric(W, solved[..., :-1], solved[..., -1]))
     stationary = (W @ step.unsqueeze(-1) + J.mT @ dual.unsqueeze(-1)).squeeze(-1) + q
     assert stationary.abs().max() < 1e-9
     value = (J @ step.unsqueeze(-1)).squeeze(-1) - soft.square() * (dual - center)
@@ -54,7 +54,7 @@ def test_contradicting_rows_give_way_evenly():
     """Two parallel rows that ask for 0 and 1 on one output: an elastic step ends half way."""
     J = torch.ones(1, 2, 1, dtype=F64)
     bound = real([[0.0, 1.0]])
-    step, _ = solve_step(J, bound, bound, torch.full((1, 2), 1e-2, dtype=F64))
+    step, _ = solve_step(StepRows(J, bound, bound, torch.full((1, 2), 1e-2, dtype=F64)))
     torch.testing.assert_close(step, real([[0.5]]), rtol=0, atol=1e-3)
 
 

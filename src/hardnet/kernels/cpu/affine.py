@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor | None, Tensor, Tensor]
 class CompiledPath:
     """The closed form of the CPU backend; `hardnet.functional.affine.Path` documents the methods."""
 
-    name = "cpu"
+    name, retries = "cpu", True
 
     def takes(self, rows: Batch) -> bool:
         """Whether the numbers are on a CPU, float32 or float64, and A is few rows ``(B, m, n)`` or any ``(m, n)``."""

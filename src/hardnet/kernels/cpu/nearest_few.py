@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from hardnet.kernels.cpu.affine_few import substitute_transposed
 from hardnet.kernels.cpu.compiling import Tile, compiled
-from hardnet.kernels.cpu.gram_schmidt import substitute_transposed
 from hardnet.kernels.cpu.nearest_program import coordinates, frames, solve
 from hardnet.kernels.cpu.nearest_tiles import (
     SOLVED,

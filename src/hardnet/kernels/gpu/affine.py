@@ -39,6 +39,7 @@ class FusedPath(NamedTuple):
 
     operators: bool = False
     name: str = "gpu"
+    retries = False
 
     def takes(self, rows: Batch) -> bool:
         """Whether A is on a GPU and of a size that the kernels hold."""

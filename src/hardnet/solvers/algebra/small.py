@@ -1,8 +1,8 @@
 """Products and solves with many small symmetric matrices; a sample gets the same bits in every batch.
 
-Compiled code eliminates one sample at a time (`kernels.cpu.definite`, `kernels.gpu.definite`). Without it, elimination
-of up to `ELIMINATED_ROWS` rows runs column by column over all samples at once, which is faster than a routine called
-for each sample; larger matrices use torch's Cholesky factorization, padded by `align`.
+Compiled code eliminates one sample at a time (`kernels.cpu.nonlinear_step`, `kernels.gpu.definite`). Without it,
+elimination of up to `ELIMINATED_ROWS` rows runs column by column over all samples at once, which is faster than a
+routine called for each sample; larger matrices use torch's Cholesky factorization, padded by `align`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from hardnet.products import align, times_aligned, times_each
 ELIMINATED_ROWS = 10
 """Largest number of rows that are eliminated column by column."""
 
+KERNEL = "nonlinear_step"
+"""The compiled code of these systems."""
 FEW = 32
 """Largest number of multiplications of a matrix product that is computed as a broadcast product and sum."""
 
@@ -53,8 +55,8 @@ def solve_definite(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
     Where a pivot is not positive, the matrix is not positive definite and the solution is meaningless.
     """
-    if compiles(matrix, "definite"):
-        from hardnet.kernels.cpu.definite import solve
+    if compiles(matrix, KERNEL):
+        from hardnet.kernels.cpu.nonlinear_step import solve_definite as solve
 
         return solve(matrix, right)
     if _fits_registers(matrix, right):

@@ -34,7 +34,7 @@ from hardnet.solvers.conic.blocks import (
     unpack,
     valid,
 )
-from hardnet.solvers.solution import Solution, Status, choose, place, solved, take, verdict
+from hardnet.solvers.solution import Solution, Status, choose, place, solve_open, solved, take, verdict
 
 # Projections from near and from far: the same problem in the unit of raw, and then in the unit of the answer.
 #
@@ -1257,11 +1257,8 @@ def _solve(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
         return _solve_alternating(raw, stack, limits)
     answer = follow_and_polish(raw, stack, _unit(raw, raw, stack))
     found = _judge(_tidied(raw, stack, answer), stack, limits)
-    index = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
-    if index.numel() == 0:
-        return found
-    rest = _solve_alternating(raw[index], stack.select(index), limits)
-    return place(found, index, rest)
+    again = lambda index: _solve_alternating(raw[index], stack.select(index), limits)
+    return solve_open(found, found.status != int(Status.SOLVED), again)
 
 
 def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
@@ -1281,10 +1278,8 @@ def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
 
 def _tidied(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     """The answer with a last step inwards where a row is missed by more than rounding."""
-    index = ((stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE_DISTANCE) & ~answer.lost).nonzero().squeeze(-1)
-    if index.numel() == 0:
-        return answer
-    return place(answer, index, tidy(raw[index], stack.select(index), take(answer, index)))
+    missed = (stack.overshoot(answer.y) > 1) & (answer.residual < LOOSE_DISTANCE) & ~answer.lost
+    return solve_open(answer, missed, lambda index: tidy(raw[index], stack.select(index), take(answer, index)))
 
 
 def _judge(answer: Answer, stack: Stack, limits: Limits) -> Solution:

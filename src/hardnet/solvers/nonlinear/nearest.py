@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import DEPENDENT
-from hardnet.solvers.algebra.small import compiles, product, products, solve_definite
+from hardnet.solvers.algebra.small import KERNEL, compiles, product, products, solve_definite
 from hardnet.solvers.nonlinear.rows import (
     EVERY_PASS,
     SUFFICIENT,
@@ -26,8 +26,8 @@ from hardnet.solvers.nonlinear.rows import (
     row_norms,
     run,
 )
-from hardnet.solvers.nonlinear.step import Metric, solve_step
-from hardnet.solvers.solution import choose
+from hardnet.solvers.nonlinear.step import Metric, StepRows, solve_step
+from hardnet.solvers.solution import choose, take
 
 # Steps towards the nearest point: the exact Hessian of the Lagrangian, dense or as products with vectors.
 #
@@ -88,7 +88,8 @@ def direction(rows: Rows, y: Tensor, away: Tensor, at: Derivatives, look: bool =
     metric, flat = (_convex if look else _convex_for_all)(rows, at, away)
     soft = elastic_rows(rows, at.jacobian)
     low, high = rows.lower - at.value, rows.upper - at.value
-    found = solve_step(at.jacobian, low, high, soft, metric, at.dual, tight=rows.tight, look=look, guess=at.dual)
+    own = StepRows(at.jacobian, low, high, soft, at.dual)
+    found = solve_step(own, metric, tight=rows.tight, look=look, guess=at.dual)
     return Direction(*found, flat)
 
 
@@ -96,7 +97,7 @@ def first_multipliers(rows: Rows, value: Tensor, jacobian: Tensor, away: Tensor,
     """The multipliers of the step with W = I; the least-squares multipliers where all rows are equalities."""
     metric, soft = Metric(None, jacobian.mT, -away), elastic_rows(rows, jacobian)
     low, high = rows.lower - value, rows.upper - value
-    return solve_step(jacobian, low, high, soft, metric, tight=rows.tight, look=look)[1]
+    return solve_step(StepRows(jacobian, low, high, soft), metric, tight=rows.tight, look=look)[1]
 
 
 def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tensor]:
@@ -106,7 +107,7 @@ def _convex(rows: Rows, at: Derivatives, gradient: Tensor) -> tuple[Metric, Tens
     bad = (~(pivot > FLATTEST)).nonzero().squeeze(-1)
     flat = torch.zeros_like(pivot, dtype=torch.bool)
     if len(bad):
-        own, right, least = _convexified(rows.take(bad), at.take(bad), W[bad], gradient[bad])
+        own, right, least = _convexified(rows.take(bad), take(at, bad), W[bad], gradient[bad])
         W[bad], solved[bad], flat[bad] = own, solve_definite(own, right)[0], ~(least > DEGENERATE)
     return Metric(W, solved[..., :-1], solved[..., -1]), flat
 
@@ -304,7 +305,8 @@ def step_back(rows: Rows, value: Tensor, J: Tensor, there: Tensor, look: bool = 
     """The second-order correction ``(b, n)``: a step back to the rows, whose values after the full step are `there`."""
     there = torch.where(there.isfinite(), there, value)
     soft = elastic_rows(rows, J)
-    return solve_step(J, rows.lower - there, rows.upper - there, soft, tight=rows.tight, look=look)[0]
+    own = StepRows(J, rows.lower - there, rows.upper - there, soft)
+    return solve_step(own, tight=rows.tight, look=look)[0]
 
 
 class Nearest(NamedTuple):
@@ -447,13 +449,13 @@ def solve_kkt(
     the active rows' curvature is added for all samples, which does not change p and q, and where the result is not
     positive definite the identity is used for W.
     """
-    if look and compiles(at.jacobian, "kkt") and (at.hessian is None or compiles(at.hessian, "kkt")):
-        from hardnet.kernels.cpu.kkt import solve
+    if look and compiles(at.jacobian, KERNEL) and (at.hessian is None or compiles(at.hessian, KERNEL)):
+        from hardnet.kernels.cpu.nonlinear_step import solve_kkt as solve
 
         p, q, pivot = solve(at.jacobian, at.hessian, active, grad)
         bad = (~(pivot > DEFINITE)).nonzero().squeeze(-1)
         if len(bad):
-            p[bad], q[bad] = _in_torch(at.take(bad), active[bad], grad[bad], degenerate[bad], look)
+            p[bad], q[bad] = _in_torch(take(at, bad), active[bad], grad[bad], degenerate[bad], look)
         return p, q
     return _in_torch(at, active, grad, degenerate, look)
 

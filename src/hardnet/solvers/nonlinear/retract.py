@@ -28,7 +28,7 @@ from hardnet.solvers.nonlinear.rows import (
     run,
     size_from,
 )
-from hardnet.solvers.nonlinear.step import solve_step
+from hardnet.solvers.nonlinear.step import StepRows, solve_step
 from hardnet.solvers.solution import choose
 
 # One step of a retraction: the nearest point of the linearized rows, and the violation predicted after it.
@@ -112,7 +112,8 @@ def plan_step(
     if not unit:
         norm, least = norm.amax(-1, keepdim=True).expand_as(norm), least.amax(-1, keepdim=True)
     soft = elastic_rows(rows, J, torch.maximum(norm, least) * elastic.unsqueeze(-1))
-    step, dual = solve_step(J, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)
+    own = StepRows(J, rows.lower - at.value, rows.upper - at.value, soft)
+    step, dual = solve_step(own, tight=rows.tight, look=look)
     left = soft.square() * dual if rows.tight else rows.violation(at.value + product(J, step))
     weight = 1 / norm if unit else torch.ones_like(norm)
     current, promised = (torch.linalg.vector_norm(part * weight, dim=-1) for part in (violation, left))
@@ -133,7 +134,8 @@ def damped_share(rows: Rows, at: Derivatives, look: bool = True) -> Tensor:
     """
     J, norm = at.jacobian, row_norms(at.jacobian)
     soft = elastic_rows(rows, J, norm.amax(-1, keepdim=True).expand_as(norm))
-    step, _ = solve_step(J, rows.lower - at.value, rows.upper - at.value, soft, tight=rows.tight, look=look)
+    own = StepRows(J, rows.lower - at.value, rows.upper - at.value, soft)
+    step, _ = solve_step(own, tight=rows.tight, look=look)
     current = torch.linalg.vector_norm(rows.violation(at.value), dim=-1)
     promised = torch.linalg.vector_norm(rows.violation(at.value + product(J, step)), dim=-1)
     return torch.where(current > 0, 1 - promised / current, 1.0)
@@ -181,31 +183,46 @@ class State(NamedTuple):
     stationary: Tensor
 
 
-def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, fine: float, unit: bool) -> State:
+class Goal(NamedTuple):
+    """Where a retraction stops.
+
+    Attributes:
+        tolerance: Relative violation that counts as zero.
+        fine: Relative violation that ends the iteration at once.
+        unit: Whether violations are measured in units of the rows' gradients; else in the rows' own units, so that
+            rows that cannot be satisfied end at the least sum of squared violations.
+    """
+
+    tolerance: float
+    fine: float = FINE
+    unit: bool = True
+
+
+def begin(rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, goal: Goal) -> State:
     """The state at the first points."""
     least, violation = raw.abs().amax(-1, keepdim=True).clamp_max(1.0), rows.violation(at.value)
     error, _ = error_of(rows, violation, at.jacobian, size_from(y, least))
     zero, one = torch.zeros_like(error), torch.ones_like(error)
-    size = error if unit else torch.linalg.vector_norm(violation, dim=-1)
+    size = error if goal.unit else torch.linalg.vector_norm(violation, dim=-1)
     count = torch.zeros_like(error, dtype=torch.long)
-    open_ = error > fine
+    open_ = error > goal.fine
     known = (violation, at.jacobian, error, zero, ELASTIC * one, one, count, y, size, error, zero, count)
     return State(open_, y, least, at.value, *known, torch.zeros_like(open_))
 
 
-def ended(new: State, before: State, unit: bool, tolerance: float, fine: float, look: bool) -> State:
+def ended(new: State, before: State, goal: Goal, look: bool) -> State:
     """The new state with its best points updated and finished samples closed."""
     error = new.error
-    size = error if unit else torch.linalg.vector_norm(new.violation, dim=-1)
+    size = error if goal.unit else torch.linalg.vector_norm(new.violation, dim=-1)
     pick = chooser(before.going & (size <= before.best_size), look)
-    slow = (error <= tolerance) & (error > 0.5 * before.error) & (new.length == 1)
+    slow = (error <= goal.tolerance) & (error > 0.5 * before.error) & (new.length == 1)
     stuck = (new.nudges > NUDGES) | (new.elastic > SOFTEST)
     return new._replace(
         best=pick(new.y, new.best),
         best_size=pick(size, new.best_size),
         best_error=pick(error, new.best_error),
         best_ratio=pick(new.ratio, new.best_ratio),
-        going=before.going & (error > fine) & ~(slow | stuck),
+        going=before.going & (error > goal.fine) & ~(slow | stuck),
     )
 
 
@@ -230,48 +247,47 @@ def retract(
     rows: Rows,
     y: Tensor,
     raw: Tensor,
+    goal: Goal,
     *,
-    tolerance: float,
-    fine: float = FINE,
     iterations: int = 100,
-    unit: bool = True,
     at: Derivatives | None = None,
     going: Tensor | None = None,
     pace: Pace = EVERY_PASS,
 ) -> Retracted:
     """Iterate from y ``(B, n)``, which satisfies the affine rows; each sample stops on its own.
 
-    A sample stops when its violation is below `fine`, when it is below `tolerance` and decreases no more, when it is
-    still stationary after two nudges, or when its rows would have to be more elastic than the limit.
+    A sample stops when its violation is below ``goal.fine``, when it is below ``goal.tolerance`` and decreases no more,
+    when it is still stationary after two nudges, or when its rows would have to be more elastic than the limit.
 
     Args:
         rows: The rows.
         y: Where to start.
         raw: ``(B, n)``, to which rounding is relative.
-        tolerance: Relative violation that counts as zero.
-        fine: Relative violation that ends the iteration at once.
+        goal: Where it stops.
         iterations: The maximum number of steps; where values may not be read, of passes.
-        unit: Whether violations are measured in units of the rows' gradients; else in the rows' own units, so that
-            rows that cannot be satisfied end at the least sum of squared violations.
         at: The derivatives at y, where they are known.
         going: Samples that are to move, ``(B,)``; by default all.
         pace: When values may be read.
     """
     at = rows.evaluate(y) if at is None else at
-    look, state = pace.free, begin(rows, y, raw, at, fine, unit)
+    look, state = pace.free, begin(rows, y, raw, at, goal)
     state = state if going is None else state._replace(going=state.going & going)
     plan = lambda some, now: plan_step(
-        some, Derivatives(now.value, now.jacobian), now.violation, size_from(now.y, now.unit), now.elastic, unit, look
+        some,
+        Derivatives(now.value, now.jacobian),
+        now.violation,
+        size_from(now.y, now.unit),
+        now.elastic,
+        goal.unit,
+        look,
     )
-    one = lambda some, now, steps: _attempt(some, now, steps, tolerance, fine, unit, look)
+    one = lambda some, now, steps: _attempt(some, now, steps, goal, look)
     end = run(rows, state, plan, one, iterations, pace)
     found = Retracted(end.best, end.best_error, end.stationary, end.best_ratio, end.steps)
-    return found if unit else _settle_stationary(rows, found, tolerance)
+    return found if goal.unit else _settle_stationary(rows, found, goal.tolerance)
 
 
-def _attempt(
-    rows: Rows, now: State, plan: Plan, tolerance: float, fine: float, unit: bool, look: bool
-) -> tuple[State, Tensor | None]:
+def _attempt(rows: Rows, now: State, plan: Plan, goal: Goal, look: bool) -> tuple[State, Tensor | None]:
     """The state after one trial of every open sample, and which are to try a shorter step.
 
     Accepted trials become the current points, and short ones make rows more elastic.
@@ -299,7 +315,7 @@ def _attempt(
             steps=now.steps + 1,
             stationary=stationary,
         )
-        return ended(new, now, unit, tolerance, fine, look), None
+        return ended(new, now, goal, look), None
     accepted = now.going & (accepted | (nudging & traced.value.isfinite().all(-1)))
     refused, shorter = now.going & ~accepted, plan.shorter(there, now.length)
     given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
@@ -325,7 +341,7 @@ def _attempt(
         steps=now.steps + (now.going & ~refused),
         stationary=torch.where(now.going, stationary, now.stationary),
     )
-    return ended(new, now, unit, tolerance, fine, look), refused
+    return ended(new, now, goal, look), refused
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:

@@ -176,12 +176,6 @@ class Derivatives(NamedTuple):
     hessian: Tensor | None = None
     dual: Tensor | None = None
 
-    def take(self, index: Tensor) -> Derivatives:
-        """The derivatives of some samples."""
-        hessian = None if self.hessian is None else self.hessian[index]
-        dual = None if self.dual is None else self.dual[index]
-        return Derivatives(self.value[index], self.jacobian[index], hessian, dual)
-
 
 Multipliers = Callable[[Tensor, Tensor], Tensor]
 """``(value, jacobian) -> dual``, ``(b, m)``."""

@@ -21,8 +21,9 @@ from hardnet.modes import may_look
 from hardnet.rows import ordered
 from hardnet.solvers.algebra.small import product, products, solve_definite
 from hardnet.solvers.nonlinear.nearest import DEGENERATE, Nearest, approach
-from hardnet.solvers.nonlinear.retract import Retracted, retract
+from hardnet.solvers.nonlinear.retract import Goal, Retracted, retract
 from hardnet.solvers.nonlinear.rows import (
+    EVERY_PASS,
     FINE,
     Derivatives,
     Pace,
@@ -33,7 +34,7 @@ from hardnet.solvers.nonlinear.rows import (
     row_size,
 )
 from hardnet.solvers.polyhedron.projection import project_affine
-from hardnet.solvers.solution import Status, choose, place, take
+from hardnet.solvers.solution import Status, choose, place, solve_open, take
 
 # How samples ended: the status of each, the tests behind it, and the record that a solve returns.
 
@@ -104,24 +105,15 @@ def blame(found: NonlinearSolution, steps: Tensor, stationary: Tensor) -> Nonlin
 
 
 def judged(
-    rows: Rows,
-    raw: Tensor,
-    y: Tensor,
-    at: Derivatives,
-    dual: Tensor,
-    ratio: Tensor,
-    tolerance: float,
-    settled: Tensor,
-    flat: Tensor,
-    look: bool = True,
+    rows: Rows, raw: Tensor, y: Tensor, at: Derivatives, last: Nearest, ratio: Tensor, tolerance: float, look: bool
 ) -> NonlinearSolution:
-    """Check what holds at y, where `at` was evaluated, and derive the status from it."""
+    """Check what holds at y, where `at` was evaluated, for the multipliers of `last`, and derive the status from it."""
     error, _ = relative_error(rows, at, y, raw)
-    residual, rounding = kkt_residual(rows, raw, y, at, dual)
-    optimal = settled & (residual <= tolerance + rounding)
-    flat = _confirmed_flat(rows, y, dual, optimal & flat) if look else flat
-    weak = optimal & (flat | _dependent(rows, at.jacobian, dual))
-    found = status_of(y, dual, error, ratio, tolerance, optimal, weak)
+    residual, rounding = kkt_residual(rows, raw, y, at, last.dual)
+    optimal, flat = last.settled & (residual <= tolerance + rounding), last.flat
+    flat = _confirmed_flat(rows, y, last.dual, optimal & flat) if look else flat
+    weak = optimal & (flat | _dependent(rows, at.jacobian, last.dual))
+    found = status_of(y, last.dual, error, ratio, tolerance, optimal, weak)
     return found._replace(residual=residual)
 
 
@@ -218,11 +210,10 @@ def first_points(rows: Rows, raw: Tensor, start: Tensor, at: Derivatives) -> Sta
         if len(todo) == 0:
             break
         some = rows.take(todo)
-        point = _around(raw[todo], share, distance, number)
-        point = on_affine_rows(some, point)[0]
+        point = on_affine_rows(some, _around(raw[todo], share, distance, number))[0]
         there = some.evaluate(point)
         y, finite = y.index_copy(0, todo, point), finite.index_copy(0, todo, _finite(there))
-        at = Derivatives(*(old.index_copy(0, todo, new) for old, new in zip(at[:2], there[:2], strict=True)))  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+        at = place(at, todo, there)
     return Start(y, at, finite, empty)
 
 
@@ -251,7 +242,7 @@ def _finite(at: Derivatives) -> Tensor:
     return at.value.isfinite().all(-1) & at.jacobian.isfinite().flatten(1).all(-1)
 
 
-# The iteration where values may be read: retract, approach the nearest point, and report.
+# The iteration: retract, approach the nearest point, and report; as a fixed program it can be captured.
 
 
 Mode = Literal["nearest", "retract"]
@@ -260,126 +251,121 @@ COARSE = 1e-3
 """Relative violation at which the search for the nearest point may start: its own steps reduce the rest."""
 RESTARTS = 2
 """Number of other starts for samples whose rows do not hold after the first."""
+MOST_PASSES, POLISHING_PASSES = 100, 4
+"""Passes where values may be read; and passes of the last retraction in a fixed program: within `COARSE` of the set,
+convergence is quadratic."""
 
 
-def iterate(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, at: Derivatives) -> NonlinearSolution:
-    """Solve from the starts ``(b, n)``; samples without a finite start are INVALID. `at` are the rows at raw."""
-    first = first_points(rows, raw, start, at)
-    if bool(first.finite.all()):
-        return _from(rows, raw, first, mode, tolerance)
-    index = first.finite.nonzero().squeeze(-1)
-    whole = unsolved(raw, rows)
-    if len(index) == 0:
-        return whole
-    part = Start(first.y[index], first.at.take(index), first.finite[index], first.empty[index])
-    return place(whole, index, _from(rows.take(index), raw[index], part, mode, tolerance))
+class Aim(NamedTuple):
+    """What is asked of a solve.
 
-
-def _from(rows: Rows, raw: Tensor, start: Start, mode: Mode, tolerance: float) -> NonlinearSolution:
-    """The solution from finite first points."""
-    coarse = mode == "nearest"
-    first = _reach(rows, start.y, raw, tolerance, COARSE if coarse else FINE, start.at)
-    stationary = first.stationary | start.empty
-    if not coarse:
-        found = status_of(first.y, torch.zeros_like(rows.lower), first.error, first.ratio, tolerance)
-        return blame(found, first.steps, stationary)
-    return blame(*_nearest(rows, raw, first, tolerance), stationary)
-
-
-def _nearest(rows: Rows, raw: Tensor, first: Retracted, tolerance: float) -> tuple[NonlinearSolution, Tensor]:
-    """The nearest point, from retracted points that are close to their rows; and the steps of all phases."""
-    near = first.error <= COARSE
-    second = _approach(rows, raw, first, near)
-    start = choose(second.settled, second.y, first.y)
-    at = rows.evaluate(start)
-    last = retract(rows, start, raw, tolerance=tolerance, at=at)
-    y = choose(near, last.y, first.y)
-    at = at if torch.equal(y, start) else rows.evaluate(y)
-    found = judged(rows, raw, y, at, second.dual, last.ratio, tolerance, second.settled, second.flat)
-    return found, first.steps + second.steps + last.steps
-
-
-def _approach(rows: Rows, raw: Tensor, first: Retracted, near: Tensor) -> Nearest:
-    """`approach` from the points that are `near`; the others stay where they are, not settled."""
-    if bool(near.all()):
-        return approach(rows, first.y, raw)
-    none = torch.zeros_like(near)
-    whole = Nearest(first.y, torch.zeros_like(rows.lower), none, none, torch.zeros_like(first.steps))
-    index = near.nonzero().squeeze(-1)
-    if len(index) == 0:
-        return whole
-    part = approach(rows.take(index), first.y[index], raw[index])
-    return place(whole, index, part)
-
-
-def _reach(rows: Rows, y: Tensor, raw: Tensor, tolerance: float, fine: float, at: Derivatives) -> Retracted:
-    """Retract with rows scaled to length one; retry violated samples in the rows' own units, to the least squares.
-
-    Samples that are still violated restart from points around raw, and keep the least-squares point if that fails.
+    Attributes:
+        mode: ``"nearest"`` or ``"retract"``.
+        tolerance: Violation, relative to a row's scale, that counts as zero.
+        inside: Relative violation up to which raw is returned unchanged.
     """
-    enough = max(tolerance, fine)
-    found = retract(rows, y, raw, tolerance=tolerance, fine=fine, at=at)
-    for attempt in range(1 + RESTARTS):
+
+    mode: Mode
+    tolerance: float
+    inside: float
+
+    @property
+    def fine(self) -> float:
+        """The relative violation that the first retraction has to reach."""
+        return COARSE if self.mode == "nearest" else FINE
+
+
+class Samples(NamedTuple):
+    """A batch to solve: its rows, raw ``(b, n)`` and where to start ``(b, n)``."""
+
+    rows: Rows
+    raw: Tensor
+    start: Tensor
+
+    def take(self, index: Tensor) -> Samples:
+        """Some samples; `index` is in order."""
+        if len(index) == len(self.raw):
+            return self
+        raw = self.raw[index]
+        return Samples(self.rows.take(index), raw, raw if self.start is self.raw else self.start[index])
+
+
+def iterate(batch: Samples, aim: Aim, at: Derivatives) -> NonlinearSolution:
+    """Solve from the starts; samples without a finite start are INVALID. `at` are the rows at raw."""
+    first = first_points(*batch, at)
+
+    def solve(index: Tensor) -> NonlinearSolution:
+        rows, raw, _ = batch.take(index)
+        reached = _reach(rows, first.y[index], raw, take(first.at, index), aim, EVERY_PASS, MOST_PASSES)
+        reached = reached._replace(stationary=reached.stationary | first.empty[index])
+        return _report(rows, raw, reached, torch.ones_like(first.empty[index]), aim, EVERY_PASS, MOST_PASSES)
+
+    return solve_open(unsolved(batch.raw, batch.rows), first.finite, solve)
+
+
+def _report(
+    rows: Rows, raw: Tensor, first: Retracted, going: Tensor, aim: Aim, pace: Pace, passes: int
+) -> NonlinearSolution:
+    """The outcome of retracted points; for the nearest point, after its search from those close to their rows."""
+    dual = torch.zeros_like(rows.lower)
+    if aim.mode == "retract":
+        found = status_of(first.y, dual, first.error, first.ratio, aim.tolerance)
+        return blame(found, first.steps, first.stationary)
+    near = going & (first.error <= COARSE)
+    second = approach(rows, first.y, raw, iterations=passes, going=near, pace=pace)
+    second = second._replace(dual=choose(near, second.dual, dual))
+    start = choose(second.settled, second.y, first.y)
+    at, few = rows.evaluate(start), passes if pace.free else min(passes, POLISHING_PASSES)
+    last = retract(rows, start, raw, Goal(aim.tolerance), iterations=few, at=at, going=near, pace=pace)
+    y = choose(near, last.y, first.y)
+    at = at if pace.free and torch.equal(y, start) else rows.evaluate(y)
+    found = judged(rows, raw, y, at, second, last.ratio, aim.tolerance, pace.free)
+    return blame(found, first.steps + second.steps + last.steps, first.stationary)
+
+
+def _reach(
+    rows: Rows, y: Tensor, raw: Tensor, at: Derivatives, aim: Aim, pace: Pace, passes: int, going: Tensor | None = None
+) -> Retracted:
+    """Retract with rows scaled to length one.
+
+    Where values may be read, violated samples are retracted in the rows' own units, to the least squares; those that
+    are still violated restart from points around raw, and keep the least-squares point if that fails.
+    """
+    enough, goal = max(aim.tolerance, aim.fine), Goal(aim.tolerance, aim.fine)
+    found = retract(rows, y, raw, goal, iterations=passes, at=at, going=going, pace=pace)
+    for attempt in range(1 + RESTARTS if pace.free else 0):
         todo = (~(found.error <= enough)).nonzero().squeeze(-1)
         if len(todo) == 0:
             break
         some, point = rows.take(todo), raw[todo]
         first = y[todo] if attempt == 0 else elsewhere(some, point, attempt)
-        most = 100 if attempt == 0 else 50
-        again = retract(some, first, point, tolerance=tolerance, fine=fine, iterations=most, unit=attempt > 0)
+        most = MOST_PASSES if attempt == 0 else MOST_PASSES // 2
+        again = retract(some, first, point, goal._replace(unit=attempt > 0), iterations=most)
         better = ((again.error <= enough) | (attempt == 0)).nonzero().squeeze(-1)
         found = place(found, todo[better], take(again, better))
     return found
 
 
-# The solver as a fixed program, so that a batch can be captured: retraction, nearest point and status.
-
-
-POLISHING_PASSES = 4
-"""Passes of the last retraction in a fixed program: within `COARSE` of the set, convergence is quadratic."""
-
-
-def run_program(
-    rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float, pace: Pace, passes: int
-) -> NonlinearSolution:
+def run_program(batch: Samples, aim: Aim, pace: Pace, passes: int) -> NonlinearSolution:
     """Solve by a fixed program, except for the checks that `pace` allows; without them it can be captured.
 
     Every sample is retracted; no other starts are tried, and rows that look affine are not treated separately.
     """
+    rows, raw, start = batch
     finite = raw.isfinite().all(-1) & start.isfinite().all(-1)
     point, y = choose(finite, raw, torch.zeros_like(raw)), choose(finite, start, torch.zeros_like(raw))
     at = rows.evaluate(y)
     valid = finite & sound_bounds(rows) & at.value.isfinite().all(-1)
     error, _ = relative_error(rows, at if start is raw else rows.evaluate(point), point, point)
-    going = valid & ~(error <= inside)
-    dual, coarse = torch.zeros_like(at.value), mode == "nearest"
-    common = {"tolerance": tolerance, "iterations": passes, "pace": pace}
-    first = retract(rows, y, point, fine=COARSE if coarse else FINE, at=at, going=going, **common)
-    if coarse:
-        near = going & (first.error <= COARSE)
-        second = approach(rows, first.y, point, iterations=passes, going=near, pace=pace)
-        dual = choose(near, second.dual, dual)
-        common["iterations"] = min(passes, POLISHING_PASSES)
-        last = retract(rows, choose(second.settled, second.y, first.y), point, going=near, **common)
-        y = choose(near, last.y, first.y)
-        found = judged(
-            rows, point, y, rows.evaluate(y), dual, last.ratio, tolerance, second.settled, second.flat, look=False
-        )
-        found = blame(found, first.steps + second.steps + last.steps, first.stationary)
-    else:
-        found = blame(status_of(first.y, dual, first.error, first.ratio, tolerance), first.steps, first.stationary)
-    return _masked(found, raw, error, going, valid)
-
-
-def _masked(found: NonlinearSolution, raw: Tensor, error: Tensor, going: Tensor, valid: Tensor) -> NonlinearSolution:
-    """The solution with raw for samples that did not have to move, and with invalid samples marked INVALID."""
+    going = valid & ~(error <= aim.inside)
+    found = _report(rows, point, _reach(rows, y, point, at, aim, pace, passes, going), going, aim, pace, passes)
     status = torch.where(going, found.status.long(), int(NonlinearStatus.OK))
     status = torch.where(valid, status, int(NonlinearStatus.INVALID)).to(torch.int8)
     numbers = (choose(going, part, torch.zeros_like(part)) for part in (found.dual, found.residual))
     dual, residual = (choose(valid, part, torch.full_like(part, torch.nan)) for part in numbers)
     violation = torch.where(valid, torch.where(going, found.violation, error), torch.nan)
-    steps = torch.where(going, found.iterations, 0)
     dual = choose(valid, dual, torch.zeros_like(dual))
+    steps = torch.where(going, found.iterations, 0)
     return NonlinearSolution(choose(going, found.y, raw), dual, status, steps, violation, residual)
 
 
@@ -411,18 +397,17 @@ def solve_nonlinear(
         inside: Relative violation up to which raw is returned unchanged.
         iterations: None: until every sample has stopped. A number: exactly that many passes, without reading values.
     """
+    aim = Aim(mode, tolerance, inside)
     with torch.no_grad():
-        first = raw if start is None else start
+        batch = Samples(rows.prepared(look=iterations is None), raw, raw if start is None else start)
         if iterations is not None:
-            still = Pace(0, False)
-            return run_program(rows.prepared(look=False), raw, first, mode, tolerance, inside, still, iterations)
-        rows = rows.prepared(look=True)
-        if len(raw) > 1 and _told_apart(rows, raw):
-            found = _solve_batch(rows, raw, first, mode, tolerance, inside)
-            if _confirmed(rows, raw, found, tolerance):
+            return run_program(batch, aim, Pace(0, False), iterations)
+        if len(raw) > 1 and _told_apart(batch.rows, raw):
+            found = _solve_batch(batch, aim)
+            if _confirmed(batch.rows, raw, found, tolerance):
                 return found
-        together = rows._replace(x=rows.x._replace(apart=False))
-        return _solve_batch(together, raw, first, mode, tolerance, inside)
+        together = batch.rows._replace(x=rows.x._replace(apart=False))
+        return _solve_batch(batch._replace(rows=together), aim)
 
 
 def _told_apart(rows: Rows, raw: Tensor) -> bool:
@@ -451,61 +436,35 @@ def _confirmed(rows: Rows, raw: Tensor, found: NonlinearSolution, tolerance: flo
     return bool(((same & optimal) | (found.status == NonlinearStatus.INVALID)).all())
 
 
-def _solve_batch(
-    rows: Rows, raw: Tensor, first: Tensor, mode: Mode, tolerance: float, inside: float
-) -> NonlinearSolution:
+def _solve_batch(batch: Samples, aim: Aim) -> NonlinearSolution:
     """The solution of all samples, of which those that are open at the end of a pass may be evaluated alone."""
-    if may_look(raw):
-        return _look(rows, raw, first, mode, tolerance, inside)
-    found = run_program(rows, raw, first, mode, tolerance, inside, Pace(LOOKS, False), MOST)
-    again = (found.status != NonlinearStatus.OK).nonzero().squeeze(-1)
-    if len(again) == 0:
-        return found
-    return place(found, again, _look(rows.take(again), raw[again], first[again], mode, tolerance, inside))
+    if may_look(batch.raw):
+        return _look(batch, aim)
+    found = run_program(batch, aim, Pace(LOOKS, False), MOST)
+    return solve_open(found, found.status != NonlinearStatus.OK, lambda index: _look(batch.take(index), aim))
 
 
-def _look(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
+def _look(batch: Samples, aim: Aim) -> NonlinearSolution:
     """The solution where values may be read; points that are not finite and bounds out of order are INVALID."""
+    rows, raw, start = batch
     valid = sound_bounds(rows) & raw.isfinite().all(-1)
     valid = valid if start is raw else valid & start.isfinite().all(-1)
-    if bool(valid.all()):
-        return _solve(rows, raw, start, mode, tolerance, inside)
-    index = valid.nonzero().squeeze(-1)
-    point = raw[index]
-    first = point if start is raw else start[index]
-    return place(unsolved(raw, rows), index, _solve(rows.take(index), point, first, mode, tolerance, inside))
+    return solve_open(unsolved(raw, rows), valid, lambda index: _solve(batch.take(index), aim))
 
 
-def _solve(rows: Rows, raw: Tensor, start: Tensor, mode: Mode, tolerance: float, inside: float) -> NonlinearSolution:
-    """Samples inside unchanged, those whose rows look affine by projection, the rest by iteration."""
-    if len(raw) == 0:
-        return unsolved(raw, rows)
+def _solve(batch: Samples, aim: Aim) -> NonlinearSolution:
+    """Samples inside unchanged, those whose rows g confirms to be affine by projection, the rest by iteration."""
+    rows, raw, _ = batch
     at = rows.evaluate(raw)
     error, scale = relative_error(rows, at, raw, raw)
     zero = torch.zeros_like(error)
-    whole = NonlinearSolution(raw, torch.zeros_like(at.value), zero.to(torch.int8), zero.long(), error, zero)
-    todo = (~(error <= inside)).nonzero().squeeze(-1)
-    todo, whole = _straight(rows, raw, at, scale, todo, whole, tolerance)
-    if len(todo) == 0:
-        return whole
-    if len(todo) == len(raw):
-        return iterate(rows, raw, start, mode, tolerance, at)
-    point = raw[todo]
-    first = point if start is raw else start[todo]
-    return place(whole, todo, iterate(rows.take(todo), point, first, mode, tolerance, at.take(todo)))
-
-
-def _straight(
-    rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, todo: Tensor, whole: NonlinearSolution, tolerance: float
-) -> tuple[Tensor, NonlinearSolution]:
-    """The samples of `todo` that remain, and the solution with those whose rows g confirms to be affine."""
-    chosen = _looking_affine(rows, raw, at, scale, todo)
-    if len(chosen) == 0:
-        return todo, whole
-    found = _project(rows.take(chosen), raw[chosen], at.value[chosen], at.jacobian[chosen], tolerance)
-    confirmed = torch.zeros(len(raw), dtype=torch.bool, device=raw.device)
-    confirmed[chosen] = found.status == NonlinearStatus.OK
-    return todo[~confirmed[todo]], place(whole, chosen, found)
+    found = NonlinearSolution(raw, torch.zeros_like(at.value), zero.to(torch.int8), zero.long(), error, zero)
+    left = ~(error <= aim.inside)
+    straight = _looking_affine(rows, raw, at, scale, left.nonzero().squeeze(-1))
+    if len(straight):
+        part = _project(rows.take(straight), raw[straight], take(at, straight), aim.tolerance)
+        found, left = place(found, straight, part), left.index_copy(0, straight, part.status != NonlinearStatus.OK)
+    return solve_open(found, left, lambda index: iterate(batch.take(index), aim, take(at, index)))
 
 
 def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, todo: Tensor) -> Tensor:
@@ -521,13 +480,13 @@ def _looking_affine(rows: Rows, raw: Tensor, at: Derivatives, scale: Tensor, tod
     return todo
 
 
-def _project(rows: Rows, raw: Tensor, value: Tensor, jacobian: Tensor, tolerance: float) -> NonlinearSolution:
-    """The projection onto the linearized rows; OK where the rows of g hold there with the same derivative."""
-    shift = product(jacobian, raw) - value
-    found = project_affine(raw, jacobian, rows.lower + shift, rows.upper + shift)
-    at = rows.evaluate(found.y)
-    error, _ = relative_error(rows, at, found.y, raw)
-    bent = (at.jacobian - jacobian).abs().amax(-1) > AFFINE * row_norms(jacobian)
+def _project(rows: Rows, raw: Tensor, at: Derivatives, tolerance: float) -> NonlinearSolution:
+    """The projection onto the rows as they are at raw; OK where the rows of g hold there with the same derivative."""
+    shift = product(at.jacobian, raw) - at.value
+    found = project_affine(raw, at.jacobian, rows.lower + shift, rows.upper + shift)
+    there = rows.evaluate(found.y)
+    error, _ = relative_error(rows, there, found.y, raw)
+    bent = (there.jacobian - at.jacobian).abs().amax(-1) > AFFINE * row_norms(at.jacobian)
     good = (found.status == int(Status.SOLVED)) & (error <= tolerance) & ~bent.any(-1)
     status = torch.where(good, int(NonlinearStatus.OK), int(NonlinearStatus.NOT_CONVERGED)).to(torch.int8)
     return NonlinearSolution(found.y, found.dual, status, found.iterations, error, found.residual)

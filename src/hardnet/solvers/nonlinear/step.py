@@ -7,7 +7,7 @@ With ``W = L L'``, ``z = L'd`` and ``s = elastic sigma`` it is the projection of
 ``elastic = 0`` (the affine ones) are, even where the linearization of the others is not: then it is a
 Levenberg-Marquardt step. With the last multipliers as the center, s vanishes where the iteration converges.
 
-Most samples are solved in the multipliers: on a CPU by a compiled dual active-set method (`kernels.cpu.active_set`),
+Most samples are solved in the multipliers: on a CPU by a compiled dual active-set method (`kernels.cpu`),
 else by guessing the active rows (`settle_rows`); the rest by `project_affine`.
 """
 
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from hardnet.kernels.limits import INDEPENDENT, MOST_STEP_ROWS, NOISE, PATIENCE, ROUNDS
-from hardnet.solvers.algebra.small import compiles, product, products, solve_definite
+from hardnet.solvers.algebra.small import KERNEL, compiles, product, products, solve_definite
 from hardnet.solvers.polyhedron.projection import project_affine
+from hardnet.solvers.solution import take
 
 # The multipliers of a small quadratic program by guessing its active rows, for all samples of a batch at once.
 #
 #     low <= target - gram dual <= high,    dual_i > 0 only at the upper bound, < 0 only at the lower
 #
 # A guess makes its rows tight; rows whose multiplier has the wrong sign are released and violated rows are added, until
-# the guess no longer changes. On a CPU, compiled code uses a dual active-set method instead (`kernels.cpu.active_set`).
+# the guess no longer changes. On a CPU, compiled code uses a dual active-set method instead.
 
 
 class Bounds(NamedTuple):
@@ -126,6 +127,24 @@ FIRM = 1e-4
 """Least elasticity of a row, relative to its length, where values may not be read."""
 
 
+class StepRows(NamedTuple):
+    """The rows of a step.
+
+    Attributes:
+        jacobian: J, ``(b, m, n)``.
+        low: ``lower - value``, ``(b, m)``.
+        high: ``upper - value``, ``(b, m)``.
+        elastic: ``(b, m)``; 0 for a row that must hold.
+        center: ``(b, m)``, or None for 0.
+    """
+
+    jacobian: Tensor
+    low: Tensor
+    high: Tensor
+    elastic: Tensor
+    center: Tensor | None = None
+
+
 class Metric(NamedTuple):
     """W ``(b, n, n)``, None for the identity, with ``W^-1 J'`` ``(b, n, m)`` and ``-W^-1 q`` ``(b, n)``."""
 
@@ -133,134 +152,93 @@ class Metric(NamedTuple):
     rows: Tensor
     free: Tensor
 
-    def take(self, index: Tensor) -> Metric:
-        """The metric of some samples."""
-        return Metric(None if self.W is None else self.W[index], self.rows[index], self.free[index])
-
 
 def solve_step(
-    jacobian: Tensor,
-    low: Tensor,
-    high: Tensor,
-    elastic: Tensor,
-    metric: Metric | None = None,
-    center: Tensor | None = None,
-    *,
-    tight: bool = False,
-    look: bool = True,
-    guess: Tensor | None = None,
+    rows: StepRows, metric: Metric | None = None, *, tight: bool = False, look: bool = True, guess: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The step d ``(b, n)`` and the multipliers ``(b, m)``, positive at the upper bound.
 
     Args:
-        jacobian: J, ``(b, m, n)``.
-        low: ``lower - value``, ``(b, m)``.
-        high: ``upper - value``, ``(b, m)``.
-        elastic: ``(b, m)``; 0 for a row that must hold.
+        rows: The rows.
         metric: W and q; None for the identity and 0.
-        center: ``(b, m)``, or None for 0.
         tight: Whether all rows are known to be equalities.
         look: Whether values may be read; if not, a sample whose active rows are not found in `ROUNDS` guesses takes
             the step of the last guess for softer rows.
         guess: Multipliers whose signs are the first guess of the active rows, ``(b, m)``, where rows are guessed.
     """
-    single = tight and jacobian.shape[-2] == 1  # one equality has a formula, which is cheaper than launching a kernel
-    if single or not (look and compiles(jacobian, "active_set", MOST_STEP_ROWS)):
-        return _in_torch(jacobian, low, high, elastic, metric, center, tight, look, guess)
-    from hardnet.kernels.cpu.active_set import solve
+    J, low, high, elastic, center = rows
+    single = tight and J.shape[-2] == 1  # one equality has a formula, which is cheaper than launching a kernel
+    if single or not (look and compiles(J, KERNEL, MOST_STEP_ROWS)):
+        return _in_torch(rows, metric, tight, look, guess)
+    from hardnet.kernels.cpu.nonlinear_step import solve_step as solve
 
     across, free = (None, None) if metric is None else metric[1:]
-    step, dual, settled = solve(jacobian, low, high, elastic, across, free, center)
-    todo = (~settled).nonzero().squeeze(-1)
-    if len(todo) == 0:
+    step, dual, settled = solve(J, low, high, elastic, across, free, center)
+    left = (~settled).nonzero().squeeze(-1)
+    if len(left) == 0:
         return step, dual
-    near, first = (None if part is None else part[todo] for part in (center, guess))
-    own = None if metric is None else metric.take(todo)
-    rest = _in_torch(jacobian[todo], low[todo], high[todo], elastic[todo], own, near, tight, look, first)
-    return step.index_copy(0, todo, rest[0]), dual.index_copy(0, todo, rest[1])
+    own, first = None if metric is None else take(metric, left), None if guess is None else guess[left]
+    rest = _in_torch(take(rows, left), own, tight, look, first)
+    return step.index_copy(0, left, rest[0]), dual.index_copy(0, left, rest[1])
 
 
 def _in_torch(
-    jacobian: Tensor,
-    low: Tensor,
-    high: Tensor,
-    elastic: Tensor,
-    metric: Metric | None,
-    center: Tensor | None,
-    tight: bool,
-    look: bool,
-    guess: Tensor | None,
+    rows: StepRows, metric: Metric | None, tight: bool, look: bool, guess: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`solve_step` without compiled code."""
-    across = jacobian.mT if metric is None else metric.rows
-    target = torch.zeros_like(low) if metric is None else product(jacobian, metric.free)
-    gram = products(jacobian, across)
+    J, low = rows.jacobian, rows.low
+    across = J.mT if metric is None else metric.rows
+    target = torch.zeros_like(low) if metric is None else product(J, metric.free)
+    gram = products(J, across)
     if not (look or tight):  # the system must be solvable even for a guess with more active rows than outputs
-        elastic = torch.maximum(elastic, FIRM * gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt())
-    dual, settled = _dual(gram, target, low, high, elastic, center, tight, look, guess)
+        firm = torch.maximum(rows.elastic, FIRM * gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt())
+        rows = rows._replace(elastic=firm)
+    dual, settled = _dual(gram, target, rows, tight, look, guess)
     if look and not bool(settled.all()):
-        todo = (~settled).nonzero().squeeze(-1)
+        left = (~settled).nonzero().squeeze(-1)
         if gram.shape[-1] > MANY:
-            near = None if center is None else center[todo]
-            found, settled = _softer(gram[todo], target[todo], low[todo], high[todo], elastic[todo], near, look)
-            dual = dual.index_copy(0, todo, found)
-            todo = todo[~settled]
-        if len(todo):
-            dual = dual.index_copy(0, todo, _by_projection(jacobian, low, high, elastic, metric, center, todo))
+            softer, settled = _softer(gram[left], target[left], take(rows, left), look)
+            dual = dual.index_copy(0, left, softer)
+            left = left[~settled]
+        if len(left):
+            own = None if metric is None else take(metric, left)
+            dual = dual.index_copy(0, left, _by_projection(take(rows, left), own))
     elif not look and not tight:
-        dual = torch.where(settled.unsqueeze(-1), dual, _softer(gram, target, low, high, elastic, center, look)[0])
+        dual = torch.where(settled.unsqueeze(-1), dual, _softer(gram, target, rows, look)[0])
     step = -product(across, dual)
     return (step if metric is None else metric.free + step), dual
 
 
 def _dual(
-    gram: Tensor,
-    target: Tensor,
-    low: Tensor,
-    high: Tensor,
-    elastic: Tensor,
-    center: Tensor | None,
-    tight: bool = False,
-    look: bool = True,
-    guess: Tensor | None = None,
+    gram: Tensor, target: Tensor, rows: StepRows, tight: bool = False, look: bool = True, guess: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The multipliers by guessing the active rows, and which samples are solved."""
-    square = elastic.square()
-    target = target if center is None else torch.addcmul(target, square, center)
+    square = rows.elastic.square()
+    target = target if rows.center is None else torch.addcmul(target, square, rows.center)
     gram = gram + torch.diag_embed(square)
     if tight and gram.shape[-1] == 1:
-        return (target - high) / gram.squeeze(-1), (gram > 0).view(-1)
-    return settle_rows(gram, target, low, high, tight, look, guess)
+        return (target - rows.high) / gram.squeeze(-1), (gram > 0).view(-1)
+    return settle_rows(gram, target, rows.low, rows.high, tight, look, guess)
 
 
-def _softer(
-    gram: Tensor, target: Tensor, low: Tensor, high: Tensor, elastic: Tensor, center: Tensor | None, look: bool
-) -> tuple[Tensor, Tensor]:
+def _softer(gram: Tensor, target: Tensor, rows: StepRows, look: bool) -> tuple[Tensor, Tensor]:
     """The same for more elastic rows, for which contradictory active rows in a guess are harmless.
 
     A step leaves ``elastic^2 v / sigma^2`` of a violation v, which the next steps remove.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
-    soft = torch.where(elastic > 0, torch.maximum(elastic, SOFTER * length), 0.0)
-    return _dual(gram, target, low, high, soft, center, look=look)
+    soft = torch.where(rows.elastic > 0, torch.maximum(rows.elastic, SOFTER * length), 0.0)
+    return _dual(gram, target, rows._replace(elastic=soft), look=look)
 
 
-def _by_projection(
-    jacobian: Tensor,
-    low: Tensor,
-    high: Tensor,
-    elastic: Tensor,
-    metric: Metric | None,
-    center: Tensor | None,
-    todo: Tensor,
-) -> Tensor:
-    """The multipliers of the samples `todo`, by solving the subproblem as a projection."""
-    rows, soft = jacobian[todo], elastic[todo]
-    goal = torch.zeros_like(rows[:, 0]) if metric is None else metric.free[todo]
+def _by_projection(rows: StepRows, metric: Metric | None) -> Tensor:
+    """The multipliers, by solving the subproblem as a projection."""
+    J, low, high, soft, center = rows
+    goal = torch.zeros_like(J[:, 0]) if metric is None else metric.free
     if metric is not None and metric.W is not None:
-        factor = torch.linalg.cholesky(metric.W[todo])
-        rows = torch.linalg.solve_triangular(factor, rows.mT, upper=False).mT
-        goal = product(factor.mT, metric.free[todo])
-    rest = torch.zeros_like(soft) if center is None else soft * center[todo]
-    own = torch.cat([rows, torch.diag_embed(soft)], dim=-1)
-    return project_affine(torch.cat([goal, rest], dim=-1), own, low[todo], high[todo]).dual
+        factor = torch.linalg.cholesky(metric.W)
+        J = torch.linalg.solve_triangular(factor, J.mT, upper=False).mT
+        goal = product(factor.mT, metric.free)
+    rest = torch.zeros_like(soft) if center is None else soft * center
+    whole = torch.cat([J, torch.diag_embed(soft)], dim=-1)
+    return project_affine(torch.cat([goal, rest], dim=-1), whole, low, high).dual
