@@ -25,7 +25,7 @@ from hardnet_lab.experiments.results import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run as a script
 
-from tests.campaigns import curved, flat, modes
+from tests.campaigns import curved, flat, modes, shapes
 from tests.campaigns.drawing import Draw, Round
 from tests.campaigns.oracles import NEAREST, examine
 
@@ -52,6 +52,15 @@ FAMILIES: dict[str, Callable[[Draw, int], Round]] = {
     "start": modes.started,
     "compiled": modes.compiled,
     "exported": modes.exported,
+    "l1 ball": shapes.l1_ball,
+    "ordered": shapes.ordered,
+    "transport": shapes.transport,
+    "entropic": shapes.entropic,
+    "union": shapes.union,
+    "levels": shapes.levels,
+    "units": shapes.units,
+    "bad samples": shapes.bad_samples,
+    "onnx": modes.onnx,
 }
 """In the order of their seeds: new ones come last."""
 

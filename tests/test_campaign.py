@@ -7,11 +7,10 @@ import hardnet as hn
 from tests.campaign import FAMILIES, run_round
 from tests.campaigns.drawing import Draw
 
-CONVEX = [
-    name
-    for name, family in FAMILIES.items()
-    if family(Draw(0), 2).nearest and name not in ("nonlinear", "start", "strict")
-]
+UNUSUAL = ("nonlinear", "start", "strict", "union", "onnx")
+"""Not convex, or nearest in exact arithmetic alone, or too slow to build for a look at it."""
+CONVEX = [name for name, family in FAMILIES.items() if name not in UNUSUAL and family(Draw(0), 2).nearest]
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name == "onnx" else name for name in FAMILIES]
 
 
 class Broken(torch.nn.Module):
@@ -39,12 +38,12 @@ def found(family, change, monkeypatch, rounds=16):
     return sum(verdict["wrong"] for verdict in verdicts), sum(verdict["farther"] for verdict in verdicts)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_right_answers_pass(family, monkeypatch):
     assert found(family, lambda layer, raw, x: layer(raw, x), monkeypatch) == (0, 0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_answers_a_little_outside_are_counted(family, monkeypatch):
     part = 0.3 if family == "half precision" else 1e-4  # of which a half keeps less than nothing
     assert found(family, lambda layer, raw, x: torch.lerp(layer(raw, x), raw, part), monkeypatch)[0] > 0
@@ -65,3 +64,11 @@ def test_nonlinear_answers_that_are_not_the_nearest_are_counted(monkeypatch):
         return hn.layers.LAYERS["nonlinear"](layer.constraint, mode="retract")(raw, x)
 
     assert found("nonlinear", farther, monkeypatch)[1] > 0
+
+
+def test_answers_of_a_union_that_another_piece_has_nearer_are_counted(monkeypatch):
+    def farther(layer, raw, x):
+        return hn.layers.Projection(layer.constraint.pieces[0])(raw)
+
+    wrong, far = found("union", farther, monkeypatch)
+    assert (wrong, far > 0) == (0, True)

@@ -28,6 +28,7 @@ class Draw:
     """Random sizes, units and matrices from one seed."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -105,8 +108,15 @@ class Routed(nn.Module):
         return self.run(raw, x)
 
 
-SHAPES = [(2, 5, "aff"), (3, 6, "projection"), (9, 4, "projection"), (0, 4, "cvx")]
-"""Rows and outputs that graphs are made for, and the method; without rows it is a ball."""
+SHAPES = [
+    [(2, 5, "aff"), (3, 6, "projection"), (9, 4, "projection"), (0, 4, "cvx")],
+    [(1, 3, "aff"), (1, 8, "projection"), (4, 4, "projection"), (0, 1, "cvx")],
+    [(4, 9, "aff"), (2, 2, "projection"), (12, 6, "projection"), (0, 9, "cvx")],
+    [(1, 1, "aff"), (5, 3, "projection"), (6, 12, "projection"), (0, 2, "cvx")],
+    [(3, 3, "aff"), (7, 7, "projection"), (16, 5, "projection"), (0, 20, "cvx")],
+]
+"""Rows and outputs that graphs are made for, and the method; without rows it is a ball. A group serves some rounds."""
+ROUNDS_OF_A_GROUP = 64
 
 
 @lru_cache(maxsize=64)
@@ -121,11 +131,33 @@ def graph_of(route: str, shape: tuple[int, int, str], count: int) -> Routed:
         return Routed(layer, torch.compile(layer, backend="aot_eager", fullgraph=True))
     batch = torch.export.Dim("batch")
     sizes = ({0: batch}, {name: {0: batch} for name in x})
-    return Routed(layer, torch.export.export(layer, (raw, x), dynamic_shapes=sizes).module())
+    program = torch.export.export(layer, (raw, x), dynamic_shapes=sizes)
+    return Routed(layer, program.module() if route == "exported" else session_of(program, list(names)))
+
+
+def session_of(program: Any, names: list[str]) -> Any:
+    """An exported program as ONNX Runtime answers it."""
+    import onnxruntime
+
+    file = io.BytesIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(program, dynamo=True, verbose=False).save(file)
+    quiet = onnxruntime.SessionOptions()
+    quiet.log_severity_level = 3
+    session = onnxruntime.InferenceSession(file.getvalue(), quiet, providers=["CPUExecutionProvider"])
+    takes = [given.name for given in session.get_inputs()]
+
+    def run(raw: Tensor, x: Any) -> Tensor:
+        given = [raw, *(x[name] for name in names)]
+        answer = session.run(None, {own: part.numpy() for own, part in zip(takes, given, strict=True)})
+        return torch.from_numpy(answer[0])
+
+    return run
 
 
 def graph(draw: Draw, count: int, route: str) -> Round:
-    m, n, method = draw.choose(SHAPES)
+    m, n, method = draw.choose(SHAPES[draw.seed // ROUNDS_OF_A_GROUP % len(SHAPES)])
     size = 10.0 ** draw.whole(-6, 6)
     inside = draw.normal(count, n) * size
     raw = inside + draw.normal(count, n) * size * 10.0 ** draw.whole(0, 3)
@@ -146,3 +178,8 @@ def compiled(draw: Draw, count: int) -> Round:
 def exported(draw: Draw, count: int) -> Round:
     """By torch.export."""
     return graph(draw, count, "exported")
+
+
+def onnx(draw: Draw, count: int) -> Round:
+    """By torch.export and ONNX Runtime."""
+    return graph(draw, count, "onnx")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import hardnet as hn
 from tests.campaigns.drawing import Draw, Round
+from tests.solvers.oracles import nearest_point
 
 FARTHER = 1e-6
 """How much farther than the nearest point a projection may be, relative to the distance, beside its rounding."""
@@ -153,29 +154,32 @@ def by_slack(case: Round, draw: Draw) -> int:
     """Whether rows that give way do so by more than they must, or y is not the nearest with that slack.
 
     The least ``sum_i w_i s_i^2 / 2`` over the hard sets: ``-A'(w s)`` is a combination of the hard rows that y meets.
-    The nearest point: ``raw - y`` is one of these and of the relaxed rows, at bounds that have given way.
+    At a further level the relaxed rows of those above it are such rows too, at bounds that have given way. The nearest
+    point: ``raw - y`` is a combination of all of them.
     """
     raw, x, y = one_sample(case, draw)
-    *hard, soft = case.layer.constraint.parts
+    parts = case.layer.constraint.parts
+    hard, soft = ([part for part in parts if part.relaxed == kind] for kind in (False, True))
     eps, distance = torch.finfo(case.raw.dtype).eps, float((raw - y).norm())
-    A, lower, upper, _ = tangents(soft, x, y, case.raw.dtype)
-    norm = A.norm(dim=-1)
-    unit, lower, upper = A / norm.unsqueeze(-1), *(None if b is None else b / norm for b in (lower, upper))
-    noise = 64 * eps * (y.norm() + sum(b.abs() for b in (lower, upper) if b is not None))
-    over = torch.zeros(len(A)) if upper is None else (unit @ y - upper).clamp_min(0)
-    under = torch.zeros(len(A)) if lower is None else (lower - unit @ y).clamp_min(0)
-    slack = over - under
-    slack = torch.where(slack.abs() > noise, slack, 0.0)
     G = torch.cat([outward(part, x, y, case, distance) for part in hard])
-    heft = soft.numbers(x, case.raw[:1]).weight.double() * (norm / norm.max()).square()
-    pull = -unit.mT @ (heft * slack)
-    size = float(pull.norm())
-    if size and left(G, pull / size) > FARTHER + float((heft * noise).sum()) / size:
-        return 1
-    meets = [
-        sign * unit[(sign * slack > 0) | at(side, unit @ y, noise)] for sign, side in ((1.0, upper), (-1.0, lower))
-    ]
-    G = torch.cat([G, *meets])
+    for part in sorted(soft, key=lambda part: part.priority or 1):
+        A, lower, upper, _ = tangents(part, x, y, case.raw.dtype)
+        norm = A.norm(dim=-1)
+        unit, lower, upper = A / norm.unsqueeze(-1), *(None if b is None else b / norm for b in (lower, upper))
+        noise = 64 * eps * (y.norm() + sum(b.abs() for b in (lower, upper) if b is not None))
+        over = torch.zeros(len(A)) if upper is None else (unit @ y - upper).clamp_min(0)
+        under = torch.zeros(len(A)) if lower is None else (lower - unit @ y).clamp_min(0)
+        slack = over - under
+        slack = torch.where(slack.abs() > noise, slack, 0.0)
+        heft = part.numbers(x, case.raw[:1]).weight.double() * (norm / norm.max()).square()
+        pull = -unit.mT @ (heft * slack)
+        size = float(pull.norm())
+        if size and left(G, pull / size) > FARTHER + float((heft * noise).sum()) / size:
+            return 1
+        meets = [
+            sign * unit[(sign * slack > 0) | at(side, unit @ y, noise)] for sign, side in ((1.0, upper), (-1.0, lower))
+        ]
+        G = torch.cat([G, *meets])
     return int(distance > 0 and left(G, (raw - y) / distance) > FARTHER + 16 * eps * float(y.norm()) / distance)
 
 
@@ -238,6 +242,35 @@ def by_dense(case: Round, draw: Draw) -> int:
     return int(off > FARTHER * float((raw - nearest).norm()) + 64 * eps * float(y.norm()))
 
 
+def by_logs(case: Round, draw: Draw) -> int:
+    """Whether ``log y - raw`` is no combination of the sums that y keeps: then raw is nearer in relative entropy."""
+    raw, x, y = one_sample(case, draw)
+    A, lower, upper = case.layer.constraint.affine(x, raw.unsqueeze(0))
+    sums = core(A, 2)[core(lower, 1).expand(A.shape[-2]) == core(upper, 1).expand(A.shape[-2])]
+    seen = y > 1e-290
+    step = (y[seen].log() - raw[seen]).unsqueeze(-1)
+    off = step - sums[:, seen].mT @ torch.linalg.lstsq(sums[:, seen].mT, step, driver="gelsd").solution
+    return int(float(off.abs().max()) > FARTHER * (1 + float(step.abs().max())))
+
+
+def by_pieces(case: Round, draw: Draw) -> int:
+    """Whether some piece of a union has a point nearer than y: by non-negative least squares, piece by piece."""
+    raw, x, y = one_sample(case, draw)
+    if y.isnan().any():
+        return 0
+    distance, eps = float((raw - y).norm()), torch.finfo(case.raw.dtype).eps
+    for piece in case.layer.constraint.pieces:
+        A, lower, upper = piece.affine(x, case.raw[:1])
+        rows, absent = core(A, 2), torch.full((A.shape[-2],), torch.inf, dtype=torch.float64)
+        low, high = -absent if lower is None else core(lower, 1), absent if upper is None else core(upper, 1)
+        z = nearest_point(raw, rows, low.expand(len(rows)), high.expand(len(rows)))
+        missed = torch.maximum(rows @ z - high, low - rows @ z).amax()
+        nearer = distance - float((raw - z).norm()) > FARTHER * distance + 64 * eps * float(y.norm())
+        if nearer and missed <= 1e-9 * (1e-300 + float(z.abs().max()) * float(rows.abs().sum(-1).max())):
+            return 1
+    return 0
+
+
 NEAREST: dict[str, Callable[[Round, Draw], int]] = {
     "rows": by_rows,
     "points": by_points,
@@ -245,5 +278,7 @@ NEAREST: dict[str, Callable[[Round, Draw], int]] = {
     "metric": by_metric,
     "fractions": by_fractions,
     "dense": by_dense,
+    "logs": by_logs,
+    "pieces": by_pieces,
 }
 """How many samples are farther than the nearest point, by the kind of question that a round asks."""
