@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardnet.errors import BoundsError, DTypeError, ShapeError, sentence
+from hardnet.errors import BoundsError, DTypeError, ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.relaxed import least_slack
 from hardnet.layers.base import Layer
 from hardnet.modes import full_precision, input_of_set, widen
 from hardnet.nearest.policy import group_names
 from hardnet.notebook import as_html
+from hardnet.region import Kind, Region
+from hardnet.sets.arguments import to_double
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge, members, to_double
-from hardnet.sets.relaxed import Relaxed, slack_of_members
+from hardnet.sets.judgment import Allowed, Tolerance, blocks, finite_numbers, judge
+from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.union import Union
 from hardnet.shapes import require_float
 from hardnet.solvers.algebra.compensated import UNIT
+from hardnet.structure import BoxedRows
 from hardnet.tolerances import ROUNDINGS, as_units
 
 __all__ = ["ROUNDINGS", "Certificate", "RowReport", "SlackReport", "check"]
@@ -278,24 +282,36 @@ def _judged(y: Tensor, constraint: ConstraintSet, x: Any, allowed: Tolerance) ->
     if isinstance(constraint, Union):
         return _best_of([_judged(y, piece, x, allowed) for piece in constraint.pieces], constraint)
     numbers = constraint.numbers(x, widen(y))  # a half-precision y may come with float32 constants
-    parts = list(members(constraint, numbers))
-    given = slack_of_members(constraint, numbers, parts, y) if constraint.relaxed else None
-    judgment, coordinates = judge(constraint, numbers, y, allowed, given)
+    region = constraint.region_of(numbers, widen(y))
+    gave = _least_slack(region, y) if Kind.SOFT in constraint.kinds else None
+    judgment, coordinates = judge(region, y, allowed, gave)
     names = constraint.row_names(finite_numbers(numbers), y.new_zeros(()).expand_as(y))
     rounding = judgment.rounding.reshape(*y.shape[:-1], judgment.rounding.shape[-1])
     satisfied = judgment.satisfied.reshape(y.shape[:-1])
     certificate = Certificate(judgment.parts, satisfied, judgment.allowed, rounding, names, coordinates)
-    if given is None:
+    if gave is None:
         return certificate
-    counts = [part.row_count(own, y) for part, own in parts]
-    slack = _slack_of_rows(given, counts, certificate.violation)
-    ranks = [(part.priority or 1) if isinstance(part, Relaxed) else 0 for part, _ in parts]
+    counts = [boxed + general for boxed, general in region.counts(y)]
+    slack = _slack_of_rows(gave, counts, certificate.violation)
+    ranks = [(part.priority or 1) if isinstance(part, Relaxed) else 0 for part in constraint.parts]
     levels = tuple(rank for rank, count in zip(ranks, counts, strict=True) for _ in range(count))
     certificate = replace(certificate, levels=levels)
     if allowed.absolute is not None:
         return replace(certificate, slack=slack)
     scale = constraint.scale(to_double(finite_numbers(numbers)), torch.where(y.isfinite(), y, 0).double())
     return _with_slack(certificate, slack, scale)
+
+
+def _least_slack(region: Region, y: Tensor) -> list[Tensor | None]:
+    """The least slack of each part, ``(*batch, its rows)`` float64 with the sign of `least_slack`; None for none.
+
+    A curved part is refused: no method enforces it beside relaxed rows.
+    """
+    if not all(isinstance(part.data, BoxedRows) for part in region.parts):
+        raise UnsupportedSetError(sentence("constraint", "affine rows beside rows that give way", "a curved set"))
+    general = [part.data.A.shape[-2] for part in region.parts if isinstance(part.data, BoxedRows)]
+    pieces = least_slack(widen(y), region.rows(widen(y))).split(general, dim=-1)
+    return [own if part.kind is Kind.SOFT else None for own, part in zip(pieces, region.parts, strict=True)]
 
 
 def _best_of(found: list[Certificate], constraint: Union) -> Certificate:

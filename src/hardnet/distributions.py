@@ -28,15 +28,14 @@ from hardnet.errors import (
 )
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.gauge import Gauge, gauges_about, largest_gauge
-from hardnet.layers.projection import nearest_point
+from hardnet.layers.nearest import nearest
 from hardnet.modes import full_precision
+from hardnet.nearest.policy import Policy
 from hardnet.products import times
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.intersection import block_of
-from hardnet.sets.judgment import members
 from hardnet.shapes import broadcast_batch
 from hardnet.solvers.conic.blocks import Balls, Block, Quadratics, SecondOrder, SemiDefinite
-from hardnet.structure import BoxedRows, join_rows
 
 __all__ = ["Feasible"]
 
@@ -258,9 +257,8 @@ class _Pieces(NamedTuple):
     @classmethod
     def of(cls, constraint: ConstraintSet, numbers: Any, like: Tensor) -> _Pieces:
         """Take the numbers of C(x) apart; the same rows must be equalities in every sample."""
-        parts = list(members(constraint, constraint.essential(numbers)))
-        none = BoxedRows(like.new_empty(0, like.shape[-1]), None, None, equality=())
-        joined = join_rows([part.structure(own, like) for part, own in parts if part.polyhedral] or [none])
+        region = constraint.region_of(constraint.essential(numbers), like)
+        joined = region.rows(like)
         A, lower, upper = (None if part is None else part.double() for part in joined.dense())
         assert A is not None
         absent = A.new_full(A.shape[-2:-1], torch.inf)
@@ -277,8 +275,7 @@ class _Pieces(NamedTuple):
         cuts = torch.linalg.vector_norm((A @ basis).detach(), dim=-1) > RANK
         b = torch.where(cuts, b, torch.inf)
         kept = b.isfinite().flatten(0, -2).any(0) if b.dim() > 1 else b.isfinite()
-        blocks = [block_of(part, own, like) for part, own in parts if part.curved]
-        cones = [block.cone() if isinstance(block, Balls) else block for block in blocks]
+        cones = [block.cone() if isinstance(block, Balls) else block for block in region.curved()]
         curved: list[Block] = [type(block)(*(field.double() for field in block)) for block in cones]
         _require_finite(like, [A, C, d, *(field for block in curved for field in block)])
         return cls(A[..., kept, :], b[..., kept], C, d, basis, curved, (joined.box_lower, joined.box_upper))
@@ -329,7 +326,7 @@ def _require_supported(base: Any, constraint: Any) -> None:
     if not isinstance(constraint, ConstraintSet):
         raise DTypeError(sentence("constraint", "a set", type(constraint).__name__, "build one with hn.Affine, ..."))
     for part in constraint.parts:
-        if part.relaxed or not (part.polyhedral or part.curved):
+        if not part.is_made_of(Kind.ROWS, Kind.CURVED):
             expected = "a convex set of affine rows, balls, quadratics, cones and matrix inequalities"
             remedy = "write these as rows or blocks, or project samples by a layer"
             raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__, remedy))
@@ -389,9 +386,7 @@ def _require_finite(like: Tensor, numbers: Sequence[Tensor]) -> None:
 
 def _nearest_to_zero(constraint: ConstraintSet, numbers: Any, like: Tensor, x: Any) -> Tensor:
     """The point of C(x) nearest to zero; an empty set is an error that names its rows."""
-    if constraint.polyhedral:
-        return nearest_point(constraint, like, x, on_infeasible="raise")
-    return constraint.project(numbers, like)
+    return nearest(constraint, like, x, Policy("raise" if constraint.polyhedral else "auto"), formulas=False)
 
 
 def _center(pieces: _Pieces, p: Tensor, reach: float) -> Tensor:

@@ -11,11 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.products import length, times
+from hardnet.region import Kind, Own, SparseNumbers
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.curved import CurvedSet
-from hardnet.sets.judgment import members
-from hardnet.sets.l1_ball import AbsoluteSet
-from hardnet.solvers.conic.blocks import Intervals
 from hardnet.structure import BoxedRows, join
 
 FAR_FEATURE = 1e6
@@ -40,7 +37,9 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
         ``(*batch, count)``; the count is the same for every x.
     """
     point = _point(constraint, x, at)
-    found = [_of_member(part, own, point) for part, own in members(constraint, constraint.numbers(x, point))]
+    known = [part.fixed_matrix(point.detach().new_zeros(point.shape[-1])) for part in constraint.parts]
+    parts = zip(constraint.region(x, point).parts, known, strict=True)
+    found = [_of_part(part.data, point, part.kind is not Kind.ROWS or A is None) for part, A in parts]
     return join(found).expand(*point.shape[:-1], -1)
 
 
@@ -57,17 +56,14 @@ def _point(constraint: ConstraintSet, x: Any, at: Any) -> Tensor:
     return value.expand(*like.shape[:-1], n)
 
 
-def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
-    """The features of a set that is not an intersection."""
-    if part.polyhedral or part.relaxed:
-        moves = not part.polyhedral or part.fixed_matrix(point) is None
-        return _of_rows(part.structure(numbers, point), point, moves)
-    block = part.block(numbers) if isinstance(part, CurvedSet) else None
-    block = part.ball(numbers) if isinstance(part, AbsoluteSet) else block
-    if block is None or isinstance(block, Intervals):
+def _of_part(data: Any, point: Tensor, moves: bool) -> Tensor:
+    """The features of a part of the region."""
+    if isinstance(data, BoxedRows):
+        return _of_rows(data, point, moves)
+    if isinstance(data, (Own, SparseNumbers)):
         expected = "affine rows or a curved set with a block"
-        raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))
-    excess, slope = _linearize(block.excess, point)
+        raise UnsupportedSetError(sentence("constraint", expected, type(data).__name__))
+    excess, slope = _linearize(data.excess, point)
     size = _divisor(slope)
     return join([slope / size, _near(-excess / size)])
 

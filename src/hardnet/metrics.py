@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.region import Kind, count_of
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgment import members
+from hardnet.structure import BoxedRows
 
 THRESHOLD = 1e-4
 """Residual above which a row counts as violated in the paper's tables."""
@@ -54,11 +55,11 @@ def violations(
 def equality_rows(constraint: ConstraintSet, numbers: Any, like: Tensor) -> Tensor:
     """Which rows are equalities, ``(rows,)`` bool: those whose two bounds are equal in every sample."""
     flags = []
-    for part, own in members(constraint, numbers):
-        if not part.polyhedral:
-            flags.append(torch.zeros(part.row_count(own, like), dtype=torch.bool, device=like.device))
+    for part in constraint.region_of(numbers, like).parts:
+        rows = part.data
+        if part.kind is not Kind.ROWS or not isinstance(rows, BoxedRows):
+            flags.append(torch.zeros(count_of(rows, like), dtype=torch.bool, device=like.device))
             continue
-        rows = part.structure(own, like)
         if rows.boxed:
             flags.append(_agree(rows.box_lower, rows.box_upper, like))
         flags.append(_agree(rows.lower, rows.upper, rows.A[..., 0]))

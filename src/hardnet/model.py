@@ -11,6 +11,7 @@ from hardnet.errors import DTypeError, OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import leak_gradient
 from hardnet.layers.auto import build_layer
 from hardnet.layers.base import Guarantee, Layer, active_rows
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet
 from hardnet.shapes import require_float
 from hardnet.solvers.solution import Status
@@ -130,9 +131,10 @@ class HardNet(nn.Module):
     def _status(self, raw: Tensor, x: Any, y: Tensor) -> Tensor:
         """What became of each sample."""
         solve = getattr(self.layer, "solve", None)
-        if solve is not None and not self.constraint.relaxed:
+        soft = Kind.SOFT in self.constraint.kinds
+        if solve is not None and not soft:
             return solve(raw, x).status
-        found = Status.SOLVED if self.constraint.relaxed else Status.FEASIBLE
+        found = Status.SOLVED if soft else Status.FEASIBLE
         return torch.where(y.isfinite().all(-1), int(found), int(Status.INVALID)).to(torch.int8)
 
     def extra_repr(self) -> str:

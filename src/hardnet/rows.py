@@ -7,7 +7,6 @@ that functions, solvers and kernels read the record and never ask torch.
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -198,26 +197,6 @@ def _flat(tensor: Tensor, batch: torch.Size, core: int, *, share: bool, eager: b
 def ordered(lower: Tensor, upper: Tensor) -> Tensor:
     """``lower <= upper`` elementwise, with neither bound NaN or infinite on the wrong side."""
     return upper - lower >= 0  # two infinities of the same sign give NaN, which is not >= 0
-
-
-def finite_size(bound: Tensor) -> Tensor:
-    """``|bound|``, zero where it is infinite; by a comparison, since ONNX calls numbers beyond float32 infinite."""
-    size = bound.abs()
-    return torch.where(size < torch.inf, size, 0.0)
-
-
-def bound_size(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
-    """``|lower| + |upper|`` of the finite bounds, capped at ``2 min(|lower|, |upper|) + weight``.
-
-    Rounding of a row is measured relative to this, beside ``|a|_1 |y|``. The cap is there because the farther bound
-    only matters for an ``|a'y|`` beyond it: a 1e20 that stands for infinity must not loosen the tolerance of the other
-    bound. `weight` is ``|a|_1``, so that a bound of zero has the size that outputs of size 1 would give it. At least
-    one of the two bounds must be given.
-    """
-    sides = [side for side in (lower, upper) if side is not None]
-    total = reduce(torch.add, [finite_size(side) for side in sides])
-    most = 2 * reduce(torch.minimum, [side.abs() for side in sides]) + weight
-    return torch.where(most < total, most, total)
 
 
 def or_one(size: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.products import times
 from hardnet.shapes import joint_batch
 
 MOST_FEW_ROWS = 4
@@ -49,6 +50,32 @@ class BoxedRows(NamedTuple):
         """Whether there are bounds on single coordinates."""
         return self.box_lower is not None or self.box_upper is not None
 
+    @property
+    def total(self) -> int:
+        """How many rows a certificate has: the coordinates of a box, and the general rows."""
+        return self.A.shape[-2] + (self.A.shape[-1] if self.boxed else 0)
+
+    def residual(self, y: Tensor) -> Tensor:
+        """How far y leaves each bound of the box, then each general row: ``(*batch, total)``."""
+        general = interval_residual(times(self.A, y), self.lower, self.upper)
+        return join([interval_residual(y, self.box_lower, self.box_upper), general]) if self.boxed else general
+
+    def scale(self, y: Tensor) -> Tensor:
+        """``|a|_1 |y|_inf + |bounds|``, row by row in the same order."""
+        general = interval_scale(self.A.abs().sum(-1), y, self.lower, self.upper)
+        if not self.boxed:
+            return general
+        return join([interval_scale(torch.ones_like(y), y, self.box_lower, self.box_upper), general])
+
+    def stacked(self) -> BoxedRows:
+        """The same without a box: its coordinates are the first rows."""
+        if not self.boxed:
+            return self
+        eye = torch.eye(self.A.shape[-1], dtype=self.A.dtype, device=self.A.device)
+        none = (False,) * len(eye)
+        box = BoxedRows(eye, self.box_lower, self.box_upper, equality=none)
+        return join_rows([box, self._replace(box_lower=None, box_upper=None)])
+
     def dense(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """``A, lower, upper`` with the box appended below, as the n rows of the identity."""
         if not self.boxed:
@@ -61,6 +88,46 @@ class BoxedRows(NamedTuple):
         names = ("lower", "upper", "box_lower", "box_upper")
         given = {name: number for name in names if (number := getattr(self, name)) is not None}
         return self._replace(A=function(self.A, 2), **{name: function(number, 1) for name, number in given.items()})
+
+
+def finite_size(bound: Tensor) -> Tensor:
+    """``|bound|``, zero where it is infinite; by a comparison, since ONNX calls numbers beyond float32 infinite."""
+    size = bound.abs()
+    return torch.where(size < torch.inf, size, 0.0)
+
+
+def bound_size(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
+    """``|lower| + |upper|`` of the finite bounds, capped at ``2 min(|lower|, |upper|) + weight``.
+
+    Rounding of a row is measured relative to this, beside ``|a|_1 |y|``. The cap is there because the farther bound
+    only matters for an ``|a'y|`` beyond it: a 1e20 that stands for infinity must not loosen the tolerance of the other
+    bound. `weight` is ``|a|_1``, so that a bound of zero has the size that outputs of size 1 would give it. At least
+    one of the two bounds must be given.
+    """
+    sides = [side for side in (lower, upper) if side is not None]
+    total = reduce(torch.add, [finite_size(side) for side in sides])
+    most = 2 * reduce(torch.minimum, [side.abs() for side in sides]) + weight
+    return torch.where(most < total, most, total)
+
+
+def interval_residual(value: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``relu(v - upper) + relu(lower - v)``, entry by entry; an absent bound is infinite."""
+    total = torch.zeros_like(value)
+    if upper is not None:
+        total = total + (value - upper).clamp_min(0)
+    if lower is not None:
+        total = total + (lower - value).clamp_min(0)
+    return total
+
+
+def interval_scale(weight: Tensor, y: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """``weight |y|_inf + |bounds|``, entry by entry: `bound_size`.
+
+    Measured by the largest output, not output by output: an output is rounded relative to the sums it came from, so a
+    coordinate that lands on the bound 0 among outputs of size 1 may be off by a rounding of 1, not of 0.
+    """
+    size = weight * y.abs().amax(-1, keepdim=True)
+    return size if lower is None and upper is None else size + bound_size(lower, upper, weight)
 
 
 def join_rows(parts: list[BoxedRows]) -> BoxedRows:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardnet.errors import BoundsError, ShapeError, sentence
 from hardnet.products import times
-from hardnet.rows import bound_size
+from hardnet.structure import bound_size
 
 ROUNDINGS = 16
 """How many eps of y's dtype, relative to the size of its terms, a row may be off and still be met.
@@ -87,7 +87,7 @@ def terms(weight: Tensor, read: Tensor, largest: Tensor, bounds: Tensor, eps: fl
         weight: ``|a|_1``, ``(m,)`` or ``(B, m)``.
         read: The largest output that each row reads, ``(B, m)`` or ``(B, 1)``.
         largest: The largest output of the sample, ``(B, 1)``.
-        bounds: `hardnet.rows.bound_size`, in the shape of weight.
+        bounds: `hardnet.structure.bound_size`, in the shape of weight.
         eps: The machine epsilon of the dtype of the answer.
     """
     most = largest.clamp_max(eps**-0.25) if eps > 0 else largest
@@ -100,7 +100,7 @@ def row_size(
 ) -> Tensor:
     """``sum_j |a_j| max(|y_j|, size_j) + |bound|``, ``(B, m)``: what rounding of a row is relative to.
 
-    The bounds count as in `hardnet.rows.bound_size`.
+    The bounds count as in `hardnet.structure.bound_size`.
 
     Args:
         A: ``(m, n)`` or ``(B, m, n)``.

@@ -228,7 +228,7 @@ def by_dense(case: Round, draw: Draw) -> int:
     """Whether the same rows given densely have a nearer point of a sample."""
     raw, _, y = one_sample(case, draw)
     parts = case.layer.constraint.parts
-    if y.isnan().any() or not parts[0].compressed:
+    if y.isnan().any() or not isinstance(parts[0], hn.sets.SparseAffine):
         return 0
     numbers, n = parts[0].numbers(None, case.raw), case.raw.shape[-1]
     A = torch.sparse_csr_tensor(numbers.crow, numbers.col, numbers.values, (len(numbers.crow) - 1, n)).to_dense()

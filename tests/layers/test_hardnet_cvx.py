@@ -67,14 +67,14 @@ def test_closed_forms_compile_to_one_graph():
 
 def test_the_factor_of_a_constant_quadratic_is_kept_and_follows_moves():
     layer = HardNetCvx(constant_sets()["quadratic"])
-    kept = layer.values
+    kept = layer.kept.spectrum
     assert kept is not None
     layer(draw(2, N))
-    assert layer.values is kept
+    assert layer.kept.spectrum is kept
     assert not layer.state_dict().keys() & {"values", "vectors"}
     single = copy.deepcopy(layer).float()
-    assert single.values is not None
-    assert single.values.dtype == torch.float64  # rebuilt from the float32 P, not rounded to it
+    assert single.kept.spectrum is not None
+    assert single.kept.spectrum.values.dtype == torch.float64  # rebuilt from the float32 P, not rounded to it
     other = HardNetCvx(constant_sets()["quadratic"])
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(draw(2, N)), layer(draw(2, N)))
@@ -85,7 +85,7 @@ def test_a_quadratic_that_depends_on_x_keeps_nothing():
         lambda x: torch.eye(N, dtype=D) * (1 + x.square())[..., None], torch.zeros(N, dtype=D), -1.0
     )
     layer = HardNetCvx(moving)
-    assert layer.values is None
+    assert layer.kept.spectrum is None
     y = layer(5 * draw(3, N), draw(3, 1))
     assert y.shape == (3, N)
 

@@ -101,8 +101,19 @@ def test_python_numbers_follow_the_output():
 def test_box_projection_is_the_clamp():
     box, raw = hn.Box(-0.5, lambda x: x), 3 * draw(8, 4)
     x = draw(8, 4, seed=1).abs()
-    y = box.project(box.numbers(x, raw), raw)
+    y = hn.layers.HardNetCvx(box)(raw, x)
     assert torch.equal(y, raw.clamp_min(-0.5).minimum(x))
+
+
+@pytest.mark.parametrize("kind", [hn.Box, hn.Simplex, hn.Ball])
+def test_the_old_spellings_give_what_the_layer_gives(kind):
+    given = {hn.Box: (-0.5, 0.5), hn.Simplex: (4,), hn.Ball: (torch.zeros(4, dtype=D), 0.5)}[kind]
+    constraint, raw = kind(*given), 3 * draw(8, 4)
+    layer = hn.layers.HardNetCvx(constraint)
+    with pytest.warns(DeprecationWarning, match="constraint.project is deprecated"):
+        assert torch.equal(constraint.project(constraint.numbers(None, raw), raw), layer(raw))
+    with pytest.warns(DeprecationWarning, match="constraint.solve is deprecated"):
+        assert torch.equal(constraint.solve(raw).y, layer.solve(raw).y)
 
 
 REFUSALS = [

@@ -280,7 +280,7 @@ def test_numbers_of_its_own_count_also_where_a_record_is_inherited():
             return self.record(*numbers)
 
     ball = Half([0.0, 0.0], 1.0) & hn.Affine([[1.0, 0.0]], upper=[9.0])
-    y = ball.project(ball.numbers(None, torch.ones(2).double()), torch.tensor([3.0, 4.0]).double())
+    y = hn.layers.HardNetCvx(ball)(torch.tensor([3.0, 4.0]).double())
     assert (y - torch.tensor([0.3, 0.4], dtype=D)).abs().max() < 1e-14
 
 

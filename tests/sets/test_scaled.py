@@ -160,7 +160,7 @@ def test_what_is_enforced_in_scaled_units_holds_in_the_units_of_y(kind):
         mean = torch.zeros_like(mean)  # where the intersection has points for every x
     layer = hn.layers.auto.build_layer(hn.scaled(constraint, mean, std), "auto")
     y = mean + std * layer(z, x)
-    if constraint.relaxed:
+    if isinstance(constraint, hn.Relaxed):
         slack = [hn.check(part, point, x).slack for part, point in ((constraint, y), (layer.constraint, layer(z, x)))]
         assert torch.allclose(*slack, rtol=0, atol=1e-7)
     assert hn.check(constraint, y, x, tolerance=1e-7).ok

@@ -22,8 +22,9 @@ from hardnet.functional.samples import raise_invalid
 from hardnet.kernels.limits import MOST_NUMBERS, MOST_ROWS
 from hardnet.modes import full_precision, may_look
 from hardnet.products import outer_sum, times
-from hardnet.rows import Batch, bound_size
+from hardnet.rows import Batch
 from hardnet.shapes import require_float
+from hardnet.structure import bound_size
 
 # The factor of A in plain torch, with two operations: ``solve(s) = A⁺ s`` and ``solve_transposed(g) = A⁺' g``.
 #

@@ -54,6 +54,10 @@ class L1(NamedTuple):
         off = off if self.weights is None else off * self.weights
         return off.sum(-1, keepdim=True) - self.radius.unsqueeze(-1)
 
+    def residual(self, y: Tensor) -> Tensor:
+        """``relu`` of the same."""
+        return self.excess(y).clamp_min(0)
+
     def scale(self, y: Tensor) -> Tensor:
         """``sum_i weights_i (|y_i| + |center_i|) + |radius|``, ``(*batch, 1)``."""
         off = y.abs() + self.center.abs()

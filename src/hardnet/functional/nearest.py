@@ -38,15 +38,16 @@ from hardnet.structure import MOST_FEW_ROWS, BoxedRows
 
 
 @full_precision
-def project_rows(raw: Tensor, rows: BoxedRows, **options: Any) -> Tensor:
+def project_rows(raw: Tensor, rows: BoxedRows, given: Policy | None = None, **options: Any) -> Tensor:
     """``argmin |y - raw|`` over the polyhedron, by the solver from the table at the head of this file.
 
     Args:
         raw: ``(*batch, n)``.
         rows: The polyhedron.
-        **options: The options of `project_affine`.
+        given: The options of `project_affine` as a record.
+        **options: The same by name.
     """
-    policy = Policy(**options).checked()
+    policy = (Policy(**options) if given is None else given).checked()
     as_rows = rows.boxed and (policy.metric is not None or policy.shared is not None)  # neither supports a box
     return _project(raw, rows.dense() if as_rows else rows[:5], policy)
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from hardnet.nearest.derivative import Pull, inwards
 from hardnet.products import times_columnwise, times_rowwise
-from hardnet.rows import bound_size, or_one, ordered
+from hardnet.rows import or_one, ordered
 from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, solve
 from hardnet.solvers.solution import Status
+from hardnet.structure import bound_size
 
 ROUNDINGS = 16
 """How far a row may miss its bounds, in roundings of the dtype, relative to ``|a|_1 |y|_inf + |bounds|``."""

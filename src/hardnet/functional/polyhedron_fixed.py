@@ -21,13 +21,14 @@ from hardnet.functional.derivatives import keep_value
 from hardnet.nearest.derivative import Found, smooth
 from hardnet.nearest.policy import answered
 from hardnet.products import times
-from hardnet.rows import Batch, bound_size, boxed, finite_size, in_double, or_one, ordered, take_rows
+from hardnet.rows import Batch, boxed, in_double, or_one, ordered, take_rows
 from hardnet.solvers.algebra.small import refined, solve_square
 from hardnet.solvers.polyhedron.canonical import Held, canonical
 from hardnet.solvers.polyhedron.fixed import compiled_pivots, fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import EPS, FAR
 from hardnet.solvers.polyhedron.problem import ALLOWED, INSIDE, SOLVED
 from hardnet.solvers.solution import Solution, Status
+from hardnet.structure import bound_size, finite_size
 
 
 class _Scaled(NamedTuple):

@@ -20,10 +20,12 @@ import torch
 
 from hardnet.errors import DTypeError, OptionError, UnsupportedSetError, did_you_mean, sentence
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.layers.constant_rows import all_equalities, known_equalities
+from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.hardnet_aff import constant_matrix, more_rows_than_outputs, row_condition
+from hardnet.layers.hardnet_cvx import HardNetCvx
 from hardnet.layers.table import LAYERS
 from hardnet.notebook import as_html
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS
 from hardnet.structure import MOST_FEW_ROWS, BoxedRows
@@ -193,12 +195,14 @@ def _projection_alone_has(options: dict[str, Any], name: str) -> bool:
 
 def _choose(constraint: ConstraintSet) -> tuple[str, str]:
     """The rule in the module docstring: a name and the reason."""
-    if getattr(constraint, "alternating", False) and constraint.projectable:
-        return "cvx", f"members bring their own projections: alternating, to tolerance {ALTERNATING:g}"
-    if constraint.projectable:
+    if not constraint.polyhedral and HardNetCvx.refusal(constraint) is None:
+        if getattr(constraint, "alternating", False):
+            return "cvx", f"members bring their own projections: alternating, to tolerance {ALTERNATING:g}"
         return "cvx", f"{type(constraint).__name__} has a projection of its own"
     if not constraint.polyhedral:
         return _made_for(constraint)
+    if constraint.has_formula or constraint.projectable:
+        return "cvx", f"{type(constraint).__name__} has a projection of its own"
     same = _closed_form_is_nearest(constraint)
     if same is not None:
         return "aff", f"the closed form is the nearest point here: {same}"
@@ -212,7 +216,7 @@ def _made_for(constraint: ConstraintSet) -> tuple[str, str]:
             return name, f"{type(constraint).__name__} is what it is made for"
     if len(constraint.pieces) > 1:
         return "union", "it is a union"
-    if any(part.by_functions for part in constraint.parts):  # the layer refuses it and says what to write instead
+    if Kind.FUNCTIONS in constraint.kinds:  # the layer refuses it and says what to write instead
         return "nonlinear", "it has nonlinear rows"
     return "cvx", f"{type(constraint).__name__} is not given by affine rows alone"
 
@@ -230,7 +234,7 @@ def _closed_form_is_nearest(constraint: ConstraintSet) -> str | None:
         return "one row"
     words = "all its rows are equalities"
     if A.is_meta:  # the values are not known yet, only which rows are declared equalities
-        return words if all(all_equalities(part) for part in constraint.parts) else None
+        return words if all(part.all_equal for part in constraint.parts) else None
     equalities = words if known_equalities(constraint) == list(range(len(A))) else None
     if row_condition(A) > CONDITION_LIMIT:
         return None

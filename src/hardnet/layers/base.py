@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from hardnet.errors import DTypeError, FileWarning, UnsupportedSetError, sentence
 from hardnet.layers.identity import UNNAMED, pack, refuse_other
 from hardnet.layers.options import LayerOptions, signature_with, take_options
-from hardnet.modes import GRAPHS, HALF, input_of_set, mode, narrow, widen, working
+from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, mode, narrow, widen, working
 from hardnet.nearest.policy import Once
 from hardnet.products import times
+from hardnet.region import Kind
 from hardnet.sets.arguments import Constants
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgment import members
 from hardnet.shapes import NO_DOUBLE, require_float
+from hardnet.solvers.solution import Solution
+from hardnet.structure import BoxedRows
 from hardnet.tolerances import ROUNDINGS
 
 
@@ -199,34 +201,44 @@ class Layer(nn.Module):
 
 
 @torch.no_grad()
+def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
+    """The solution of `find` for a layer, whose constants move to raw; half precision is solved in float32."""
+    layer.settle(raw)
+    found = _find_precisely(widen(raw), input_of_set(x, raw), find)
+    y = narrow(found.y, raw.dtype, "nan") if raw.dtype in HALF else found.y
+    return Solution(y, *found[1:])  # torch 2.11 cannot compile returning a record made by `_replace`
+
+
+@full_precision
+def _find_precisely(raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
+    """Call `find` with autocast off; x was converted before, depending on autocast."""
+    return find(raw, x)
+
+
+@torch.no_grad()
 def active_rows(constraint: ConstraintSet, y: Tensor, x: Any) -> dict[str, Tensor]:
     """The affine rows of C(x) whose bound y ``(*batch, n)`` reaches or passes, by name; see `Layer.active`."""
-    x, exact = input_of_set(x, y), y.double()
-    numbers = constraint.numbers(x, widen(y))
+    region, exact = constraint.region(input_of_set(x, y), widen(y)), y.double()
     reached: list[Tensor] = []
-    for part, own in members(constraint, numbers):
-        if not (part.polyhedral or part.relaxed):
-            remedy = "layer.solve(raw, x).dual has the multipliers of every row"
-            raise UnsupportedSetError(sentence("active", "a set of dense affine rows", part.label, remedy))
-        A, lower, upper = (None if bound is None else bound.double() for bound in part.rows(own, y))
-        assert A is not None
-        value = times(A, exact)
-        near = ROUNDINGS * torch.finfo(y.dtype).eps * part.scale(own, widen(y)).double()
+    for part in region.parts:
+        if not isinstance(part.data, BoxedRows):
+            expected, remedy = "a set of dense affine rows", "layer.solve(raw, x).dual has the multipliers of every row"
+            raise UnsupportedSetError(sentence("active", expected, type(part.data).__name__, remedy))
+        rows = part.data.stacked()
+        value = times(rows.A.double(), exact)
+        near = ROUNDINGS * torch.finfo(y.dtype).eps * (part.own or rows).scale(widen(y)).double()
         none = torch.zeros_like(value, dtype=torch.bool)
-        above, below = (
-            (none if upper is None else value >= upper - near),
-            (none if lower is None else value <= lower + near),
-        )
+        above = none if rows.upper is None else value >= rows.upper.double() - near
+        below = none if rows.lower is None else value <= rows.lower.double() + near
         reached.append(above | below)
-    names = constraint.row_names(numbers, y)
-    rows = torch.cat(reached, dim=-1)
-    some = rows.reshape(-1, len(names)).any(0).nonzero().squeeze(-1).tolist()
-    return {names[row]: rows[..., row] for row in some}
+    names, active = region.name_rows(), torch.cat(reached, dim=-1)
+    some = active.reshape(-1, len(names)).any(0).nonzero().squeeze(-1).tolist()
+    return {names[row]: active[..., row] for row in some}
 
 
 def not_affine(constraint: ConstraintSet) -> str:
     """Why a method for affine rows refuses a set of another kind."""
-    kind = "dense affine rows" if any(part.compressed for part in constraint.parts) else "affine rows"
+    kind = "dense affine rows" if Kind.SPARSE in constraint.kinds else "affine rows"
     return f"{type(constraint).__name__} is not a set of {kind}; use method='auto'"
 
 

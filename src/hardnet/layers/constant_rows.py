@@ -16,6 +16,7 @@ from hardnet.functional.samples import find_invalid, reject
 from hardnet.layers.base import Layer, not_affine
 from hardnet.modes import may_look, working
 from hardnet.sets.base import AffineRows, ConstraintSet
+from hardnet.structure import BoxedRows
 
 # How a layer in plain torch handles invalid samples: NaN for these alone, then an error where reading is free.
 
@@ -100,11 +101,6 @@ def sample_indices(bad: Tensor) -> list[object] | None:
 # Which rows of a set are equalities, and which outputs they determine; shared by the layers that solve them.
 
 
-def all_equalities(part: ConstraintSet) -> bool:
-    """Whether every row of a set is an equality by its class, regardless of how many rows it has."""
-    return len(part.declared_rows(2)) == 2
-
-
 def not_filled(constraint: ConstraintSet) -> str | None:
     """Why a method that chooses outputs by the numbers of a set cannot be built while these are on the meta device."""
     if any(number.is_meta for number in constraint.buffers()):
@@ -119,45 +115,44 @@ def known_equalities(constraint: ConstraintSet) -> list[int] | None:
     Bounds that are functions of x and happen to be equal do not: that would have to be checked for each sample.
     """
     like = constraint.origin()
-    if like is None:
+    found = [None if like is None else part.known(like, learned=True) for part in constraint.parts]
+    if any(rows is None for rows in found):
         return None
-    index: list[int] = []
-    offset = 0
-    for part in constraint.parts:
-        count = row_count(part, like)
-        if count is None:
-            return None
-        index += [offset + row for row in _own_equalities(part, count, like)]
-        offset += count
-    return index
+    return _equal([(part, rows) for part, rows in zip(constraint.parts, found, strict=True) if rows is not None])
 
 
 def equalities_at(constraint: ConstraintSet, x: Any, like: Tensor) -> list[int]:
     """The equality rows among the stacked rows, with the number of rows taken from the set evaluated at x."""
+    pairs = constraint.pairs(constraint.numbers(x, like))
+    return _equal([(part, part.structure(own, like).stacked()) for part, own in pairs])
+
+
+def _equal(parts: list[tuple[ConstraintSet, BoxedRows]]) -> list[int]:
+    """The rows that are equalities by their class, or in a constant set by their bounds."""
     index: list[int] = []
-    offset = 0
-    for part in constraint.parts:
-        count = part.affine(x, like).A.shape[-2]
-        index += [offset + row for row in _own_equalities(part, count, like)]
-        offset += count
+    start = 0
+    for part, rows in parts:
+        own = [row for row, declared in enumerate(rows.equality or ()) if declared]
+        if not own and part.constant and rows.lower is not None and rows.upper is not None:
+            own = torch.nonzero(rows.lower == rows.upper).flatten().tolist()
+        index += [start + row for row in own]
+        start += rows.A.shape[-2]
     return index
 
 
 def known_matrix(constraint: ConstraintSet) -> Tensor | None:
     """The stacked A where it is a single matrix at construction, constant or learned; else None."""
     like = constraint.origin()
-    pieces = [None if like is None else _matrix(part, like) for part in constraint.parts]
-    known = [piece.detach() for piece in pieces if piece is not None]
-    return torch.cat(known) if len(known) == len(pieces) else None
+    rows = None if like is None else constraint.known(like, learned=True)
+    return None if rows is None else rows.A
 
 
 def only_equalities(constraint: ConstraintSet) -> bool:
     """Whether every row of a polyhedral set is known to be an equality at construction."""
-    like = constraint.origin()
-    index = known_equalities(constraint)
-    if index is None or like is None:
-        return all(all_equalities(part) for part in constraint.parts)
-    return len(index) == sum(row_count(part, like) or 0 for part in constraint.parts)
+    index, A = known_equalities(constraint), known_matrix(constraint)
+    if index is None or A is None:
+        return all(part.all_equal for part in constraint.parts)
+    return len(index) == len(A)
 
 
 def choose_columns(
@@ -192,29 +187,6 @@ def diagnose_singular(completion: Completion, partition: Partition) -> RankError
     columns_text = f"the columns {partition.completed.tolist()} of the equalities, which are solved for, are singular"
     detail = f"{in_samples(samples)} (condition {worst:.1e}); {better}"
     return RankError(f"predicted: {columns_text}{detail}", samples)
-
-
-def row_count(part: ConstraintSet, like: Tensor) -> int | None:
-    """How many rows a polyhedral set has; None where this is not known at construction."""
-    A = _matrix(part, like)
-    return None if A is None else A.shape[-2]
-
-
-def _matrix(part: ConstraintSet, like: Tensor) -> Tensor | None:
-    """A ``(m, n)`` at construction: constant, or a parameter; else None."""
-    fixed = part.fixed_matrix(like)
-    if fixed is not None:
-        return fixed
-    learned = getattr(part, "A", None)
-    return learned if isinstance(learned, Tensor) and learned.dim() == 2 else None
-
-
-def _own_equalities(part: ConstraintSet, count: int, like: Tensor) -> list[int]:
-    """The equality rows of one set."""
-    bounds = part.fixed_bounds(like) if part.constant else None
-    if bounds is None or part.declares_equalities:
-        return part.declared_rows(count)
-    return torch.nonzero(bounds[0] == bounds[1]).flatten().tolist()
 
 
 class ConstantRows(NamedTuple):

@@ -78,7 +78,7 @@ class SmoothDC3(CompletionLayer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Accept only sets given by smooth functions."""
-        if constraint.partitioned:
+        if isinstance(constraint, Smooth):
             return None
         return f"{type(constraint).__name__} is not given by smooth functions; use method='dc3' for affine rows"
 

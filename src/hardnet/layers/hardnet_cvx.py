@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, Literal
 
 from torch import Tensor
 
-from hardnet.errors import OptionError, UnsupportedSetError, sentence
-from hardnet.functional.quadratic import Spectrum
-from hardnet.layers.base import Guarantee, Layer
+from hardnet.errors import OptionError, sentence
+from hardnet.functional.quadratic import diagonalize
+from hardnet.layers.base import Guarantee, Layer, solve_layer
+from hardnet.layers.nearest import Kept, nearest, refusal, solution
 from hardnet.layers.options import LayerOptions, choice, flag
-from hardnet.layers.projection import nearest_point, solve_layer, solve_set
-from hardnet.modes import look_or_nan
+from hardnet.nearest.policy import Policy
 from hardnet.sets.base import ConstraintSet
+from hardnet.sets.curved import Quadratic
 from hardnet.solvers.solution import Solution
 
 
@@ -57,40 +56,29 @@ class HardNetCvx(Layer):
         strict: bool = flag(default=False)
 
     options: Options
-    values: Tensor | None
-    vectors: Tensor | None
+    kept: Kept
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
-        if self.options.strict and (constraint.relaxed or not constraint.polyhedral):
+        if self.options.strict and not constraint.polyhedral:
             expected = "False for a set with curved or relaxed rows"
             raise OptionError(sentence("strict", expected, True, "only affine rows can hold in exact arithmetic"))
-        self._known: frozenset[str] | None = _parameters(constraint.project)
-        self.register_buffer("values", None, persistent=False)
-        self.register_buffer("vectors", None, persistent=False)
         self.refresh()
 
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
-        """Accept only sets with affine rows or their own projection."""
-        if constraint.projectable or constraint.polyhedral:
-            return None
-        if len(constraint.pieces) > 1:
-            return "a union is not convex; use method='union'"
-        if any(part.compressed for part in constraint.parts):
-            return (
-                "sparse rows may stand beside boxes, simplices and rows with a constant A alone; give them densely, "
-                "hn.Affine(A.to_dense(), ...)"
-            )
-        return (
-            f"{type(constraint).__name__} has neither affine rows nor a projection of its own (a member of an "
-            "intersection may lack one); write all constraints as one hn.Cvxpy"
-        )
+        """What a solver takes: `hardnet.layers.nearest`."""
+        return refusal(constraint)
 
     def refactor(self) -> None:
-        """Diagonalize the P of a constant quadratic, in float64 for any dtype of the set."""
-        spectrum = self.constraint.factorize()
-        self.values, self.vectors = (None, None) if spectrum is None else spectrum
+        """Diagonalize the P of a constant quadratic."""
+        P = self.constraint.fixed("P") if isinstance(self.constraint, Quadratic) else None
+        self.kept = Kept(spectrum=None if P is None or P.dim() > 2 else diagonalize(P))
+
+    def policy(self) -> Policy:
+        """What samples without an answer give."""
+        own = self.options
+        return Policy(own.on_infeasible, own.on_unsolved, own.on_invalid, strict=own.strict, once=self.once)
 
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
         """The nearest point with its dual, status, iterations and residual, on the device of raw.
@@ -106,30 +94,8 @@ class HardNetCvx(Layer):
 
     def _find(self, raw: Tensor, x: Any) -> Solution:
         """`solve` in float32 or float64."""
-        constraint, own = self.constraint, getattr(self.constraint, "solve", None)
-        if constraint.polyhedral:
-            best = self.options.on_unsolved == "best"
-            return solve_set(constraint, raw, x, strict=self.options.strict, best=best)
-        if own is None or constraint.relaxed:
-            expected = "a set whose solver tells the status of a sample"
-            raise UnsupportedSetError(sentence("constraint", expected, type(constraint).__name__, "call the layer"))
-        return own(raw, x)
+        return solution(self.constraint, raw, x, self.policy(), self.kept)
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        own, once = self.options, self.once
-        on_infeasible, on_unsolved = (look_or_nan(policy, raw) for policy in (own.on_infeasible, own.on_unsolved))
-        policies: dict[str, Any] = {"on_infeasible": on_infeasible, "on_unsolved": on_unsolved, "once": once}
-        policies["on_invalid"] = own.on_invalid
-        if self.options.strict or not self.constraint.projectable:
-            return nearest_point(self.constraint, raw, x, strict=self.options.strict, **policies)
-        chosen = {name: policy for name, policy in policies.items() if self._known is None or name in self._known}
-        if self.values is not None and self.vectors is not None:
-            chosen["factor"] = Spectrum(self.values, self.vectors)
-        return self.constraint.project(self.constraint.numbers(x, raw), raw, **chosen)
-
-
-def _parameters(project: Callable[..., Tensor]) -> frozenset[str] | None:
-    """The names that a projection takes, since a set of your own need not know every policy; None for any name."""
-    taken = signature(project).parameters.values()
-    return None if any(one.kind is one.VAR_KEYWORD for one in taken) else frozenset(one.name for one in taken)
+        return nearest(self.constraint, raw, x, self.policy(), self.kept)

@@ -27,7 +27,6 @@ from hardnet.functional.strict import beyond_rounding
 from hardnet.layers.base import Guarantee, not_affine
 from hardnet.layers.constant_rows import (
     CompletionLayer,
-    all_equalities,
     diagnose_missed,
     not_filled,
     poison,
@@ -39,7 +38,7 @@ from hardnet.layers.options import LayerOptions, choice, count, indices
 from hardnet.modes import may_look
 from hardnet.products import times
 from hardnet.sets.base import AffineRows, ConstraintSet
-from hardnet.sets.intersection import stack_rows
+from hardnet.structure import join_rows
 
 
 class Split(NamedTuple):
@@ -100,7 +99,7 @@ class HardNetEq(CompletionLayer):
         """Only affine rows, with at least one `Equality` among them, and no more rows than outputs."""
         if not constraint.polyhedral:
             return not_affine(constraint)
-        if not any(all_equalities(part) for part in constraint.parts):
+        if not any(part.all_equal for part in constraint.parts):
             remedy = "write rows with equal bounds as hn.Equality(A, b), or use method='projection'"
             return f"it has no hn.Equality to solve for; {remedy}"
         return not_filled(constraint) or too_many_rows(constraint)
@@ -163,15 +162,16 @@ class HardNetEq(CompletionLayer):
 
     def _split(self, x: Any, like: Tensor) -> Split:
         """The equalities and the other rows of C(x)."""
-        parts = self.constraint.parts
-        equal = stack_rows([part.affine(x, like) for part in parts if all_equalities(part)])
-        other = [part.affine(x, like) for part in parts if not all_equalities(part)]
-        return Split(equal.A, cast(Tensor, equal.lower), stack_rows(other) if other else None)
+        pairs = self.constraint.pairs(self.constraint.numbers(x, like))
+        rows = [(part.all_equal, part.structure(own, like).stacked()) for part, own in pairs]
+        equal = join_rows([own for all_equal, own in rows if all_equal])
+        other = [own for all_equal, own in rows if not all_equal]
+        return Split(equal.A, cast(Tensor, equal.lower), AffineRows(*join_rows(other)[:3]) if other else None)
 
     def _fixed_equalities(self) -> Tensor | None:
         """C if every equality's matrix is constant, else None."""
         like = self.constraint.origin()
-        parts = [part for part in self.constraint.parts if all_equalities(part)]
+        parts = [part for part in self.constraint.parts if part.all_equal]
         pieces = [None if like is None else part.fixed_matrix(like) for part in parts]
         fixed = [piece for piece in pieces if piece is not None]
         return torch.cat(fixed) if len(fixed) == len(pieces) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,11 @@ from hardnet.layers.constant_rows import require_width
 from hardnet.layers.options import LayerOptions, choice, count, number, option, vector
 from hardnet.modes import outside_compiler
 from hardnet.nearest.policy import Policy
+from hardnet.products import times
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.nonlinear import Nonlinear, NonlinearNumbers
+from hardnet.solvers.conic.blocks import Balls, Quadratics, SecondOrder
 from hardnet.solvers.nonlinear.solve import NonlinearSolution
 from hardnet.structure import BoxedRows, join, join_rows
 
@@ -123,7 +126,7 @@ class NonlinearLayer(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Accept only nonlinear, smooth and affine rows."""
         for part in constraint.parts:
-            if not (part.by_functions or part.smooth or (part.polyhedral and not part.relaxed)):
+            if not (part.is_made_of(Kind.FUNCTIONS, Kind.ROWS) or _smooth(part)):
                 label = type(part).__name__
                 remedy = INSTEAD.get(label, "write its constraints as rows of an hn.Nonlinear")
                 return (
@@ -171,16 +174,42 @@ class NonlinearLayer(Layer):
         return project_rows_and_functions(raw, functions, x, Limits(lower, upper, rows), search, start)
 
 
+LEVELS = (Balls, Quadratics, SecondOrder)
+"""Blocks with a smooth function that is at most 0 in the set."""
+
+
+def _smooth(part: ConstraintSet) -> bool:
+    """Whether a set is given by a smooth function."""
+    return part.is_made_of(Kind.CURVED) and getattr(part, "shape", None) in LEVELS
+
+
 class Level(NamedTuple):
-    """A set ``level(y) <= 0`` as an additional function of (y, x), like the nonlinear ones."""
+    """A curved set ``level(y) <= 0`` as an additional function of (y, x), like the nonlinear ones."""
 
     part: ConstraintSet
     jacobian: None = None
     tight: bool = False
 
     def values(self, y: Tensor, x: Any) -> Tensor:
-        """``level(y)``, ``(*batch, rows)``."""
-        return self.part.level(self.part.numbers(x, y), y)
+        """``level(y)``, ``(*batch, 1)``."""
+        return level(self.part.data(self.part.numbers(x, y), y), y)
+
+
+def level(block: Any, y: Tensor) -> Tensor:
+    """What is at most 0 in the set ``(*batch, 1)``, with zero derivatives of a norm at 0.
+
+    ``|y - center|^2 - radius^2``, where a negative radius leaves no point; ``1/2 y'Py + q'y + r``; ``|A y + b| - (c'y +
+    d)``, whose squares would be smooth at the axis, too, but flat where ``c'y + d = 0``: a step stops there for ever.
+    """
+    if isinstance(block, Balls):
+        square = (y - block.center).square().sum(-1)
+        return (square - block.radius * block.radius.abs()).unsqueeze(-1)
+    if isinstance(block, Quadratics):
+        return block.excess(y)
+    square = (times(block.A, y) + block.b).square().sum(-1, keepdim=True)
+    off = square > 0
+    length = torch.where(off, torch.where(off, square, 1.0).sqrt(), 0.0)
+    return length - (block.c * y).sum(-1, keepdim=True) - block.d.unsqueeze(-1)
 
 
 def split_rows(
@@ -189,20 +218,19 @@ def split_rows(
     """The nonlinear members, their stacked bounds, and the affine rows of the other members."""
     functions: list[Nonlinear | Level] = []
     bounds, straight = [], []
-    own = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)
-    for part, part_numbers in own:
-        if part.by_functions:
-            nonlinear = cast(Nonlinear, part)
-            functions.append(nonlinear)
-            bounds.append(_bounds(nonlinear, part_numbers, raw))
-        elif part.polyhedral:
-            straight.append(part.structure(part_numbers, raw))
-        else:
-            functions.append(Level(part))
-            beside = part.level_rows(part_numbers)
-            straight += [] if beside is None else [beside]
-            rows = part.level(part_numbers, raw.detach()).shape[-1]
-            bounds.append((raw.new_full((rows,), -torch.inf), raw.new_zeros(rows)))
+    for part, own in constraint.pairs(numbers):
+        if isinstance(part, Nonlinear):
+            functions.append(part)
+            bounds.append(_bounds(part, own, raw))
+            continue
+        data = part.data(own, raw)
+        if isinstance(data, BoxedRows):
+            straight.append(data)
+            continue
+        functions.append(Level(part))
+        bounds.append((raw.new_full((1,), -torch.inf), raw.new_zeros(1)))
+        if isinstance(data, SecondOrder):  # c'y + d >= 0 follows; as an affine row it holds in every step
+            straight.append(BoxedRows(data.c.unsqueeze(-2), -data.d.unsqueeze(-1), None))
     lower = join([bound[0] for bound in bounds]) if bounds else None
     upper = join([bound[1] for bound in bounds]) if bounds else None
     return functions, lower, upper, join_rows(straight) if straight else None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
 from hardnet.layers.base import Guarantee, Layer
+from hardnet.sets.affine_on_hull import AffineOnRegion
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.region import AffineOnRegion
 from hardnet.shapes import require_like
 
 

@@ -11,20 +11,18 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.entropic import project_entropic, solve_entropic_rows
-from hardnet.functional.nearest import project_rows
-from hardnet.functional.relaxed import project_small
-from hardnet.functional.solve import solve_rows
-from hardnet.layers.base import Guarantee, Layer, not_affine
+from hardnet.layers.base import Guarantee, Layer, not_affine, solve_layer
 from hardnet.layers.constant_rows import known_equalities
+from hardnet.layers.nearest import Kept, nearest, solution
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
+from hardnet.modes import HALF
+from hardnet.nearest.policy import Policy
+from hardnet.region import Kind, Region
 from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.horizon import Banded
 from hardnet.sets.simplex import Sums
 from hardnet.solvers.polyhedron.shared_rows import LEAST_ROWS, SharedRows, prepare_rows
 from hardnet.solvers.solution import Solution, Status
-from hardnet.structure import BoxedRows
 
 # The metric of a nearest point as an option of a layer: W of ``min (y - raw)'W(y - raw)``.
 
@@ -137,16 +135,15 @@ class Projection(Layer):
         metric: Any = metric()  # noqa: RUF009  a field, like the others
 
     options: Options
-    shared: SharedRows | None = None
-    """Factors of a constant A with many rows; not part of the state."""
+    kept: Kept
 
     def __init__(self, constraint: ConstraintSet, **options: Any) -> None:
         super().__init__(constraint, **options)
-        given = self.options
-        if constraint.relaxed and (given.strict or given.gradient != "exact" or given.on_infeasible == "nearest"):
+        given, soft = self.options, Kind.SOFT in constraint.kinds
+        if soft and (given.strict or given.gradient != "exact" or given.on_infeasible == "nearest"):
             expected = "strict=False, gradient='exact' and no compromise beside rows that give way"
             raise OptionError(sentence("options", expected, str(given), "leave them out"))
-        if constraint.relaxed and given.metric is not None:
+        if soft and given.metric is not None:
             raise OptionError(sentence("metric", "none beside rows that give way", "one", "leave it out"))
         self.entropic: bool = isinstance(given.metric, str)
         if self.entropic:
@@ -176,14 +173,12 @@ class Projection(Layer):
     @classmethod
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Only polyhedral sets; their rows may be relaxed."""
-        if not (constraint.polyhedral or (constraint.relaxed and constraint.projectable)):
-            return not_affine(constraint)
-        return None
+        return None if constraint.is_made_of(Kind.ROWS, Kind.SOFT) else not_affine(constraint)
 
     def refactor(self) -> None:
         """Factorize a constant A of many rows; any other A is factorized at each call, where that pays off."""
         plain = self.metric is None and not self.entropic
-        self.shared = shared_rows_of(self.constraint) if plain else None
+        self.kept = Kept(shared_rows_of(self.constraint) if plain else None)
 
     def code_at(self, raw: Tensor, x: Any) -> dict[str, Tensor]:
         """The metric at x, if it is a function."""
@@ -191,75 +186,22 @@ class Projection(Layer):
 
     def enforce(self, raw: Tensor, x: Any = None) -> Tensor:
         """Map raw ``(*batch, n)`` to the nearest y ``(*batch, n)`` of C(x)."""
-        return self._nearest(raw, x, self.options.on_invalid)
+        return self._nearest(raw, x, self.policy(raw, x))
 
-    def _nearest(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
-        """`enforce` with the given policy for bad numbers."""
-        if self.entropic:
-            A, b, numbers = entropic_rows(self.constraint, raw, x)
-            names = lambda: _names(self.constraint, numbers, raw, boxed=True)
-            given = {"on_infeasible": self.options.on_infeasible, "on_unsolved": self.options.on_unsolved}
-            return project_entropic(raw, A, b, on_invalid=on_invalid, names=names, **given)
-        weights = self._weights(raw, x)
-        if weights is not None and self.constraint.projectable:
-            options = {"on_infeasible": look_or_nan(self.options.on_infeasible, raw), "on_invalid": on_invalid}
-            return self.constraint.project(self.constraint.numbers(x, raw), raw, weights=weights, **options)  # pyright: ignore[reportCallIssue]
-        known = None
-        if weights is not None:
-            assert isinstance(self.constraint, Banded)
-            known = self.constraint.by_bands(self.constraint.numbers(x, raw), raw, weights)
-            whole = None if known is None else self._completed(raw, x, known, weights)
-            if whole is not None:
-                return whole
-        y = self._by_rows(raw, x, on_invalid)
-        return y if known is None else torch.where(known[1].unsqueeze(-1), known[0], y)
+    def _nearest(self, raw: Tensor, x: Any, policy: Policy) -> Tensor:
+        """`enforce` with the given policy."""
+        if not self.entropic:
+            return nearest(self.constraint, raw, x, policy, self.kept, formulas=False)
+        A, b, region = entropic_rows(self.constraint, raw, x)
+        ends = {"on_infeasible": policy.on_infeasible, "on_unsolved": policy.on_unsolved}
+        return project_entropic(raw, A, b, on_invalid=policy.on_invalid, names=lambda: region.names(raw), **ends)
 
-    def _completed(self, raw: Tensor, x: Any, known: tuple[Tensor, Tensor], weights: Tensor) -> Tensor | None:
-        """Y with the samples that are left solved by their rows; None where one has no answer."""
-        y, left = known[0], ~known[1]
-        if not bool(left.any()):
-            return y
-        pick = lambda part, core: (
-            part if part.dim() == core else part.expand((*raw.shape[:-1], *part.shape[-core:]))[left]
-        )
-        rows = self.constraint.structure(self.constraint.numbers(x, raw), raw).map(pick)
-        metric = None if self.metric is None else weights.expand_as(raw)[left].unsqueeze(-2)
-        quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}
-        rest = project_rows(raw[left], rows, metric=metric, **quiet)
-        return y.index_put((left,), rest) if bool(rest.isfinite().all()) else None
-
-    def _by_rows(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
-        """`_nearest` by the solver for the structure of the rows."""
-        policies = {
-            "on_infeasible": self.options.on_infeasible,
-            "on_unsolved": self.options.on_unsolved,
-            "on_invalid": on_invalid,
-            "gradient": self.options.gradient,
-            "once": self.once,
-        }
-        return nearest_point(self.constraint, raw, x, **policies, **self._given(raw, x))
-
-    def _weights(self, raw: Tensor, x: Any) -> Tensor | None:
-        """The diagonal of the metric for a set with an algorithm that takes it; None where rows are projected onto."""
-        own, given = self.constraint, self.options
-        plain = not given.strict and given.gradient == "exact" and given.on_infeasible != "nearest"
-        if not (own.weighable and plain):
-            return None
-        if self.metric is None:
-            return raw.new_ones(raw.shape[-1])
-        W = self.metric(raw, x)
-        if W.dim() == 1:
-            return W
-        return W.squeeze(-2) if W.shape[-2] == 1 and raw.shape[-1] > 1 else None
-
-    def _given(self, raw: Tensor, x: Any) -> dict[str, Any]:
-        """The options that `solve` and the projection share."""
-        given: dict[str, Any] = {"strict": self.options.strict}
-        if self.metric is not None:
-            given["metric"] = self.metric(raw, x)
-        if self.shared is not None and mode() not in GRAPHS:  # compiled code uses a fixed program
-            given["shared"] = self.shared
-        return given
+    def policy(self, raw: Tensor, x: Any) -> Policy:
+        """What samples without an answer give, what gradients do, and the metric at x."""
+        own = self.options
+        W = None if self.metric is None else self.metric(raw, x)
+        ends = own.on_infeasible, own.on_unsolved, own.on_invalid
+        return Policy(*ends, own.gradient, own.strict, W, once=self.once)
 
     def solve(self, raw: Tensor, x: Any = None) -> Solution:
         """The nearest point with its dual, status, iterations and residual, on the device of raw.
@@ -284,12 +226,13 @@ class Projection(Layer):
         """`solve` in float32 or float64."""
         if self.entropic:
             return solve_entropic_rows(raw, *entropic_rows(self.constraint, raw, x)[:2])
-        best = self.options.on_unsolved == "best"
-        found = solve_set(self.constraint, raw, x, best=best, **self._given(raw, x))
-        if self.options.on_infeasible != "nearest":
+        policy = self.policy(raw, x)
+        found = solution(self.constraint, raw, x, policy, self.kept)
+        if policy.on_infeasible != "nearest":
             return found
         empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
-        return found._replace(y=torch.where(empty, self._nearest(raw, x, "nan"), found.y))
+        y = self._nearest(raw, x, policy._replace(on_invalid="nan"))
+        return found._replace(y=torch.where(empty, y, found.y))
 
 
 def not_entropic(constraint: ConstraintSet) -> str | None:
@@ -300,23 +243,23 @@ def not_entropic(constraint: ConstraintSet) -> str | None:
             absent = not part.has("upper") or (upper is not None and bool((upper == torch.inf).all()))
             if lower is None or bool((lower != 0).any()) or not absent:
                 return "a box with other bounds than y >= 0"
-        elif part.compressed or not isinstance(part, (Sums, Equality)):
+        elif not isinstance(part, (Sums, Equality)):
             return type(part).__name__
     if not any(isinstance(part, (Box, Sums)) for part in constraint.parts):
         return "outputs that may be negative"
     return None if any(not isinstance(part, Box) for part in constraint.parts) else "no sum"
 
 
-def entropic_rows(constraint: ConstraintSet, raw: Tensor, x: Any) -> tuple[Tensor, Tensor, Any]:
-    """A and b of the sums, rows of zeros for those that the others imply; and the numbers of C(x)."""
-    numbers = constraint.numbers(x, raw)
-    A, lower, upper = constraint.structure(constraint.essential(numbers), raw)[:3]
+def entropic_rows(constraint: ConstraintSet, raw: Tensor, x: Any) -> tuple[Tensor, Tensor, Region]:
+    """A and b of the sums, rows of zeros for those that the others imply; and the region."""
+    region = constraint.region_of(constraint.essential(constraint.numbers(x, raw)), raw)
+    A, lower, upper = region.rows(raw)[:3]
     assert lower is not None
     assert upper is not None
     free = (lower == -torch.inf) & (upper == torch.inf)
     everywhere = free.reshape(-1, free.shape[-1]).all(0)
     rows = everywhere if bool((free == everywhere).all()) else free  # A is shared by all samples where it can be
-    return torch.where(rows.unsqueeze(-1), 0.0, A), torch.where(free, 0.0, lower), numbers
+    return torch.where(rows.unsqueeze(-1), 0.0, A), torch.where(free, 0.0, lower), region
 
 
 MOST_OUTPUTS = 4096
@@ -325,7 +268,7 @@ MOST_OUTPUTS = 4096
 
 def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
     """The factors of a polyhedron with many constant rows; None for any other set, and for few rows beside a box."""
-    like = constraint.origin() if constraint.polyhedral and not constraint.relaxed else None
+    like = constraint.origin() if constraint.polyhedral else None
     if like is None or not 1 < like.shape[-1] <= MOST_OUTPUTS:
         return None
     A = constraint.fixed_matrix(like)
@@ -339,85 +282,3 @@ def shared_rows_of(constraint: ConstraintSet) -> SharedRows | None:
 def _box_beside(A: Tensor) -> bool:
     """Whether there are bounds of single outputs beside other rows, or alone."""
     return int(((A != 0).sum(-1) > 1).sum()) < len(A)
-
-
-@torch.no_grad()
-def solve_layer(layer: Layer, raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
-    """The solution of `find` for a layer, whose constants move to raw; half precision is solved in float32."""
-    layer.settle(raw)
-    found = _find_precisely(widen(raw), input_of_set(x, raw), find)
-    y = narrow(found.y, raw.dtype, "nan") if raw.dtype in HALF else found.y
-    return Solution(y, *found[1:])  # torch 2.11 cannot compile returning a record made by `_replace`
-
-
-@full_precision
-def _find_precisely(raw: Tensor, x: Any, find: Callable[[Tensor, Any], Solution]) -> Solution:
-    """Call `find` with autocast off; x was converted before, depending on autocast."""
-    return find(raw, x)
-
-
-def solve_set(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Solution:
-    """The full solution behind `nearest_point`; multipliers of general rows first, then those of the box."""
-    if constraint.relaxed:
-        raise UnsupportedSetError(sentence("constraint", "rows that do not give way", "Relaxed", "call the layer"))
-    numbers = constraint.essential(constraint.numbers(x, raw))
-    structure = constraint.structure(numbers, raw)
-    if options.get("shared") is None or not structure.boxed:
-        return solve_rows(raw, structure, **options)
-    found = solve_rows(raw, BoxedRows(*constraint.rows(numbers, raw)), **options)
-    return found._replace(dual=_box_last(constraint, numbers, raw, found.dual))
-
-
-def _box_last(
-    constraint: ConstraintSet, numbers: Any, raw: Tensor, dual: Tensor, join: Callable[..., Tensor] = torch.sum
-) -> Tensor:
-    """Reorder multipliers of `constraint.rows`, where each member has its coordinates first, to put the box last.
-
-    `join` makes one number of those of several boxes.
-    """
-    general, box = [], []
-    for part, own in zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True):
-        count, k = part.row_count(own, raw), part.structure(own, raw).A.shape[-2]
-        coordinates, rows, dual = dual.split([count - k, k, dual.shape[-1] - count], dim=-1)
-        general.append(rows)
-        box.extend(coordinates.split(raw.shape[-1], dim=-1) if count > k else [])
-    return torch.cat([*general, join(torch.stack(box), 0)], dim=-1)
-
-
-def nearest_point(constraint: ConstraintSet, raw: Tensor, x: Any, **options: Any) -> Tensor:
-    """The projection onto a polyhedral set, by the solver for its structure; errors speak of rows by their names."""
-    numbers = constraint.numbers(x, raw)
-    if mode() == "export" and (y := _by_faces(constraint, numbers, raw, options)) is not None:
-        return y
-    if constraint.relaxed:
-        policies = ("on_infeasible", "on_unsolved", "on_invalid", "once")
-        return constraint.project(numbers, raw, **{name: options[name] for name in policies})
-    as_rows = options.get("shared") is not None or options.get("metric") is not None  # neither supports a box
-    solved = constraint.essential(numbers)
-    rows = BoxedRows(*constraint.rows(solved, raw)) if as_rows else constraint.structure(solved, raw)
-    if mode() not in GRAPHS:  # which raise nothing
-        options["names"] = lambda: _names(constraint, numbers, raw, boxed=rows.boxed)
-    return project_rows(raw, rows, **options)
-
-
-def _by_faces(constraint: ConstraintSet, numbers: Any, raw: Tensor, options: dict[str, Any]) -> Tensor | None:
-    """The nearest point of few rows beside a box, or of rows that may give way, where their faces are few."""
-    asked = options["on_infeasible"], options["on_unsolved"]
-    if "raise" in asked or options["strict"] or options.get("metric") is not None or constraint.compressed:
-        return None  # refused elsewhere, or solved by a program of its own
-    members = zip(constraint.parts, numbers if len(constraint.parts) > 1 else (numbers,), strict=True)
-    soft = [part.relaxed for part, own in members for _ in range(part.structure(own, raw).A.shape[-2])]
-    rows = constraint.structure(numbers, raw)
-    if not soft or not (any(soft) or asked[0] == "nearest" or rows.boxed):
-        return None
-    return project_small(raw, rows, soft, asked[0])
-
-
-def _names(constraint: ConstraintSet, numbers: Any, raw: Tensor, *, boxed: bool) -> list[tuple[int, str]]:
-    """For each general row and then for each coordinate of the box: its row in the set, and its name."""
-    if not boxed:
-        return list(enumerate(constraint.row_names(numbers, raw)))
-    general, box = constraint.structure_names(numbers, raw)
-    place = torch.arange(constraint.row_count(numbers, raw), device=raw.device).unsqueeze(0)
-    order = _box_last(constraint, numbers, raw, place, torch.amin).squeeze(0).tolist()
-    return list(zip(order, [*general, *box], strict=True))

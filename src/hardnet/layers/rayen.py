@@ -25,8 +25,8 @@ from hardnet.layers.constant_rows import poison, raise_for_invalid, take_raw
 from hardnet.layers.options import LayerOptions, choice, vector
 from hardnet.modes import working
 from hardnet.products import times
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.intersection import block_of
 from hardnet.shapes import require_like
 from hardnet.solvers.conic.blocks import Balls, Block, Intervals
 from hardnet.solvers.offline import (
@@ -100,7 +100,7 @@ class Rayen(Layer):
     def refusal(cls, constraint: ConstraintSet) -> str | None:
         """Accept only constant sets that consist of known blocks."""
         for part in constraint.parts:
-            if not (part.polyhedral or part.curved):
+            if not part.is_made_of(Kind.ROWS, Kind.CURVED):
                 return f"{type(part).__name__} has no gauge in closed form; use method='auto'"
         if not constraint.constant:
             return "it depends on x or is learned, and its interior point is found once; use method='auto'"
@@ -215,7 +215,7 @@ class Rayen(Layer):
     def _blocks(self) -> tuple[list[Intervals], list[Block]]:
         """The linear and the curved pieces of the set, on the CPU in float64."""
         like = self._like()
-        found = [block_of(part, part.numbers(None, like), like) for part in self.constraint.parts]
+        found = self.constraint.region(None, like).blocks(like)
         blocks = [block.cone() if isinstance(block, Balls) else block for block in found]
         exact = [type(block)(*(field.detach().to("cpu", torch.float64) for field in block)) for block in blocks]
         return [own for own in exact if isinstance(own, Intervals)], [

@@ -11,6 +11,7 @@ from torch import Tensor
 from hardnet.errors import InfeasibleError, in_samples, sample_indices
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.hardnet_cvx import HardNetCvx
+from hardnet.layers.nearest import refusal, tells_status
 from hardnet.layers.nonlinear import NonlinearLayer
 from hardnet.layers.options import LayerOptions, choice
 from hardnet.layers.projection import Projection
@@ -151,20 +152,17 @@ class UnionLayer(Layer):
 
 def _refused(piece: ConstraintSet) -> str | None:
     """Why no solver takes a piece; None where one does."""
-    if piece.polyhedral or (not piece.projectable and not piece.relaxed):
-        return None if piece.polyhedral else NonlinearLayer.refusal(piece)
-    if piece.relaxed or getattr(piece, "solve", None) is None:
+    if refusal(piece) is not None:
+        return NonlinearLayer.refusal(piece)
+    if not tells_status(piece):
         return f"{type(piece).__name__} has no solver that tells the status of a sample; use method='auto' on it alone"
     return None
 
 
 def _solver(piece: ConstraintSet, on_invalid: str = "nan") -> Layer:
     """The layer of a piece, with NaN for samples without an answer."""
-    if piece.polyhedral:
-        return Projection(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
-    if piece.projectable:
-        return HardNetCvx(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
-    return NonlinearLayer(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
+    kind = Projection if piece.polyhedral else HardNetCvx if refusal(piece) is None else NonlinearLayer
+    return kind(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
 
 
 def _as_solution(found: Any) -> Solution:

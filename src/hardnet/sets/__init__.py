@@ -1,6 +1,7 @@
 """Sets: what is allowed. Each maps the input x to the numbers of C(x)."""
 
 from hardnet.sets.affine import Affine, Box, Equality
+from hardnet.sets.affine_on_hull import AffineOnRegion
 from hardnet.sets.base import AffineRows, ConstraintSet, Number
 from hardnet.sets.curved import LMI, Ball, CurvedSet, Quadratic, SecondOrderCone
 from hardnet.sets.cvxpy import Cvxpy
@@ -9,7 +10,6 @@ from hardnet.sets.intersection import Intersection
 from hardnet.sets.l1_ball import L1Ball
 from hardnet.sets.monotone import Monotone
 from hardnet.sets.nonlinear import Nonlinear, Smooth
-from hardnet.sets.region import AffineOnRegion
 from hardnet.sets.relaxed import Relaxed
 from hardnet.sets.scaled import ScaledCurved, ScaledRows, scaled
 from hardnet.sets.simplex import Simplex

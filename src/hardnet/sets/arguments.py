@@ -107,6 +107,29 @@ def _constants_below(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield (f"{path}.{name}" if path else name), own
 
 
+class UnknownError(Exception):
+    """A number that only an input or training knows."""
+
+
+class Unknown:
+    """In place of an input: vectors and numbers that only x knows are NaN, a matrix is an `UnknownError`.
+
+    What is learned, or differs between samples, is as unknown, but for a learned matrix where that is asked for.
+    """
+
+    def __init__(self, learned: bool) -> None:
+        self.learned = learned
+
+    def value(self, core: Core, kept: Tensor | None, sizes: dict[str, int], like: Tensor) -> Tensor:
+        """The argument of this core; `kept` where it is learned."""
+        if kept is not None and self.learned and kept.dim() == len(core) == 2:
+            return kept.detach().to(like)
+        shape = [sizes.get(str(size), size) for size in core]
+        if len(core) > 1 or not all(isinstance(size, int) for size in shape):
+            raise UnknownError
+        return like.new_full(shape, torch.nan)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
 Number = Tensor | float | Sequence[Any] | Callable[[Any], Tensor] | nn.Module
 """What every argument of a set may be: a constant, a function of x, or a module (learned) of x."""
 
@@ -259,10 +282,12 @@ class Arguments(Constants):
         """
         kept = self._buffers.get(name)
         kept = self._parameters.get(name) if kept is None else kept
+        core = self._cores.get(name)
+        if type(x) is Unknown and core is not None and not self._shared(name):
+            return x.value(core, kept, {**self._sizes, **sizes, "n": like.shape[-1]}, like)
         value = self._evaluate(name, x, like) if kept is None else self._followed(name, kept, like)
         if value.dtype != like.dtype or value.device != like.device or value.layout != torch.strided:
             require_like(self._spoken(name), value, like)
-        core = self._cores.get(name)
         if core is None:
             return value
         known = tuple([like.shape[-1] if size == "n" else sizes.get(size, size) for size in core])  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -289,6 +314,11 @@ class Arguments(Constants):
     def moved(self, x: Any) -> list[tuple[Core, Tensor]]:
         """Those of `moving` at x, each beside its core: what x tells of batch and sizes."""
         return [(self._cores[name], self._evaluate(name, x, torch.zeros(()))) for name in self.moving]
+
+    def _shared(self, name: str) -> bool:
+        """Whether an argument is one constant for all samples."""
+        value, core = self.fixed(name), self._cores.get(name)
+        return value is not None and (core is None or value.dim() <= len(core))
 
     def follow(self, like: Tensor) -> bool:
         """Move constants written as lists or numbers to the dtype and device of a network; whether any moved."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, NamedTuple
+import warnings
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import CROSSED, DTypeError, ShapeError, UnsupportedSetError, sentence
-from hardnet.sets.arguments import Arguments, Name, Number
+from hardnet.region import Data, Kind, Own, Part, Region, count_of
+from hardnet.sets.arguments import Arguments, Name, Number, Unknown, UnknownError
 from hardnet.shapes import joint_batch
-from hardnet.structure import BoxedRows
+from hardnet.structure import BoxedRows, join_rows
 
 __all__ = ["AffineRows", "ConstraintSet", "Name", "Number"]
 
@@ -33,38 +35,41 @@ class AffineRows(NamedTuple):
 class ConstraintSet(Arguments):
     """C(x), a subset of R^n whose numbers may depend on the input x.
 
-    A set states the `record` of its numbers (or evaluates them itself, in `numbers`) and implements `residual` (how
-    far each row of these numbers is violated) and `scale` (the size of the terms of each row, which rounding is
-    relative to). A polyhedral set adds `rows`; a set with a projection of its own adds `project`. Numbers and points
-    are plain tensors, so that a certificate can evaluate the same formulas in float64 whatever the model's dtype.
+    A set of the library states the `record` of its numbers, its `kind`, and in `data` what these numbers describe:
+    rows beside a box, a block, ... (`hardnet.region`), which say how far a point misses them. A set of your own
+    evaluates its `numbers`, and says in `residual` how far each row is violated and in `scale` what rounding of it is
+    relative to; with `polyhedral` it has `rows`, with `projectable` a `project`. Numbers and points are plain tensors,
+    so that a certificate can evaluate the same formulas in float64 whatever the model's dtype.
     """
 
     polyhedral: bool = False
-    """Whether `rows` describes the whole set."""
+    """Of a set of your own: whether `rows` describes the whole set."""
     projectable: bool = False
-    """Whether `project` is available: the set's own exact Euclidean projection."""
-    weighable: bool = False
-    """Whether its own algorithm takes the weights of the squared distances of the outputs: a diagonal metric."""
-    curved: bool = False
-    """Whether its rows are curved blocks that the projection onto intersections takes: `hardnet.sets.curved`."""
-    absolute: bool = False
-    """Whether its row is a sum of absolute values, which `hardnet.functional.l1_ball` joins to other sets."""
-    smooth: bool = False
-    """Whether `level` describes the whole set."""
-    compressed: bool = False
-    """Whether its rows are kept in compressed form (`SparseNumbers`), never as a dense matrix."""
-    same_rows: bool = False
-    """Whether its rows have one constant A for all samples, so that they may stand beside compressed ones."""
-    relaxed: bool = False
-    """Whether some rows may give way; `structure` then has their weights, and `project` the least slack."""
-    by_functions: bool = False
-    """Whether its rows are functions of y and x, given by `values`."""
-    partitioned: bool = False
-    """Whether it is given by two such functions, `inequality` and `equality`."""
+    """Of a set of your own: whether `project` is available, its exact Euclidean projection."""
     tolerance: float = 0.0
     """What the methods that enforce it promise, relative to the terms of a row; 0 stands for rounding alone."""
-    declares_equalities: bool = False
-    """Whether some row is an equality by its class (`Equality`, the total of a `Simplex`), whatever its numbers."""
+    has_formula: bool = False
+    """Whether the nearest point of a polyhedron alone has a formula."""
+    all_equal: bool = False
+    """Whether all rows are equalities by the class of the set, whatever its numbers."""
+
+    kind: ClassVar[Kind | None] = None
+    """What a set of the library is, unless it is a polyhedron, which `polyhedral` says."""
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What the set is made of: all that a method needs to know of it before any x."""
+        own = Kind.ROWS if self.polyhedral else Kind.PROJECTION if self.projectable else Kind.OTHER
+        return frozenset([self.kind or own])
+
+    @property
+    def written_outside(self) -> bool:
+        """Whether it says itself what its rows are: a set of your own."""
+        return type(self).data is ConstraintSet.data and type(self).pairs is ConstraintSet.pairs
+
+    def is_made_of(self, *kinds: Kind) -> bool:
+        """Whether it has parts of these kinds alone."""
+        return self.kinds <= frozenset(kinds)
 
     @property
     def parts(self) -> list[ConstraintSet]:
@@ -115,35 +120,32 @@ class ConstraintSet(Arguments):
         learned = self._functions or list(self.parameters(recurse=False)) or list(self.children())
         return not learned and all(self._shared(name) for name in self._constants)
 
-    @abstractmethod
-    def residual(self, numbers: Any, y: Tensor) -> Tensor:
-        """How far y violates each row of `numbers`: ``(*batch, rows)``, zero where the row holds."""
+    def data(self, numbers: Any, like: Tensor) -> Data:
+        """What the numbers describe."""
+        return self.structure(numbers, like) if self.polyhedral else Own(self, numbers)
 
-    @abstractmethod
-    def scale(self, numbers: Any, y: Tensor) -> Tensor:
-        """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""
-
-    def scale_in(self, numbers: Any, y: Tensor, units: Tensor) -> Tensor:
-        """The same where an output counts as at least as large as its unit, ``(n,)``."""
-        return self.scale(numbers, torch.maximum(y.abs(), units))
-
-    def rows(self, numbers: Any, like: Tensor) -> AffineRows:
-        """The set as affine rows; only where `polyhedral` is True."""
-        raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
-
-    def level(self, numbers: Any, y: Tensor) -> Tensor:
-        """The set as ``level <= 0``, ``(*batch, rows)``, twice differentiable in y; only where `smooth` is True."""
-        raise UnsupportedSetError(f"{type(self).__name__} has no description by smooth functions")
-
-    def level_rows(self, numbers: Any) -> BoxedRows | None:
-        """Affine rows that follow from `level` and that every step towards it keeps; None where there are none."""
+    def alone(self, numbers: Any, like: Tensor) -> Any:
+        """What else the numbers describe, where the set stands alone: something with a formula; None for nothing."""
         return None
 
-    def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
-        """The set as general rows beside a box, which is never written as a matrix; only where `polyhedral` is True."""
-        rows = self.rows(numbers, like)
-        declared = set(self.equality_rows(numbers, like))
-        return BoxedRows(*rows, equality=tuple(row in declared for row in range(rows.A.shape[-2])))
+    def pairs(self, numbers: Any) -> list[tuple[ConstraintSet, Any]]:
+        """The sets that this one is the intersection of, each with its numbers."""
+        return [(self, numbers)]
+
+    def region(self, x: Any, like: Tensor) -> Region:
+        """C(x) as data."""
+        return self.region_of(self.numbers(x, like), like)
+
+    def region_of(self, numbers: Any, like: Tensor) -> Region:
+        """The same from its numbers."""
+        parts = tuple([part._part(own, like) for part, own in self.pairs(numbers)])
+        return Region(parts, lambda: self.row_names(numbers, like))
+
+    def _part(self, numbers: Any, like: Tensor) -> Part:
+        """A set that is no intersection as a part of a region."""
+        (kind,) = self.kinds
+        rows_of_its_own = kind is Kind.ROWS and type(self).scale is not ConstraintSet.scale
+        return Part(kind, self.data(numbers, like), Own(self, numbers) if rows_of_its_own else None)
 
     def essential(self, numbers: Any) -> Any:
         """The numbers with infinite bounds on rows that other rows imply: what solvers get, who may lose digits there.
@@ -152,36 +154,82 @@ class ConstraintSet(Arguments):
         """
         return numbers
 
+    def residual(self, numbers: Any, y: Tensor) -> Tensor:
+        """How far y violates each row of `numbers`: ``(*batch, rows)``, zero where the row holds."""
+        return self.data(numbers, y).residual(y)
+
+    def scale(self, numbers: Any, y: Tensor) -> Tensor:
+        """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""
+        return self.data(numbers, y).scale(y)
+
+    def scale_in(self, numbers: Any, y: Tensor, units: Tensor) -> Tensor:
+        """The same where an output counts as at least as large as its unit, ``(n,)``."""
+        return self.scale(numbers, torch.maximum(y.abs(), units))
+
+    def rows(self, numbers: Any, like: Tensor) -> AffineRows:
+        """The set as affine rows, the coordinates of a box first; only where it is a polyhedron."""
+        if self.written_outside or not self.is_made_of(Kind.ROWS, Kind.SOFT):
+            raise UnsupportedSetError(f"{type(self).__name__} has no description by affine rows")
+        return AffineRows(*self.region_of(numbers, like).stacked()[:3])
+
+    def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
+        """The set as general rows beside a box, which is never written as a matrix; only where it is a polyhedron."""
+        if not self.written_outside:
+            return self.region_of(numbers, like).rows(like)
+        rows = self.rows(numbers, like)
+        declared = set(self.equality_rows(numbers, like))
+        return BoxedRows(*rows, equality=tuple(row in declared for row in range(rows.A.shape[-2])))
+
+    def known(self, like: Tensor, *, learned: bool = False) -> BoxedRows | None:
+        """The affine rows as far as construction knows them, boxes first: NaN for a bound that only x knows.
+
+        None where x or training tells A, where a size is not known, and for a set that is no polyhedron.
+
+        Args:
+            like: ``(n,)``.
+            learned: Whether a matrix that is learned counts, as it is now.
+        """
+        found = [part._known(like, learned) for part in self.parts]
+        rows = [own for own in found if own is not None]
+        return join_rows(rows) if len(rows) == len(found) else None
+
+    def _known(self, like: Tensor, learned: bool) -> BoxedRows | None:
+        """The same of a set that is no intersection."""
+        if not self.is_made_of(Kind.ROWS):
+            return None
+        if self.written_outside:
+            A = self.fixed_matrix(like)
+            return None if A is None else BoxedRows(A, *(self.fixed_bounds(like) or (None, None)))
+        try:
+            data = self.data(self.numbers(Unknown(learned), like), like)
+        except UnknownError:
+            return None
+        return None if not isinstance(data, BoxedRows) else data.stacked()
+
     def fixed_matrix(self, like: Tensor) -> Tensor | None:
         """The A of `rows` where it is constant, so that its factor can be kept (bounds may depend on x); else None."""
-        return None
+        rows = None if self.written_outside else self.known(like)
+        return None if rows is None else rows.A
 
     def fixed_bounds(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """The bounds of `rows`, ``(m,)`` each, where A is fixed: infinite where absent, NaN where only x knows."""
-        A = self.fixed_matrix(like)
-        if A is None:
+        rows = None if self.written_outside else self.known(like)
+        if rows is None:
             return None
-        unknown = like.new_full((A.shape[-2],), torch.nan)
-        if not self.constant:
-            return unknown, unknown
-        _, lower, upper = self.affine(None, like)
-        return _filled(lower, unknown, -torch.inf), _filled(upper, unknown, torch.inf)
+        absent = rows.A.new_full((len(rows.A),), torch.inf)
+        return -absent if rows.lower is None else rows.lower, absent if rows.upper is None else rows.upper
 
     def equality_rows(self, numbers: Any, like: Tensor) -> list[int]:
         """The rows of `rows` that are equalities by their class; no number is looked at."""
-        return []
-
-    def declared_rows(self, count: int) -> list[int]:
-        """The same where only the number of rows is known, as when a layer is built."""
-        return []
-
-    def factorize(self) -> Any:
-        """What `project` can be given as ``factor=``, to be computed once where the numbers are constant; else None."""
-        return None
+        if self.written_outside:
+            return []
+        declared = self.region_of(numbers, like).stacked().equality
+        return [row for row, own in enumerate(declared or ()) if own]
 
     def row_count(self, numbers: Any, like: Tensor) -> int:
         """How many rows `residual` (and `rows`) have."""
-        return self.residual(numbers, like).shape[-1]
+        data = self.data(numbers, like)
+        return self.residual(numbers, like).shape[-1] if isinstance(data, Own) else count_of(data, like)
 
     def row_names(self, numbers: Any, like: Tensor, label: str | None = None) -> list[str]:
         """A readable name for each row of `residual` and of `rows`: ``limits[3]``, or ``budget`` for a single row.
@@ -194,15 +242,33 @@ class ConstraintSet(Arguments):
                 raise ShapeError(sentence("name", f"a name for each of {count} rows", f"{len(self.name)} names"))
             return [f"{label or ''}{own}" for own in self.name]
         label = self.label if label is None else label
+        own = self.suffixes(numbers, like)
+        if own is not None:
+            return [label + name for name in own]
         return [label] if count == 1 else [f"{label}[{row}]" for row in range(count)]
 
-    def structure_names(self, numbers: Any, like: Tensor, label: str | None = None) -> tuple[list[str], list[str]]:
-        """The names of the general rows of `structure`, and of the n coordinates of its box ("" where it has none)."""
-        return self.row_names(numbers, like, label), [""] * like.shape[-1]
+    def suffixes(self, numbers: Any, like: Tensor) -> list[str] | None:
+        """What stands behind the label in the name of each row; None where rows are numbered."""
+        return None
 
-    def project(self, numbers: Any, raw: Tensor) -> Tensor:
-        """The Euclidean projection of raw ``(*batch, n)``, differentiable; only where `projectable` is True."""
-        raise UnsupportedSetError(f"{type(self).__name__} has no projection of its own")
+    def structure_names(self, numbers: Any, like: Tensor) -> tuple[list[str], list[str]]:
+        """The names of the general rows of `structure`, and of the n coordinates of its box ("" where it has none)."""
+        names = [name for _, name in self.region_of(numbers, like).names(like)]
+        k = self.structure(numbers, like).A.shape[-2]
+        return names[:k], names[k:] or [""] * like.shape[-1]
+
+    def project(self, numbers: Any, raw: Tensor, **policies: Any) -> Tensor:
+        """The Euclidean projection of raw ``(*batch, n)``, differentiable: of a set of your own with `projectable`.
+
+        For sets of the library it is the old spelling of ``hn.layers.HardNetCvx(constraint)(raw, x)``.
+        """
+        if self.written_outside:
+            raise UnsupportedSetError(f"{type(self).__name__} has no projection of its own")
+        return _old_spelling("project", self, numbers, raw, **policies)
+
+    def solve(self, raw: Tensor, x: Any = None, **options: Any) -> Any:
+        """The old spelling of ``hn.layers.HardNetCvx(constraint).solve(raw, x)``."""
+        return _old_spelling("solve", self, self.numbers(x, raw), raw, **options)
 
     def affine(self, x: Any, like: Tensor) -> AffineRows:
         """`numbers` and `rows` in one step: the affine rows of C(x)."""
@@ -243,12 +309,9 @@ class ConstraintSet(Arguments):
         if excess > 0:
             raise CROSSED.of(f"{least}, {most}", f"lower > upper by up to {excess:.3g}")
 
-    def _shared(self, name: str) -> bool:
-        """Whether an argument is one constant for all samples."""
-        value, core = self.fixed(name), self._cores.get(name)
-        return value is not None and (core is None or value.dim() <= len(core))
 
-
-def _filled(bound: Tensor | None, unknown: Tensor, absent: float) -> Tensor:
-    """A bound with one entry per row; infinite where it is absent."""
-    return torch.full_like(unknown, absent) if bound is None else bound.expand(unknown.shape)
+def _old_spelling(name: str, constraint: ConstraintSet, *given: Any, **options: Any) -> Any:
+    """What a method of a layer gives under the name that a set had for it in version 0.2."""
+    layer = "hn.layers.HardNetCvx(constraint)" + (".solve" if name == "solve" else "")
+    warnings.warn(f"constraint.{name} is deprecated: use {layer}(raw, x)", DeprecationWarning, stacklevel=3)
+    return getattr(import_module("hardnet.layers.nearest"), name)(constraint, *given, **options)

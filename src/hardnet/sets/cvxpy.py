@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.program import Program, project_program
+from hardnet.functional.program import Program
+from hardnet.region import Kind, Own
 from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.tolerances import PROGRAMS
 
@@ -29,7 +30,7 @@ class Cvxpy(ConstraintSet):
         name: What errors and certificates call it.
     """
 
-    projectable = True
+    kind = Kind.PROGRAM
     tolerance = PROGRAMS
     stored_as: ClassVar[dict[str, str]] = {"parameters": "names"}
 
@@ -105,6 +106,10 @@ class Cvxpy(ConstraintSet):
         """A parameter as the user wrote it."""
         return f"parameters[{name.removeprefix(_stored(''))!r}]"
 
+    def data(self, numbers: tuple[Tensor, ...], like: Tensor) -> Own:
+        """The program and its parameters."""
+        return Own(self, numbers)
+
     def residual(self, numbers: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """CVXPY's violation of every scalar row, evaluated in float64."""
         batch = y.shape[:-1]
@@ -119,10 +124,6 @@ class Cvxpy(ConstraintSet):
             flat = number.abs().reshape(*y.shape[:-1], prod(shape))
             size = size + flat.amax(-1, keepdim=True)
         return size * torch.ones_like(self.residual(numbers, y))
-
-    def project(self, numbers: tuple[Tensor, ...], raw: Tensor, **policies: Any) -> Tensor:
-        """The projection by cvxpylayers, to its solver's tolerance."""
-        return project_program(self.program, raw, numbers, **policies)
 
 
 def _stored(name: str) -> str:

@@ -9,19 +9,24 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.bands import project_bands
-from hardnet.sets.affine import Boxed
-from hardnet.sets.base import Name, Number
+from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.structure import BoxedRows
 
 
-class Banded(Boxed):
+class Bands(NamedTuple):
+    """The limits of a banded set, ``(*batch, 3, T, c)``."""
+
+    low: Tensor
+    high: Tensor
+
+
+class Banded(ConstraintSet):
     """T values of c channels, time by time, with limits on values, steps and second differences of each channel.
 
     A subclass gives the limits, and from which time on steps and second differences are limited.
     """
 
-    weighable = True
+    polyhedral = True
     T: int
     channels: int
 
@@ -33,7 +38,7 @@ class Banded(Boxed):
     def first_rows(self) -> tuple[int, int]:
         """The times of the first limited step and of the first limited second difference; T for none."""
 
-    def structure(self, numbers: Any, like: Tensor) -> BoxedRows:
+    def data(self, numbers: Any, like: Tensor) -> BoxedRows:
         """The steps above the second differences, beside the box of the values."""
         low, high = (self._rows_of(part) for part in self.limits(numbers, like))
         A, box = self._matrix(like), (low[0], high[0]) if self._boxed else (None, None)
@@ -60,38 +65,20 @@ class Banded(Boxed):
         rows = torch.cat([(eye - back(1))[first:], (eye - 2 * back(1) + back(2))[second:]])
         return torch.kron(rows, torch.eye(self.channels, dtype=like.dtype, device=like.device))
 
-    def fixed_matrix(self, like: Tensor) -> Tensor:
-        """The A of `rows`, which no number changes."""
-        box = [torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)] if self._boxed else []
-        return torch.cat([*box, self._matrix(like)])
-
-    def structure_names(self, numbers: Any, like: Tensor, label: str | None = None) -> tuple[list[str], list[str]]:
-        """``name.step[t]`` and ``name.bend[t]``, and ``name[t]`` for a value; ``[t,c]`` where there are channels."""
-        label = self.label if label is None else label
+    def suffixes(self, numbers: Any, like: Tensor) -> list[str]:
+        """``[t]`` for a value, ``.step[t]`` and ``.bend[t]``; ``[t,c]`` where there are channels."""
         first, second = self.first_rows()
 
         def named(kind: str, begin: int) -> list[str]:
             several = self.channels > 1
             places = [f"{t},{c}" if several else f"{t}" for t in range(begin, self.T) for c in range(self.channels)]
-            return [f"{label}{kind}[{place}]" for place in places]
+            return [f"{kind}[{place}]" for place in places]
 
-        box = named("", 0) if self._boxed else [""] * like.shape[-1]
-        return named(".step", first) + named(".bend", second), box
+        return [*(named("", 0) if self._boxed else []), *named(".step", first), *named(".bend", second)]
 
-    def row_names(self, numbers: Any, like: Tensor, label: str | None = None) -> list[str]:
-        """Those of the values, then those of their differences."""
-        rows, box = self.structure_names(numbers, like, label)
-        return [*filter(None, box), *rows]
-
-    def by_bands(self, numbers: Any, raw: Tensor, weights: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The nearest points ``(*batch, n)``, and which samples are solved; None where no compiled code runs."""
-        shape = (self.T, self.channels)
-        apart = lambda part: part.unflatten(-1, shape).mT
-        low, high = (part.movedim(-1, -3) for part in self.limits(numbers, raw))
-        found = project_bands(apart(raw), low, high, apart(weights.expand_as(raw)))
-        if found is None:
-            return None
-        return found[0].mT.flatten(-2), found[1].all(-1)
+    def alone(self, numbers: Any, like: Tensor) -> Any:
+        """The limits of each channel over time."""
+        return Bands(*self.limits(numbers, like))
 
 
 class HorizonNumbers(NamedTuple):

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times
-from hardnet.rows import bound_size
-from hardnet.sets.affine import Affine, Box, Boxed
+from hardnet.region import Own, Part, Region, SparseNumbers
 from hardnet.sets.arguments import map_numbers, number_leaves, to_double
-from hardnet.sets.base import ConstraintSet
-from hardnet.sets.intersection import Intersection
-from hardnet.sets.relaxed import loosened
-from hardnet.sets.simplex import Sums
-from hardnet.sets.sparse import SparseNumbers, product
 from hardnet.solvers.algebra.compensated import (
     UNIT,
     WIDEST_SUM,
@@ -32,7 +26,7 @@ from hardnet.solvers.algebra.compensated import (
     slice_rows,
     sliced_excess,
 )
-from hardnet.structure import BoxedRows
+from hardnet.structure import BoxedRows, bound_size
 from hardnet.tolerances import ROUNDINGS, Reads, largest_read, terms
 
 # The records that a certificate is made from: what is allowed, what was found, and the outputs with their sizes.
@@ -403,7 +397,7 @@ def _sum_pairs_again(left: Tensor, A: Tensor, bounds: tuple[Tensor, Tensor], poi
 
 
 def _of_bounds(lower: Tensor | None, upper: Tensor | None, weight: Tensor) -> Tensor:
-    """`hardnet.rows.bound_size` in float64."""
+    """`hardnet.structure.bound_size` in float64."""
     lower, upper = (None if side is None else side.double() for side in (lower, upper))
     return bound_size(lower, upper, weight)
 
@@ -427,8 +421,8 @@ def judge_sparse(numbers: SparseNumbers, y: Tensor, allowed: Tensor) -> Excess:
     absent = y.new_full((len(counts),), torch.inf)
     lower = (-absent if numbers.lower is None else numbers.lower).expand(allowed.shape).reshape(-1, len(counts))
     upper = (absent if numbers.upper is None else numbers.upper).expand(allowed.shape).reshape(-1, len(counts))
-    size = product(numbers, numbers.values.abs(), torch.ones_like(flat[:1])) * flat.abs().amax(-1, keepdim=True)
-    found = excess_of_sums(product(numbers, numbers.values, flat), lower, upper, size, counts)
+    size = numbers.product(numbers.values.abs(), torch.ones_like(flat[:1])) * flat.abs().amax(-1, keepdim=True)
+    found = excess_of_sums(numbers.product(numbers.values, flat), lower, upper, size, counts)
     inside = found.value < -found.rounding
     left = ~(inside | (found.value > allowed.reshape(-1, len(counts)) + found.rounding))
     found.rounding.masked_fill_(inside, 0)
@@ -444,12 +438,12 @@ def judge_sparse(numbers: SparseNumbers, y: Tensor, allowed: Tensor) -> Excess:
 def sparse_size(numbers: SparseNumbers, y: Tensor, tolerance: Tolerance) -> Tensor:
     """``sum_j |a_j| max(|y_j|, size_j) + |bound|``, ``(*batch, m)``, by the rule of `hardnet.tolerances`."""
     reach, size = y.abs(), numbers.values.abs()
-    weight = product(numbers, size, torch.ones_like(y[..., :1]).expand_as(y))
+    weight = numbers.product(size, torch.ones_like(y[..., :1]).expand_as(y))
     bounds = torch.zeros_like(weight)
     if numbers.lower is not None or numbers.upper is not None:
         bounds = bound_size(numbers.lower, numbers.upper, weight)
     if tolerance.units is not None:
-        return product(numbers, size, torch.maximum(reach, tolerance.units)) + bounds
+        return numbers.product(size, torch.maximum(reach, tolerance.units)) + bounds
     read, largest = torch.zeros_like(weight), reach.amax(-1, keepdim=True)
     row = torch.repeat_interleave(torch.arange(read.shape[-1], device=y.device), numbers.crow.diff())
     for place in range(0, len(row), PAIRS):  # the entries of one sample at a time may be many
@@ -481,8 +475,6 @@ def _entries(numbers: SparseNumbers, row: Tensor) -> tuple[Tensor, Tensor]:
 
 UNDERFLOW = 2.0**-537
 """What a norm may lose where squares underflow: the root of the smallest float64."""
-SCALES_OF_ROWS = (Affine.scale, Box.scale, Sums.scale, Boxed.scale)
-"""Scales that say what `judge_rows` knows by itself; another scale is asked for."""
 
 
 class Curved(NamedTuple):
@@ -494,38 +486,36 @@ class Curved(NamedTuple):
 
 
 def judge(
-    constraint: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance, slack: list[Tensor | None] | None = None
+    region: Region, y: Tensor, tolerance: Tolerance, slack: list[Tensor | None] | None = None
 ) -> tuple[Judgment, Tensor]:
-    """Judge y ``(*batch, n)`` by the numbers of C(x): the flat record, and which rows are coordinates ``(rows,)``.
+    """Judge y ``(*batch, n)`` by a region: the flat record, and which rows are coordinates ``(rows,)``.
 
     Args:
-        constraint: The set.
-        numbers: Its numbers at x, in the dtype of the model.
+        region: C(x), in the dtype of the model.
         y: Outputs.
         tolerance: What counts as satisfied.
-        slack: For each member by how much its bounds have given way, ``(*batch, rows)``, or None.
+        slack: For each part by how much its bounds have given way, ``(*batch, rows)``, or None.
     """
     batch, flat = y.shape[:-1], y.reshape(-1, y.shape[-1])
-    parts = list(members(constraint, numbers))
     pieces = [
-        judge_curved(part, own, y, tolerance)
-        if not (part.polyhedral or part.relaxed)
-        else loosened(part.structure(own, y), given).map(partial(_flat, batch=batch))
-        for (part, own), given in zip(parts, slack or [None] * len(parts), strict=True)
+        _loosened(part.data, gave).map(partial(_flat, batch=batch))
+        if isinstance(part.data, BoxedRows)
+        else judge_curved(part.data, y, tolerance)
+        for part, gave in zip(region.parts, slack or [None] * len(region.parts), strict=True)
     ]
-    counts = [_coordinates(piece) + _general_rows(piece) for piece in pieces]
-    general = [_general_rows(piece) for piece in pieces]
+    general = [piece.A.shape[-2] if isinstance(piece, BoxedRows) else piece.violation.shape[-1] for piece in pieces]
     rounding = flat.new_empty(len(flat), sum(general), dtype=torch.float64)
     whole = Judgment([], rounding, flat.new_ones(len(flat), dtype=torch.bool), [])
     points = Points.of(flat).beside(_given_way(pieces, slack or []))
-    for (part, own), piece, own_rounding in zip(parts, pieces, rounding.split(general, -1), strict=True):
+    for part, piece, own_rounding in zip(region.parts, pieces, rounding.split(general, -1), strict=True):
         out = whole._replace(rounding=own_rounding)
         if isinstance(piece, BoxedRows):
-            judge_rows(piece, points, tolerance, out, _own_tolerance(part, own, y, tolerance))
+            judge_rows(piece, points, tolerance, out, _own_tolerance(part, y, tolerance))
         else:
             _copy(piece, out)
-    coordinates = torch.cat([torch.arange(k) < _coordinates(piece) for k, piece in zip(counts, pieces, strict=True)])
-    return whole, coordinates.to(y.device)
+    boxed = [y.shape[-1] if part.boxed else 0 for part in region.parts]
+    coordinates = [torch.arange(own + k) < own for own, k in zip(boxed, general, strict=True)]
+    return whole, torch.cat(coordinates).to(y.device)
 
 
 def _given_way(pieces: list[Any], slack: list[Tensor | None]) -> Tensor | None:
@@ -543,12 +533,13 @@ def _given_way(pieces: list[Any], slack: list[Tensor | None]) -> Tensor | None:
     return reach
 
 
-def members(constraint: ConstraintSet, numbers: Any) -> Iterator[tuple[ConstraintSet, Any]]:
-    """The sets that an intersection is made of, each with its own numbers; any other set is its only member."""
-    if isinstance(constraint, Intersection):
-        yield from zip(constraint.parts, numbers, strict=True)
-    else:
-        yield constraint, numbers
+def _loosened(rows: BoxedRows, slack: Tensor | None) -> BoxedRows:
+    """The rows with bounds that have given way by `slack` ``(*batch, m)``, in float64; None changes nothing."""
+    if slack is None:
+        return rows
+    lower = None if rows.lower is None else rows.lower.double() - slack.clamp_min(0)
+    upper = None if rows.upper is None else rows.upper.double() + (-slack).clamp_min(0)
+    return rows._replace(lower=lower, upper=upper, A=rows.A.double())
 
 
 def _copy(piece: Curved, out: Judgment) -> None:
@@ -560,13 +551,18 @@ def _copy(piece: Curved, out: Judgment) -> None:
     out.allowed.append(Allowed.exactly(tolerance))
 
 
-def _own_tolerance(part: ConstraintSet, numbers: Any, y: Tensor, allowed: Tolerance) -> Tensor | None:
+def _own_tolerance(part: Part, y: Tensor, allowed: Tolerance) -> Tensor | None:
     """The tolerance ``(B, rows)`` of a polyhedron whose scale is not that of its rows; None where it is."""
-    if type(part).scale in SCALES_OF_ROWS or part.relaxed or allowed.absolute is not None:
+    if part.own is None or allowed.absolute is not None:
         return None
-    finite, numbers = torch.where(y.isfinite(), y, 0).double(), to_double(numbers)
-    scale = _anchored(part, numbers, finite, allowed)
+    finite = torch.where(y.isfinite(), y, 0).double()
+    scale = _anchored(_in_double(part.own), finite, allowed)
     return allowed.of(scale).expand(*y.shape[:-1], -1).reshape(y.shape[:-1].numel(), scale.shape[-1])
+
+
+def _in_double(data: Any) -> Any:
+    """The numbers of a part in float64."""
+    return data._replace(numbers=to_double(data.numbers)) if isinstance(data, Own) else to_double(data)
 
 
 def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
@@ -577,51 +573,42 @@ def _flat(number: Tensor, core: int, batch: torch.Size) -> Tensor:
     return number.expand(*batch, *own).reshape(batch.numel(), *own)
 
 
-def _coordinates(piece: BoxedRows | Curved) -> int:
-    """How many rows compare one output with a bound of its own."""
-    return piece.A.shape[-1] if isinstance(piece, BoxedRows) and piece.boxed else 0
-
-
-def _general_rows(piece: BoxedRows | Curved) -> int:
-    """How many other rows there are."""
-    return piece.A.shape[-2] if isinstance(piece, BoxedRows) else piece.violation.shape[-1]
-
-
-def judge_curved(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Curved:
-    """The residual of the set in float64, which adds up and multiplies along n and the widest of its numbers.
+def judge_curved(data: Any, y: Tensor, tolerance: Tolerance) -> Curved:
+    """The residual of a part in float64, which adds up and multiplies along n and the widest of its numbers.
 
     Its rounding is bounded by ``4 (n + that width + 8)`` times `UNIT`, relative to the size of the terms: twice what
     sums, norms and products lose, and what a backward-stable eigenvalue may. Functions whose terms are not known
     (Smooth, Cvxpy) are taken to be as careful. Sparse rows are added up as carefully as dense ones. Samples with a
     number or an output that is not finite are violated.
     """
-    given, numbers = y.double(), to_double(numbers)
-    leaves = list(number_leaves(numbers))
+    given, data = y.double(), _in_double(data)
+    leaves = list(number_leaves(data))
     sound = given.isfinite().all(-1)
     for name, leaf in leaves:
         sound = sound & _sound_samples(_usable(name, leaf), y.shape[:-1])
     finite = torch.where(given.isfinite(), given, 0)
-    cleaned = finite_numbers(numbers)
-    scale = part.scale(cleaned, finite)
-    allowed = tolerance.of(_anchored(part, cleaned, finite, tolerance))
+    cleaned = finite_numbers(data)
+    scale = cleaned.scale(finite)
+    allowed = tolerance.of(_anchored(cleaned, finite, tolerance))
     width = y.shape[-1] + max((size for _, leaf in leaves for size in leaf.shape), default=1)
-    if part.compressed:
+    if isinstance(cleaned, SparseNumbers):
         found = judge_sparse(cleaned, finite, allowed)
     else:
-        found = Excess(part.residual(cleaned, finite), 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+        found = Excess(cleaned.residual(finite), 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
     violation = torch.where(sound.unsqueeze(-1), found.value, not_finite(given))
     return Curved(violation, allowed.expand_as(violation), found.rounding.expand_as(violation))
 
 
-def _anchored(part: ConstraintSet, numbers: Any, y: Tensor, tolerance: Tolerance) -> Tensor:
+def _anchored(data: Any, y: Tensor, tolerance: Tolerance) -> Tensor:
     """The size of the terms of each row, with a rounding of 1 in y where no other number gives it a size."""
-    if part.compressed:
-        return sparse_size(numbers, y, tolerance)
+    if isinstance(data, SparseNumbers):
+        return sparse_size(data, y, tolerance)
     if tolerance.units is not None:
-        return part.scale_in(numbers, y, tolerance.units)
-    scale = part.scale(numbers, y)
-    alone = part.scale(numbers, torch.zeros_like(y)) > 0
-    return scale if bool(alone.all()) else torch.where(alone, scale, part.scale(numbers, y.abs() + tolerance.eps))
+        own = isinstance(data, Own)
+        return data.scale_in(y, tolerance.units) if own else data.scale(torch.maximum(y.abs(), tolerance.units))
+    scale = data.scale(y)
+    alone = data.scale(torch.zeros_like(y)) > 0
+    return scale if bool(alone.all()) else torch.where(alone, scale, data.scale(y.abs() + tolerance.eps))
 
 
 def _usable(name: str, number: Tensor) -> Tensor:

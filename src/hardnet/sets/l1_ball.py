@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from hardnet.functional.l1_ball import L1, project_l1_ball, solve_l1_ball
-from hardnet.functional.samples import Policy
+from hardnet.functional.l1_ball import L1
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet, Name, Number
-from hardnet.solvers.solution import Solution
 
 
-class AbsoluteSet(ConstraintSet):
-    """What L1 balls share, in the units of y or in others: from the numbers of the set at x they have a `ball`."""
-
-    projectable = True
-    absolute = True
-
-    def ball(self, numbers: Any) -> L1:
-        """The numbers of the ball in y, from those of the set at x."""
-        return numbers
-
-    def row_count(self, numbers: Any, like: Tensor) -> int:
-        """One."""
-        return 1
-
-    def residual(self, numbers: Any, y: Tensor) -> Tensor:
-        """``relu(sum_i weights_i |y_i - center_i| - radius)``, one row."""
-        return self.ball(numbers).excess(y).clamp_min(0)
-
-    def scale(self, numbers: Any, y: Tensor) -> Tensor:
-        """``sum_i weights_i (|y_i| + |center_i|) + radius``, one row."""
-        return self.ball(numbers).scale(y)
-
-    def solve(self, raw: Tensor, x: Any = None) -> Solution:
-        """The projection with its `Solution`: status, residual, and as multiplier the price of the radius."""
-        return solve_l1_ball(raw, *self.ball(self.numbers(x, raw)))
-
-    def project(
-        self, numbers: Any, raw: Tensor, *, on_infeasible: Policy = "raise", on_invalid: Policy = "raise"
-    ) -> Tensor:
-        """Soft thresholding; a negative radius or weight is invalid, any other numbers give points."""
-        return project_l1_ball(raw, *self.ball(numbers), on_invalid=on_invalid)
-
-
-class L1Ball(AbsoluteSet):
+class L1Ball(ConstraintSet):
     """``sum_i weights_i(x) |y_i - center_i(x)| <= radius(x)``: turnover, leverage, a budget of changes.
 
     Alone it is soft thresholding, O(n log n). Beside boxes, affine rows and curved sets (``&``) the nearest point is as
@@ -58,6 +22,7 @@ class L1Ball(AbsoluteSet):
         name: What errors and certificates call it.
     """
 
+    kind = Kind.ABSOLUTE
     record = L1
 
     def __init__(self, center: Number, radius: Number, weights: Number | None = None, *, name: Name = None) -> None:
@@ -65,3 +30,11 @@ class L1Ball(AbsoluteSet):
         self.take("center", center, ("n",), "finite")
         self.take("radius", radius, (), "size")
         self.take("weights", weights, ("n",), "size")
+
+    def data(self, numbers: L1, like: Tensor) -> L1:
+        """The numbers themselves."""
+        return numbers
+
+    def alone(self, numbers: L1, like: Tensor) -> L1:
+        """Soft thresholding."""
+        return numbers

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, sentence
-from hardnet.functional.monotone import project_monotone
-from hardnet.functional.samples import Policy
 from hardnet.sets.base import Name, Number
 from hardnet.sets.horizon import Banded
 
@@ -26,6 +24,14 @@ class MonotoneNumbers(NamedTuple):
     most_step: Tensor | None
     least_bend: Tensor | None
     most_bend: Tensor | None
+
+
+class Pooled(NamedTuple):
+    """Bounds ``(*batch, n)`` of outputs in order, None where absent, and whether they rise."""
+
+    lower: Tensor | None
+    upper: Tensor | None
+    increasing: bool
 
 
 class Monotone(Banded):
@@ -82,11 +88,6 @@ class Monotone(Banded):
         for pair in (("lower", "upper"), ("least_step", "most_step"), ("least_bend", "most_bend")):
             self._check_bounds(*pair)
 
-    @property
-    def projectable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it has no limits but the order and bounds: what pooling takes."""
-        return not any(self.has(name) for name in self.record._fields[2:])
-
     def numbers(self, x: Any, like: Tensor) -> MonotoneNumbers:
         """The limits at x."""
         n = self._sizes["n"]
@@ -116,18 +117,16 @@ class Monotone(Banded):
         """Between values alone."""
         return 1, 2 if self.has("least_bend") or self.has("most_bend") else self.T
 
-    def project(
-        self,
-        numbers: MonotoneNumbers,
-        raw: Tensor,
-        *,
-        weights: Tensor | None = None,
-        on_infeasible: Policy = "raise",
-        on_invalid: Policy = "raise",
-    ) -> Tensor:
-        """Pool adjacent violators; `weights` are those of the squares, ``(n,)`` or ``(*batch, n)``."""
-        options: dict[str, Any] = {"on_infeasible": on_infeasible, "on_invalid": on_invalid}
-        return project_monotone(raw, *numbers[:2], increasing=self.increasing, weights=weights, **options)
+    @property
+    def has_formula(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it has no limits but the order and bounds: what pooling takes."""
+        return not any(self.has(name) for name in self.record._fields[2:])
+
+    def alone(self, numbers: MonotoneNumbers, like: Tensor) -> Any:
+        """Bounds and direction for pooling; else the limits of all rows."""
+        if not self.has_formula:
+            return super().alone(numbers, like)
+        return Pooled(numbers.lower, numbers.upper, self.increasing)
 
     def extra_repr(self) -> str:
         """N, the direction and the limits."""

@@ -12,10 +12,11 @@ from torch.utils import _pytree as pytree
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.functional.nonlinear import call, jacobian_of
-from hardnet.sets.affine import interval_residual
+from hardnet.region import Kind, Own
 from hardnet.sets.base import ConstraintSet, Name, Number
 from hardnet.shapes import fit
 from hardnet.solvers.nonlinear.solve import Existence, prove_existence
+from hardnet.structure import interval_residual
 from hardnet.tolerances import NONLINEAR, row_size
 
 NonlinearFunction = Callable[[Tensor, Any], Tensor] | nn.Module
@@ -60,7 +61,7 @@ class Nonlinear(ConstraintSet):
         name: What errors and certificates call these rows, or a list of names, one for each row.
     """
 
-    by_functions = True
+    kind = Kind.FUNCTIONS
     tolerance = NONLINEAR
     g: NonlinearFunction
     jacobian: NonlinearFunction | None
@@ -134,6 +135,10 @@ class Nonlinear(ConstraintSet):
         m = self._count(x, like)
         bounds = (self.number(side, x, like, m=m) if self.has(side) else None for side in ("lower", "upper"))
         return NonlinearNumbers(x, *bounds)
+
+    def data(self, numbers: NonlinearNumbers, like: Tensor) -> Own:
+        """The functions and their bounds."""
+        return Own(self, numbers)
 
     def residual(self, numbers: NonlinearNumbers, y: Tensor) -> Tensor:
         """``relu(g - upper) + relu(lower - g)``; a value that is not finite meets nothing."""
@@ -214,7 +219,6 @@ class Smooth(Nonlinear):
         name: What errors and certificates call these rows.
     """
 
-    partitioned = True
     inequality: NonlinearFunction | None
     equality: NonlinearFunction | None
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.relaxed import least_slack, project_relaxed
-from hardnet.modes import widen
-from hardnet.sets.base import AffineRows, ConstraintSet, Name
+from hardnet.region import Kind
+from hardnet.sets.base import ConstraintSet, Name
 from hardnet.structure import BoxedRows
 
 
@@ -42,8 +41,7 @@ class Relaxed(ConstraintSet):
             `constraint`.
     """
 
-    projectable = True
-    relaxed = True
+    kind = Kind.SOFT
 
     stored_as: ClassVar[dict[str, str]] = {"level": "priority"}
 
@@ -56,7 +54,7 @@ class Relaxed(ConstraintSet):
         self.priority: int | None = None if level == 1 else level
         if not isinstance(constraint, ConstraintSet):
             raise DTypeError(sentence("constraint", "a set", type(constraint).__name__))
-        if not constraint.polyhedral:
+        if not constraint.is_made_of(Kind.ROWS):
             expected = "a set of affine rows, not relaxed itself"
             raise UnsupportedSetError(sentence("constraint", expected, type(constraint).__name__))
         if callable(weight) or getattr(weight, "requires_grad", False):
@@ -102,57 +100,14 @@ class Relaxed(ConstraintSet):
         """Name, weight, and a level that is not the first."""
         return super().extra_repr() + ("" if self.priority is None else f", level={self.priority}")
 
-    def residual(self, numbers: RelaxedNumbers, y: Tensor) -> Tensor:
-        """How far y is from what was wanted, row by row."""
-        return self.constraint.residual(numbers.wanted, y)
-
-    def scale(self, numbers: RelaxedNumbers, y: Tensor) -> Tensor:
-        """That of the set."""
-        return self.constraint.scale(numbers.wanted, y)
-
-    def rows(self, numbers: RelaxedNumbers, like: Tensor) -> AffineRows:
-        """The rows as they were wanted."""
-        return self.constraint.rows(numbers.wanted, like)
-
-    def structure(self, numbers: RelaxedNumbers, like: Tensor) -> BoxedRows:
+    def data(self, numbers: RelaxedNumbers, like: Tensor) -> BoxedRows:
         """General rows with weights; a box that gives way is no box."""
+        rows = self.constraint.region_of(numbers.wanted, like).stacked()
         level = torch.full_like(numbers.weight, numbers.level)
-        return BoxedRows(*self.rows(numbers, like), weight=numbers.weight, level=level)
-
-    def row_count(self, numbers: RelaxedNumbers, like: Tensor) -> int:
-        """Those of the set."""
-        return self.constraint.row_count(numbers.wanted, like)
+        return rows._replace(equality=None, weight=numbers.weight, level=level)
 
     def row_names(self, numbers: RelaxedNumbers, like: Tensor, label: str | None = None) -> list[str]:
         """Those of the set, under the name of this one; or its own."""
         if isinstance(self.name, tuple):
             return super().row_names(numbers, like, label)
         return self.constraint.row_names(numbers.wanted, like, self.name if label is None else label)
-
-    def project(self, numbers: RelaxedNumbers, raw: Tensor, **policies: Any) -> Tensor:
-        """The nearest point with the least slack; a set that may give way everywhere always has one."""
-        rows = self.structure(numbers, raw)
-        return project_relaxed(raw, rows, **policies)
-
-
-def slack_of_members(
-    constraint: ConstraintSet, numbers: Any, members: list[tuple[ConstraintSet, Any]], y: Tensor
-) -> list[Tensor | None]:
-    """The least slack of each member at x, ``(*batch, its rows)`` float64 with the sign of `least_slack`.
-
-    None for a member that may not give way. A curved member is refused: no method enforces it beside relaxed rows.
-    """
-    if not all(part.polyhedral or part.relaxed for part, _ in members):
-        raise UnsupportedSetError(sentence("constraint", "affine rows beside rows that give way", "a curved set"))
-    counts = [part.structure(own, y).A.shape[-2] for part, own in members]
-    pieces = least_slack(widen(y), constraint.structure(numbers, widen(y))).split(counts, dim=-1)
-    return [piece if part.relaxed else None for piece, (part, _) in zip(pieces, members, strict=True)]
-
-
-def loosened(rows: BoxedRows, slack: Tensor | None) -> BoxedRows:
-    """The rows with bounds that have given way by `slack` ``(*batch, m)``, in float64; None changes nothing."""
-    if slack is None:
-        return rows
-    lower = None if rows.lower is None else rows.lower.double() - slack.clamp_min(0)
-    upper = None if rows.upper is None else rows.upper.double() + (-slack).clamp_min(0)
-    return rows._replace(lower=lower, upper=upper, A=rows.A.double())

@@ -57,13 +57,8 @@ class Transport(Sums):
         self._shape(numbers, like)
         return numbers
 
-    def sums(self, like: Tensor) -> Tensor | None:
+    def sums(self, numbers: TransportNumbers, like: Tensor) -> Tensor:
         """Which entry is in which row, above which is in which column."""
-        shape = self._counts()
-        return None if shape is None else marginals(*shape, like)
-
-    def _sums_at(self, numbers: TransportNumbers, like: Tensor) -> Tensor:
-        """The same for the shape that the numbers have."""
         return marginals(*self._shape(numbers, like), like)
 
     def totals(self, numbers: TransportNumbers) -> tuple[Tensor, Tensor]:
@@ -89,25 +84,17 @@ class Transport(Sums):
         """Without the bounds of the last column, unless it contradicts the others."""
         return numbers._replace(without_last=True)
 
-    def known_totals(self, like: Tensor) -> Tensor:
-        """Each side where it is constant."""
-        sides = []
-        for own, letter in (("row_sums", "r"), ("column_sums", "c")):
-            fixed = self.fixed(own)
-            unknown = like.new_full((self._sizes[letter],), torch.nan)
-            sides.append(unknown if fixed is None or fixed.dim() > 1 else fixed.to(like))
-        return torch.cat(sides)
-
-    def declared_rows(self, count: int) -> list[int]:
-        """The sums, which are the last rows, but for the last of all, which the others imply."""
+    @property
+    def declared(self) -> int:
+        """All but the last, which the others imply; none where no constant tells how many there are."""
         shape = self._counts()
-        return [] if shape is None else list(range(count - sum(shape), count - 1))
+        return 0 if shape is None else sum(shape) - 1
 
-    def _names(self, numbers: TransportNumbers, like: Tensor) -> tuple[list[str], list[str]]:
+    def suffixes(self, numbers: TransportNumbers, like: Tensor) -> list[str]:
         """``name[i,j]``, then ``name.rows[i]`` and ``name.columns[j]``."""
         r, c = self._shape(numbers, like)
         entries = [f"[{i},{j}]" for i in range(r) for j in range(c)]
-        return entries, [*(f".rows[{i}]" for i in range(r)), *(f".columns[{j}]" for j in range(c))]
+        return [*entries, *(f".rows[{i}]" for i in range(r)), *(f".columns[{j}]" for j in range(c))]
 
     def _counts(self) -> tuple[int, int] | None:
         """``(r, c)`` where constants tell both."""

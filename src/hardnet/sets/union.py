@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.region import Kind
 from hardnet.sets.base import ConstraintSet, Name
 
 MOST_PIECES = 16
@@ -35,7 +36,7 @@ class Union(ConstraintSet):
         known = {piece.dim for piece in flat if piece.dim is not None}
         if len(known) > 1:
             raise ShapeError(sentence("members", "sets of one output dimension", f"dimensions {sorted(known)}"))
-        if any(piece.relaxed for piece in flat):
+        if any(Kind.SOFT in piece.kinds for piece in flat):
             remedy = "every point misses such a set by some slack; leave it out"
             raise UnsupportedSetError(sentence("members", "sets that do not give way", "Relaxed", remedy))
         self.members: nn.ModuleList = nn.ModuleList(flat)

@@ -19,9 +19,9 @@ from hardnet.errors import DTypeError, HardNetError, ShapeError, sentence
 from hardnet.kernels.checking import KernelMismatchError, check_kernel
 from hardnet.kernels.cpu.ready import waiting
 from hardnet.layers.base import Guarantee, Layer
-from hardnet.sets.affine import affine_residual, affine_scale
+from hardnet.sets.arguments import number_leaves
 from hardnet.sets.base import ConstraintSet
-from hardnet.sets.judgment import number_leaves
+from hardnet.structure import BoxedRows
 from hardnet.testing.poison import ContractError, check_poisoned_numbers, functions_of, require
 
 __all__ = ["ContractError", "KernelMismatchError", "check_kernel", "check_layer", "check_set"]
@@ -104,8 +104,8 @@ def _roundings(numbers: Any, y: Tensor) -> float:
 def _check_rows(constraint: ConstraintSet, numbers: Any, y: Tensor, residual: Tensor) -> None:
     """``relu(A y - upper) + relu(lower - A y)`` of the rows equals the residual of the set, to rounding."""
     rows = constraint.rows(numbers, y)
-    off = (affine_residual(rows, y) - residual).abs()
-    same = off <= _roundings(numbers, y) * affine_scale(rows, y)
+    plain = BoxedRows(*rows)
+    same = (plain.residual(y) - residual).abs() <= _roundings(numbers, y) * plain.scale(y)
     require(bool(same.all()), "the affine rows disagree with the residual")
 
 

@@ -5,6 +5,7 @@ import torch
 
 from hardnet import check
 from hardnet.functional import project_intersection
+from hardnet.layers import HardNetCvx
 from hardnet.sets import LMI, Affine, Ball, Box, Equality, Quadratic, SecondOrderCone
 from tests.draws import draw
 from tests.solvers.convex import D
@@ -33,7 +34,7 @@ CURVED = {
 def test_a_box_holds_exactly_and_the_rest_to_rounding(name, size, dtype):
     both = (Box(LOWER, UPPER) & CURVED[name]()).to(dtype)
     raw = (size * draw(60, N, seed=10)).to(dtype)
-    y = both.project(both.numbers(None, raw), raw)
+    y = HardNetCvx(both)(raw)
     assert bool((y >= LOWER.to(dtype)).all())
     assert bool((y <= UPPER.to(dtype)).all())
     assert bool(check(both, y).ok) or dtype == torch.float32
@@ -46,7 +47,7 @@ def test_rows_that_are_one_coordinate_hold_exactly_too(sign):
     positive = Affine(sign * torch.eye(N, dtype=D), **{"lower" if sign > 0 else "upper": torch.zeros(N, dtype=D)})
     both = positive & Ball(torch.full((N,), 0.1, dtype=D), 0.3)
     raw = 3 * draw(200, N, seed=11)
-    y = both.project(both.numbers(None, raw), raw)
+    y = HardNetCvx(both)(raw)
     assert y.min().item() >= 0
     assert bool(y.sqrt().isfinite().all())
 

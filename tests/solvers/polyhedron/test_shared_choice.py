@@ -134,16 +134,16 @@ def layered(dtype=F64):
 
 def test_a_layer_keeps_its_factors_and_they_follow_it(counted):
     layer, raw, x = layered()
-    assert layer.shared is not None
-    assert len(layer.shared.equal) == 20
+    assert layer.kept.shared is not None
+    assert len(layer.kept.shared.equal) == 20
     y = layer(raw, x)
     assert hn.check(layer.constraint, y, x).ok
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(raw, x), y)
     short = copy.deepcopy(layer).to(torch.float32)
-    assert short.shared.gram.dtype == torch.float64
+    assert short.kept.shared.gram.dtype == torch.float64
     rounded = prepare_rows(layer.constraint.fixed_matrix(raw).float(), torch.arange(40) >= 20)
-    torch.testing.assert_close(short.shared.gram, rounded.gram, rtol=0, atol=0)
+    torch.testing.assert_close(short.kept.shared.gram, rounded.gram, rtol=0, atol=0)
     point = short(raw.float(), x.float())
     assert point.dtype == torch.float32
     assert hn.check(short.constraint, point, x.float()).ok

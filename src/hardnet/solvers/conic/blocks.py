@@ -19,9 +19,10 @@ from torch import Tensor
 from hardnet.kernels.limits import CURVED
 from hardnet.modes import may_look
 from hardnet.products import gram, length, power_above, product_each, tiled_product, times_tiled
-from hardnet.rows import bound_size, ordered
+from hardnet.rows import ordered
 from hardnet.shapes import joint_batch
 from hardnet.solvers.algebra.small import ascending, eigh
+from hardnet.structure import bound_size
 
 # Several images as one map ``G(y) in K_1 x K_2 x ...``, and the linear system that Newton and gradients share.
 

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hardnet.errors import DTypeError, ShapeError, sentence
 from hardnet.modes import mode
-from hardnet.rows import bound_size
 from hardnet.solvers.algebra.small import product
 from hardnet.solvers.solution import choose, place, take
+from hardnet.structure import bound_size
 
 # The input x of nonlinear rows, and calls of functions ``(y, x) -> values`` for some samples of a batch.
 #
@@ -200,7 +200,7 @@ class Rows(NamedTuple):
         A: ``(k, n)`` or ``(B, k, n)``; k may be 0.
         lower: ``(B, m + k)``, infinite where absent.
         upper: Like `lower`.
-        size: The size of the bounds, `hardnet.rows.bound_size`, ``(B, m + k)``; None before `prepared`.
+        size: The size of the bounds, `hardnet.structure.bound_size`, ``(B, m + k)``; None before `prepared`.
         tight: Whether all rows are known to be equalities.
     """
 

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from hardnet.kernels.limits import STRICT
 from hardnet.products import power_near, times_columnwise, times_rowwise
-from hardnet.rows import BoxedBatch, bound_size, boxed, ordered, take_rows
+from hardnet.rows import BoxedBatch, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
 from hardnet.solvers.polyhedron.fixed import repeat
 from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Solution, Status, place, take, verdict
+from hardnet.structure import bound_size
 
 # A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import align, times_aligned
-from hardnet.rows import bound_size
+from hardnet.structure import bound_size
 
 CERTAIN = 6 * torch.finfo(torch.float64).eps
 """The fraction of ``sum |a_j y_j|`` beyond which a violated row is corrected: well below what a certificate allows."""

@@ -5,7 +5,7 @@ import torch
 
 from hardnet.errors import ShapeError, UnsupportedSetError
 from hardnet.sets import AffineOnRegion
-from hardnet.sets.region import in_hull
+from hardnet.sets.affine_on_hull import in_hull
 from hardnet.testing import check_set
 
 pytestmark = pytest.mark.core

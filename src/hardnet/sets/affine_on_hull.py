@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.region import Data, Own
+from hardnet.sets.arguments import Unknown
 from hardnet.sets.base import AffineRows, ConstraintSet, Name, Number
 from hardnet.shapes import require_like
 from hardnet.solvers import Status, project_affine
+from hardnet.structure import BoxedRows
 
 
 class RegionNumbers(NamedTuple):
@@ -81,6 +84,9 @@ class AffineOnRegion(ConstraintSet):
     def numbers(self, x: Any, like: Tensor) -> RegionNumbers:
         """The target at x, its size, and whether x is in the region."""
         vertices = self.number("vertices", None, like)
+        if isinstance(x, Unknown):
+            target = like.new_full((like.shape[-1],), torch.nan)
+            return RegionNumbers(target, target, torch.ones((), dtype=torch.bool, device=like.device))
         if not isinstance(x, Tensor) or x.shape[-1:] != vertices.shape[-1:]:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(sentence("x", f"shape (*batch, {vertices.shape[-1]}), as the vertices have", got))
@@ -93,17 +99,19 @@ class AffineOnRegion(ConstraintSet):
         A, b = self.map(x)
         return RegionNumbers(x @ A.mT + b, x.abs() @ A.abs().mT + b.abs(), in_hull(x, vertices))
 
-    def rows(self, numbers: RegionNumbers, like: Tensor) -> AffineRows:
-        """``target <= y <= target`` in the region, infinite bounds outside; only where the map is given."""
+    def data(self, numbers: RegionNumbers, like: Tensor) -> Data:
+        """``target <= y <= target`` in the region, infinite bounds outside; nothing where the map is learned."""
         if not self.given:
-            raise UnsupportedSetError("AffineOnRegion with a learned map has no affine rows; use method='police'")
+            return Own(self, numbers)
         inside = numbers.inside.unsqueeze(-1)
         lower, upper = (torch.where(inside, numbers.target, absent) for absent in (-torch.inf, torch.inf))
-        return AffineRows(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device), lower, upper)
+        return BoxedRows(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device), lower, upper)
 
-    def fixed_matrix(self, like: Tensor) -> Tensor | None:
-        """The identity, where the map is given."""
-        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device) if self.given else None
+    def rows(self, numbers: RegionNumbers, like: Tensor) -> AffineRows:
+        """The identity; only where the map is given."""
+        if not self.given:
+            raise UnsupportedSetError("AffineOnRegion with a learned map has no affine rows; use method='police'")
+        return super().rows(numbers, like)
 
     def residual(self, numbers: RegionNumbers, y: Tensor) -> Tensor:
         """``|y - target|`` where x is in the region, else 0."""
