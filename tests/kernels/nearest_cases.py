@@ -18,7 +18,8 @@ def outputs(function):
     """y, dual, status and residual, shaped as the formulas return them."""
 
     def run(*numbers):
-        y, dual, status, residual = function(*numbers)
+        found = function(*numbers)
+        y, dual, status, residual = (found.y, found.dual, found.status, found.residual) if len(found) > 4 else found
         return y, dual, status.reshape(-1).to(torch.int8), residual.reshape(-1)
 
     return run

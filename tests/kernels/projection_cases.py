@@ -11,6 +11,7 @@ from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import projection
+from hardnet.solvers.solution import Found
 from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside
 
@@ -28,7 +29,8 @@ TOLERANCES = Tolerances(
 def answer(raw, A, lower, upper):
     """The result of the fused kernel, and which samples it leaves open."""
     *found, unsolved, _ = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
-    return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
+    y, dual, side, steps, residual = found
+    return Found(y, None, dual, side, torch.zeros_like(unsolved, dtype=torch.int8), residual, steps), unsolved
 
 
 def compare(family, device, most_open=0, steps=True):

@@ -20,7 +20,7 @@ from hardnet.nearest.derivative import Pull, inwards
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import bound_size, or_one, ordered
 from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, solve
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Found, Status
 
 ROUNDINGS = 16
 """How far a row may miss its bounds, in roundings of the dtype, relative to ``|a|_1 |y|_inf + |bounds|``."""
@@ -31,23 +31,6 @@ TOUCHES = 8 * torch.finfo(torch.float64).eps
 solvers then agree on the derivative at a vertex where more rows meet than are needed."""
 EMPTY = 64 * torch.finfo(torch.float64).eps
 """How far a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
-
-
-class Nearest(NamedTuple):
-    """The nearest point of each sample.
-
-    Attributes:
-        y: ``(B, n)``, differentiable; NaN for samples that are not solved.
-        dual: Multipliers, ``raw - y = A' dual``, ``(B, m)``; positive at an upper bound, negative at a lower one. For
-            an empty set, weights of rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
-        status: `hardnet.solvers.solution.Status` ``(B,)`` int8; a NOT_CONVERGED sample needs another solver.
-        residual: Scale-free KKT residual ``(B,)``.
-    """
-
-    y: Tensor
-    dual: Tensor
-    status: Tensor
-    residual: Tensor
 
 
 class Scaled(NamedTuple):
@@ -74,8 +57,10 @@ class Chosen(NamedTuple):
     empty: Tensor
 
 
-def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Nearest:
+def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Found:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` by tensor operations that read no value.
+
+    y is NaN for samples that are not solved; a NOT_CONVERGED one needs another solver.
 
     Args:
         raw: ``(B, n)``.
@@ -98,7 +83,7 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     status, residual = judge(fixed, chosen, target.detach(), y.detach(), step.detach())
     dual = (chosen.dual * fixed.shrink).to(raw.dtype)
     solved = (status == int(Status.SOLVED)).unsqueeze(-1)
-    return Nearest(torch.where(solved, y, torch.nan), dual, status, residual.to(raw.dtype))
+    return Found(torch.where(solved, y, torch.nan), None, dual, None, status, residual.to(raw.dtype))
 
 
 def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
 from hardnet.functional.entropic import project_entropic, solve_entropic_rows
-from hardnet.functional.nearest import project_rows
+from hardnet.functional.nearest import project_rows, solve_rows
 from hardnet.functional.relaxed import project_small
-from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.options import LayerOptions, choice, flag, metric

@@ -5,7 +5,7 @@ import torch
 
 import hardnet as hn
 from hardnet.certificate import ROUNDINGS
-from hardnet.functional.polyhedron import find
+from hardnet.functional.nearest import any_rows
 from hardnet.nearest.policy import QUIET
 from hardnet.rows import take_rows
 from hardnet.solvers import Status, project_affine
@@ -46,7 +46,7 @@ def test_rows_that_meet_in_one_point_are_met_or_it_is_told(m, n):
         A, point = draw(40, m, n, seed=seed), draw(40, n, seed=seed + 100)
         raw, upper = point + 300 * draw(40, n, seed=seed + 200), (A * point.unsqueeze(-2)).sum(-1)
         lower = torch.where(draw(40, m, seed=seed + 300) > 0, -torch.inf, upper)
-        found = find(take_rows(raw, A, lower, upper), QUIET, prove=True)
+        found = any_rows(take_rows(raw, A, lower, upper), QUIET, prove=True)
         good = found.status == Status.SOLVED
         numbers = {"A": A[good], "lower": lower[good], "upper": upper[good]}
         assert hn.check(of_samples(numbers), found.y[good], numbers).ok

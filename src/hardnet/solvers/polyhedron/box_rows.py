@@ -24,7 +24,7 @@ from hardnet.rows import BoxedBatch, bound_size, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
 from hardnet.solvers.polyhedron.fixed import repeat
 from hardnet.solvers.polyhedron.projection import project_affine
-from hardnet.solvers.solution import Solution, Status, place, take, verdict
+from hardnet.solvers.solution import Found, Solution, Status, place, take, verdict
 
 # A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
 
@@ -420,26 +420,6 @@ NEWTON_STEPS_IN_GRAPHS = 3
 """The same in compiled code, and for one row in exported code, where each step is part of the graph."""
 
 
-class Outcome(NamedTuple):
-    """The outcome for a flat batch, in the original units.
-
-    Attributes:
-        y: ``(B, n)``, inside the box.
-        place: Where each coordinate is, ``(B, n)`` int8: -1 at its lower bound, 1 at its upper, 0 free, 2 fixed.
-        dual: ``(B, k)``.
-        side: Which bound each row is at, ``(B, k)`` int8: -1 lower, 1 upper, 0 none, 2 an equality.
-        status: ``(B,)`` int8.
-        residual: ``(B,)``.
-    """
-
-    y: Tensor
-    place: Tensor
-    dual: Tensor
-    side: Tensor
-    status: Tensor
-    residual: Tensor
-
-
 class _Point(NamedTuple):
     """``point = raw - A'dual``, accumulated step by step, and the dual."""
 
@@ -491,7 +471,7 @@ def solve(
     *,
     rounding: float,
     mode: str = "eager",
-) -> Outcome:
+) -> Found:
     """Project a flat batch (see `hardnet.rows.boxed`).
 
     `rounding` is the machine epsilon of the answer's dtype, and `mode` what records or transforms the call.
@@ -517,7 +497,7 @@ def solve(
     y = torch.where((valid & ~empty).unsqueeze(-1), y, torch.nan)
     dual = torch.where(empty.unsqueeze(-1), witness, found.dual) / scale
     sides = _place(problem, found.point), dual, _side(problem, found.dual)
-    return Outcome(y, *sides, status.to(torch.int8), residual * SOLVED * EPS)
+    return Found(y, *sides, status.to(torch.int8), residual * SOLVED * EPS)
 
 
 def unsettled(status: Tensor) -> Tensor:
@@ -525,7 +505,7 @@ def unsettled(status: Tensor) -> Tensor:
     return (status == int(Status.NOT_CONVERGED)) | (status == int(Status.FEASIBLE))
 
 
-def settle(found: Outcome, flat: BoxedBatch, rounding: float) -> Outcome:
+def settle(found: Found, flat: BoxedBatch, rounding: float) -> Found:
     """Solve the samples that are `unsettled` as n + k dense rows."""
     index = unsettled(found.status).nonzero().squeeze(-1)
     if len(index) == 0:
@@ -539,7 +519,7 @@ def settle(found: Outcome, flat: BoxedBatch, rounding: float) -> Outcome:
 
 def _by_dense_rows(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
-) -> Outcome:
+) -> Found:
     """Solve by the solver for any polyhedron, then clamp; NOT_CONVERGED if rows do not hold after that.
 
     The multipliers of nearly dependent rows may be so large that their rounding makes a row miss its bounds.
@@ -556,7 +536,7 @@ def _by_dense_rows(
     side = torch.where(problem.equality, 2, dual.sign()).to(torch.int8)
     status = verdict(found.status, problem.holds(y, rounding))
     y = torch.where(((status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))).unsqueeze(-1), y, torch.nan)
-    return Outcome(y, place, dual, side, status, found.residual)
+    return Found(y, place, dual, side, status, found.residual)
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -22,11 +22,9 @@ from torch import Tensor
 from hardnet.products import times, times_aligned
 from hardnet.solvers.polyhedron.active import solve_active, solve_unseen
 from hardnet.solvers.polyhedron.pivoting import pivot
-from hardnet.solvers.polyhedron.problem import Problem
+from hardnet.solvers.polyhedron.problem import FAR, Problem
 
 EPS = torch.finfo(torch.float64).eps
-FAR = 1e3
-"""A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 FAINT = 1e-14
 """The fraction of the largest weight of a ray below which a row takes no part in a contradiction."""
 CHUNK_ENTRIES = 1 << 20

@@ -25,6 +25,8 @@ FEASIBLE = 1e-13
 """A row counts as satisfied if it is violated by no more than this fraction of ``|a| |raw| + |bound|``."""
 SOLVED = 1e-12
 """The residual up to which a sample counts as solved."""
+FAR = 1e3
+"""A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 
 
 class Problem(NamedTuple):
@@ -162,3 +164,11 @@ def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
     product = times_aligned(problem.A, y)
     violated = (problem.violation(product) / problem.norm).amax(-1) / unit
     return torch.maximum(kkt_residual(problem, y, dual, product) - rounding, violated).clamp_min(0.0)
+
+
+def harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    """The numbers with zeros and absent bounds in place of those of invalid samples, which every solver can handle."""
+    row = valid.unsqueeze(-1)
+    A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
+    bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
+    return torch.where(row, raw, 0.0), A, *bounds

@@ -212,6 +212,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
         near = found.y[:, : raw.shape[-1]] / eps**0.5
         proven = (found.status == int(Status.INFEASIBLE)) & ~empty
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
+        assert found.side is not None
         side = found.side.to(torch.int8)
         y = settle(near, rows, side)
         missed, needed = _missed(y, rows, side, found.dual)
@@ -301,6 +302,7 @@ def _nearest(raw: Tensor, rows: Rows, first: _First, stage: Tensor) -> Relaxatio
         upper = torch.maximum(upper, product + room * (product >= upper))
         low, high = torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1)
         found = place(found, left, solve(_record(raw[left], every[left], low[left], high[left])))
+    assert found.side is not None
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
     done = first.status == int(Status.SOLVED)
     status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)
