@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NonFiniteError, OptionError, sentence
-from hardnet.functional import nearest_formulas
 from hardnet.functional.derivatives import along_tangent, keep_value
 from hardnet.functional.elementary import project_box
 from hardnet.functional.metric import in_metric, take_metric
@@ -31,6 +30,7 @@ from hardnet.functional.strict import hold_exactly, refuse_half_precision
 from hardnet.kernels.backends import find as find_kernel
 from hardnet.modes import full_precision, may_wait, narrow, outside_compiler, refuse_forward_tangent
 from hardnet.nearest import derivative
+from hardnet.nearest import few_rows as formulas
 from hardnet.nearest.derivative import Pull, Route, smooth
 from hardnet.nearest.policy import (
     PROVED,
@@ -506,14 +506,14 @@ def fixed_program(rows: Batch, gradient: str) -> Found:
     if kernel is not None:
         return by_kernel(rows, tangent, kernel)
     if rows.learned or not rows.memory:
-        return nearest_formulas.nearest(*rows.numbers, tangent)
+        return formulas.nearest(*rows.numbers, tangent)
     with torch.inference_mode():  # hundreds of operations, each a fifth faster without version counters
-        found = nearest_formulas.nearest(*rows.numbers)
+        found = formulas.nearest(*rows.numbers)
     return Found(*(None if part is None else part.clone() for part in found))  # pyright: ignore[reportArgumentType]
 
 
 def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Found:
-    """The same as `nearest_formulas.nearest`, for rows that the kernel takes: one launch each for forward and backward.
+    """The same as `hardnet.nearest.few_rows.nearest`, one launch each for forward and backward.
 
     Args:
         rows: The record of the call.
