@@ -7,7 +7,7 @@ import torch
 from hardnet.functional import derivatives
 from hardnet.kernels.gpu.nearest import AnyRows
 from hardnet.kernels.gpu.polyhedron import project_on_chip as project
-from hardnet.kernels.limits import Tolerances
+from hardnet.kernels.limits import GENERAL
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import projection
@@ -16,14 +16,7 @@ from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside
 
 EPS = torch.finfo(torch.float64).eps
-TOLERANCES = Tolerances(
-    projection.INSIDE,
-    projection.FEASIBLE,
-    projection.SOLVED,
-    projection.STRICT,
-    projection.CERTAIN,
-    projection.ALLOWED * EPS,
-)
+TOLERANCES = GENERAL._replace(allowed=GENERAL.allowed * EPS)
 
 
 def answer(raw, A, lower, upper):
@@ -46,7 +39,7 @@ def compare(family, device, most_open=0, steps=True):
         assert (got - right).abs().max() <= 1e-11 * right.abs().max().clamp_min(1.0), (A.shape, name)
     assert found.side[good].to(expected.side).equal(expected.side[good])
     assert not steps or found.iterations[good].equal(expected.iterations[good])
-    assert (found.residual[good] <= projection.SOLVED).all()
+    assert (found.residual[good] <= GENERAL.solved).all()
 
 
 def compare_whole(family, device):
@@ -92,7 +85,7 @@ def compare_far(device):
         raw, A, lower, upper = far_away(distance, 8, 6, 20)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
         found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
-        met = roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED
+        met = roundings_outside(found.y.cpu(), A, lower, upper) <= GENERAL.allowed
         assert (met | found.residual.cpu().isinf()).all(), distance
 
 
@@ -103,7 +96,7 @@ def compare_near(device):
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
         found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
         assert (found.status == Status.SOLVED).all(), roundings
-        assert (roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED).all(), roundings
+        assert (roundings_outside(found.y.cpu(), A, lower, upper) <= GENERAL.allowed).all(), roundings
 
 
 def by_active_rows(monkeypatch=None):

@@ -47,9 +47,6 @@ MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
 MOST_ACTIVE_COLUMNS = 1024
 """GPU: the most outputs of a general projection whose rows stay in memory."""
-STRICT = 1e-11
-"""Fraction of the sample's size above which a multiplier makes a row beside a box strictly active."""
-
 UNRELATED = 1e-11
 """Pivoting: the squared distance of a unit row from the span of the active rows below which it counts as dependent."""
 VANISHING = 1e-13
@@ -79,20 +76,24 @@ class Tolerances(NamedTuple):
     """Tolerances for any rows in units of size one, as fractions of the size of a row or of a sample.
 
     Attributes:
-        inside: For a row to hold at raw.
-        feasible: For a row to hold while rows are exchanged.
-        solved: For the residual.
-        strict: For a multiplier to be more than rounding.
-        certain: For a row to need no more steps.
-        allowed: For a row to pass a certificate, in the rounding of the caller's dtype.
+        inside: For a row to hold at a raw that is returned unchanged where no value may be read: what a certificate
+            allows, less the rounding of units and of the product.
+        feasible: For a row to hold while rows are exchanged, of ``|a| |raw| + |bound|``.
+        solved: For the residual of a solved sample.
+        strict: For a multiplier to be more than rounding, of the sample's size.
+        certain: For a row to need no more steps, of ``sum |a_j y_j|``: well below what a certificate allows.
+        allowed: For a row to pass a certificate, in roundings of the caller's dtype.
     """
 
-    inside: float
-    feasible: float
-    solved: float
-    strict: float
-    certain: float
-    allowed: float
+    inside: float = 10 * 2.0**-52
+    feasible: float = 1e-13
+    solved: float = 1e-12
+    strict: float = 1e-11
+    certain: float = 6 * 2.0**-52
+    allowed: float = 16.0
+
+
+GENERAL = Tolerances()
 
 
 class FewRowsTolerances(NamedTuple):
@@ -134,6 +135,7 @@ class PolyhedronTolerances(NamedTuple):
         room: Roundings of a row that nearly depends on others by which it may be missed.
         touching: The same distance up to which a row that touches y takes part in the multipliers of the others.
         rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
+        inside: Roundings of the answer's dtype by which a raw that is returned unchanged may miss a row.
         violated: Roundings of float64 by which a row is violated and has to enter the working set.
         verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
             certificate allows 16.
@@ -149,6 +151,7 @@ class PolyhedronTolerances(NamedTuple):
     room: float = 2.0
     touching: float = 1e-12
     rate: float = 1e-12
+    inside: float = 4.0
     violated: float = 4.0
     verified: float = 11.0
     certain: float = 1e-12

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import STRICT
+from hardnet.kernels.limits import POLYHEDRON
 from hardnet.products import power_near, times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch, bound_size, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
@@ -30,9 +30,6 @@ from hardnet.solvers.solution import Found, Solution, Status, place, take, verdi
 
 
 EPS = torch.finfo(torch.float64).eps
-VERIFIED = 11.0
-"""How far a row may miss its bounds at an answer, in roundings of its size: rounding y to its dtype adds half of one,
-and the certificate allows 16."""
 
 
 class BoxProblem(NamedTuple):
@@ -86,13 +83,15 @@ class BoxProblem(NamedTuple):
         return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
 
     def holds(self, y: Tensor, rounding: float) -> Tensor:
-        """Whether every row is within `VERIFIED` roundings of its size at y, ``(B,)``; false for NaN.
+        """Whether every row is within `POLYHEDRON.verified` roundings of its size at y, ``(B,)``; false for NaN.
 
         Where both bounds of a row are zero, the size is at least one rounding of ``|a|_1``, as in a certificate.
         """
         size = self.size(y)
         floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
-        return ((self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)) & size.isfinite()).all(-1)
+        return (
+            (self.excess(self.times(y)).abs() <= POLYHEDRON.verified * rounding * (size + floor)) & size.isfinite()
+        ).all(-1)
 
 
 # Checks for a box and a few rows: whether a point is inside, whether it is optimal, whether the set is empty.
@@ -101,9 +100,7 @@ class BoxProblem(NamedTuple):
 # the best corner of the box misses the rows.
 
 
-INSIDE = 4.0
-"""How far a row may miss its bounds and still count as satisfied, in roundings of the output dtype."""
-SOLVED = 8.0
+SOLVED_ROUNDINGS = 8.0
 """The error up to which a row counts as correct, in roundings of float64; for a point it is eight times as many."""
 NO_SLOPE = 64 * EPS
 """The fraction of its terms below which an entry of ``A'v`` counts as zero in a certificate of emptiness."""
@@ -114,7 +111,7 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
     raw = problem.raw
     boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
     size = times_rowwise(problem.A.abs(), raw.abs())
-    slack = INSIDE * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
+    slack = POLYHEDRON.inside * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
     return boxed & ((problem.excess(problem.times(raw)).abs() <= slack) & slack.isfinite()).all(-1)
 
 
@@ -132,7 +129,7 @@ def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
     reach = torch.maximum(problem.raw.abs().amax(-1), y.abs().amax(-1))
     reach = torch.maximum(reach, times_columnwise(problem.A.abs(), dual.abs()).amax(-1))
     moved = (y - again).abs().amax(-1) / torch.where(reach > 0, reach, 1.0)
-    return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED * EPS)
+    return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED_ROUNDINGS * EPS)
 
 
 def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
@@ -160,7 +157,7 @@ def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
     most = torch.where(v > 0, problem.upper, problem.lower)
     most = torch.where(v == 0, 0.0, v * torch.where(v == 0, 0.0, most))
     # the rounding of a slope is relative to its terms, which may be much larger than the slope
-    slack = INSIDE * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
+    slack = POLYHEDRON.inside * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
     return least.sum(-1) - most.sum(-1) > slack
 
 
@@ -239,9 +236,9 @@ def _on_piece(
 # equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is elementwise.
 
 
-STEPS = 32
+INTERIOR_STEPS = 32
 """Number of steps: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
-STEPS_IN_GRAPHS = 16
+INTERIOR_STEPS_IN_GRAPHS = 16
 """The same in compiled code, where each step is part of the graph."""
 ROW_CURVATURE = 1e-12
 """Curvature added for ``s``, which has none, so that rows far from their bounds stay solvable; the Newton steps that
@@ -252,7 +249,7 @@ DONE = 1e-28
 """The mean of slack times multiplier at which a sample stops moving."""
 
 
-FAR = 1e9
+FARTHEST_BOUND = 1e9
 """A bound farther away than this many sizes of the sample is dropped: its gap would dominate the mean of all gaps."""
 
 
@@ -290,7 +287,7 @@ def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
     state = _start(frame)
     step = lambda *parts: _step(frame, _State(*parts))
     going = lambda *parts: _going(frame, _State(*parts))
-    count = STEPS_IN_GRAPHS if mode == "compile" else STEPS
+    count = INTERIOR_STEPS_IN_GRAPHS if mode == "compile" else INTERIOR_STEPS
     state = _State(*repeat(step, state, count, going, exported=mode == "export"))
     return state.dual * unit
 
@@ -311,7 +308,7 @@ def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
     spread = lambda bound: bound.expand(problem.raw.shape)
     low = join(spread(problem.low), problem.lower) / unit
     high = join(spread(problem.high), problem.upper) / unit
-    low, high = torch.where(low > -FAR, low, -torch.inf), torch.where(high < FAR, high, torch.inf)
+    low, high = torch.where(low > -FARTHEST_BOUND, low, -torch.inf), torch.where(high < FARTHEST_BOUND, high, torch.inf)
     curvature = join(torch.ones_like(problem.raw), zero + ROW_CURVATURE)
     eye = torch.eye(k, dtype=problem.A.dtype, device=problem.A.device)
     M = torch.cat([problem.A, -eye.expand(problem.A.shape[0], k, k)], dim=-1)
@@ -458,7 +455,7 @@ def project_box_rows(
 
 def steps(k: int) -> int:
     """How many steps every sample takes; sorting the breakpoints of one row is not counted."""
-    return NEWTON_STEPS if k == 1 else NEWTON_STEPS + STEPS
+    return NEWTON_STEPS if k == 1 else NEWTON_STEPS + INTERIOR_STEPS
 
 
 def solve(
@@ -497,7 +494,7 @@ def solve(
     y = torch.where((valid & ~empty).unsqueeze(-1), y, torch.nan)
     dual = torch.where(empty.unsqueeze(-1), witness, found.dual) / scale
     sides = _place(problem, found.point), dual, _side(problem, found.dual)
-    return Found(y, *sides, status.to(torch.int8), residual * SOLVED * EPS)
+    return Found(y, *sides, status.to(torch.int8), residual * SOLVED_ROUNDINGS * EPS)
 
 
 def unsettled(status: Tensor) -> Tensor:
@@ -597,5 +594,5 @@ def _side(problem: BoxProblem, dual: Tensor) -> Tensor:
     """The code of each row: the sign of a multiplier that is more than rounding, or an equality."""
     weight = (problem.A.abs().amax(-1) * dual).abs()
     size = torch.maximum(problem.raw.abs().amax(-1, keepdim=True), weight.amax(-1, keepdim=True))
-    side = torch.where(weight > STRICT * size, dual.sign(), 0.0)
+    side = torch.where(weight > POLYHEDRON.strict * size, dual.sign(), 0.0)
     return torch.where(problem.equality, 2, side).to(torch.int8)

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import GENERAL
 from hardnet.products import times
 from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered
 from hardnet.solvers.algebra.small import refined, solve_square
-from hardnet.solvers.polyhedron.problem import ALLOWED, FAR, INSIDE, SOLVED, harmless
+from hardnet.solvers.polyhedron.problem import FAR, harmless
 from hardnet.solvers.solution import Found, Status
 
 EPS = torch.finfo(torch.float64).eps
 
-DEPENDENT = 1e-11
+PIVOT_DEPENDENT = 1e-11
 """The squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 
 
@@ -180,7 +181,7 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
     lengths = torch.where(shrinks, value / torch.where(shrinks, slope, 1.0), torch.inf).clamp_min(0.0)
     until_leaving = lengths.amin(-1, keepdim=True)
     distance = torch.where(row, column, 0.0).sum(-1, keepdim=True)
-    independent = distance > DEPENDENT
+    independent = distance > PIVOT_DEPENDENT
     until_tight = torch.where(independent, missing / torch.where(independent, distance, 1.0), torch.inf)
     blocked = torch.isinf(torch.minimum(until_tight, until_leaving))
     ray = torch.where(
@@ -305,7 +306,7 @@ def project_fixed(rows: Batch, steps: int | None = None) -> tuple[Found, Tensor]
     raw_, A_, low, high = problem[:4]
     product = times(A_, raw_)
     nearest = finite_size(torch.minimum(low.abs(), high.abs()))
-    slack = INSIDE * (times(A_.abs(), raw_.abs()) + nearest)
+    slack = GENERAL.inside * (times(A_.abs(), raw_.abs()) + nearest)
     inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
     pivots = compiled_pivots if rows.mode == "compile" else partial(fixed_pivots, exported=exported)
     steps = steps_for(m, n) if steps is None else steps
@@ -414,12 +415,12 @@ def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) ->
     weight = A.abs().sum(-1)
     size = weight * y.abs().amax(-1, keepdim=True) + bound_size(lower, upper, weight)
     product = times(A, y)
-    return (torch.maximum(product - upper, lower - product) <= ALLOWED * rounding * size).all(-1)
+    return (torch.maximum(product - upper, lower - product) <= GENERAL.allowed * rounding * size).all(-1)
 
 
 def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
     """The status of each sample; the residual is infinite where a row is not met."""
     near = torch.where(residual < torch.inf, int(Status.FEASIBLE), int(Status.NOT_CONVERGED))
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), near)
-    status = torch.where(empty & (residual > SOLVED), int(Status.INFEASIBLE), status)
+    status = torch.where(residual <= GENERAL.solved, int(Status.SOLVED), near)
+    status = torch.where(empty & (residual > GENERAL.solved), int(Status.INFEASIBLE), status)
     return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)

@@ -25,7 +25,7 @@ from torch import Tensor
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.errors import MissingExtraError
 from hardnet.kernels.backends import find
-from hardnet.kernels.limits import CLOSE, Tolerances
+from hardnet.kernels.limits import CLOSE, GENERAL
 from hardnet.products import (
     LARGEST_EXPONENT,
     exponent,
@@ -44,11 +44,6 @@ from hardnet.solvers.polyhedron.fixed import fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import compromise
 from hardnet.solvers.polyhedron.pivoting import KERNEL_ROWS, by_pivoting
 from hardnet.solvers.polyhedron.problem import (
-    ALLOWED,
-    CERTAIN,
-    FEASIBLE,
-    INSIDE,
-    SOLVED,
     Problem,
     careful_residual,
     harmless,
@@ -70,7 +65,7 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Found:
     target = product.clamp(lower, upper)
     excess = product - target
     size = square.sqrt() * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + target.abs()
-    moved = excess.abs() > FEASIBLE * size
+    moved = excess.abs() > GENERAL.feasible * size
     empty = moved & (square == 0)
     dual = torch.where(moved & ~empty, excess / square, 0.0)
     y = raw - a * dual
@@ -169,7 +164,7 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     product = times_aligned(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
-    touching = problem.violation(product) >= -FEASIBLE * times_aligned(problem.A.abs(), y.abs())
+    touching = problem.violation(product) >= -GENERAL.feasible * times_aligned(problem.A.abs(), y.abs())
     weight = solve_active(problem.A, touching, target)
     step = times_aligned(problem.A.mT, weight)
     near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
@@ -185,8 +180,6 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
 # active set on orthonormal bases, which also proves sets empty. For an empty set, proximal steps find the compromise.
 
 
-STRICT = 1e-11
-"""The fraction of the sample's size above which a multiplier makes its row strictly active."""
 THREADED_ENTRIES = 2000
 """The entries of one sample's A below which DAQP is so fast that a second thread only waits for the interpreter."""
 
@@ -227,7 +220,7 @@ def solve_in_steps(
 
 
 def _certain(problem: Problem, found: Found, product: Tensor, again: Project, rounding: float | None) -> Found:
-    """The outcome with the last digits corrected where rows miss their bounds beyond `CERTAIN`, given ``A y``.
+    """The outcome with the last digits corrected where rows miss their bounds beyond `GENERAL.certain`, given ``A y``.
 
     Rows that contradict each other by the rounding of their bounds cannot be satisfied: then NOT_CONVERGED.
     """
@@ -259,7 +252,7 @@ def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) ->
     residual = kkt_residual(problem, y, dual, product)
     status = torch.zeros_like(iterations, dtype=torch.int8)
     outcome = Found(y, None, dual, side_of(problem, dual), status, residual, iterations.clamp_min(1))
-    failed = (~(finished & (residual <= SOLVED))).nonzero().squeeze(-1)
+    failed = (~(finished & (residual <= GENERAL.solved))).nonzero().squeeze(-1)
     if len(failed):
         part = problem.take(failed)
         settled = _careful(part)
@@ -340,7 +333,7 @@ def _solve_span(problem: Problem, found: Answer, span: slice) -> None:
 def side_of(problem: Problem, dual: Tensor) -> Tensor:
     """The sign of each multiplier that exceeds rounding, else 0."""
     weight = dual * problem.norm
-    strict = weight.abs() > STRICT * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
+    strict = weight.abs() > GENERAL.strict * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
     return torch.where(strict, weight.sign(), 0.0)
 
 
@@ -359,7 +352,7 @@ def _careful(problem: Problem) -> Found:
     unit = problem.of_unit_rows()
     found = orthogonal.settle(unit, step_limit(problem.A))
     residual = careful_residual(unit, found.y, found.dual)
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    status = torch.where(residual <= GENERAL.solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(found.empty, int(Status.INFEASIBLE), status).to(torch.int8)
     outcome = Found(found.y, None, found.dual / problem.norm, found.side, status, residual, found.steps.clamp_min(1))
     empty = found.empty.nonzero().squeeze(-1)
@@ -389,7 +382,9 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
     residual = kkt_residual(problem, y, dual, product)
     if rounding is not None:
         residual = torch.where(problem.certified(y, rounding, product), residual, torch.inf)
-    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    status = torch.where(inside | (residual <= GENERAL.solved), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(
+        torch.int8
+    )
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
     side = side_of(problem, dual)
@@ -397,8 +392,8 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
 
 
 def _split(problem: Problem) -> tuple[Tensor, Problem]:
-    """Which samples are inside ``(B,)``, and the problem, whose slack for samples near the set is that of `INSIDE`."""
-    excess, slack = problem.violation(problem.product), INSIDE * problem.size_at(problem.raw)
+    """Which samples are inside ``(B,)``, and the problem, whose slack for samples near the set is `inside`."""
+    excess, slack = problem.violation(problem.product), GENERAL.inside * problem.size_at(problem.raw)
     close = (excess <= CLOSE * problem.slack).all(-1, keepdim=True)
     return (excess <= slack).all(-1), problem._replace(slack=torch.where(close, slack, problem.slack))
 
@@ -627,14 +622,14 @@ def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None)
     if bounds is not None:
         dual[:, ~general] = bounds.multipliers(y, raw - y - times_columnwise(lead, some))
     size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
-    side = torch.where(dual.abs() > STRICT * size, dual.sign(), 0.0)
+    side = torch.where(dual.abs() > GENERAL.strict * size, dual.sign(), 0.0)
     return Found(y, None, dual, side, status, residual, (y != raw).any(-1).long())
 
 
 def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Found:
     """Solve every sample by a kernel, and those it leaves open by `solve_in_steps` where values may be read."""
-    allowed = torch.inf if rounding is None else ALLOWED * rounding
-    tolerances = Tolerances(INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed)
+    allowed = torch.inf if rounding is None else GENERAL.allowed * rounding
+    tolerances = GENERAL._replace(allowed=allowed)
     y, dual, side, steps, residual, left, met = kernel.forward(rows, step_limit(rows.A), tolerances)
     status = torch.where(met, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
     outcome = Found(y, None, dual, side, status, residual, steps)
