@@ -9,7 +9,7 @@ import torch
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
 from hardnet.functional import project_affine
-from hardnet.kernels.limits import FEW_ROWS
+from hardnet.kernels.tolerances import FEW_ROWS
 from hardnet.nearest import few_rows
 from hardnet.solvers import Status
 from tests.bounds import assert_within, of_factor

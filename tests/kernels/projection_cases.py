@@ -7,10 +7,10 @@ import torch
 from hardnet.functional import derivatives
 from hardnet.kernels.gpu.nearest import AnyRows
 from hardnet.kernels.gpu.polyhedron import project_on_chip as project
-from hardnet.kernels.limits import GENERAL
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import projection
+from hardnet.solvers.polyhedron.problem import GENERAL
 from hardnet.solvers.solution import Found
 from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside

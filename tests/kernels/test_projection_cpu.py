@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hardnet.kernels.cpu.launch import AnyRows
-from hardnet.kernels.limits import GENERAL
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine
 from hardnet.solvers.polyhedron import projection
+from hardnet.solvers.polyhedron.problem import GENERAL
 from tests.bounds import of_factor
 from tests.draws import draw
 from tests.solvers.families import FAMILIES, gaussian, product

@@ -47,6 +47,9 @@ MOST_ON_CHIP = 32
 """GPU: the most rows and outputs of a general projection that one program holds."""
 MOST_ACTIVE_COLUMNS = 1024
 """GPU: the most outputs of a general projection whose rows stay in memory."""
+STRICT = 1e-11
+"""Fraction of the sample's size above which a multiplier makes a row beside a box strictly active."""
+
 UNRELATED = 1e-11
 """Pivoting: the squared distance of a unit row from the span of the active rows below which it counts as dependent."""
 VANISHING = 1e-13
@@ -76,52 +79,20 @@ class Tolerances(NamedTuple):
     """Tolerances for any rows in units of size one, as fractions of the size of a row or of a sample.
 
     Attributes:
-        inside: For a row to hold at a raw that is returned unchanged where no value may be read: what a certificate
-            allows, less the rounding of units and of the product.
-        feasible: For a row to hold while rows are exchanged, of ``|a| |raw| + |bound|``.
-        solved: For the residual of a solved sample.
-        strict: For a multiplier to be more than rounding, of the sample's size.
-        certain: For a row to need no more steps, of ``sum |a_j y_j|``: well below what a certificate allows.
-        allowed: For a row to pass a certificate, in roundings of the caller's dtype.
+        inside: For a row to hold at raw.
+        feasible: For a row to hold while rows are exchanged.
+        solved: For the residual.
+        strict: For a multiplier to be more than rounding.
+        certain: For a row to need no more steps.
+        allowed: For a row to pass a certificate, in the rounding of the caller's dtype.
     """
 
-    inside: float = 10 * 2.0**-52
-    feasible: float = 1e-13
-    solved: float = 1e-12
-    strict: float = 1e-11
-    certain: float = 6 * 2.0**-52
-    allowed: float = 16.0
-
-
-GENERAL = Tolerances()
-
-
-class FewRowsTolerances(NamedTuple):
-    """The tolerances of the fixed program for few rows, scaled to size one, which its three texts share.
-
-    Attributes:
-        dependent: A row is constant on the pinned rows if they leave no more of its square: an angle of 1e-14.
-        doubt: An excess below this fraction of the terms it came from is rounding: at a vertex where more rows meet
-            than needed, it would pin a row whose multiplier has the wrong sign.
-        empty: How far a row that is constant on the others may be outside its bounds, relative to the terms of all rows
-            at raw.
-        roundings: How far a row may miss its bounds, in roundings of the dtype, relative to
-            ``|a|_1 |y|_inf + |bounds|``.
-        stationary: How far ``raw - A' dual`` may be from y, relative to raw and y; beyond this the active rows are not
-            trusted.
-        touches: A multiplier that moves its row by less than this fraction of the row's terms is rounding and set to
-            zero. All solvers then agree on the derivative at a vertex where more rows meet than are needed.
-    """
-
-    dependent: float = (64 * 2.0**-52) ** 2
-    doubt: float = 8 * 2.0**-52
-    empty: float = 64 * 2.0**-52
-    roundings: float = 16.0
-    stationary: float = 1e-8
-    touches: float = 8 * 2.0**-52
-
-
-FEW_ROWS = FewRowsTolerances()
+    inside: float
+    feasible: float
+    solved: float
+    strict: float
+    certain: float
+    allowed: float
 
 
 class PolyhedronTolerances(NamedTuple):
@@ -135,7 +106,6 @@ class PolyhedronTolerances(NamedTuple):
         room: Roundings of a row that nearly depends on others by which it may be missed.
         touching: The same distance up to which a row that touches y takes part in the multipliers of the others.
         rate: The rate, relative to the largest, below which a multiplier counts as not shrinking.
-        inside: Roundings of the answer's dtype by which a raw that is returned unchanged may miss a row.
         violated: Roundings of float64 by which a row is violated and has to enter the working set.
         verified: Roundings of the answer's dtype up to which a row holds: rounding y adds half of one to these, and a
             certificate allows 16.
@@ -151,7 +121,6 @@ class PolyhedronTolerances(NamedTuple):
     room: float = 2.0
     touching: float = 1e-12
     rate: float = 1e-12
-    inside: float = 4.0
     violated: float = 4.0
     verified: float = 11.0
     certain: float = 1e-12

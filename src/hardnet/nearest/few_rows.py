@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import FEW_ROWS
+from hardnet.kernels.tolerances import FEW_ROWS
 from hardnet.nearest.derivative import Pull, inwards
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import bound_size, or_one, ordered

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hardnet.kernels.limits import GENERAL
 from hardnet.solvers import Status
+from hardnet.solvers.polyhedron.problem import GENERAL
 from hardnet.solvers.polyhedron.shared_rows import prepare_rows
 from tests.solvers.families import solved
 from tests.solvers.near import EPS, far_away, just_outside, roundings_outside

@@ -6,11 +6,10 @@ import torch
 import hardnet as hn
 from hardnet.certificate import ROUNDINGS
 from hardnet.functional.nearest import any_rows
-from hardnet.kernels.limits import GENERAL
 from hardnet.nearest.policy import QUIET
 from hardnet.rows import take_rows
 from hardnet.solvers import Status, project_affine
-from hardnet.solvers.polyhedron.problem import standard_form
+from hardnet.solvers.polyhedron.problem import GENERAL, standard_form
 from tests.campaign import run_round
 from tests.campaigns.drawing import of_samples
 from tests.draws import draw

@@ -16,14 +16,15 @@ from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, compiled, summed
 from hardnet.kernels.cpu.tiles import bound_size
-from hardnet.kernels.limits import POLYHEDRON
+from hardnet.kernels.limits import STRICT
 
 PASSES, PATIENCE, BLOCK = 80, 20, 256
 """The most passes, the number of passes after which every third one halves the bracket, and the coordinates per partial
 sum."""
 EPS = 2.0**-52
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = 0.0, 1.0, 2.0, 3.0
-INSIDE, STRICT = POLYHEDRON.inside, POLYHEDRON.strict
+INSIDE = 4.0
+"""Roundings of the output dtype by which a row may miss its bounds and still count as satisfied."""
 
 
 @summed

@@ -26,7 +26,7 @@ from hardnet.kernels.cpu.tiles import (
     store,
     subtract,
 )
-from hardnet.kernels.limits import FEW_ROWS
+from hardnet.kernels.tolerances import FEW_ROWS
 
 DEPENDENT, DOUBT, EMPTY = FEW_ROWS.dependent, FEW_ROWS.doubt, FEW_ROWS.empty
 ROUNDINGS, STATIONARY, TOUCHES = FEW_ROWS.roundings, FEW_ROWS.stationary, FEW_ROWS.touches

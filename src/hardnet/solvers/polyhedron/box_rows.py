@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import POLYHEDRON
+from hardnet.kernels.limits import INSIDE, POLYHEDRON
 from hardnet.products import power_near, times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch, bound_size, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
@@ -111,7 +111,7 @@ def is_inside(problem: BoxProblem, rounding: float) -> Tensor:
     raw = problem.raw
     boxed = ((raw >= problem.low) & (raw <= problem.high)).all(-1)
     size = times_rowwise(problem.A.abs(), raw.abs())
-    slack = POLYHEDRON.inside * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
+    slack = INSIDE * rounding * (size + bound_size(problem.lower, problem.upper, problem.A.abs().sum(-1)))
     return boxed & ((problem.excess(problem.times(raw)).abs() <= slack) & slack.isfinite()).all(-1)
 
 
@@ -157,7 +157,7 @@ def _contradicts(problem: BoxProblem, v: Tensor, rounding: float) -> Tensor:
     most = torch.where(v > 0, problem.upper, problem.lower)
     most = torch.where(v == 0, 0.0, v * torch.where(v == 0, 0.0, most))
     # the rounding of a slope is relative to its terms, which may be much larger than the slope
-    slack = POLYHEDRON.inside * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
+    slack = INSIDE * rounding * ((terms * corner.abs()).sum(-1) + most.abs().sum(-1))
     return least.sum(-1) - most.sum(-1) > slack
 
 

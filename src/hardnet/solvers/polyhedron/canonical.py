@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import GENERAL
 from hardnet.products import power_near, times
 from hardnet.rows import BoxedBatch, or_one
 from hardnet.solvers.polyhedron.active import factorize_rows
+from hardnet.solvers.polyhedron.problem import EPS, GENERAL
 from hardnet.tolerances import row_tolerance
 
 TOUCHING_DEPENDENT = 1e-9
@@ -124,9 +124,6 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
         torch.where(fits, torch.where(acting, sign, 0.0), torch.where(own, sign, 0.0)),
         torch.where(fits.unsqueeze(-1), both, inverse),
     )
-
-
-EPS = torch.finfo(torch.float64).eps
 
 
 def _between(left: Tensor, right: Tensor, matrix: Tensor) -> Tensor:

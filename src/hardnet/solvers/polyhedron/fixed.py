@@ -17,14 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import GENERAL
 from hardnet.products import times
 from hardnet.rows import Batch, bound_size, finite_size, in_double, or_one, ordered
 from hardnet.solvers.algebra.small import refined, solve_square
-from hardnet.solvers.polyhedron.problem import FAR, harmless
+from hardnet.solvers.polyhedron.problem import EPS, FAR, GENERAL, harmless
 from hardnet.solvers.solution import Found, Status
-
-EPS = torch.finfo(torch.float64).eps
 
 PIVOT_DEPENDENT = 1e-11
 """The squared distance of a unit row to the span of the active rows below which the row counts as dependent."""

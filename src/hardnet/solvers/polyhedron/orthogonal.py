@@ -22,9 +22,8 @@ from torch import Tensor
 from hardnet.products import times, times_aligned
 from hardnet.solvers.polyhedron.active import solve_active, solve_unseen
 from hardnet.solvers.polyhedron.pivoting import pivot
-from hardnet.solvers.polyhedron.problem import FAR, Problem
+from hardnet.solvers.polyhedron.problem import EPS, FAR, Problem
 
-EPS = torch.finfo(torch.float64).eps
 FAINT = 1e-14
 """The fraction of the largest weight of a ray below which a row takes no part in a contradiction."""
 CHUNK_ENTRIES = 1 << 20

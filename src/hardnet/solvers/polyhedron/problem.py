@@ -11,10 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import GENERAL
+from hardnet.kernels.limits import Tolerances
 from hardnet.products import align, times_aligned
 from hardnet.rows import bound_size
 
+EPS = torch.finfo(torch.float64).eps
+GENERAL = Tolerances(inside=10 * EPS, feasible=1e-13, solved=1e-12, strict=1e-11, certain=6 * EPS, allowed=16.0)
+"""A raw that is returned unchanged where no value may be read may miss a row by what a certificate allows, less the
+rounding of units and of the product; a row is corrected well below that. `feasible` is relative to ``|a| |raw| +
+|bound|``, `certain` to ``sum |a_j y_j|``, and `allowed` counts roundings of the caller's dtype."""
 FAR = 1e3
 """A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 

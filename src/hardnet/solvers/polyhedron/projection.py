@@ -25,7 +25,7 @@ from torch import Tensor
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.errors import MissingExtraError
 from hardnet.kernels.backends import find
-from hardnet.kernels.limits import CLOSE, GENERAL
+from hardnet.kernels.limits import CLOSE
 from hardnet.products import (
     LARGEST_EXPONENT,
     exponent,
@@ -44,6 +44,7 @@ from hardnet.solvers.polyhedron.fixed import fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import compromise
 from hardnet.solvers.polyhedron.pivoting import KERNEL_ROWS, by_pivoting
 from hardnet.solvers.polyhedron.problem import (
+    GENERAL,
     Problem,
     careful_residual,
     harmless,
