@@ -382,18 +382,15 @@ def _choose(open_: Tensor, new: Found, old: Found) -> Found:
 
 def _alone(rows: Batch, policy: Policy, few: bool) -> Tensor | None:
     """y by one program that gives NaN where it does not solve, where nothing else is asked for; else None."""
-    if rows.look or policy.strict or policy.on_unsolved == "best":
+    if rows.look or policy.strict or policy.on_unsolved == "best" or not (few or rows.boxed):
         return None
-    kernel = (
-        None if rows.learned else find_kernel("few_rows" if few else "box_rows", rows) if few or rows.boxed else None
-    )
+    if few and (rows.learned or rows.boxed):
+        return few_rows(rows, policy).y
+    kernel = find_kernel("few_rows" if few else "box_rows", rows)
+    if not rows.learned and kernel is not None:
+        return kernel.answer(rows if few else boxed(rows, rows.raw.dtype))
     if few:
-        return kernel.answer(rows) if kernel is not None and not rows.boxed else few_rows(rows, policy).y
-    if not rows.boxed:
-        return None
-    if kernel is not None:
-        return kernel.answer(boxed(rows, rows.raw.dtype))
-    kernel = find_kernel("box_rows", rows)
+        return few_rows(rows, policy).y
     if policy.gradient == "exact" and kernel is not None and hasattr(kernel, "backward"):
         return derivative.nearest(_box_route(kernel, rows.raw.dtype), rows).y
     return None
@@ -405,9 +402,8 @@ def _solution(found: Found, rows: Batch) -> Solution:
     The multipliers of the outputs are the remainder ``raw - A'dual - y``, zero inside the box; those of an empty set
     make ``A'dual`` vanish.
     """
-    count = torch.ones_like(found.status, dtype=torch.long) if found.iterations is None else found.iterations
     if not rows.boxed:
-        return Solution(found.y, found.dual, found.status, count, found.residual)
+        return Solution(found.y, found.dual, found.status, found.steps, found.residual)
     raw, A, _, _, low, high = boxed(rows)
     dual, y = found.dual.double(), found.y.double()
     pulled = times_columnwise(A, dual)
@@ -416,7 +412,7 @@ def _solution(found: Found, rows: Batch) -> Solution:
     proof = torch.where(pulled.abs() > box_rows.NO_SLOPE * terms, -pulled, 0.0)
     empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
     dual = torch.cat([dual, torch.where(empty, proof, remainder)], dim=-1).to(rows.raw.dtype)
-    return Solution(_rounded(found.y, rows), dual, found.status, count, found.residual)
+    return Solution(_rounded(found.y, rows), dual, found.status, found.steps, found.residual)
 
 
 def _clamped(rows: Batch) -> Solution:
