@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hardnet.errors import NonFiniteError, OptionError, sentence
+from hardnet.errors import NonFiniteError, OptionError, UnsupportedSetError, sentence
 from hardnet.functional.derivatives import along_tangent, keep_value
 from hardnet.functional.elementary import project_box
 from hardnet.functional.metric import in_metric, take_metric
@@ -302,7 +302,9 @@ def nearest(rows: Batch, policy: Policy, most_few: int = MOST_FEW_ROWS) -> Tenso
     if rows.A.shape[-2] == 0 or (few and rows.trivial):
         return rows.raw
     if policy.asks and not may_wait():
-        return _nearest_elsewhere(rows, policy, most_few)
+        if rows.mode == "compile":
+            return _uncompiled(rows, policy, most_few)
+        _refuse_questions(rows, policy)
     policy, look = (
         policy.resolved(rows.look and rows.mode == "eager"),
         rows.mode == "eager" and (rows.look or policy.asks),
@@ -328,14 +330,16 @@ def _outside_graph(rows: Batch, policy: Policy, most_few: int) -> Tensor:
     return nearest(rows._replace(mode="eager", look=True), policy, most_few)
 
 
-def _nearest_elsewhere(rows: Batch, policy: Policy, most_few: int) -> Tensor:
-    """Outside the compiled graph; where operations are mapped or exported, no value can be read."""
-    if rows.mode == "compile":
-        return _uncompiled(rows, policy, most_few)
-    name = "on_unsolved" if policy.on_unsolved == "raise" else "on_infeasible"
-    remedy = "pass 'auto' or 'nan', which give NaN for a sample without an answer here"
-    got = getattr(policy, name)
-    raise OptionError(sentence(name, "no look at values in mapped or exported code", got, remedy))
+def _refuse_questions(rows: Batch, policy: Policy) -> None:
+    """Refuse what would read values where operations are mapped or exported; rows alone give NaN for ``"raise"``."""
+    if rows.boxed:
+        name = "on_unsolved" if policy.on_unsolved == "raise" else "on_infeasible"
+        remedy = "pass 'auto' or 'nan', which give NaN for a sample without an answer here"
+        got = getattr(policy, name)
+        raise OptionError(sentence(name, "no look at values in mapped or exported code", got, remedy))
+    if policy.on_infeasible == "nearest":
+        remedy = "use on_infeasible='nan', or torch.autograd in eager mode"
+        raise UnsupportedSetError(sentence("on_infeasible", "no compromise in a fixed program", "one", remedy))
 
 
 _uncompiled = outside_compiler(_outside_graph)
