@@ -209,7 +209,8 @@ def solve_rows(
     if record.trivial or record.A.shape[-2] == 0:
         whole = _clamped(record)
     else:
-        whole = _solution(_find(record, policy, _is_few(record, policy), prove=True), record)
+        first = few_rows(record, policy) if _is_few(record, policy) else None
+        whole = _solution(_find(record, policy, first, prove=True), record)
     y, dual = narrow(answered(whole, policy), raw.dtype, "nan"), whole.dual.to(record.raw.dtype)
     return Solution(*map(record.as_given, whole._replace(y=y, dual=dual)))
 
@@ -305,15 +306,16 @@ def nearest(rows: Batch, policy: Policy, most_few: int = MOST_FEW_ROWS) -> Tenso
         if rows.mode == "compile":
             return _uncompiled(rows, policy, most_few)
         _refuse_questions(rows, policy)
-    policy, look = (
-        policy.resolved(rows.look and rows.mode == "eager"),
-        rows.mode == "eager" and (rows.look or policy.asks),
-    )
-    rows = rows._replace(look=look)
+    free = rows.look and rows.mode == "eager"
+    look = free or (policy.asks and rows.mode == "eager")
+    rows, policy = rows._replace(look=look), policy.resolved(free)
     alone = _alone(rows, policy, few)
     if alone is not None:
         return alone
-    found = _find(rows, policy, few)
+    first = few_rows(rows, policy) if few else None
+    if look and first is not None and not bool((first.status != int(Status.SOLVED)).any()):
+        return first.y
+    found = _find(rows, policy, first)
     y = _rounded(found.y, rows) if rows.boxed else found.y
     if not look:
         return answered(found._replace(y=y), policy)
@@ -354,7 +356,7 @@ class Solver(Protocol):
         ...
 
 
-def _find(rows: Batch, policy: Policy, few: bool, *, prove: bool = False) -> Found:
+def _find(rows: Batch, policy: Policy, first: Found | None, *, prove: bool = False) -> Found:
     """The nearest points of a flat batch by the solvers of the table, each for the samples still open.
 
     y is the last point of a sample that is NOT_CONVERGED, or NaN, and the compromise of an INFEASIBLE one if wanted.
@@ -362,16 +364,19 @@ def _find(rows: Batch, policy: Policy, few: bool, *, prove: bool = False) -> Fou
     Args:
         rows: The record of the call; `look` says whether values may be read.
         policy: The options.
-        few: Whether the fixed program for few rows comes first.
+        first: What the fixed program for few rows has found, where it takes these.
         prove: Whether to look for a proof of emptiness where no value may be read, which costs more than the solve.
     """
-    last: Solver = beside_box if rows.boxed else partial(any_rows, prove=prove and not few)
-    found = (few_rows if few else last)(rows, policy)
-    if few and rows.look:
-        index = (found.status != int(Status.SOLVED)).nonzero().squeeze(-1)
-        found = place(found, index, last(rows.take(index), policy)) if len(index) else found
-    elif few and policy.on_unsolved == "best":
-        found = _choose(found.status != int(Status.SOLVED), last(rows, policy), found)
+    solver: Solver = beside_box if rows.boxed else partial(any_rows, prove=prove and first is None)
+    if first is None:
+        found = solver(rows, policy)
+    elif rows.look:
+        index = (first.status != int(Status.SOLVED)).nonzero().squeeze(-1)
+        found = place(first, index, solver(rows.take(index), policy)) if len(index) else first
+    elif policy.on_unsolved == "best":
+        found = _choose(first.status != int(Status.SOLVED), solver(rows, policy), first)
+    else:
+        found = first
     if rows.look and rows.boxed and policy.on_infeasible == "nearest":
         found = _with_compromise(found, rows)
     return _in_exact_arithmetic(found, rows) if policy.strict else found
@@ -406,8 +411,9 @@ def _solution(found: Found, rows: Batch) -> Solution:
     The multipliers of the outputs are the remainder ``raw - A'dual - y``, zero inside the box; those of an empty set
     make ``A'dual`` vanish.
     """
+    status = found.status.to(torch.int8)
     if not rows.boxed:
-        return Solution(found.y, found.dual, found.status, found.steps, found.residual)
+        return Solution(found.y, found.dual, status, found.steps, found.residual)
     raw, A, _, _, low, high = boxed(rows)
     dual, y = found.dual.double(), found.y.double()
     pulled = times_columnwise(A, dual)
@@ -416,7 +422,7 @@ def _solution(found: Found, rows: Batch) -> Solution:
     proof = torch.where(pulled.abs() > box_rows.NO_SLOPE * terms, -pulled, 0.0)
     empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
     dual = torch.cat([dual, torch.where(empty, proof, remainder)], dim=-1).to(rows.raw.dtype)
-    return Solution(_rounded(found.y, rows), dual, found.status, found.steps, found.residual)
+    return Solution(_rounded(found.y, rows), dual, status, found.steps, found.residual)
 
 
 def _clamped(rows: Batch) -> Solution:
@@ -451,6 +457,7 @@ def _with_compromise(found: Found, rows: Batch) -> Found:
 def _in_exact_arithmetic(found: Found, rows: Batch) -> Found:
     """Points whose rows hold in exact arithmetic; where rows leave no room for it, a sample is not solved."""
     again = lambda record: _answers((beside_box if rows.boxed else any_rows)(record, QUIET))
+    found = found._replace(y=_rounded(found.y, rows))
     start = _answers(found)
     exact = hold_exactly(start, rows, again)
     lost = exact.isnan().any(-1) & ~start.isnan().any(-1)
@@ -534,8 +541,7 @@ def by_kernel(rows: Batch, tangent: bool, kernel: Any) -> Found:
         )
         return raw, A, *sums, None, None
 
-    found = derivative.nearest(Route(find, product, tangent), rows)
-    return found._replace(status=found.status.to(torch.int8))
+    return derivative.nearest(Route(find, product, tangent), rows)
 
 
 def _bits_of_raw(y: Tensor, rows: Batch) -> Tensor:
