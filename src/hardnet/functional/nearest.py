@@ -582,6 +582,7 @@ def beside_box(rows: Batch, policy: Policy) -> Found:
             found = box_rows.solve(*constants, rounding=torch.finfo(rows.raw.dtype).eps, mode=rows.mode)
         bare = rows.mode in ("export", "eager")
         dual, side, place_ = found.dual, found.side, found.place
+        assert side is not None
         held = lambda: Held(dual, side, inverse_of(constants, side, place_, bare=bare))
         found = _smooth(record, found, held, bare, flat)
     if tangent and (rows.learned or rows.transformed):

@@ -344,6 +344,7 @@ def _share(problem: Problem, outcome: Found) -> Found:
     solved = (outcome.status == int(Status.SOLVED)).unsqueeze(-1)
     y = torch.where(solved, outcome.y, torch.nan)
     flat = (problem.raw, lead, problem.lower, problem.upper, problem.raw[:1], problem.raw[:1])
+    assert outcome.side is not None
     dual, side = shared_multipliers(flat, y, outcome.dual, outcome.side, None)
     return outcome._replace(dual=dual, side=side)
 
