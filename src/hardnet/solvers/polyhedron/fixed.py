@@ -273,6 +273,8 @@ def _loop(step: Callable[..., State], state: State, count: int, going: Callable[
     start: Any = tuple(part.detach().clone(memory_format=torch.contiguous_format) for part in state)
     done = torch.zeros((), dtype=torch.int64, device=state[0].device)
     return tuple(while_loop(more, once, (done, *start)))[1:]
+
+
 # The nearest point on the rows that the pivots ended with, and its verdict ------------------------------------------
 
 
